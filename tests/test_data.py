@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import errno
 import fcntl
-import glob
 import gzip
 import http.server
 import io
@@ -36,9 +35,9 @@ import torch
 import yaml
 from disks import small_disk
 
-from posbench import files, machine
+from posbench import files
 from posbench.config.schema import DataConfig
-from posbench.data import batches, bounds, corpus, hub, kept, reading, texts, tokenizer, tokens
+from posbench.data import batches, corpus, hub, kept, reading, texts, tokenizer, tokens
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.terminal import console, signals
 
@@ -552,19 +551,13 @@ def test_max_documents_is_obeyed(tmp_path: Path) -> None:
         ("false.parquet", b"no parquet", "false.parquet' is not a parquet file"),
         ("paper.pdf", b"%PDF", "ends in '.pdf': expected .txt, .md, .py, "),
         ("rows.csv", b"texts,id\na,1\n", "rows.csv' has no column 'text': it has texts, id: did you mean 'texts'"),
-        ("rows.csv", b"id;text\n0;Hello\n", "rows.csv' seems to have semicolons between its columns, expected commas"),
-        (
-            "rows.csv",
-            b"id\ttext\n0\tHello\n",
-            "rows.csv' seems to have tabs .*, expected commas in a .csv: name it .tsv",
-        ),
-        ("rows.tsv", b"id,text\n0,Hello\n", "rows.tsv' seems to have commas .*, expected tabs in a .tsv: name it .csv"),
-        ("rows.csv", b"text,id\ncaf\xe9,1\n", "rows.csv' is not UTF-8 text: byte 11 is 0xe9"),
+        ("rows.csv", b"id;text\n0;Hello\n", "rows.csv' has no column 'text': it has id;text"),
+        ("rows.csv", b"text,id\ncaf\xe9,1\n", "rows.csv' cannot be read as .csv: 'utf-8' codec can't decode byte 0xe9"),
         ("rows.csv", b'text\n"a', "rows.csv' cannot be read as .csv: "),
         ("rows.csv", b"text,label\nhello,1,\nbye,2,\n", "rows.csv' has rows with more cells than its header"),
         ("rows.csv", b"id,text\n1,Hello, world\n2,bye\n", "rows.csv' has rows with more cells than its header"),
         ("rows.csv", b"text\nbye\nHello, world\n", "rows.csv' cannot be read as .csv: Error tokenizing data"),
-        ("rows.json", b'[{"text": "a"}, {"te', "rows.json' is not JSON: Unterminated string.*, line 1"),
+        ("rows.json", b'[{"text": "a"}, {"te', "rows.json' is not JSON: Unterminated string.*line 1"),
         ("rows.json", b'[{"text": "a"}, {"text": 5}]', "rows.json' row 2: column 'text' holds int: expected text"),
         ("rows.json", b'{"data": [{"text": "a"}]}', "rows.json' row 1 has no column 'text': it has data"),
         ("rows.arrow", b"no arrow", "rows.arrow' cannot be read as .arrow: "),
@@ -574,7 +567,7 @@ def test_max_documents_is_obeyed(tmp_path: Path) -> None:
         (
             "late.csv.gz",
             gzip.compress(b"text\n" + (b"a" * 999 + b"\n") * 1500 + b"\xe2\x82", mtime=0),
-            "late.csv.gz' is not UTF-8 text: byte 1500005 is 0xe2",
+            "late.csv.gz' cannot be read as .csv: 'utf-8' codec can't decode byte",
         ),
         ("a.parquet.gz", b"x", "ends in '.gz': expected .txt, .md, .py, "),
     ],
@@ -584,82 +577,6 @@ def test_unreadable_text_is_one_line(tmp_path: Path, name: str, content: bytes, 
     with pytest.raises(UserError, match=message) as caught:
         load(config(path=tmp_path / name), tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def small_machine(monkeypatch: pytest.MonkeyPatch, small: int = 2**16) -> None:
-    """One on which a document has at most 16 MiB and a line of JSON 4 MiB, and a file may always hold 64 KiB."""
-    monkeypatch.setenv(machine.MEMORY, "0.25")
-    monkeypatch.setattr(bounds, "SMALL", small)
-
-
-def bomb(folder: Path, name: str) -> Path:
-    """A file that turns into far more than its size."""
-    path = folder / name
-    if name == "rows.parquet":  # of a column that has one value, a reader of plain strings makes 2 GB at once
-        indices = pyarrow.array([0] * 20_000, pyarrow.int32())
-        column = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["x" * 100_000]))
-        table = pyarrow.table({"text": column})
-        pyarrow.parquet.write_table(table, path, row_group_size=20_000, store_schema=False)
-    elif name == "a.txt.gz":
-        path.write_bytes(gzip.compress(b"a" * 2**23))
-    elif name == "a.txt.bz2":
-        path.write_bytes(bz2.compress(b"a" * 2**23))
-    elif name == "rows.csv.bz2":
-        path.write_bytes(bz2.compress(b"text\n" + b"a b c\n" * 2**20))
-    else:
-        path.write_bytes(bz2.compress(b'{"text": "a b c"}\n' * 2**20))
-    return path
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("name", ["rows.parquet", "a.txt.gz", "a.txt.bz2", "rows.csv.bz2", "rows.jsonl.bz2"])
-def test_a_small_file_does_not_unpack_to_a_disk_of_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    small_machine(monkeypatch)
-    path = bomb(tmp_path, name)
-    most = max(2**16, 200 * path.stat().st_size)
-    with pytest.raises(UserError, match=f"{name}' holds more than {most:,} bytes of text, 200 times its size: refused"):
-        load(config(path=path), tmp_path)
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "rows.jsonl", "rows.json", "rows.csv", "rows.tsv.gz"])
-def test_what_is_held_whole_has_a_size_that_memory_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    small_machine(monkeypatch, 2**30)
-    text = "a b c " * 2**22  # 24 MiB
-    quoted = '"' if ".csv" in name or ".tsv" in name else ""
-    content = f'{{"text": "{text}"}}' if "json" in name else f"text\n{quoted}{text}" if quoted else text
-    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
-    most = "4,194,304" if "json" in name else "16,777,216"
-    told = rf"{name}'.* more than {most} bytes \(1/\d+ of the POSBENCH_MEMORY_GIB; POSBENCH_MEMORY_GIB=GIB sets another"
-    with pytest.raises(UserError, match=told):
-        load(config(path=tmp_path / name), tmp_path)
-    monkeypatch.setenv(machine.MEMORY, "4")
-    assert quoted or load(config(path=tmp_path / name), tmp_path).record["split"] == "contiguous"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.jsonl", '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "a.jsonl' line 1 cannot be read: max"),
-        ("a.jsonl", '{"text": "a", "x": ' + "1" * 5000 + "}", "a.jsonl' line 1 cannot be read: Exceeds the limit"),
-        ("a.json", "[" * 100_000 + "]" * 100_000, "a.json' cannot be read: maximum recursion depth"),
-    ],
-)
-def test_json_that_python_refuses_is_one_line(tmp_path: Path, name: str, content: str, said: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=said):
-        load(config(path=tmp_path / name), tmp_path)
-
-
-def test_a_text_takes_half_of_a_disk_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "LITTLE", 2**10)
-    monkeypatch.setattr(bounds.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**40, 0, 2**18))
-    with pytest.raises(UserError, match=r"more than 131,072 bytes, half of what was free in .*runtime.cache=FOLDER"):
-        load(config(path=write(tmp_path / "in", {f"{i}.txt": f"{i} " * 2**13 for i in range(10)})), tmp_path)
 
 
 @pytest.mark.usefixtures("datasets_cache")
@@ -681,38 +598,6 @@ def test_what_fails_inside_datasets_says_why(
     folder = write(tmp_path / "set", rows)
     with pytest.raises(UserError, match=said):
         load(config("hub", dataset=str(folder), max_documents=limit), tmp_path)
-
-
-def test_globs_find_what_the_standard_library_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("a.txt", "B.txt", ".hid.txt", "x/a.txt", "x/y/b.txt", "x/y/c.md", ".h/d.txt", "[z]/e.txt", "x/.h/f.txt")
-    write(tmp_path / "in", {name: "text" for name in names})
-    write(tmp_path / "out", {"linked.txt": "text"})
-    (tmp_path / "in/x/link").symlink_to(tmp_path / "out")
-    (tmp_path / "in/file.txt").symlink_to(tmp_path / "out/linked.txt")
-    (tmp_path / "in/circle.txt").symlink_to("circle.txt")
-    monkeypatch.chdir(tmp_path / "in")
-    here = glob.escape(str(tmp_path / "in"))
-    for pattern in (
-        "*.txt", "**/*.txt", "x/**/*.txt", "**/y/*", ".*", "**", "x/**", "*/*.txt", "[ab].txt", "[Bx]*", "[[]z]/*.txt",
-        "**/.h/*.txt", "x/../*.txt", "?.txt", "no/*.txt", "**/x/*.txt", "x/link/*.txt", "../out/*.txt", "**/*",
-        f"{here}/**/*.txt",
-    ):  # fmt: skip
-        expected = {Path(found) for found in glob.glob(pattern, recursive=True) if Path(found).is_file()}
-        asked = reading._Search(pattern, links=True).matching(Path(), Path(pattern).parts)
-        assert {found for found in asked if found.is_file()} == expected, pattern
-    below = reading._Search("", links=False).matching(tmp_path / "in", ("**",))
-    assert {path.name for path in below if path.is_file()} == {"a.txt", "B.txt", "b.txt", "c.md", "e.txt", "file.txt"}
-
-
-@pytest.mark.parametrize("path", ["{}/**/*.txt", "{}", "{}/*/*/*.txt", "/**/*.nothing"])
-def test_a_path_that_names_half_a_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    write(tmp_path, {f"{i}/{j}/k.txt": "text" for i in range(4) for j in range(4)})
-    monkeypatch.setattr(reading, "MOST_ENTRIES", 20)
-    with pytest.raises(UserError, match=r"data\.path is '.*': more than 20 files and folders to look through"):
-        reading.find(path.format(tmp_path))
-    monkeypatch.setattr(reading, "MOST_ENTRIES", 72)
-    if path.startswith("{"):
-        assert len(reading.find(path.format(tmp_path))) == 16
 
 
 def test_a_misspelt_path_names_the_nearest_file(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ byte-order mark is dropped, being no text. A folder may be one that `datasets` s
 import bz2
 import codecs
 import contextlib
-import dataclasses
-import fnmatch
 import glob
 import gzip
 import io
@@ -24,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from posbench.data import bounds
 from posbench.errors import UserError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -36,8 +33,6 @@ KINDS = ((".txt", ".jsonl", ".parquet"), (".csv", ".tsv", ".arrow"), WHOLE, (".j
 READABLE = (
     "expected .txt, .md, .py, .rst, .tex, .jsonl, .json, .csv, .tsv, .parquet or .arrow; text also as .gz, .zst, .bz2"
 )
-MOST_ENTRIES = 500_000  # files and folders that are looked at for one path
-CHUNK = 2**20  # bytes looked at or unpacked at a time
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -79,12 +74,12 @@ def find(path: str) -> list[Path]:
     """Return the readable files of a file, a folder (searched to the bottom) or a glob, sorted.
 
     Raises:
-        UserError: nothing there, a file of a kind that cannot be read, or too much to look through.
+        UserError: nothing there, or a file of a kind that cannot be read.
     """
     here = Path(path).expanduser()
     if here.is_dir():
         return _in_folder(here)
-    files = [here] if here.is_file() else sorted(_Search(path, links=True).matching(Path(), here.parts))
+    files = [here] if here.is_file() else sorted(map(Path, glob.glob(str(here), recursive=True)))
     files = [file for file in files if file.is_file()]
     if not files:
         if os.path.lexists(here):  # a pipe, a device, a link that leads nowhere
@@ -101,7 +96,7 @@ def find(path: str) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    inside = _Search(str(folder), links=False).matching(folder, ("**",))
+    inside = (file for file in folder.rglob("*") if not any(p.startswith(".") for p in file.relative_to(folder).parts))
     found = [file for file in inside if _kind(file) and file.is_file()]
     if saved := saved_to_disk(folder):
         return sorted(itertools.chain(*saved.values()))
@@ -117,56 +112,6 @@ def _in_folder(folder: Path) -> list[Path]:
                 logger.info(line, folder, read, ", ".join(others), folder, others[0])
             return sorted(files)
     raise UserError(f"data.path: no file in the folder '{folder}' can be read: {READABLE}")
-
-
-@dataclasses.dataclass
-class _Search:
-    """A glob as in the standard library, with a bound on the files and folders it visits."""
-
-    path: str  # as it was asked for
-    links: bool  # whether ** goes into linked folders
-    looked_at: int = 0
-
-    def matching(self, folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
-        """What a pattern stands for, from a folder on; without what is hidden, unless a part says so.
-
-        Raises UserError if more than `MOST_ENTRIES` files and folders were looked at.
-        """
-        if not pattern:
-            yield folder
-            return
-        first, rest = pattern[0], pattern[1:]
-        if glob.escape(first) == first:
-            if os.path.lexists(folder / first):
-                yield from self.matching(folder / first, rest)
-            return
-        if first == "**":
-            yield from self.matching(folder, rest)
-        like = re.compile(fnmatch.translate(first))
-        for entry in self._entries(folder):
-            if (entry.name.startswith(".") and not first.startswith(".")) or not like.match(entry.name):
-                continue
-            if first == "**" and self._is_folder(entry, links=self.links):
-                yield from self.matching(folder / entry.name, pattern)
-            elif not rest or (first != "**" and self._is_folder(entry, links=True)):
-                yield from self.matching(folder / entry.name, rest)
-
-    def _is_folder(self, entry: "os.DirEntry[str]", links: bool) -> bool:
-        try:
-            return entry.is_dir(follow_symlinks=links)
-        except OSError:  # links in a circle
-            return False
-
-    def _entries(self, folder: Path) -> "Iterator[os.DirEntry[str]]":
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                self.looked_at += 1
-                if self.looked_at > MOST_ENTRIES:
-                    raise UserError(
-                        f"data.path is '{self.path}': more than {MOST_ENTRIES:,} files and folders to look through, "
-                        "expected a narrower one, or texts put together in .jsonl or .parquet"
-                    )
-                yield entry
 
 
 def saved_to_disk(folder: Path) -> dict[str, list[Path]]:
@@ -258,13 +203,11 @@ def read(files: Sequence[Path], column: str, articles: bool, limit: int | None) 
 
 def documents(texts: Iterable[str | None], limit: int | None, where: str) -> Iterator[str]:
     """Yield each text that is not blank, at most `limit`; UserError if there is none."""
-    limit_of_one, n_found = bounds.document(), 0
+    n_found = 0
     for text in texts:
         if n_found == limit:
             break
         if text and text.strip():
-            if len(text) > limit_of_one[0]:
-                raise bounds.too_large(f"a document of {where}", limit_of_one, "shorter ones")
             n_found += 1
             yield text
     if not n_found:
@@ -285,8 +228,8 @@ def join_articles(texts: Iterable[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _open(file: Path) -> Iterator[io.BufferedReader]:
-    """The unpacked bytes of a file, bounded by its size."""
+def _open(file: Path) -> Iterator[IO[bytes]]:
+    """The unpacked bytes of a file."""
     packing = file.suffix.lower()
     if packing not in PACKED:
         with file.open("rb") as plain:
@@ -294,101 +237,61 @@ def _open(file: Path) -> Iterator[io.BufferedReader]:
         return
     try:
         with {".gz": gzip.open, ".bz2": bz2.open, ".zst": _open_zst}[packing](file) as stream:  # type: ignore[operator]
-            yield io.BufferedReader(_Counted(stream, file), CHUNK)
+            yield stream
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"'{file}' cannot be unpacked: {str(error).splitlines()[0]}") from None
-
-
-class _Counted(io.RawIOBase):
-    """The unpacked stream of a packed file; UserError at a read that is too much for a file of its size."""
-
-    def __init__(self, stream: IO[bytes], file: Path) -> None:
-        self.stream = stream
-        self.unpacked = bounds.unpacked(file)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.stream.read(len(buffer))
-        self.unpacked.add(len(data))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def _open_zst(file: Path) -> IO[bytes]:
     import pyarrow
 
-    return pyarrow.input_stream(str(file), compression="zstd")  # type: ignore[no-any-return]
+    return io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
 
 
 def _whole(file: Path, column: str) -> Iterator[str]:
     with _open(file) as stream:
-        text = _decode(_all(stream, file, bounds.document()), file)
+        text = _decode(stream.read(), file)
     yield text
 
 
-def _all(stream: io.BufferedReader, file: Path, limit: tuple[int, str]) -> bytearray:
-    """All bytes of a stream; UserError if they are more than the limit."""
-    content = bytearray()
-    too_large = file.suffix.lower() not in PACKED and file.stat().st_size > limit[0]
-    while chunk := stream.read(CHUNK):
-        content += chunk
-        if too_large or len(content) > limit[0]:
-            raise bounds.too_large(f"'{file}', one document," if _kind(file) in WHOLE else f"'{file}'", limit)
-    return content
-
-
-def _decode(raw: bytes | bytearray, file: Path, start: int = 0) -> str:
+def _decode(raw: bytes, file: Path, start: int = 0) -> str:
     """Decode bytes that begin at byte `start` of a file."""
     mark = len(codecs.BOM_UTF8) if start == 0 and raw.startswith(codecs.BOM_UTF8) else 0
     try:
-        return str(memoryview(raw)[mark:], "utf-8")
+        return raw[mark:].decode()
     except UnicodeDecodeError as error:
         at = mark + error.start
-        raise UserError(_not_utf8(file, start + at, raw[at])) from None
+        raise UserError(f"'{file}' is not UTF-8 text: byte {start + at} is 0x{raw[at]:02x}") from None
 
 
 def _jsonl(file: Path, column: str) -> Iterator[str]:
-    start, limit = 0, bounds.json_text()
+    start = 0
     with _open(file) as stream:
-        for number in itertools.count(1):
-            raw = stream.readline(limit[0] + 1)
-            if not raw:
-                return
-            if len(raw) > limit[0]:
-                raise bounds.too_large(f"'{file}' line {number}", limit, "shorter lines, or a document per .txt file")
+        for number, raw in enumerate(stream, start=1):
             line = _decode(raw, file, start)
             start += len(raw)
             if line.strip():
                 where = f"'{file}' line {number}"
-                yield _cell(_parsed(line, where), where, column)
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise UserError(f"{where} is not JSON: {error}") from None
+                yield _cell(row, where, column)
 
 
 def _json(file: Path, column: str) -> Iterator[str]:
     """One object or a list of them. `datasets` would make dates of texts, and rewrite a column of two types."""
     with _open(file) as stream:
-        text = _decode(_all(stream, file, bounds.json_text()), file)
+        text = _decode(stream.read(), file)
     try:
         rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # an object per line, under the name of one
+    except ValueError as error:
+        if "Extra data" in str(error):  # an object per line, under the name of one
             yield from _jsonl(file, column)
             return
-        raise UserError(f"'{file}' is not JSON: {error.msg}, line {error.lineno}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"'{file}' cannot be read: {str(error).split(';')[0]}") from None
+        raise UserError(f"'{file}' is not JSON: {error}") from None
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
         yield _cell(row, f"'{file}' row {number}", column)
-
-
-def _parsed(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, lists in lists in lists
-        raise UserError(f"{where} cannot be read: {str(error).split(';')[0]}") from None
 
 
 def _cell(row: Any, where: str, column: str) -> str:
@@ -403,23 +306,18 @@ def _parquet(file: Path, column: str) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
-    unpacked, number = bounds.unpacked(file), 0
+    number = 0
     try:
-        names = pyarrow.parquet.read_schema(file).names
-        if column not in names:
-            raise UserError(missing_column(f"'{file}'", column, names))
-        # As indices of different values: what is written once can stand in millions of rows.
-        table = pyarrow.parquet.ParquetFile(file, read_dictionary=[column])
+        table = pyarrow.parquet.ParquetFile(file)
+        if column not in table.schema_arrow.names:
+            raise UserError(missing_column(f"'{file}'", column, table.schema_arrow.names))
         for batch in table.iter_batches(batch_size=1024, columns=[column]):
             for value in batch.column(0):
                 number += 1
-                yield _text(value.as_py(), f"'{file}' row {number}", column, unpacked)
+                yield _text(value.as_py(), f"'{file}' row {number}", column)
     except (OSError, pyarrow.ArrowException) as error:
         what = f"'{file}' after row {number} cannot be read" if number else f"'{file}' is not a parquet file"
         raise UserError(f"{what}: {str(error).splitlines()[0]}") from None
-
-
-_CSV_ROWS = 16  # read at a time
 
 
 def _csv(file: Path, column: str) -> Iterator[str]:
@@ -428,22 +326,13 @@ def _csv(file: Path, column: str) -> Iterator[str]:
 
     kind, number = _kind(file), 0
     separator = {".csv": ",", ".tsv": "\t"}[kind]
+    # All columns are read, since usecols would drop surplus cells silently.
+    how: dict[str, Any] = {"sep": separator, "dtype": str, "keep_default_na": False, "chunksize": 256}
     try:
         with _open(file) as stream:
-            header = pandas.read_csv(_Rows(stream, file), sep=separator, nrows=0).columns
-        if column not in header:
-            raise UserError(_other_separator(file, header) or missing_column(f"'{file}'", column, header))
-        with _open(file) as stream:
-            source = _Rows(stream, file)
-            rows = pandas.read_csv(
-                source,
-                sep=separator,
-                dtype=str,  # of all columns: usecols would drop surplus cells silently
-                keep_default_na=False,
-                chunksize=_CSV_ROWS,
-            )
-            for chunk in rows:
-                source.begin()
+            for chunk in pandas.read_csv(stream, **how):
+                if column not in chunk.columns:
+                    raise UserError(missing_column(f"'{file}'", column, chunk.columns))
                 if not isinstance(chunk.index, pandas.RangeIndex):  # pandas took the surplus cells for an index
                     raise UserError(
                         f"'{file}' has rows with more cells than its header: expected quotation marks around a text "
@@ -456,58 +345,11 @@ def _csv(file: Path, column: str) -> Iterator[str]:
         raise UserError(f"'{file}' cannot be read as {kind}: {str(error).splitlines()[0]}") from None
 
 
-def _other_separator(file: Path, header: Iterable[str]) -> str:
-    """The message for a table whose one column is several with another separator between; empty for another table."""
-    only, *more = header
-    kind = _kind(file)
-    expected = {".csv": "commas", ".tsv": "tabs"}[kind]
-    found = next((sign for sign in (";", "\t", ",") if sign in only), None)
-    if more or found is None:
-        return ""
-    named = {";": "semicolons", "\t": "tabs", ",": "commas"}[found]
-    other = {"\t": "name it .tsv", ",": "name it .csv"}.get(found, "save it with commas, or as .jsonl or .parquet")
-    return f"'{file}' seems to have {named} between its columns, expected {expected} in a {kind}: {other}"
-
-
-class _Rows(io.RawIOBase):
-    """The bytes of a table of text, checked to be UTF-8, with a bound on what one piece of rows may take.
-
-    A quotation mark that nothing closes makes one cell of all that follows.
-    """
-
-    def __init__(self, stream: io.BufferedReader, file: Path) -> None:
-        self.stream, self.file, self.limit = stream, file, bounds.document()
-        self.decoder, self.at, self.of_rows = codecs.getincrementaldecoder("utf-8")(), 0, 0
-
-    def begin(self) -> None:
-        """Start counting for the next piece of rows."""
-        self.of_rows = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        chunk = self.stream.read(len(buffer))
-        begun = self.at - len(self.decoder.getstate()[0])  # where a character that the last chunk cut began
-        try:
-            self.decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as error:
-            raise UserError(_not_utf8(self.file, begun + error.start, error.object[error.start])) from None
-        self.at += len(chunk)
-        self.of_rows += len(chunk)
-        if self.of_rows > self.limit[0]:
-            what = f"a row of '{self.file}' (or {_CSV_ROWS} together)"
-            raise bounds.too_large(what, self.limit, "shorter rows, each quotation mark closed")
-        buffer[: len(chunk)] = chunk
-        return len(chunk)
-
-
 def _arrow(file: Path, column: str) -> Iterator[str]:
     """The rows of an Arrow file written by `datasets`."""
     import datasets
     import pyarrow
 
-    unpacked = bounds.unpacked(file)
     try:
         every = {"data_files": glob.escape(str(file)), "split": "train", "streaming": True}
         rows = datasets.load_dataset("arrow", **every)
@@ -515,7 +357,7 @@ def _arrow(file: Path, column: str) -> Iterator[str]:
         if column not in first:
             raise UserError(missing_column(f"'{file}'", column, first))
         for number, row in enumerate(rows.select_columns([column]), start=1):
-            yield _text(row[column], f"'{file}' row {number}", column, unpacked)
+            yield _text(row[column], f"'{file}' row {number}", column)
     except (ValueError, pyarrow.ArrowException, datasets.exceptions.DatasetsError) as error:
         raise UserError(f"'{file}' cannot be read as .arrow: {reason(error)}") from None
 
@@ -527,22 +369,16 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:400] or type(error).__name__
 
 
-def _not_utf8(file: Path, at: int, byte: int) -> str:
-    return f"'{file}' is not UTF-8 text: byte {at} is 0x{byte:02x}"
-
-
-def _text(value: Any, where: str, column: str, unpacked: bounds.Count | None = None) -> str:
-    """Check one cell, and count its bytes; a null is a blank document."""
+def _text(value: Any, where: str, column: str) -> str:
+    """Check one cell; a null is a blank document."""
     if value is None:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{where}: column '{column}' holds {type(value).__name__}: expected text")
     try:
-        size = len(value.encode("utf-8"))
+        value.encode()
     except UnicodeEncodeError:
         raise UserError(f"{where}: column '{column}' holds half of a surrogate pair, which is not text") from None
-    if unpacked:
-        unpacked.add(size)
     return value
 
 

@@ -329,7 +329,7 @@ class _Parts:
                     (self._starts, self.documents * 8, documents * 8),
                 ):
                     file.seek(begin)
-                    while begin < end and (chunk := file.read(min(end - begin, reading.CHUNK))):
+                    while begin < end and (chunk := file.read(min(end - begin, 2**20))):
                         self._sha256.update(chunk)
                         begin += len(chunk)
             except (ValueError, TypeError, OSError):
@@ -422,7 +422,7 @@ def _map(folder: Path, split: str, tokenizer: Tokenizer, stretches: list[int] | 
     """
     dtype = _dtype(tokenizer)
     with (folder / f"{split}.ids").open("rb") as file:  # what is read through the map would count as memory
-        while (part := np.fromfile(file, dtype, reading.CHUNK)).size:
+        while (part := np.fromfile(file, dtype, 2**20)).size:
             _check_ids(part, tokenizer)
     ids = np.memmap(folder / f"{split}.ids", dtype=dtype, mode="r")
     starts = np.load(folder / f"{split}.starts.npy")
