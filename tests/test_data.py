@@ -37,7 +37,7 @@ from disks import small_disk
 
 from posbench import files
 from posbench.config.schema import DataConfig
-from posbench.data import batches, corpus, hub, kept, reading, texts, tokenizer, tokens
+from posbench.data import batches, corpus, hub, reading, texts, tokenizer, tokens
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.terminal import console, signals
 
@@ -898,7 +898,7 @@ def test_a_tokenizer_that_changes_text_counts_no_bytes(bpe: tokenizer.Tokenizer,
     assert changed(pre_tokenizer=tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)) is None
 
 
-def test_a_wrong_tokenizer_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_tokenizer_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected bpe, bytes, a tokenizer\.json or its folder, or a model on the hub"):
         tokenizer.find("./bep")
     with pytest.raises(UserError, match=r"the folder '.*' has no tokenizer\.json: expected one"):
@@ -908,9 +908,6 @@ def test_a_wrong_tokenizer_file_is_one_line(tmp_path: Path, monkeypatch: pytest.
         tokenizer.find(f"{tmp_path}/worng.json")
     write(tmp_path, {"wrong.json": '{"a": 1}'})
     with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
-        tokenizer.from_file(tmp_path / "wrong.json")
-    monkeypatch.setattr(tokenizer, "LARGEST_FILE", 4)
-    with pytest.raises(UserError, match="has 8 bytes: expected at most 4"):
         tokenizer.from_file(tmp_path / "wrong.json")
 
 
@@ -1089,13 +1086,11 @@ def test_a_long_document_is_encoded_in_batches_and_comes_out_whole(
     monkeypatch.setattr(tokenizer, "PIECE", 1000)
     monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 10_000)
     monkeypatch.setattr(console, "LINE_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(tokens, "_LARGE_TEXT", 2**16)
     made = tokens.prepare(settings, tmp_path / "cache")
-    assert sorted(batches)[-2] < 12_000  # the largest was for the estimate of the time
+    assert max(batches) < 12_000
     whole = b"".join(bytes(split.ids[1:].tolist()) for split in (made.train, made.validation, made.test))
     assert whole.decode() == text
     assert [len(split.starts) for split in (made.train, made.validation, made.test)] == [2, 2, 2]
-    assert re.search(r"preparing the tokens of data 'text': 1 MB, about 10 seconds", caplog.text)
     assert re.search(r"tokens of [\d,]+ of [\d,]+ characters, about 0:00:\d\d left", caplog.text)
 
 
@@ -1133,12 +1128,12 @@ def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) ->
     folder = write(tmp_path / "many", numbered(30))
     first = tokens.prepare(config(path=folder, vocab_size=300), tmp_path)
     (made,) = (p for p in (tmp_path / "tokens").iterdir() if p.is_dir())
-    stamps = {p.name: p.stat().st_mtime_ns for p in made.iterdir() if p.name != kept.SEEN}
+    stamps = {p.name: p.stat().st_mtime_ns for p in made.iterdir()}
     printed, log = preparing(config(path=folder, vocab_size=300), tmp_path).communicate()
     record, *imported = printed.splitlines()
     assert json.loads(record) == first.record
     assert imported == ["False", "False"], log
-    assert {p.name: p.stat().st_mtime_ns for p in made.iterdir() if p.name != kept.SEEN} == stamps
+    assert {p.name: p.stat().st_mtime_ns for p in made.iterdir()} == stamps
 
 
 @pytest.mark.parametrize(("size", "is_small"), [(30_000, True), (80_000, False)])
@@ -1171,28 +1166,6 @@ def test_changed_text_or_tokenizer_is_another_cache_entry(tmp_path: Path) -> Non
     write(folder, {"000.txt": "other text"})
     keys.add(tokens._key(config(path=folder), corpus.locate(config(path=folder), tmp_path)))
     assert len(keys) == 5
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("file", ["train.ids", "test.starts.npy", "tokenizer.json", "meta.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_cache_is_made_again(
-    tmp_path: Path, file: str, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    configuration = config(path=write(tmp_path / "many", numbered(25)), tokenizer="bytes")
-    before = tokens.prepare(configuration, tmp_path)
-    expected = np.array(before.train.ids)
-    (victim,) = (tmp_path / "tokens").glob(f"*/{file}")
-    content = victim.read_bytes()
-    victim.unlink()
-    if damage != "remove":
-        middle = len(content) // 2
-        flipped = bytes([content[middle] ^ 0x80])
-        victim.write_bytes(content[:middle] + (flipped + content[middle + 1 :] if damage == "flip" else b""))
-    after = tokens.prepare(configuration, tmp_path)
-    assert "is damaged" in caplog.text
-    assert np.array_equal(after.train.ids, expected)
-    assert after.record == before.record
 
 
 def test_whoever_holds_the_lock_of_a_cache_is_named_while_it_is_waited_for(
@@ -1352,7 +1325,7 @@ def test_validation_blocks_are_fixed_disjoint_and_spread() -> None:
     assert len(read(10_000)) == 999 // 16
 
 
-# -- what a disk, a user or a stranger can do to them -----------------------------------------------------------------
+# -- what a disk or a user can do to them -----------------------------------------------------------------------------
 
 
 def text_config(folder: Path, characters: int = 3000) -> DataConfig:
@@ -1366,18 +1339,6 @@ def test_a_full_disk_under_the_cache_names_the_place_and_the_need(tmp_path: Path
         tokens.prepare(settings, disk)
     told = rf"no room to write {disk}/tokens/\w+ \(No space left on device\): [\d,]+ bytes needed, [\d,]+ free"
     assert re.match(told, str(caught.value)) and caught.value.reason == "disk"
-
-
-@pytest.mark.parametrize("text", ["[]", "null", '{"files": 3}', '{"files": {}, "record": 3}'])
-def test_a_cache_entry_of_another_type_is_made_again(tmp_path: Path, text: str) -> None:
-    settings = text_config(tmp_path)
-    made = tokens.prepare(settings, tmp_path / "cache")
-    (folder,) = (path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir())
-    (folder / "meta.json").write_text(text)
-    assert tokens.prepare(settings, tmp_path / "cache").record == made.record
-    shutil.rmtree(folder)
-    folder.write_text("a file in its place")
-    assert tokens.prepare(settings, tmp_path / "cache").record == made.record
 
 
 def test_a_text_that_may_not_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

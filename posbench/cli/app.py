@@ -181,14 +181,12 @@ def _multirun(arguments: list[str], configs: "list[Config]", restart: bool) -> N
 @app.command(epilog=_KEYS)
 def prepare(
     overrides: Overrides = None,
-    n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes that encode text (one per core).")] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Turn a run's text into tokens, without training.
 
     Use it on a machine without a GPU, before one is paid for. Takes the overrides of 'posbench train', which then finds
-    the tokens in the cache. Comma lists prepare each text: data=wikitext-2,pg19. Repeat the command after a kill: it
-    goes on where it was.
+    the tokens in the cache. Comma lists prepare each text: data=wikitext-2,pg19.
     """
     from posbench.config import compose
     from posbench.data.tokens import prepare_all
@@ -201,7 +199,7 @@ def prepare(
         )
     console.log_to_terminal()
     with signals.ended_in_words():
-        prepared = prepare_all(configs, n_jobs)
+        prepared = prepare_all(configs)
     for tokens in prepared:
         counts = ", ".join(f"{split} {count:,}" for split, count in tokens.record["tokens"].items())
         print(exits.spelt_out(f"{tokens.record['name']}: {counts} tokens in {tokens.folder}"))

@@ -1,9 +1,8 @@
 """Documents in three splits, from the standard library, from files, or from the HuggingFace hub.
 
 In two steps, so that a run on cached tokens pays for the first alone: `locate` says cheaply which text is meant (a
-digest of the files, or the hub's commit), `load` reads it and splits it. What `load` finds stays on the disk, the
-documents and where each split's are: a process that goes on after a kill finds it, and memory does not grow with the
-text.
+digest of the files, or the hub's commit), `load` reads it to the disk, so that memory does not grow with the text, and
+splits it.
 
 How documents are split (`record["split"]`):
 - `given`: by the source. If validation or test is missing, the other one is halved; training text is left alone.
@@ -23,14 +22,14 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from posbench import files
 from posbench.config.schema import DataConfig
-from posbench.data import copies, hub, kept, reading
+from posbench.data import copies, hub, reading
 from posbench.data import texts as on_disk
 from posbench.data.texts import Span, Texts
 from posbench.errors import UserError
@@ -76,7 +75,7 @@ def locate(config: DataConfig, remembered: Path) -> Source:
     """Find the text without reading it into documents and without importing `datasets`.
 
     Args:
-        remembered: folder for the answers of the hub, for when it cannot be asked, and for digests of files.
+        remembered: folder for the answers of the hub, for when it cannot be asked.
 
     Raises:
         UserError: nothing there, with the nearest name; a hub that can be neither asked nor remembered.
@@ -93,38 +92,29 @@ def locate(config: DataConfig, remembered: Path) -> Source:
     else:
         found = local_files(config)
     each = ((split, name, path) for split, names in found.items() for name, path in names.items())
-    digests = kept.remembered(remembered, config.path or config.source)
-    parts = (part for s, name, path in each for part in (s.encode(), os.fsencode(name), _sha256(path, digests)))
-    source = Source(found, None, _digest(parts))
-    digests.keep()
-    return source
+    parts = (part for s, name, path in each for part in (s.encode(), os.fsencode(name), _sha256(path)))
+    return Source(found, None, _digest(parts))
 
 
-def _sha256(path: Path, digests: kept.Digests) -> bytes:
+def _sha256(path: Path) -> bytes:
     try:
-        return digests.of(path)
+        return files.sha256(path)
     except OSError as error:
         raise UserError(f"data.path: the text {path} cannot be read: {error.strerror}") from None
 
 
-def load(config: DataConfig, source: Source, folder: Path, downloads: Path | None = None) -> Corpus:
-    """Read the documents of a located source and split them.
-
-    Args:
-        folder: for this text and this split alone; files of an earlier call are used again.
-        downloads: folder for documents that are read as they are downloaded, which outlasts `folder`; None = `folder`.
+def load(config: DataConfig, source: Source, folder: Path) -> Corpus:
+    """Read the documents of a located source into files of a folder and split them.
 
     Raises:
         UserError: no text, bytes that are not UTF-8, a column or split that is not there.
     """
-    documents = _documents(config, source, folder, downloads or folder)
-    record = kept.folder(folder / "splits", partial(_split, config, source, documents))
-    everything = next(iter(documents.values()))
-    return Corpus({s: everything.at(np.load(folder / "splits" / f"{s}.npy")) for s in SPLITS}, record)
-
-
-def _split(config: DataConfig, source: Source, documents: dict[str, Texts], made: Path) -> dict[str, Any]:
-    """Write where each split's documents are into a folder, and return what is recorded of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = on_disk.write(folder, _read(config, source))
+    everything = Texts.of(folder)
+    ends = itertools.accumulate(counts.values(), initial=0)
+    parts = zip(counts, itertools.pairwise(ends), strict=True)
+    documents = {split: everything.select(slice(*place)) for split, place in parts}
     stretches: dict[str, list[int]] = {}
     if set(documents) == {"train"}:
         documents = {"": documents["train"]}
@@ -149,9 +139,7 @@ def _split(config: DataConfig, source: Source, documents: dict[str, Texts], made
             "take repeated documents out, or give splits of your own"
         )
     documents, shared = _without_copies(documents, split, config.name)
-    for s in SPLITS:
-        np.save(made / f"{s}.npy", documents[s].rows)
-    return {
+    record = {
         "name": config.name,
         "revision": source.revision,
         "sha256": _digest(part for s in SPLITS for part in itertools.chain([s.encode()], documents[s].raws())),
@@ -160,6 +148,7 @@ def _split(config: DataConfig, source: Source, documents: dict[str, Texts], made
         "copies": shared,
         **({"stretches": stretches} if stretches else {}),  # of each document in turn, by split
     }
+    return Corpus(documents, record)
 
 
 def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
@@ -179,23 +168,6 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
         split: {path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path): path for path in paths}
         for split, paths in splits.items()
     }
-
-
-def _documents(config: DataConfig, source: Source, folder: Path, downloads: Path) -> dict[str, Texts]:
-    """The documents of each split that the source has, all of one file on the disk."""
-
-    def write(made: Path) -> dict[str, Any]:
-        return {"splits": on_disk.write(made, _read(config, source))}
-
-    place = folder / "documents"
-    if not source.files and config.max_documents is not None:
-        what = (source.digest, config.column, config.splits, config.articles, config.max_documents)
-        place = downloads / _digest(str(part).encode() for part in what)[:16]
-    with kept.locked(place):
-        counts = kept.folder(place, write)["splits"]
-    everything = Texts.of(place)
-    ends = itertools.accumulate(counts.values(), initial=0)
-    return {s: everything.select(slice(*ends)) for s, ends in zip(counts, itertools.pairwise(ends), strict=True)}
 
 
 def _read(config: DataConfig, source: Source) -> dict[str, Iterator[str]]:

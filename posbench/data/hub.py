@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.data import kept, reading
+from posbench.data import reading
 from posbench.errors import PosbenchError, UserError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def resolve(dataset: str, subset: str | None, revision: str | None, remembered: 
         UserError: no such data set or revision, or it can be neither reached nor found in the cache.
     """
     if Path(dataset).is_dir():
-        return _folder_digest(Path(dataset), kept.remembered(remembered, dataset))
+        return _folder_digest(Path(dataset))
     if Path(dataset).is_file():
         raise UserError(f"data.dataset is '{dataset}', a file: text of your own is data=text data.path={dataset}")
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
@@ -50,7 +50,7 @@ def resolve(dataset: str, subset: str | None, revision: str | None, remembered: 
             files.write(note, commit.encode())
         return commit
     if note.is_file():
-        return files.read(note, 1024).decode()
+        return note.read_text(encoding="utf-8")
     if revision:  # a branch or tag that nobody here can look up
         raise _unreachable(dataset)
     return str(_builder(dataset, subset, None).hash)
@@ -303,10 +303,9 @@ def _unreachable(dataset: str) -> UserError:
     )
 
 
-def _folder_digest(folder: Path, digests: kept.Digests) -> str:
+def _folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
-        digest.update(digests.of(file))
-    digests.keep()
+        digest.update(files.sha256(file))
     return digest.hexdigest()[:40]

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posbench import files
-from posbench.data.tokenizer import LARGEST_FILE as LARGEST_TOKENIZER
 from posbench.errors import UserError, did_you_mean
 from posbench.huggingface import package
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LARGEST_CONFIG, _LARGEST_INDEX = 2**20, 2**25  # bytes
+_LARGEST_CONFIG, _LARGEST_INDEX, LARGEST_TOKENIZER = 2**20, 2**25, 50 * 2**20  # bytes
 _MOST_FILES = 1000  # most weight files
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 _PRECISIONS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}

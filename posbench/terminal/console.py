@@ -181,21 +181,16 @@ class Work:
 
     def __init__(self, total: int, told: str) -> None:
         self.total, self.told = total, told
-        self.done = self.here = 0  # here: by this process
+        self.done = 0
         self.began = self.last = time.monotonic()
-
-    def skip(self, count: int) -> None:
-        """So much was done by an earlier process."""
-        self.done += count
 
     def add(self, count: int) -> None:
         """So much more is done."""
         self.done += count
-        self.here += count
         now = time.monotonic()
         if now > self.last + LINE_EVERY_SECONDS and self.done < self.total:
             self.last = now
-            left = _left(now - self.began, max(1, self.here), self.total - self.done)
+            left = _left(now - self.began, self.done, self.total - self.done)
             logger.info(self.told, f"{self.done:,}", f"{self.total:,}", left)
 
 

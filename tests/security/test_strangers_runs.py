@@ -23,13 +23,11 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from support import TINY, posbench, snapshot, write_text
+from support import TINY, posbench, write_text
 
 from posbench import files
 from posbench.api.run import load
 from posbench.config.schema import load_saved
-from posbench.data import apart, tokens
-from posbench.data.tokenizer import from_file
 from posbench.errors import UserError
 from posbench.launch import pool, states
 from posbench.launch.plans import Plan
@@ -168,69 +166,6 @@ def test_a_linked_folder_of_a_sweeps_jobs_is_refused(run: Path, tmp_path: Path) 
     with pytest.raises(UserError, match=r"\.jobs is a symbolic link: refused"):
         pool._start(Plan(load_saved(run / "config.yaml"), run, ()), {})
     assert not list(elsewhere.iterdir())
-
-
-def test_a_link_in_a_shared_cache_empties_no_file(
-    run: Path, study: Path, tmp_path: Path, victim: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (kept,) = (study.parents[1] / "cache" / "tokens").glob("*.lock")
-    cache = tmp_path / "shared"
-    (cache / "tokens").mkdir(parents=True)
-    (cache / "tokens" / kept.name).symlink_to(victim)
-    config = (run / "config.yaml").read_text().replace(str(study.parents[1] / "cache"), str(cache))
-    (run / "config.yaml").write_text(config)
-    assert posbench("evaluate", str(run), "length=48") == 2
-    assert f"{kept.name} is a symbolic link: refused" in line(capfd)
-    assert victim.read_text() == VICTIM
-
-
-@pytest.mark.parametrize("inside", ["", "made/train.ids", "documents", "train.parts"])
-def test_tokens_half_made_in_a_shared_cache_lead_nowhere(
-    study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: str
-) -> None:
-    (origin,) = study.glob("rope-*")
-    (kept,) = (path for path in (study.parents[1] / "cache" / "tokens").iterdir() if path.is_dir())
-    elsewhere, work = tmp_path / "elsewhere", tmp_path / "cache" / "tokens" / f"{kept.name}.work"
-    (elsewhere / "made").mkdir(parents=True)
-    (elsewhere / "made" / "train.ids").write_text("mine")
-    place = work / inside
-    place.parent.mkdir(parents=True)
-    place.symlink_to(elsewhere / "made" / "train.ids" if "." in inside else elsewhere)
-    before = snapshot(elsewhere)
-    made = tokens.prepare(load_saved(origin / "config.yaml").data, tmp_path / "cache")
-    assert made.train.ids.size and "is a symbolic link: refused: beginning again" in caplog.text
-    assert snapshot(elsewhere) == before
-    assert not os.path.lexists(work)
-
-
-@pytest.mark.parametrize("kind", ["link", "dangling link", "linked file", "pipe", "outside"])
-def test_a_cache_entry_of_another_kind_is_made_again(
-    study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
-    cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
-    shutil.copytree(study.parents[1] / "cache", cache)
-    (entry,) = (path for path in (cache / "tokens").iterdir() if path.is_dir())
-    ids, meta = entry / "train.ids", entry / "meta.json"
-    if "linked" in kind:
-        shutil.move(ids, elsewhere)
-        ids.symlink_to(elsewhere)
-    elif kind == "pipe":
-        meta.unlink()
-        os.mkfifo(meta)
-    elif kind == "outside":
-        changed = json.loads(meta.read_text())
-        changed["files"]["../../pipe"] = changed["files"].pop("train.ids")
-        meta.write_text(json.dumps(changed))
-        os.mkfifo(cache / "pipe")
-    else:
-        shutil.move(entry, elsewhere)
-        entry.symlink_to(elsewhere if kind == "link" else tmp_path / "nothing")
-    before = snapshot(elsewhere) if elsewhere.is_dir() else {}
-    (origin,) = study.glob("rope-*")
-    made = tokens.prepare(load_saved(origin / "config.yaml").data, cache)
-    assert made.train.ids.size and "making it again" in caplog.text
-    assert not any(path.is_symlink() for path in (entry, ids))
-    assert (snapshot(elsewhere) if elsewhere.is_dir() else {}) == before
 
 
 def test_what_the_hub_said_is_noted_in_place_of_a_link(
@@ -425,82 +360,6 @@ def test_a_tokenizer_that_is_none_is_one_line_at_once(
     assert posbench("train", *TINY, "data.path=text.txt", f"data.tokenizer={run}/tokenizer.json") == 2
     assert said in line(capfd)
     assert time.monotonic() < began + 5
-
-
-def test_a_tokenizer_that_fails_at_the_text_is_one_line(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}  # indexes past its end
-    spoilt(run, lambda content: content.update(normalizer=normalizer))
-    write_text(run)
-    asked = [*TINY, f"data.path={run}/text.txt", f"runtime.cache={run}/cache"]
-    assert posbench("train", *asked, f"data.tokenizer={run}/tokenizer.json", f"runtime.outputs={run}/out") == 2
-    told = capfd.readouterr().err
-    assert "error: the tokenizer cannot encode this text: index out of bounds" in told and "panicked" not in told
-
-
-PATTERNS = {  # and a text that each can be made to run over for hours or for ever
-    "exponential": ("(a|a)*$", "a" * 30 + "b", "retry-limit-in-match over"),
-    "polynomial": (r"[\s\S]{0,3000}[\s\S]{0,1000}X\d", "a" * 60_000 + "X", "timed out after 2 s on 60,001 characters"),
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", PATTERNS)
-def test_a_pattern_that_takes_for_ever_is_ended(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
-) -> None:
-    pattern, text, said = PATTERNS[kind]
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    spoilt(run, lambda content: content.update(pre_tokenizer=split))
-    if kind == "polynomial":
-        monkeypatch.setattr(apart, "PATIENCE_SECONDS", 1.5)
-        monkeypatch.setattr(apart, "FEWEST_PER_SECOND", 200_000)
-    began = time.monotonic()
-    with pytest.raises(UserError, match=said):
-        list(apart.encoded(run / "tokenizer.json", iter([[text]])))
-    assert time.monotonic() < began + 20
-    assert "panicked" not in capfd.readouterr().err
-
-
-@pytest.mark.full
-@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no count of a process's memory")
-@pytest.mark.parametrize("normalizers", [[("e", "x" * 1_000_000)], [("e", "e" * 300)] * 4], ids=["one", "nested"])
-def test_a_tokenizer_that_takes_all_memory_is_ended(
-    run: Path, monkeypatch: pytest.MonkeyPatch, normalizers: list[tuple[str, str]]
-) -> None:
-    steps = [{"type": "Replace", "pattern": {"String": of}, "content": into} for of, into in normalizers]
-    spoilt(run, lambda content: content.update(normalizer={"type": "Sequence", "normalizers": steps}))
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    with pytest.raises(UserError, match=r"the tokenizer needs more than 2,147,483,648 bytes of memory for 60,000 char"):
-        list(apart.encoded(run / "tokenizer.json", iter([["the e " * 10_000]])))
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(before, 2.5 * 2**20)  # KiB
-
-
-@pytest.mark.parametrize(
-    ("steps", "said"),
-    [
-        ([({"String": "e"}, "e" * 300)] * 4, "its decoder can make a text more than 1,000 times as long"),
-        ([({"String": "e"}, "x" * 1_000_000)], "its decoder can make a text more than 1,000 times as long"),
-        ([({"Regex": "(a|a)*$"}, "")], "its decoder replaces by a regular expression"),
-    ],
-)
-def test_a_decoder_that_takes_all_memory_or_for_ever_is_refused(
-    run: Path, steps: list[tuple[dict[str, str], str]], said: str
-) -> None:
-    """Encodings that look at the vocabulary have each token decoded, in the process of the run itself."""
-    parts = [{"type": "Replace", "pattern": pattern, "content": content} for pattern, content in steps]
-    spoilt(run, lambda content: content.update(decoder={"type": "Sequence", "decoders": [*parts, {"type": "Fuse"}]}))
-    with pytest.raises(UserError, match=said):
-        from_file(run / "tokenizer.json")
-
-
-def test_a_tokenizer_apart_gives_what_it_gives_here(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = [["héllo \U0001f600", "", "a b" * 50_000], ["last"]]
-    found = list(apart.encoded(run / "tokenizer.json", iter(batches)))
-    expected = [ids for batch in batches for ids in from_file(run / "tokenizer.json").encode(batch)]
-    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
-    monkeypatch.setattr(sys, "executable", "/bin/true")  # one that ends at once
-    with pytest.raises(UserError, match="the tokenizer ended its process: refused"):
-        list(apart.encoded(run / "tokenizer.json", iter(batches)))
 
 
 def test_a_panic_of_other_code_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
