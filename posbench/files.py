@@ -1,7 +1,6 @@
 """Writing files so that a kill, a crash or a full disk never leaves half of one behind; reading, locks, digests.
 
-A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place. A folder
-may come from a stranger: nothing is written through a link in it, and nothing without end is read.
+A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place.
 """
 
 import atexit
@@ -194,21 +193,6 @@ def write_new(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replaced(path: Path) -> BinaryIO:
-    """A new, empty file in place of what is there, for a process to write; a link goes, what it names stays."""
-    path.unlink(missing_ok=True)
-    return open(path, "xb")
-
-
-def refuse_unusual(path: Path) -> None:
-    """Refuse what is neither a regular file nor a folder where posbench writes; an untrusted user may have put it."""
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            kind = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
-            raise UserError(f"{path} is {kind}: refused")
-
-
 def read(path: Path, most: int) -> bytes:
     """All of a regular file.
 
@@ -254,20 +238,18 @@ def lock(path: Path, wait: bool = False) -> int:
     Some network file systems have no locks: there a warning is logged, and the descriptor holds nothing.
 
     Args:
-        wait: until its holder releases it; the holder is logged every minute.
+        wait: until its holder releases it, which is logged every minute.
 
     Raises:
         BlockingIOError: another process holds it, and `wait` is false.
-        UserError: it is a symbolic link, which is not followed, or no file.
         OSError: it cannot be opened.
     """
-    refuse_unusual(path)
     with full_disk_as_failure(path):
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except PermissionError as denied:  # another user's, of a folder that is shared: enough to lock it
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:  # there is none, and none may be made
                 raise denied from None
     waits, tell_at = 0, 10
@@ -281,24 +263,13 @@ def lock(path: Path, wait: bool = False) -> int:
                 raise
             if wait and waits == tell_at:
                 tell_at += round(_TELL_EVERY_SECONDS / _LOOK_EVERY_SECONDS)
-                logger.info("waiting for %s, which holds %s", _holder(descriptor), path)
+                logger.info("waiting for another process, which holds %s", path)
             time.sleep(_LOOK_EVERY_SECONDS if wait else _LOOK_AGAIN_SECONDS)
             continue
         except OSError as error:
             told = "%s cannot be locked (%s): make sure that no other process uses it"
             logger.warning(told, path.parent, error.strerror)
         return descriptor
-
-
-def _holder(descriptor: int) -> str:
-    """Who holds the lock of an open file, by Linux's table of locks."""
-    is_file = f":{os.fstat(descriptor).st_ino}"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            words = line.split()  # 1: FLOCK ADVISORY WRITE 4242 08:01:1234 0 EOF
-            if len(words) > 5 and words[1] == "FLOCK" and words[5].endswith(is_file):
-                return f"process {words[4]}"
-    return "another process, perhaps of another machine"
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
-"""Checkpoints survive kills, damage and full disks, and are read without trust."""
+"""Checkpoints survive kills, damage and full disks."""
 
-import errno
 import hashlib
 import json
 import logging
@@ -10,7 +9,6 @@ import resource
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,11 +37,12 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     path = save(tmp_path, 3)
     loaded = checkpoint.newest(tmp_path)
     assert loaded is not None and (loaded.step, loaded.path) == (3, path)
-    assert torch.equal(loaded.weights()["a"], torch.full((64,), 3.0)) and loaded.weights()["b"].dtype == torch.int64
+    weights = loaded.weights()
+    assert torch.equal(weights["a"], torch.full((64,), 3.0)) and weights["b"].dtype == torch.int64
     assert torch.equal(loaded.optimizer()["state"][0]["exp_avg"], torch.full((4,), 1.5))
     assert loaded.state() == {"tokens": 30, "rng": [1, [2, 3], None]}
     trained = checkpoint.trained(tmp_path)
-    assert trained.step == 3 and torch.equal(trained.weights()["a"], loaded.weights()["a"])
+    assert trained.step == 3 and torch.equal(trained.weights()["a"], weights["a"])
     assert path.name == "step-00000003"
     assert {file.name for file in path.iterdir()} == {
         "model.safetensors",
@@ -92,19 +91,13 @@ def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
 
 def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "kept").touch()
     foreign = tmp_path / "checkpoint" / "step-final"
     foreign.mkdir()
-    link = tmp_path / "checkpoint" / "step-00000000"
-    link.symlink_to(outside)
     for step in (9, 10, 100):
         save(tmp_path, step)
     assert {p.name for p in (tmp_path / "checkpoint").iterdir()} == {
-        "step-00000010", "step-00000100", "step-final", "step-00000000"
+        "step-00000010", "step-00000100", "step-final"
     }  # fmt: skip
-    assert link.is_symlink() and (outside / "kept").exists()
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
@@ -183,27 +176,6 @@ def test_what_a_damaged_checkpoint_can_be_made_again_from_is_not_cleaned_away(tm
     assert checkpoint.keep_weights(tmp_path, steps=2) > 0 and len(list((tmp_path / "checkpoint").iterdir())) == 1
 
 
-def test_a_disk_that_fails_for_a_moment_is_no_reason_for_an_older_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 1)
-    weights = save(tmp_path, 2) / "model.safetensors"
-    opened = os.open
-
-    def fail(name: Any, *given: Any, **named: Any) -> int:
-        if Path(name) == weights:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
-        return opened(name, *given, **named)
-
-    with monkeypatch.context() as failing:
-        failing.setattr(os, "open", fail)
-        message = r"step-00000002/model\.safetensors cannot be read \(Input/output error\): try again, or move step-0+2"
-        for read in (checkpoint.newest, checkpoint.trained):
-            with pytest.raises(UserError, match=message):
-                read(tmp_path)
-    assert newest_step(tmp_path) == 2
-
-
 def test_where_all_are_damaged_nothing_starts_over_and_nothing_is_written(tmp_path: Path) -> None:
     for step in (1, 2):
         (save(tmp_path, step) / "optimizer.pt").write_bytes(b"")
@@ -217,17 +189,6 @@ def test_evaluation_needs_the_weights_only(tmp_path: Path) -> None:
     shutil.rmtree(save(tmp_path, 1))
     (save(tmp_path, 2) / "optimizer.pt").unlink()
     assert checkpoint.trained(tmp_path).step == 2
-
-
-def test_what_is_damaged_after_it_was_found_is_not_used(tmp_path: Path) -> None:
-    path = save(tmp_path, 2)
-    found = checkpoint.newest(tmp_path, (checkpoint.STATE,))
-    assert found is not None and found.state()["tokens"] == 20
-    for name, read in (("state.json", found.state), ("model.safetensors", found.weights)):
-        (path / name).write_bytes((path / name).read_bytes()[:-1] + b"?")
-        with pytest.raises(UserError, match=f"step-00000002 is incomplete .*{name}: checksum differs"):
-            read()
-        assert checkpoint.at(tmp_path, 2, name) is None
 
 
 def test_a_run_that_continued_from_before_a_damaged_checkpoint_keeps_its_own(tmp_path: Path) -> None:
@@ -245,21 +206,6 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     (path / "state.json").write_bytes(b"")
     save(tmp_path, 10)
     assert newest_step(tmp_path) == 10
-
-
-@pytest.mark.parametrize("flag", ["", "1"])
-def test_a_pickle_that_calls_a_function_is_refused(tmp_path: Path, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Payload:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.system, (f"touch {tmp_path / 'executed'}",)
-
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
-    checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload()}, {})
-    newest = checkpoint.newest(tmp_path)
-    assert newest is not None
-    with pytest.raises(UserError, match=r"optimizer\.pt is not an optimizer state"):
-        newest.optimizer()
-    assert not (tmp_path / "executed").exists()
 
 
 # -- kills and full disks ----------------------------------------------------------------------------------------------

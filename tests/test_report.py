@@ -309,18 +309,6 @@ def test_a_number_that_was_not_finite_is_a_failed_cell_and_no_zero(template: Con
     assert (point.status, point.nll, point.rise) == ("failed", None, None)
 
 
-def test_rows_and_blocks_of_other_types_do_not_stop_a_report(template: Config, tmp_path: Path) -> None:
-    folder = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
-    for name, wrong in (
-        ("evaluation.jsonl", {"nll": [3], "perplexity": "x", "n_blocks": {}, "split": None}),
-        ("evaluation_blocks.jsonl", {"nll_sum": "x", "n_tokens": None, "length": []}),
-    ):
-        first, *rest = read_rows(folder / name)
-        write_rows(folder / name, [*(first | {key: value} for key, value in wrong.items() if key in first), *rest])
-    report.main([tmp_path])
-    assert summarised(tmp_path)["rope"].plain.points[-1].status == "ok"
-
-
 # -- which runs are compared -------------------------------------------------------------------------------------------
 
 

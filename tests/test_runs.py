@@ -209,7 +209,7 @@ def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
 def test_a_second_process_is_refused_by_name_and_changes_nothing(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path)
-        owner = rf"in use by process {os.getpid()} on '.*', started \d+:\d\d:\d\d ago"
+        owner = rf"in use by process {os.getpid()} on .*, since 20"
 
         def second() -> None:
             with pytest.raises(UserError, match=owner):
@@ -266,22 +266,14 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path, tiny_config: C
 
     assert in_child(die) == -signal.SIGKILL
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
-        assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == os.getpid()
+        assert (tmp_path / "run" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
-@pytest.mark.parametrize(
-    "owner",
-    [
-        '{"pid": %d, "host": "another", "started": "2026-01-01T00:00:00.000+00:00"}',
-        '{"pid": %d, "host": 7, "started": "yesterday"}',
-        "{",
-    ],
-)
-def test_what_a_lock_file_says_keeps_nobody_out(tmp_path: Path, tiny_config: Config, owner: str) -> None:
+def test_what_a_lock_file_says_keeps_nobody_out(tmp_path: Path, tiny_config: Config) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").write_text(owner % os.getppid() if "%d" in owner else owner)
+    (tmp_path / "run" / ".lock").write_text(f"process {os.getppid()} on another, since 2026")
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
-        assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == os.getpid()
+        assert (tmp_path / "run" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_another_users_folder_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,47 +408,10 @@ def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path:
     assert line["nll"] is None and line["extension_options"] == {"factor": 4.0} and block["nll_sum"] == 1 / 3
 
 
-@pytest.mark.parametrize(
-    ("wrong", "read"),
-    [
-        ({"nll": "3.1", "n_tokens": 2.5, "seconds": True, "reason": 7}, {"nll": None}),
-        ({"nll": float("inf"), "ci_low": 10**400}, {"nll": None}),
-        ({"n_tokens": 2**64, "peak_memory_bytes": 1e300}, {"nll": 1.0}),  # too large for a table's column
-        ({"extension_options": [1]}, {"nll": 1.0}),
-        ({"length": 16.0, "checkpoint_step": 12.0, "column_of_tomorrow": 1}, {"nll": 1.0}),
-    ],
-)
-def test_values_of_another_type_are_none_and_unknown_columns_are_left_out(
-    tmp_path: Path, wrong: dict[str, Any], read: dict[str, Any]
-) -> None:
-    line = row(16, 1.0).to_json() | wrong
-    (tmp_path / "evaluation.jsonl").write_text(json.dumps(line) + "\n")
-    assert evaluation_rows(tmp_path) == [dataclasses.replace(row(16, 1.0), **read)]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"length": "16"}, {"length": 0}, {"length": None}, {"extension": 5}, {"window": "x"}, {"status": None},
-     {"split": []}, {"protocol": {}}],
-)  # fmt: skip
-def test_a_line_that_has_no_place_among_the_rows_is_passed_over(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    lines = [row(32, 2.0).to_json(), row(16, 1.0).to_json() | wrong]
-    (tmp_path / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert evaluation_rows(tmp_path) == [row(32, 2.0)]
-
-
 def test_columns_that_an_older_file_lacks_are_none(tmp_path: Path) -> None:
     line = {key: value for key, value in row(16, 1.0).to_json().items() if value is not None}
     (tmp_path / "evaluation.jsonl").write_text(json.dumps(line) + "\n")
     assert evaluation_rows(tmp_path) == [row(16, 1.0)]
-
-
-def test_a_block_without_its_numbers_stays_a_block(tmp_path: Path) -> None:
-    good, bad = (block.to_json(row(16, 1.0)) for block in blocks(1.0, 2.0))
-    lines = [good, bad | {"nll_sum": "two", "n_tokens": None}]
-    (tmp_path / "evaluation_blocks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (found,) = evaluation_blocks(tmp_path).values()
-    assert [(block.block, block.nll_sum, block.n_tokens) for block in found] == [(0, 1.0, 8), (1, None, None)]
 
 
 @pytest.mark.parametrize(
@@ -477,7 +432,7 @@ def test_a_rows_name_says_what_was_measured_and_how_the_model_was_changed(
     assert (changed.curve_name, changed.kind) == (name, kind)
 
 
-@pytest.mark.parametrize("schema", [1, None, "two"])
+@pytest.mark.parametrize("schema", [1, None])
 def test_a_record_of_this_schema_or_of_none_is_read(tmp_path: Path, schema: Any) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "id": "x"}))
     assert load_record(tmp_path)["id"] == "x"

@@ -175,15 +175,6 @@ def test_a_peak_is_that_of_the_devices_name_or_none(
     assert machine.peak_flops(torch.device("cpu"), dtype) is None
 
 
-def test_a_link_for_a_configuration_is_not_followed(config: Config, tmp_path: pathlib.Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "secret.yaml").write_text("password: hunter2")
-    (tmp_path / "run/config.yaml").symlink_to(tmp_path / "secret.yaml")
-    with pytest.raises(UserError, match=r"config\.yaml is a symbolic link: refused"):
-        train(config, tmp_path / "run", [])
-    assert not (tmp_path / "cache").exists()
-
-
 def test_a_run_says_once_what_its_encoding_remarks(config: Config, tmp_path: pathlib.Path) -> None:
     bias = dataclasses.replace(config.encoding, name="t5", options={})
     train(dataclasses.replace(config, encoding=bias), tmp_path / "run", [])

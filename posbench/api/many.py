@@ -12,7 +12,7 @@ from posbench.errors import UserError
 from posbench.report.comparison import load
 from posbench.report.comparison.load import RunData
 from posbench.run_folder import finding
-from posbench.run_folder.jsonl import number, whole
+from posbench.run_folder.jsonl import number
 from posbench.terminal.exits import one_line
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _row(run: RunData, label: str) -> dict[str, Any]:
         "seed": run.config.seed,
         "train_length": run.config.training.train_length,
         "learning_rate": run.config.training.learning_rate,
-        "parameters": whole(run.parameters("total")),
-        "tokens": whole(run.record.get("tokens")),
+        "parameters": run.parameters("total"),
+        "tokens": run.record.get("tokens"),
         "status": run.outcome,
         "data": data.get("sha256") if isinstance(data, dict) else None,
         "task": run.task,

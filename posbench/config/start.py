@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from posbench import encodings, files
+from posbench import encodings
 from posbench.config import external
 from posbench.config.identity import moved_aside
 from posbench.config.schema import SAVED, Config, StartConfig, to_container
@@ -31,7 +31,6 @@ from posbench.errors import Undefined, UserError
 
 KEY, STUDY = "start", "extend"
 RATE = 1 / 6  # of the peak: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens (docs/longer.md)
-_LARGEST = 2**24  # bytes of a JSON file
 _TAKEN = ("encoding", "model", "data", "training")
 _GIVEN = {"model": "the model", "training": "the training settings", "experiment": "the settings"}  # groups it replaces
 _SHARED = ("base", "layout")  # options that an encoding and its stretched forms have in common
@@ -200,8 +199,8 @@ def _weights(folder: Path) -> tuple[int, str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(files.read(path, _LARGEST))
-    except (OSError, ValueError, RecursionError) as error:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} is not what posbench writes: expected an object")

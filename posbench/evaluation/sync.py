@@ -103,7 +103,7 @@ def send(config: Trains, run: Run, target: Target) -> str:
     new_rows, by_key = 0, {row.key: row for row in rows}
     for at, line in enumerate(lines, start=1):
         evaluated = EvaluationRow.from_json(line)
-        if evaluated and curves.values(evaluated) and evaluated == by_key[evaluated.key] and at > session.line:
+        if curves.values(evaluated) and evaluated == by_key[evaluated.key] and at > session.line:
             session.curve(evaluated, at)
             new_rows += 1
     if new_rows or not session.line:

@@ -94,7 +94,6 @@ def told(folder: Path, found: list[Agreement]) -> str:
 
 def _refuse_taken(folder: Path, run: object) -> None:
     """Raise UserError if the folder holds anything but an export of the same run."""
-    files.refuse_unusual(folder)
     if folder.is_dir() and any(folder.iterdir()):
         before: Any = None
         with contextlib.suppress(OSError, ValueError, RecursionError, UserError):

@@ -141,7 +141,6 @@ class _Array:
         self.jobs = missing
         self.before = {job.id: states.record(job) for job in missing}
         parent, *_ = (pool.make_output_folder(job).absolute() / "submitit" for job in missing)
-        files.refuse_unusual(parent)
         parent.mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=parent))
         found = _submit(missing, cluster, settings, folder)

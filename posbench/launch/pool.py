@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from posbench import files, machine
+from posbench import machine
 from posbench.errors import InUse, Stopped, UserError
 from posbench.launch import states
 from posbench.launch.plans import Plan
@@ -127,9 +127,8 @@ def _start(plan: Plan, environment: dict[str, str]) -> multiprocessing.process.B
 
 
 def make_output_folder(plan: Plan) -> Path:
-    """Make the folder of the plan's output. Raises UserError if something else, such as a link, is in its place."""
+    """Make the folder of the plan's output."""
     folder = plan.output.parent
-    files.refuse_unusual(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -163,7 +162,7 @@ def run_job(plan: Plan, environment: Mapping[str, str], rank: int = 0) -> int:
     from posbench.launch import job
 
     output = plan.output.with_suffix(f".rank-{rank}.log") if rank else plan.output
-    with files.replaced(output) as file:
+    with output.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.environ.update(environment)

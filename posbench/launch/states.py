@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from posbench import files
 from posbench.errors import UserError
 from posbench.evaluation.answers import TRAINED, place_of
 from posbench.launch.plans import Plan
@@ -80,7 +79,7 @@ def before(plan: Plan) -> Status:
 def progress(plan: Plan) -> tuple[int, float | None]:
     """Updates made and the newest training loss in nats per token, from the end of `metrics.jsonl`."""
     try:
-        with files.open_itself(plan.folder / "metrics.jsonl") as file:
+        with (plan.folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
     except OSError:

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posbench import files
 from posbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ def main(
     warnings += load.mixed_code(runs)
     groups = load.groups(runs, reference)
     smallest = claims.LEAST if least is None else least
-    if out is None:
-        files.refuse_unusual(folder)
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, 132)  # files and pipes have no fixed width
@@ -119,7 +116,6 @@ def _write(
         place = folder
         if number > 1:
             place = folder / f"set-{number}"
-            files.refuse_unusual(place)
             place.mkdir(exist_ok=True)
         if group.task is None:
             made = _section(group, heading, place, least, columns)

@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posbench import files
 from posbench.evaluation.answers import Answer, Place
 from posbench.evaluation.levels import Levels
 from posbench.report import text
@@ -65,9 +64,9 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
 
 
 def _remove_earlier(path: Path, columns: list[str]) -> None:
-    """Remove a table of an earlier report. A file with other columns is the user's and stays, and so does a link."""
+    """Remove a table of an earlier report. A file with other columns is the user's and stays."""
     head = csv_text(columns, []).encode()
-    with contextlib.suppress(OSError), files.open_itself(path) as file:
+    with contextlib.suppress(OSError), path.open("rb") as file:
         if file.read(len(head)) == head:
             path.unlink()
 

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,19 +32,16 @@ logger = logging.getLogger(__name__)
 _STEP = re.compile(r"step-(\d{8,})")
 _SCHEMA = 1
 _KEEP = 2
-_LARGEST_MANIFEST = 2**20  # bytes
-_MOST_TENSORS = 50_000
-_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
 PARTS = WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
 _MANIFEST = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of a run. Each part is read when it is asked for, and used only if its digest is the manifest's.
+    """A checkpoint of a run: parts whose digests are the manifest's. A part is given once.
 
     Raises:
-        UserError: a part is damaged, cannot be read, or is not what posbench writes.
+        UserError: a part is not what posbench writes.
     """
 
     step: int
@@ -52,53 +50,31 @@ class Checkpoint:
 
     def weights(self) -> dict[str, "Tensor"]:
         """The model's weights, on the CPU."""
-        import safetensors
         import safetensors.torch
 
-        data = self._take(WEIGHTS)
-        _refuse_many(self.path / WEIGHTS, data)
-        try:
-            return safetensors.torch.load(data)
-        except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
-            raise UserError(f"{self.path / WEIGHTS} is not a safetensors file: {error}") from None
+        return safetensors.torch.load(self._contents.pop(WEIGHTS))
 
     def optimizer(self) -> dict[str, Any]:
         """The optimizer's state dict; its tensors are on the CPU."""
         import torch
 
-        data = io.BytesIO(self._take(OPTIMIZER))
+        data = io.BytesIO(self._contents.pop(OPTIMIZER))
         try:  # weights_only spelt out: an environment variable can turn the default off
-            loaded = torch.load(data, map_location="cpu", weights_only=True)
-        except MemoryError:
-            raise
-        except Exception:  # torch's own message suggests disabling weights_only: not shown
-            loaded = None
-        if not isinstance(loaded, dict):
+            loaded: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:  # torch's own message suggests disabling weights_only: not shown
             raise UserError(
                 f"{self.path / OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values"
-            )
+            ) from None
         return loaded
 
     def state(self) -> dict[str, Any]:
         """What else was saved; plain JSON types."""
-        try:
-            state = json.loads(self._take(STATE))
-        except (ValueError, RecursionError):
-            state = None
-        if not isinstance(state, dict):
-            raise UserError(f"{self.path / STATE} is not the state of a run: expected an object")
+        state: dict[str, Any] = json.loads(self._contents.pop(STATE))
         return state
 
     def digest(self, name: str) -> str:
         """The sha256 of a part that was verified and not yet read."""
         return hashlib.sha256(self._contents[name]).hexdigest()
-
-    def _take(self, name: str) -> bytes:
-        """A file's verified content, which is not kept."""
-        try:
-            return self._contents.pop(name, None) or _verified(self.path, self.step, (name,))[name]
-        except _DamagedError as damage:
-            raise UserError(f"{self.path} is incomplete ({damage})") from None
 
 
 def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> Path:
@@ -205,7 +181,7 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
     """The newest checkpoint of a run whose parts verify; None if there are no checkpoints.
 
     Raises:
-        UserError: there are checkpoints and all are damaged, or the newest cannot be read.
+        UserError: there are checkpoints and all are damaged.
     """
     skipped: list[str] = []
     for step, path in _steps(folder).items():
@@ -223,7 +199,7 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
 
 
 def at(folder: Path, step: int, part: str) -> Checkpoint | None:
-    """The checkpoint after that many steps; None if it is missing or the part is damaged. Errors as `_read`."""
+    """The checkpoint after that many steps; None if it is missing or the part is damaged."""
     path = _steps(folder).get(step)
     try:
         return None if path is None else Checkpoint(step, path, _verified(path, step, (part,)))
@@ -235,8 +211,7 @@ def trained(folder: Path) -> Checkpoint:
     """The newest checkpoint of a run whose weights verify, to evaluate or to export.
 
     Raises:
-        UserError: no checkpoint, none that verifies, one that cannot be read, or weights for another definition of
-            the model's block.
+        UserError: no checkpoint, none that verifies, or weights for another definition of the model's block.
     """
     found = newest(folder, (WEIGHTS,))
     if found is None:
@@ -263,12 +238,6 @@ def _size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
-def _refuse_many(path: Path, data: bytes) -> None:
-    """Refuse a file that names more tensors than any model has: a few megabytes can name hundreds of thousands."""
-    if (number := data[8 : 8 + int.from_bytes(data[:8], "little")].count(b'"dtype"')) > _MOST_TENSORS:
-        raise UserError(f"{path} holds {number:,} tensors: expected at most {_MOST_TENSORS:,}")
-
-
 def _serialised(model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> dict[str, bytes]:
     import safetensors.torch
     import torch
@@ -293,12 +262,12 @@ def _entry(data: bytes) -> dict[str, Any]:
 
 
 def _steps(folder: Path) -> dict[int, Path]:
-    """Checkpoint folders by step, newest first: by number, since clocks jump. Links and other names are skipped."""
+    """Checkpoint folders by step, newest first: by number, since clocks jump. Other names are skipped."""
     parent = folder / "checkpoint"
     found = {}
     for path in parent.iterdir() if parent.is_dir() else ():
         match = _STEP.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink():
+        if match and path.is_dir():
             found[int(match[1])] = path
     return dict(sorted(found.items(), reverse=True))
 
@@ -308,44 +277,28 @@ class _DamagedError(Exception):
 
 
 def _verified(path: Path, step: int, names: tuple[str, ...]) -> dict[str, bytes]:
-    """Contents of the named files, each equal to what the manifest says of it."""
-    try:
-        manifest = json.loads(_read(path / _MANIFEST, _LARGEST_MANIFEST))
-        entries = manifest["files"]
-        good = manifest["schema"] == _SCHEMA and manifest["step"] == step and isinstance(entries, dict)
-        sizes = {name: entries[name]["bytes"] for name in names}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        good = False
-    if not good or not all(isinstance(size, int) for size in sizes.values()):
-        raise _DamagedError(f"{_MANIFEST}: not a manifest of this step")
-    contents = {}
-    for name, size in sizes.items():
-        contents[name] = _read(path / name, min(size, _MEMORY))
-        if entries[name] != _entry(contents[name]):
-            raise _DamagedError(f"{name}: checksum differs")
-    return contents
-
-
-def _read(path: Path, most: int) -> bytes:
-    """A file's content, of at most so many bytes.
+    """Contents of the named files, each equal to what the manifest says of it.
 
     Raises:
-        UserError: the disk fails or access is denied. That says nothing about the content, so no older checkpoint is
-            used instead: it would be another model.
+        OSError: the disk fails. That says nothing about the content, so no older checkpoint is used instead: it would
+            be another model.
     """
     try:
-        if not path.is_file():
-            raise _DamagedError(f"{path.name}: missing")
-        return files.read(path, most)
-    except FileNotFoundError:
-        raise _DamagedError(f"{path.name}: missing") from None
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): try again, or move {path.parent.name} away to use the"
-            " checkpoint before it"
-        ) from None
-    except UserError as error:
-        raise _DamagedError(str(error)) from None
+        manifest = json.loads((path / _MANIFEST).read_bytes())
+        entries = manifest["files"]
+        if manifest["schema"] != _SCHEMA or manifest["step"] != step:
+            raise ValueError
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        raise _DamagedError(f"{_MANIFEST}: not a manifest of this step") from None
+    contents = {}
+    for name in names:
+        try:
+            contents[name] = (path / name).read_bytes()
+        except FileNotFoundError:
+            raise _DamagedError(f"{name}: missing") from None
+        if entries.get(name) != _entry(contents[name]):
+            raise _DamagedError(f"{name}: checksum differs")
+    return contents
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -1,4 +1,4 @@
-"""The run folder: one owner at a time, and records that a kill, a full disk or a stranger cannot spoil.
+"""The run folder: one owner at a time, and records that a kill or a full disk cannot spoil.
 
 `config.yaml` (what was asked), `run.json` (what became of it), `metrics.jsonl`, `evaluation.jsonl`,
 `evaluation_blocks.jsonl` and `log.txt`. These are the truth; whatever else shows them mirrors them.
@@ -22,7 +22,7 @@ from posbench.config.identity import NOT_IDENTITY, is_one_run, run_id
 from posbench.config.schema import Config, EvaluationConfig, flat, to_container
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.run_folder.facts import Where, git_state, now, versions
-from posbench.run_folder.jsonl import append, drop_half_line, number, plain, shortened
+from posbench.run_folder.jsonl import append, drop_half_line, plain, shortened
 from posbench.run_folder.lock import moved_aside, take
 from posbench.run_folder.log import LogFile, OneLine, heard_by
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
@@ -30,7 +30,6 @@ from posbench.run_folder.rows import BlockRow, EvaluationRow, every_row, parted_
 
 logger = logging.getLogger(__name__)
 _SCHEMA = 1  # of run.json and the files beside it
-_LARGEST_RECORD = 2**24  # bytes; ten thousand attempts have a third of it
 
 
 class Run:
@@ -64,7 +63,6 @@ class Run:
         try:
             if restart and any(path.name != LOCK for path in folder.iterdir()):
                 lock = moved_aside(folder, lock)
-            _refuse_links(folder)
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
             id = run_id(_keep_config(folder, config))
@@ -186,7 +184,7 @@ class Run:
             return
         data = self.record["data"]
         for what, before, here in (
-            ("text", data.get("sha256") if isinstance(data, dict) else None, sha256),
+            ("text", data.get("sha256") if data else None, sha256),
             ("tokenizer", self.record["tokenizer_sha256"], tokenizer_sha256),
         ):
             if before not in (None, here):
@@ -228,10 +226,7 @@ class Run:
             "git": {"commit": None, "dirty": None},
         }
         if path.exists():
-            held = load_record(self.folder)
-            attempts = held.get("attempts")
-            whole = isinstance(attempts, list) and all(isinstance(attempt, dict) for attempt in attempts)
-            return {**new, **held, "attempts": attempts if whole else []}
+            return {**new, **load_record(self.folder)}
         files.write(path, json.dumps(new, indent=2).encode() + b"\n")
         return new
 
@@ -296,7 +291,7 @@ class Run:
             self._log_file.handle(logging.makeLogRecord(known))
 
 
-# -- reading, also folders of strangers --------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def load_config(folder: Path) -> Config:
@@ -329,22 +324,18 @@ def load_record(folder: Path) -> dict[str, Any]:
     """The `run.json` of a run folder. Raises UserError if it cannot be read, or a newer posbench wrote it."""
     path = folder / RECORD
     try:
-        record = json.loads(files.read(path, _LARGEST_RECORD))
-    except (OSError, ValueError, RecursionError) as error:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; --restart starts over") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path} is not a run's record: expected an object; --restart starts over")
-    schema = number(record.get("schema"))
-    if schema is not None and schema > _SCHEMA:
-        raise UserError(f"{path} has schema {schema:g}, this posbench reads up to {_SCHEMA}: upgrade posbench")
+    if (schema := record.get("schema") or 0) > _SCHEMA:
+        raise UserError(f"{path} has schema {schema}, this posbench reads up to {_SCHEMA}: upgrade posbench")
     return record
 
 
 def attempt_is_open(record: Mapping[str, Any]) -> bool:
     """Whether the newest attempt of a `run.json` has not ended in words: it is under way, or was killed."""
     attempts = record.get("attempts")
-    newest = attempts[-1] if isinstance(attempts, list) and attempts else None
-    return isinstance(newest, dict) and "ended" in newest and newest["ended"] is None
+    return bool(attempts) and attempts[-1].get("ended", "") is None  # type: ignore[index]
 
 
 def refuse_other_block(folder: Path) -> None:
@@ -362,8 +353,7 @@ def refuse_other_block(folder: Path) -> None:
 
 def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
     """A line for each encoding that is not posbench's own and whose source file has changed since training began."""
-    trained = record.get("installed_encodings")
-    if not isinstance(trained, dict) or not trained:
+    if not (trained := record.get("installed_encodings")):
         return []
     now = encodings.installed_files(config.encoding.name, config.encoding.options)
     return [
@@ -379,19 +369,12 @@ def has_weights(folder: Path) -> bool:
     return any((folder / "checkpoint").glob("step-*"))
 
 
-def _refuse_links(folder: Path) -> None:
-    """Refuse links: an untrusted folder must not make posbench write elsewhere."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        files.refuse_unusual(path)
-
-
 def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
     """The configuration in a folder if it asks for the same weights; None for a new folder.
 
     Raises:
-        UserError: it holds another run, or a link where a file should be.
+        UserError: it holds another run.
     """
-    _refuse_links(folder)
     if not (folder / CONFIG).exists():
         return None
     held = load_any_config(folder)

@@ -10,23 +10,21 @@ from typing import Any
 from posbench import files
 from posbench.errors import UserError
 
-LARGEST = 2**28  # bytes of a file; a million blocks have it
-
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file, none if there is no file. A last line cut short is passed over.
 
     Raises:
-        UserError: a whole line is not a JSON object, or the file is larger than a run's.
+        UserError: a whole line is not a JSON object.
     """
     if not path.exists():
         return []
-    *lines, _ = files.read(path, LARGEST).split(b"\n")
+    *lines, _ = path.read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             row = None
         if not isinstance(row, dict):
             raise UserError(f"line {number} of {path} is not a JSON object")
@@ -90,12 +88,3 @@ def number(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def whole(value: object) -> int | None:
-    """A whole number that a table's column can hold, None if it is anything else."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:
-        return None
-    return value

@@ -1,9 +1,7 @@
 """The lock of a run folder: one process at a time owns it. The system frees the lock when its holder dies."""
 
-import datetime
 import errno
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -15,13 +13,12 @@ from posbench.run_folder.facts import now
 from posbench.run_folder.names import LOCK
 
 logger = logging.getLogger(__name__)
-_OWNER_BYTES = 4096  # an owner says less about itself
 
 
 def in_use(folder: Path, without_locks: bool = False) -> bool:
     """Whether a process owns the run folder at this moment; `without_locks` where locks do not work."""
     try:
-        with files.open_itself(folder / LOCK) as file:
+        with (folder / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, FileNotFoundError) as error:  # no file: no folder yet, or a copy
         return isinstance(error, BlockingIOError)
@@ -51,7 +48,8 @@ def take(folder: Path) -> int:
         except FileNotFoundError:  # moved aside this moment
             continue
         except BlockingIOError:
-            raise InUse(_owned(folder, path)) from None
+            who = path.read_text(encoding="utf-8") or "another process"
+            raise InUse(f"{folder} is in use by {who}: wait for it or stop it") from None
         if _is_still(path, descriptor):
             break
         os.close(descriptor)  # an owner moved the folder aside between opening and locking
@@ -60,7 +58,7 @@ def take(folder: Path) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:  # another user's lock in a shared folder
         return descriptor
-    owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": now()}).encode()
+    owner = f"process {os.getpid()} on {socket.gethostname()}, since {now()}".encode()
     with files.full_disk_as_failure(path, len(owner)):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner, 0)
@@ -72,20 +70,6 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def _owned(folder: Path, lock: Path) -> str:
-    try:
-        with files.open_itself(lock) as file:
-            owner = json.loads(file.read(_OWNER_BYTES))
-        started = datetime.datetime.fromisoformat(owner["started"])
-        seconds = max(0, round((datetime.datetime.now(datetime.UTC) - started).total_seconds()))
-        who = (
-            f"process {int(owner['pid'])} on {str(owner['host'])!r}, started {datetime.timedelta(seconds=seconds)} ago"
-        )
-    except (OSError, ValueError, KeyError, TypeError):  # it has the lock and has not yet said who it is
-        who = "another process, started just now"
-    return f"{folder} is in use by {who}: wait for it or stop it"
 
 
 def moved_aside(folder: Path, lock: int) -> int:

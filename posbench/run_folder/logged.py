@@ -67,7 +67,7 @@ def recorded(config: Trains, folder: Path) -> list[dict[str, Any]]:
     lines: dict[RowKey, int] = {}
     for line, found in enumerate(read_jsonl(folder / EVALUATION), start=1):
         row = EvaluationRow.from_json(found)
-        if row and row == chosen[row.key]:
+        if row == chosen[row.key]:
             lines[row.key] = line
     curve = (curves.row(chosen[key], line) for key, line in sorted(lines.items(), key=lambda item: item[1]))
     return [*map(_numbers, read_jsonl(folder / METRICS)), *filter(None, curve)]

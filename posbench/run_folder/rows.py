@@ -1,22 +1,18 @@
 """Evaluation rows: what a row is, its key, its name as a curve, and the two files that rows and their blocks stand in.
 
-Files may come from strangers and from other versions: unknown columns are left out, and a value that is missing or of
-another type is None. A line without what places a row (its key, length ratio or status) is no row and is passed over.
+Files may come from other versions: unknown columns are left out, and a value that is missing is None.
 """
 
 import dataclasses
-import functools
 import json
 import math
-import typing
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posbench.run_folder.jsonl import number, read_jsonl, whole
+from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.names import BLOCKS, EVALUATION
-from posbench.terminal.exits import spelt_out
 
 PLAIN, WINDOWED = "plain", "windowed"
 PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
@@ -88,10 +84,10 @@ class EvaluationRow:
     peak_memory_bytes: int | None = None
 
     @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow | None":
-        """A line of the file; None if it is no row."""
-        values = _values(cls, line)
-        return cls(**values) if values and values["length"] >= 1 else None
+    def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow":
+        """A line of the file."""
+        values: dict[str, Any] = {name: line.get(name) for name in COLUMNS}
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """The row's columns, in the order of the file."""
@@ -149,7 +145,7 @@ class BlockRow:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "BlockRow":
-        return cls(**_values(cls, line) or {})
+        return cls(**{name: line.get(name) for name in _OF_A_BLOCK})
 
     def to_json(self, row: EvaluationRow) -> dict[str, Any]:
         """A line of `evaluation_blocks.jsonl`: the row that the block belongs to, and the block."""
@@ -158,6 +154,7 @@ class BlockRow:
 
 Measured = tuple[EvaluationRow, list[BlockRow]]  # a row, and the blocks behind its numbers
 COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow))
+_OF_A_BLOCK = tuple(field.name for field in dataclasses.fields(BlockRow))
 
 
 def multiple(ratio: float) -> str:
@@ -171,7 +168,7 @@ def every_row(folder: Path) -> list[EvaluationRow]:
     A row without a number lasts until the next of its key. It takes the place of a number on its own targets only.
     """
     found: dict[RowKey, dict[str | None, EvaluationRow]] = {}
-    for row in filter(None, map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION))):
+    for row in map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION)):
         earlier = found.get(row.key, {})
         measured = {targets: one for targets, one in earlier.items() if one.measured and targets != row.targets_sha256}
         found[row.key] = {**measured, row.targets_sha256: row}
@@ -240,47 +237,38 @@ def shared_targets(rows: list[EvaluationRow]) -> dict[str, str | None]:
 def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
     """Blocks of `evaluation_blocks.jsonl` by row; the last set of each row counts."""
     sets: dict[BlocksKey, list[BlockRow]] = {}
-    last, belongs_to = None, None
     for line in read_jsonl(folder / BLOCKS):
-        block, place = BlockRow.from_json(line), repr([line.get(name) for name in _PLACE])  # 1 is not True there
-        if place != last:  # lines of one row stand together, and reading its key takes half of the time
-            last, belongs_to = place, _row_of(line)
-        if belongs_to is None:
-            continue
+        block, belongs_to = BlockRow.from_json(line), _row_of(line)
         if block.block == 0:
             sets[belongs_to] = []
         sets.setdefault(belongs_to, []).append(block)
     return sets
 
 
-_PLACE = (*EVALUATION_KEY, "targets_sha256")  # columns of a block that say which row it belongs to
-
-
-def _row_of(block: Mapping[str, Any]) -> BlocksKey | None:
+def _row_of(block: Mapping[str, Any]) -> BlocksKey:
     """The row that a line of `evaluation_blocks.jsonl` belongs to."""
-    values = _values(RowKey, block)
-    return None if values is None else (RowKey(**values), _text(block.get("targets_sha256")))
+    return RowKey(*map(block.get, EVALUATION_KEY)), block.get("targets_sha256")  # type: ignore[arg-type]
 
 
 def parted_blocks(folder: Path) -> tuple[list[EvaluationRow], bytes, int]:
     """Rows whose blocks are all there, the repaired `evaluation_blocks.jsonl`, and the number of lines dropped.
 
-    A kill leaves blocks twice or without a row; a disk or an editor leaves lines that are damaged, cut or gone.
+    A kill leaves blocks twice or without a row, or half a line.
     """
     path = folder / BLOCKS
     raw = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    sets: dict[BlocksKey | None, list[tuple[bytes, BlockRow]]] = {}
+    sets: dict[BlocksKey, list[tuple[bytes, BlockRow]]] = {}
     for text in raw:
         try:
             line = json.loads(text)
             belongs_to, block = _row_of(line), BlockRow.from_json(line)
-        except (ValueError, AttributeError, RecursionError):
+        except ValueError:
             continue
-        if block.block == 0 and belongs_to is not None:
+        if block.block == 0:
             sets.pop(belongs_to, None)
         sets.setdefault(belongs_to, []).append((text, block))
     rows = [row for row in every_row(folder) if _is_whole(row, [one for _, one in sets.get(row.blocks_key, [])])]
-    known = {row.blocks_key for row in rows} | {None}
+    known = {row.blocks_key for row in rows}
     kept = [text for key, lines in sets.items() if key in known for text, _ in lines]
     return rows, b"".join(kept), len(raw) - len(kept)
 
@@ -289,46 +277,7 @@ def _is_whole(row: EvaluationRow, blocks: list[BlockRow]) -> bool:
     """Whether these are a row's blocks: their number and mean agree. A row without a number has none."""
     if not row.measured or row.n_blocks is None:
         return True
-    sums, counts = [one.nll_sum for one in blocks], [one.n_tokens for one in blocks]
-    if len(blocks) != row.n_blocks or None in sums or None in counts:
+    if len(blocks) != row.n_blocks:
         return False
-    mean = sum(filter(None, sums)) / max(1, sum(filter(None, counts)))
+    mean = sum(one.nll_sum or 0.0 for one in blocks) / max(1, sum(one.n_tokens or 0 for one in blocks))
     return math.isclose(mean, row.nll or 0.0, rel_tol=1e-6, abs_tol=1e-9)
-
-
-# -- reading what may be anything --------------------------------------------------------------------------------------
-
-
-def _text(value: object) -> str | None:
-    """A text that is safe to show: control characters are spelt out."""
-    return spelt_out(value) if isinstance(value, str) else None
-
-
-def _object(value: object) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
-
-
-_READERS: dict[object, Callable[[object], object]] = {
-    str: _text,
-    int: whole,
-    float: number,
-    dict[str, Any]: _object,
-}
-
-
-@functools.cache
-def _columns(kind: type) -> list[tuple[str, Callable[[object], object], bool]]:
-    """Name, reader and necessity of each column."""
-    hints = {name: typing.get_args(hint) or (hint,) for name, hint in typing.get_type_hints(kind).items()}
-    return [(name, _READERS[types[0]], len(types) == 1) for name, types in hints.items()]
-
-
-def _values(kind: type, line: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A line's values as the columns of a class declare them; None if a column that places the row is wrong."""
-    values: dict[str, Any] = {}
-    for name, read, needed in _columns(kind):
-        given = line.get(name)
-        values[name] = value = read(given)
-        if value is None and (needed or (name in EVALUATION_KEY and given is not None)):
-            return None
-    return values

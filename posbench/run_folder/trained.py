@@ -67,10 +67,6 @@ def begin_from(model: nn.Module, start: StartConfig) -> dict[str, Tensor]:
 
 def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
     """Put the weights of a run's checkpoint into its model. Raises UserError if they are not of this model."""
-    known = model.state_dict()
-    for name in known.keys() & weights.keys():  # torch would cast them
-        if known[name].is_floating_point() != weights[name].is_floating_point():
-            raise UserError(f"the weights in {folder}: {name} is {weights[name].dtype}, expected {known[name].dtype}")
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:  # torch's list of what does not fit

@@ -13,7 +13,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from posbench import files
 from posbench.config import plain_yaml, shipped
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.config.identity import NOT_IDENTITY, one_number
@@ -23,7 +22,6 @@ from posbench.evaluation.answers import Answers
 from posbench.evaluation.headline import measure_of
 from posbench.evaluation.levels import Levels
 from posbench.evaluation.measure import Headline, Measure
-from posbench.run_folder import jsonl
 from posbench.run_folder.folder import load_any_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.lock import died
@@ -390,8 +388,8 @@ def studies(runs: list[RunData]) -> list[Path]:
 def listed(path: Path, key: str) -> list[dict[str, Any]]:
     """The objects of a list in a JSON file; none if it is not such a file."""
     try:
-        content = json.loads(files.read(path, jsonl.LARGEST))
-    except (OSError, UserError, ValueError, RecursionError):
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
         return []
     rows = content.get(key) if isinstance(content, dict) else None
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
