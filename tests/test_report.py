@@ -728,8 +728,6 @@ def test_only_what_a_viewer_needs_of_a_hostile_name_is_in_the_svg(hostile: Path,
     assert "<img" not in svg and "<script" not in svg and "&lt;img" in svg
 
 
-
-
 def test_a_table_without_unicode_is_still_readable(group: load.Group, found: dict[str, summary.Summary]) -> None:
     from rich.console import Console
 
