@@ -152,7 +152,12 @@ def threads_each(processes: int) -> int:
 
 
 def set_threads(threads: int | None) -> int:
-    """Use this many CPU threads (None: as torch chooses) and return how many are in use."""
+    """Use this many CPU threads (None: as torch chooses), flush subnormal numbers to 0, and return how many are in use.
+
+    Subnormal numbers arise in softmax under a bias that falls with distance, and a CPU takes many times as long for
+    them. Call it before the first parallel region: worker threads inherit the setting when they start.
+    """
+    torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
     return torch.get_num_threads()

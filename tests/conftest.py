@@ -60,6 +60,7 @@ def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
+    torch.set_flush_denormal(True)  # as in every command
 
 
 @pytest.fixture(autouse=True, scope="session")

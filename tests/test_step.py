@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import subprocess
 import sys
 from typing import Any
 
@@ -373,3 +374,11 @@ def test_auto_compiles_where_it_pays(
     assert is_compiled(config, torch.device(device), many) == (expected and asked != "auto")
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert is_compiled(config, torch.device(device), World()) == (expected and asked != "auto")
+
+
+def test_subnormal_numbers_are_flushed_to_zero_in_every_thread_of_a_process() -> None:
+    code = (
+        "import torch; from posbench import machine; assert machine.set_threads(2) == 2;"
+        "assert not (torch.full((2**21,), 1e-40) * 1).any()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

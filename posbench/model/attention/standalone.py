@@ -24,7 +24,9 @@ def attention(
 ) -> Tensor:
     """Attention of one layer under `encoding`, by the fastest kernel for it on this device.
 
-    It replaces rotary embeddings, bias, softmax and `scaled_dot_product_attention` in a model of your own.
+    It replaces rotary embeddings, bias, softmax and `scaled_dot_product_attention` in a model of your own. On CPUs call
+    `torch.set_flush_denormal(True)` at the start of your program, as posbench's commands do: biases that fall with
+    distance make subnormal numbers in softmax, and these are slow.
 
     Args:
         encoding: of the whole model, as `posbench.build_encoding` returns it; a part of the model, kept in fp32.
