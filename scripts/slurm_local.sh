@@ -1,5 +1,5 @@
 #!/bin/sh
-# A Slurm cluster of one machine, this one, to try `posbench sweep hydra/launcher=submitit_slurm`:
+# A Slurm cluster of one machine, this one, to try `posbench sweep --slurm`:
 #
 #     scripts/slurm_local.sh start [--accounting]    install Debian's packages if missing, configure, start, wait for it
 #     scripts/slurm_local.sh stop                    end its daemons

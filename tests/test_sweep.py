@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from fake_study import Truth, configured, write_run
-from omegaconf import OmegaConf
 from rich.console import Console
 from support import each_once, encoding_installed, snapshot, write_text
 from tiny_sweep import TINY, one_by_one, result, until
@@ -32,7 +31,7 @@ from posbench.config.shipped import configs_dir
 from posbench.data.tokens import TokenSplit
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation.plan import measurements
-from posbench.launch import cluster, plans, pool, slurm, states, sweep, table, tuning
+from posbench.launch import plans, pool, states, sweep, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.run_folder.facts import Where
@@ -167,16 +166,13 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
         (["encoding=rope", "tune=maybe"], "tune is 'maybe': expected true or false"),
         (["encoding=rope", "tune_grid=1,2"], "tune_grid goes with tune=true"),
         (["encoding=rope", "tune=true", "tune_grid=0,1"], "tune_grid is '0,1': expected multiples"),
-        (["encoding=rope", "hydra.run.dir=x"], "expected hydra/launcher=... or hydra.launcher.*"),
-        (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=submitit_slurm"),
         (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),
         (["encoding=rope,alibi", "evaluation.extensions=['yarn:fctor=2']"], "'yarn' has no option 'fctor'"),
-        (["encoding=rope", "hydra/launcher=submitit_slurm", "-n2"], "--n-jobs is for a sweep without a launcher"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        sweep.sweep([word for word in arguments if word != "-n2"], n_jobs=2 if "-n2" in arguments else None)
+        sweep.sweep(arguments)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not Path("outputs").exists()
@@ -246,43 +242,6 @@ def test_a_dry_run_refuses_a_text_that_a_run_would_refuse(tmp_path: Path) -> Non
         arguments = ["experiment=demo", "encoding=rope", "data=text", f"data.path={tmp_path / path}"]
         with pytest.raises(UserError, match=told):
             sweep.sweep(arguments, dry_run=True)
-
-
-def test_an_unknown_launcher_or_setting_is_one_line() -> None:
-    with pytest.raises(UserError, match="hydra/launcher=basic: a sweep takes submitit_slurm or submitit_local"):
-        cluster.check(["hydra/launcher=basic"])
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    with pytest.raises(UserError, match=r"'submitit_slurm' has no setting 'partitio': did you mean 'partition'\?"):
-        cluster.check(["hydra/launcher=submitit_slurm", "hydra.launcher.partitio=gpu"])
-
-
-def test_what_slurm_holds_no_more_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answers one after the other: `squeue` is a script here, and a real one in tests/slow/test_slurm.py."""
-    answer = tmp_path / "answer"
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\ncat {answer}\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(slurm, "_LATE_SECONDS", 0.0)
-    monkeypatch.setattr(slurm, "_EVERY_SECONDS", 0.0)
-    queue = slurm.Queue(["7_0", "7_1", "7_2"], tmp_path)
-
-    def hear(*states: str) -> list[bool]:
-        rows = [f"7_{number} {state}\n" for number, state in enumerate(states) if state]
-        answer.write_text("".join(rows) + "8_0 FAILED\n")
-        queue.look()
-        return [queue.has(number) for number in range(3)]
-
-    assert hear("RUNNING", "PENDING", "PENDING") == [True, True, True]
-    assert not queue.waits(0) and queue.waits(1)
-    assert hear("FAILED", "", "PENDING") == [False, False, True]  # it forgets what is cancelled as it waits
-    failed, cancelled = queue.outcome(0), queue.outcome(1)
-    assert failed and (failed.name, failed.reason) == ("failed", "error") and "Slurm says FAILED" in str(failed.message)
-    assert cancelled == Status("stopped", "signal", "cancelled in Slurm")
-    assert hear("PENDING", "", "OUT_OF_MEMORY") == [True, False, False]  # the first was requeued
-    assert queue.outcome(0) is None and queue.outcome(2) and queue.outcome(2).reason == "oom"
-    answer.unlink()  # no answer: what was heard last holds
-    queue.look()
-    assert queue.has(0)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -591,25 +550,6 @@ def test_each_gpu_gets_a_process_of_its_own(several: list[Plan], monkeypatch: py
     assert len(sweep._slots(todo, 4)) == 4
 
 
-def test_jobs_of_a_launcher_take_the_gpus_in_turn(several: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    one, other, third, _ = with_runtime(several, device="auto")
-    one.output.parent.mkdir(parents=True, exist_ok=True)
-    first, second = {"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "5"}
-    with cluster._gpu(one) as taken:
-        assert taken == first
-        with cluster._gpu(other) as taken:
-            assert taken == second
-            with cluster._gpu(third) as taken:
-                assert taken in (first, second)  # there are no more
-        with cluster._gpu(third) as taken:
-            assert taken == second
-    with cluster._gpu(third) as taken:
-        assert taken == first
-    with cluster._gpu(several[0]) as taken:  # on the CPU
-        assert taken == {}
-
-
 def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
     several: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,58 +565,6 @@ def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6,7,8")
     groups = sweep._slots(with_runtime(several, processes=2, device="auto"), None)
     assert groups == [{"CUDA_VISIBLE_DEVICES": "2,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
-
-
-def test_several_tasks_of_a_scheduler_need_as_many_processes() -> None:
-    tasks = OmegaConf.create({"nodes": 2, "tasks_per_node": 4})
-    cluster.refuse_lone_tasks(tasks, 8)
-    cluster.refuse_lone_tasks(OmegaConf.create({"nodes": 1, "tasks_per_node": 1}), 2)
-    with pytest.raises(UserError, match="starts 8 tasks for each run, which has"):
-        cluster.refuse_lone_tasks(tasks, 1)
-
-
-def test_a_job_is_queued_again_only_by_the_signal_for_that_and_after_it_has_saved(
-    several: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """submitit's own handler would end it at once, unsaved."""
-    calls: list[Any] = []
-    monkeypatch.setattr(cluster, "end_after", lambda wait: None)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
-    try:
-        for code in (0, 1, 128 + signal.SIGTERM, 128 + signal.SIGUSR2):
-            for number in before:
-                signal.signal(number, lambda *given: calls.append(given))
-
-            def ran(*_: Any, code: int = code) -> int:
-                calls.append([signal.getsignal(number) for number in before])
-                return code
-
-            monkeypatch.setattr(pool, "run_job", ran)
-            with pytest.raises(SystemExit) as ended:
-                cluster._Work()(several[0])
-            assert ended.value.code == code
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    assert calls == [*[[signal.SIG_DFL, signal.SIG_DFL]] * 4, (signal.SIGUSR2, None)]
-
-
-@pytest.mark.parametrize(("typed", "times"), [([], 0), (["hydra.launcher.max_num_timeout=10"], 10)])
-def test_a_job_that_meets_its_time_limit_is_queued_again_as_often_as_was_asked(
-    several: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], times: int
-) -> None:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    from submitit.core.utils import DelayedSubmission
-
-    for name in ("srun", "sbatch"):  # a cluster that takes every job
-        (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    launcher, settings = cluster.check(["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=5", *typed])
-    found = cluster._submit(several[:2], launcher, settings, tmp_path / "jobs")
-    submitted = [DelayedSubmission.load(job.paths.submitted_pickle) for job in found]
-    assert [one._timeout_countdown for one in submitted] == [times, times]
-    assert [one.args for one in submitted] == [(job,) for job in several[:2]]
 
 
 def test_a_second_signal_ends_at_once_what_the_first_asked_to_save(

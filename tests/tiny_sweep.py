@@ -1,7 +1,5 @@
 """A very small model on a text file, for sweeps that end in seconds, and what a run comes to."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +7,6 @@ from typing import Any
 
 import support
 
-from posbench.launch import plans, states
 from posbench.launch.plans import Plan
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import evaluation_rows
@@ -22,8 +19,6 @@ TINY = [
     "training.precision=fp32",
     "runtime.log_every_steps=1",
 ]
-SHORT, LONG = "training.tokens=64000", "training.tokens=64000000"  # 1,000 updates, and more than any test awaits
-_OF_CELLS = [*(override for override in TINY if not override.startswith("training.tokens=")), "runtime.cache=cache"]
 _NO_SECONDS = {"seconds", "peak_memory_bytes"}  # of an evaluation row: how long it took, not what came out
 
 
@@ -47,38 +42,3 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
-
-
-def cells(*sets: str) -> list[Plan]:
-    """What a sweep file with these sets of overrides, each with its SHORT or LONG, comes to, after writing it."""
-    Path("configs/sweep").mkdir(parents=True)
-    Path("configs/sweep/mine.yaml").write_text("sets:\n" + "".join(f"- {one}\n" for one in sets))
-    return plans.resolve([[*_OF_CELLS, *one.split()] for one in sets])
-
-
-def start_cells(*launcher: str) -> "subprocess.Popen[str]":
-    """`posbench sweep` over them through one of Hydra's launchers."""
-    command = [sys.executable, "-m", "posbench", "sweep", "--config-dir", "configs", "sweep=mine"]
-    return subprocess.Popen(
-        [*command, *_OF_CELLS, *launcher], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def end_of(process: "subprocess.Popen[str]", seconds: float = 240.0) -> tuple[int, str]:
-    """Exit code and output of a sweep, which ends within so many seconds."""
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    finally:
-        process.kill()
-    return process.returncode, output
-
-
-def trains(job: Plan) -> Callable[[], bool]:
-    """Whether the run has made some updates."""
-    return lambda: states.progress(job)[0] > 5
-
-
-def assert_named(output: str, job: Plan, overrides: str) -> None:
-    """A sweep's output has a line with the job, the overrides that tell it from the others, and what became of it."""
-    status = states.status(job)
-    assert f"{job.id} [{overrides}] {status.name} ({status.reason})" in output

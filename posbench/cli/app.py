@@ -35,7 +35,7 @@ app = typer.Typer(
 def main() -> int:
     """Run the command line; returns the exit code."""
     exits.tolerant_output()
-    os.environ["PYTHONSAFEPATH"] = "1"  # python -P for all child processes, also workers of launchers and compilers
+    os.environ["PYTHONSAFEPATH"] = "1"  # python -P for all child processes, also compilers'
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # at any place
     if len(arguments) < len(sys.argv) - 1:
         os.environ[exits.DEBUG] = "1"
@@ -65,11 +65,18 @@ ConfigDir = Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="List the commands, and say how many runs and tokens; run nothing.")
 ]
+Slurm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OPTIONS",
+        help="Submit what is missing as one Slurm array with these options of sbatch, such as '--time=60', and end.",
+    ),
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)]
 _ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' shows more."
 _KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg job' prints their values."])
-_OF_A_SWEEP = "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2], hydra/launcher=NAME, hydra.launcher.KEY."
+_OF_A_SWEEP = "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2]."
 _SETTINGS = "\n\n".join([f"Settings: {', '.join(OF_A_FINISHED_RUN)}.", f"Extensions: {', '.join(EXTENSIONS)}."])
 
 
@@ -211,16 +218,17 @@ def sweep(
     n_jobs: Jobs = None,
     config_dir: ConfigDir = None,
     dry_run: DryRun = False,
+    slurm: Slurm = None,
 ) -> None:
     """Compare: run every combination of values, then report.
 
     encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from configs/sweep. tune=true first chooses
     each encoding's learning rate. A failed run does not stop the others; repeat the command to do missing and failed
-    runs. hydra/launcher=submitit_slurm runs them on a Slurm cluster.
+    runs.
     """
     from posbench.launch import sweep as comparison
 
-    comparison.sweep(overrides or [], n_jobs, config_dir, dry_run)
+    comparison.sweep(overrides or [], n_jobs, config_dir, dry_run, slurm)
 
 
 @app.command(epilog=f"Claims: {', '.join(choices('claim'))}.")

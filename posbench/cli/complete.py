@@ -3,7 +3,6 @@
 A completion that would end in `=` is followed by its values, since shells put a space behind a single completion.
 """
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ def train(incomplete: str) -> list[str]:
 
 def sweep(incomplete: str) -> list[str]:
     """As for `train`, plus the keys of sweeps."""
-    return _completed(incomplete, lambda typed: _overrides(typed, (*OF_A_SWEEP, "hydra/launcher", *GROUPS)))
+    return _completed(incomplete, lambda typed: _overrides(typed, (*OF_A_SWEEP, *GROUPS)))
 
 
 def reproduce(incomplete: str) -> list[str]:
@@ -113,8 +112,6 @@ def _values(key: str) -> list[str]:
     """The values of a group or a key; the default if there is no list."""
     if key in (*GROUPS, "sweep"):
         return list(_choices(key))
-    if key == "hydra/launcher":
-        return ["submitit_local", "submitit_slurm"] if _installed("hydra_plugins.hydra_submitit_launcher") else []
     full = full_key(key)
     if full == "evaluation.tasks":
         from posbench.evaluation import probes
@@ -174,13 +171,6 @@ def _read(path: Path) -> dict[str, Any]:
     named = [name.partition("@")[0] for name in own.get("defaults", []) if isinstance(name, str) and name != "_self_"]
     bases = [configs_dir() / name[1:] if name.startswith("/") else path.parent / name for name in named]
     return {key: value for base in bases for key, value in _read(base.with_name(f"{base.name}.yaml")).items()} | own
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _encodings(typed: str) -> list[str]:

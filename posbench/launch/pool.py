@@ -119,18 +119,11 @@ def gpus(each: int = 1) -> list[dict[str, str]]:
 
 def _start(plan: Plan, environment: dict[str, str]) -> multiprocessing.process.BaseProcess:
     """Start the process of a plan. It ends when this process does."""
-    make_output_folder(plan)
+    plan.output.parent.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONSAFEPATH"] = "1"  # or Python would import from the current folder, which may be a stranger's
     process = _PROCESSES.Process(target=_job, args=(plan, os.environ | environment))  # type: ignore[attr-defined]
     process.start()
     return process  # type: ignore[no-any-return]
-
-
-def make_output_folder(plan: Plan) -> Path:
-    """Make the folder of the plan's output."""
-    folder = plan.output.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _send(process: multiprocessing.process.BaseProcess, number: int) -> None:
@@ -147,22 +140,17 @@ def _job(plan: Plan, environment: dict[str, str]) -> NoReturn:
     assert parent
     end_after(parent.join)
     try:
-        code = run_job(plan, environment)
+        code = _run_job(plan, environment)
     finally:
         atexit._run_exitfuncs()  # multiprocessing leaves them out
     sys.exit(code)
 
 
-def run_job(plan: Plan, environment: Mapping[str, str], rank: int = 0) -> int:
-    """Run a plan in this process, which prints into the plan's file. Returns the exit code.
-
-    Args:
-        rank: this process's, if a scheduler started several for the run; only rank 0 has the run folder.
-    """
+def _run_job(plan: Plan, environment: Mapping[str, str]) -> int:
+    """Run a plan in this process, which prints into the plan's file. Returns the exit code."""
     from posbench.launch import job
 
-    output = plan.output.with_suffix(f".rank-{rank}.log") if rank else plan.output
-    with output.open("wb") as file:
+    with plan.output.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.environ.update(environment)

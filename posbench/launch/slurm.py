@@ -1,81 +1,68 @@
-"""The states of jobs in Slurm, by `squeue`, which also works without accounting."""
+"""A sweep as one Slurm array: a file of commands, a script that runs one of them, and sbatch. Nothing follows the jobs.
 
-import getpass
-import math
+A task that comes near its time limit saves its run and returns to the queue. The same sweep later does what is missing.
+"""
+
+import shlex
 import subprocess
-import time
+import sys
+import tempfile
 from pathlib import Path
 
-from posbench.launch.states import Status
+from posbench.errors import UserError
+from posbench.launch.plans import Plan
+from posbench.terminal import exits
 
-_EVERY_SECONDS = 5.0  # the controller serves a whole cluster
-_LATE_SECONDS = 15.0  # delay with which the last output of a job may appear on a network file system
-_CANCELLED = "CANCELLED"
-_ENDED = {"COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "DEADLINE"}
-_ENDED |= {"REVOKED", _CANCELLED}
+_SCRIPT = """#!/bin/bash
+#SBATCH --requeue --open-mode=append --signal=B:USR1@120
+cd {here} || exit 1
+[ "$SLURM_CPUS_PER_TASK" ] && export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
+[ "${{SLURM_NTASKS:-1}}" -gt 1 ] && command="srun $command"  # they are the processes of one run
+eval "exec $command" &
+run=$!
+trap 'again=1; kill -TERM $run' USR1                # 120 s before the time limit: it saves itself
+trap 'kill -TERM $run' TERM                         # scancel and scontrol requeue: so, too, and no second requeue
+while kill -0 $run 2>/dev/null; do wait $run; done  # a wait ends with each signal, the last one with the run
+wait $run
+code=$?
+[ $code -eq 143 ] && [ "$again" ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+exit $code
+"""
 
 
-class Queue:
-    """Jobs that were submitted together, by their numbers from 0: each is held by Slurm, or has ended.
+def submit(todo: list[Plan], options: list[str], config_dir: Path | None, dry_run: bool) -> None:
+    """Submit an array with one task for each plan, and print its job id.
 
     Args:
-        ids: Slurm's names of the jobs, such as 12_0.
-        folder: where the jobs print.
+        options: for sbatch, after those of the script, whose place they take.
+        dry_run: write and submit nothing; print what it would be.
+
+    Raises:
+        UserError: there is no sbatch, or it refuses; its first line.
     """
-
-    def __init__(self, ids: list[str], folder: Path) -> None:
-        self._ids = ids
-        self._folder = folder
-        self._states: dict[int, str] = {}
-        self._ended: dict[int, float] = {}  # since when
-        self._next_time = 0.0
-
-    def look(self) -> None:
-        """Ask Slurm, at most every few seconds. Without an answer the last one holds."""
-        if time.monotonic() < self._next_time:
-            return
-        self._next_time = time.monotonic() + _EVERY_SECONDS
-        if (found := self._ask()) is not None:
-            for number, name in enumerate(self._ids):
-                self._heard(number, found.get(name))
-
-    def has(self, number: int) -> bool:
-        """Whether the job waits or runs."""
-        return number in self._states and number not in self._ended
-
-    def waits(self, number: int) -> bool:
-        """Whether the job is pending, for the first time or requeued."""
-        return self._states.get(number) == "PENDING"
-
-    def outcome(self, number: int) -> Status | None:
-        """The outcome of a job according to Slurm; None if it has not ended, or its last output may still come."""
-        if time.monotonic() < self._ended.get(number, math.inf) + _LATE_SECONDS:
-            return None
-        state = self._states[number]
-        if state == _CANCELLED:
-            return Status("stopped", "signal", "cancelled in Slurm")
-        reason = "oom" if state == "OUT_OF_MEMORY" else "error"
-        return Status("failed", reason, f"Slurm says {state}; what the job printed is below {self._folder}")
-
-    def _heard(self, number: int, state: str | None) -> None:
-        """Note a state. Slurm forgets ended jobs after minutes, and jobs cancelled before they began at once."""
-        if state is not None or number not in self._ended:
-            self._states[number] = state or _CANCELLED
-        if self._states[number] in _ENDED:
-            self._ended.setdefault(number, time.monotonic())
-        else:  # it may have been requeued
-            self._ended.pop(number, None)
-
-    def end(self) -> None:
-        """Jobs go on without the sweep."""
-
-    def _ask(self) -> dict[str, str] | None:
-        """States of this user's jobs; None if Slurm does not answer."""
-        command = ["squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"]
-        try:
-            done = subprocess.run([*command, "--format=%i %T"], capture_output=True, text=True, timeout=60)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        if done.returncode != 0:
-            return None
-        return dict(line.split() for line in done.stdout.splitlines())
+    parent = todo[0].output.parent.absolute()
+    if not dry_run:
+        parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / "slurm-ID" if dry_run else Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
+    script, commands = folder / "array.sh", folder / "commands.txt"
+    own = ["--config-dir", str(config_dir)] if config_dir else []
+    python = [sys.executable, "-P", "-m", "posbench", "train", *own]
+    lines = "".join(f"{shlex.join([*python, *job.overrides])}\n" for job in todo)
+    text = _SCRIPT.format(here=shlex.quote(str(Path.cwd())), commands=shlex.quote(str(commands)))
+    array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]
+    command = ["sbatch", *array, *options, str(script)]
+    if dry_run:
+        print(f"{shlex.join(command)}\n\n{script}:\n{text}\n{commands}:\n{lines}", end="")
+        return
+    commands.write_text(lines, encoding="utf-8")
+    script.write_text(text, encoding="utf-8")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UserError("there is no sbatch here: --slurm is for a machine that submits to Slurm") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise UserError(said[0] if said else f"sbatch ended with exit code {done.returncode}")
+    print(f"Slurm job {done.stdout.strip()} has {exits.counted(len(todo), 'task')}, logs in {folder}.")
+    print("The same sweep later does what is missing and reports.")

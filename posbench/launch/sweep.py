@@ -15,7 +15,7 @@ from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
 from posbench.data import corpus
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import cluster, plans, pool, states, table, tuning
+from posbench.launch import plans, pool, slurm, states, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.report.comparison import load
@@ -30,38 +30,45 @@ _TUNE_GRID = [0.25, 0.5, 1.0, 2.0, 4.0]
 
 
 def sweep(
-    arguments: list[str], n_jobs: int | None = None, config_dir: Path | None = None, dry_run: bool = False
+    arguments: list[str],
+    n_jobs: int | None = None,
+    config_dir: Path | None = None,
+    dry_run: bool = False,
+    slurm_options: str | None = None,
 ) -> None:
     """Run every combination of the arguments, then write the report.
 
     Args:
-        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `tune=true`, `tune_grid=[0.5,1,2]`,
-            `hydra/launcher=...` and its settings.
+        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `tune=true`, `tune_grid=[0.5,1,2]`.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print the commands, and how many runs and tokens that are.
+        slurm_options: for sbatch; missing runs are submitted as one array, and nothing is run here.
 
     Raises:
         UserError: a mistake in the arguments; nothing was run.
         Stopped: a signal; what was running has saved itself.
         PosbenchError: some runs failed; all others are done.
     """
-    own, hydra, overrides = _parted(arguments)
+    own, overrides = _parted(arguments)
     grid = _grid(own)
     if "sweep" not in own and not overrides:
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
-    if hydra and n_jobs:
-        raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
-    launcher = cluster.check(hydra) if hydra else None  # before a text is prepared
+    if slurm_options is not None and (n_jobs or grid):
+        raise UserError("--slurm submits what is missing and ends: leave out --n-jobs and tune=true")
     todo = plans.resolve(plans.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     options = ["--config-dir", str(config_dir)] if config_dir else []
     command = shlex.join(["posbench", "sweep", *options, *arguments])
+    found = [(job, states.is_finished(job)) for job in todo]
+    missing = [job for job, finished in found if not finished]
+    if dry_run and slurm_options is not None and missing:
+        slurm.submit(missing, shlex.split(slurm_options), config_dir, dry_run)
+        return
     if dry_run:
         print(cost([*tuning.trials(todo, grid), *tuning.as_far_as_known(todo, grid)]))
         return
-    found = [(job, states.is_finished(job)) for job in todo]
-    left = [job.config for job, finished in found if not finished]
+    left = [job.config for job in missing]
     for line in states.other_code(job for job, finished in found if finished):
         logger.warning("%s", line)
     prepare_all(left)
@@ -70,9 +77,12 @@ def sweep(
             "W&B: each run writes an offline run into its folder, or is sent as it trains where an API key is set up "
             "('posbench doctor' says which; tracking=none turns W&B off)"
         )
+    if slurm_options is not None and missing:
+        slurm.submit(missing, shlex.split(slurm_options), config_dir, dry_run)
+        return
     if grid:
-        todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs, launcher))
-    status = execute(todo, n_jobs, launcher, command)
+        todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs))
+    status = execute(todo, n_jobs, command)
     _report(todo, status)
     failed = [job for job in todo if status[job.id].name != "done"]
     if failed:
@@ -107,24 +117,18 @@ def cost(todo: list[Plan]) -> str:
     return "\n".join([*lines, "Nothing was run or written."])
 
 
-def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Arguments of the sweep itself by name, those for Hydra's launcher, and overrides of the runs."""
+def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Arguments of the sweep itself by name, and overrides of the runs."""
     own: dict[str, str] = {}
-    hydra, overrides = [], []
+    overrides = []
     refuse_twice(parted(text)[0] for text in arguments)
     for text in arguments:
         key, typed = parted(text)
         if key in OF_A_SWEEP:
             own[key] = typed
-        elif key == "hydra/launcher" or key.startswith("hydra.launcher."):
-            hydra.append(text)
-        elif key.startswith("hydra"):
-            raise UserError(f"'{text}': expected hydra/launcher=... or hydra.launcher.*, a sweep's only Hydra settings")
         else:
             overrides.append(text)
-    if hydra and not any(text.startswith("hydra/launcher=") for text in hydra):
-        raise UserError(f"'{hydra[0]}' needs a launcher: hydra/launcher=submitit_slurm or submitit_local")
-    return own, hydra, overrides
+    return own, overrides
 
 
 def _grid(own: dict[str, str]) -> list[float]:
@@ -144,35 +148,18 @@ def _grid(own: dict[str, str]) -> list[float]:
 
 
 def execute(
-    todo: list[Plan],
-    n_jobs: int | None,
-    launcher: cluster.Launcher | None = None,
-    command: str | None = None,
-    more: pool.More | None = None,
+    todo: list[Plan], n_jobs: int | None, command: str | None = None, more: pool.More | None = None
 ) -> dict[str, Status]:
-    """Run plans, and those that `more` adds, here or by a launcher.
-
-    Given the sweep's command, `sweep.json` records them.
-    """
-    processes = todo[0].config.runtime.processes or 1
-    if launcher:
-        name, settings = launcher
-        cluster.refuse_lone_tasks(settings, processes)
-        at_once, given = min(len(todo), machine.cores()), settings.cpus_per_task
-    else:
-        slots = _slots(todo, n_jobs)
-        at_once, given = len(slots), None
-    threads = int(given or _threads(todo, at_once))
+    """Run plans, and those that `more` adds. Given the sweep's command, `sweep.json` records them."""
+    slots = _slots(todo, n_jobs)
+    threads = _threads(todo, len(slots))
     todo = [job.with_threads(threads) for job in todo]
 
     def added(status: dict[str, Status]) -> list[Plan]:
         return [job.with_threads(threads) for job in more(status)] if more else []
 
     with table.shown(todo) as show:
-        follow = _recorded(todo, command, show) if command else show
-        if launcher:
-            return cluster.run(todo, name, settings, follow, added)
-        return pool.run(todo, slots, follow, added)
+        return pool.run(todo, slots, _recorded(todo, command, show) if command else show, added)
 
 
 def _threads(todo: list[Plan], at_a_time: int) -> int:

@@ -73,7 +73,7 @@ def reproduce(
         return
     command = shlex.join(["posbench", "reproduce", *words])
     first = _merged([*_plans(_up_to(LOOKS[0], usual)), *other])
-    status = sweep.execute(first, n_jobs, None, command, _looking_again(entries, usual))
+    status = sweep.execute(first, n_jobs, command, _looking_again(entries, usual))
     findings = judged(entries, usual, again)
     folder = _plans(usual)[0].folder.parent / FOLDER
     write(findings, usual, folder, command)
