@@ -51,10 +51,10 @@ test-all: $(VENV)/.dev ## all tests, slow ones too (hours)
 
 gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
-		|| { echo "make gpu needs a CUDA device and a torch built for it; posbench doctor says what is here" >&2; exit 2; }
+		|| { echo "make gpu needs a CUDA device and a torch built for it; posbench --version says what is here" >&2; exit 2; }
 	@said=""; failed=0; \
 	one() { echo "+ $$*"; if "$$@"; then said="$$said\nok      $$*"; else said="$$said\nFAILED  $$*"; failed=1; fi; }; \
-	one $(BIN)/posbench doctor; \
+	one $(BIN)/posbench --version; \
 	one $(BIN)/python -m pytest -m gpu -s tests/gpu; \
 	one $(BIN)/posbench bench none rope alibi t5 fox fire shaw --shape 12m --length 1024 --rounds 3 runtime.device=cuda; \
 	one $(BIN)/posbench bench none rope alibi t5 fox --shape 124m --rounds 3 runtime.device=cuda runtime.compile=true; \
@@ -107,6 +107,6 @@ $(VENV)/.docs: $(VENV)/.core
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --group oracles --group test --group lint --group launchers --group docs
+	$(INSTALL) --group oracles --group test --group lint --group docs
 	$(INSTALL) --no-deps --group oracles-no-deps
 	@touch $@

@@ -90,7 +90,7 @@ def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
 
 
 def _page() -> str:
-    defaults = schema.flat(schema.to_container(compose.single([])[0]))
+    defaults = schema.flat(schema.to_container(compose.single([])))
     general = [name for name, hint in _fields(schema.Config) if not dataclasses.is_dataclass(hint)]
     sections = {name: hint for name, hint in _fields(schema.Config) if dataclasses.is_dataclass(hint)}
     train = comments(configs_dir() / "train.yaml")
@@ -113,7 +113,7 @@ def _page() -> str:
 _INTRODUCTION = """# Configuration
 
 `group=name` picks a file of a group (`encoding=alibi`), `section.key=value` changes a value
-(`training.tokens=2000000`), and `posbench train --cfg job` prints the result. Defaults are those of a bare
+(`training.tokens=2000000`), and `posbench train --cfg` prints the result. Defaults are those of a bare
 `posbench train`, which includes `experiment=demo`; another experiment sets its own.
 """
 _WITHOUT_SECTION = """## Words that need no section

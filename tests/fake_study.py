@@ -51,8 +51,7 @@ SCHEMES = {
 
 def demo_config() -> Config:
     """The demo's configuration as it is composed today."""
-    config, *_ = compose.check(["experiment=demo"], None, False)
-    return config
+    return compose.single(["experiment=demo"])
 
 
 def configured(template: Config, scheme: str, seed: int, **options: Any) -> Config:

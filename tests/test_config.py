@@ -1,9 +1,8 @@
 """Configurations: every YAML composes, a run is its configuration, wrong values and hostile files end in one line."""
 
 import dataclasses
-import functools
+import os
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
 from posbench.config import compose, history, overrides, schema, sources
 from posbench.config.identity import run_folder, run_id
@@ -25,16 +23,16 @@ STORED = Path(__file__).parent / "data" / "rope-s0-1775196f.yaml"
 CHOICES = [f"{group}={name}" for group in GROUPS for name in choices(group)]
 
 
-def refused(*overrides: str, **settings: Any) -> str:
+def refused(*overrides: str, config_dir: Path | None = None) -> str:
     with pytest.raises(UserError) as caught:
-        compose.check(list(overrides), **settings)
+        compose.single(list(overrides), config_dir)
     message = str(caught.value)
     assert message and "\n" not in message
     return message
 
 
 def composed(*overrides: str) -> Config:
-    return compose.check(list(overrides))[0]
+    return compose.single(list(overrides))
 
 
 @pytest.mark.sample(20)
@@ -51,8 +49,7 @@ def test_every_key_is_explained() -> None:
         assert comments, f"{path} has no first comment"
         if path.parent.name in ("experiment", "demo", "claim") or "tuned" in path.parts:
             continue  # their keys are explained where they are declared
-        own = "\n".join(lines).partition("\nhydra:")[0].splitlines()
-        for above, line in zip(["", *own], own, strict=False):
+        for above, line in zip(["", *lines], lines, strict=False):
             key = re.match(r"\s*(\w+):(.*)", line)
             if key and key[1] != "name" and key[2].strip():
                 assert " # " in line or above.startswith("#"), f"{path}: {key[1]} is not explained"
@@ -63,23 +60,6 @@ def test_the_default_is_the_demo_with_rope() -> None:
     assert (config.study, config.encoding.name, config.model.d_model) == ("demo", "rope", 128)
     assert config == composed("experiment=demo", "encoding=rope")
     assert 450 <= config.training.tokens // config.training.tokens_per_step <= 500
-
-
-def test_our_own_files_are_composed_again_only_where_one_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = tmp_path / "configs"
-    shutil.copytree(configs_dir(), own)
-    calls: list[object] = []
-    composing = compose.compose
-    monkeypatch.setattr(compose, "configs_dir", lambda: own)
-    monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
-    assert composed("seed=3").seed == 3 and composed().seed == 0 and len(calls) == 1
-    monkeypatch.chdir(own)  # which Hydra notes
-    assert composed("runtime.outputs=${hydra.runtime.cwd}").runtime.outputs == str(own) and len(calls) == 1
-    (own / "train.yaml").write_text((own / "train.yaml").read_text().replace("seed: 0", "seed: 5"))
-    assert composed().seed == 5 and len(calls) == 2
-    assert composed("hydra.run.dir=a").seed == 5 and len(calls) == 3  # Hydra's own part is never kept
 
 
 def test_command_line_choices_win_over_the_experiment() -> None:
@@ -168,7 +148,7 @@ def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: p
 @pytest.mark.full
 def test_another_split_is_another_run_and_a_run_of_before_keeps_its_own(tmp_path: Path) -> None:
     asked = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
-    now, before = (compose.check([*asked, *more])[0] for more in ([], ["data.test_pieces=null"]))
+    now, before = (compose.single([*asked, *more]) for more in ([], ["data.test_pieces=null"]))
     assert (now.data.test_pieces, before.data.test_pieces) == (30, None)
     assert run_id(before) == "rope-s0-5165727c" != run_id(now)
     container = to_container(before)
@@ -176,7 +156,7 @@ def test_another_split_is_another_run_and_a_run_of_before_keeps_its_own(tmp_path
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(container), encoding="utf-8")
     assert load_saved(tmp_path / "config.yaml") == before
     splits_of_their_own = ("builtin", "wikitext-2", "wikitext-103", "tinystories", "pg19")
-    assert {compose.check([f"data={name}"])[0].data.test_pieces for name in splits_of_their_own} == {None}
+    assert {compose.single([f"data={name}"]).data.test_pieces for name in splits_of_their_own} == {None}
 
 
 NESTED = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inner_options:{}}]}"
@@ -264,7 +244,6 @@ UNREAD = {
 @pytest.mark.parametrize("overrides", UNREAD)
 def test_a_key_that_the_chosen_text_does_not_read_is_refused_alone_and_in_sweeps(overrides: tuple[str, ...]) -> None:
     assert UNREAD[overrides] in refused(*overrides)
-    assert UNREAD[overrides] in refused("seed=0,1", *overrides, multirun=True)
     with pytest.raises(UserError) as caught:
         compose.combinations([["seed=0,1", *overrides]])
     assert UNREAD[overrides] in str(caught.value)
@@ -292,10 +271,6 @@ def test_text_of_ones_own_needs_no_word_more(given: list[str], meant: list[str])
     assert composed(*given) == composed(*meant)
     (by_sweep,) = compose.combinations([given])
     assert by_sweep[1] == composed(*meant)
-    assert compose.check(["seed=0,1", *given], multirun=True)[0] == composed(*meant)
-    spelt = compose.for_hydra(given, [composed(*given)])
-    assert composed(*spelt) == composed(*meant)
-    assert {text for text in spelt if text.startswith("data=")} == {text for text in meant if text.startswith("data=")}
 
 
 @pytest.mark.sample(3)
@@ -308,9 +283,7 @@ def test_a_file_may_have_any_name(name: str, tmp_path: Path, monkeypatch: pytest
     assert composed(f"data.path={name}").data.path == name
     ((overrides, config),) = compose.combinations([[f"data.path={name}"]])
     assert config.data.path == name and composed(*overrides) == config
-    assert composed(*compose.for_hydra([f"data.path={name}"], [config])) == config
     assert composed("data.path=*.txt").data.path == "*.txt"
-    assert refused("data.path=none (1).txt") == "data.path: there is no file, folder or glob 'none (1).txt'"
 
 
 def test_a_choice_that_reads_the_key_stays_chosen(tmp_path: Path) -> None:
@@ -320,7 +293,7 @@ def test_a_choice_that_reads_the_key_stays_chosen(tmp_path: Path) -> None:
     (tmp_path / "experiment/own.yaml").write_text(
         "# @package _global_\ndefaults: [demo, {override /data: mine}]\nstudy: own\n"
     )
-    (config,) = compose.check(["experiment=own", "data.path=a.jsonl"], tmp_path)
+    config = compose.single(["experiment=own", "data.path=a.jsonl"], tmp_path)
     assert (config.data.name, config.data.column) == ("mine", "body")
 
 
@@ -360,9 +333,9 @@ def test_a_run_from_before_paths_had_one_spelling_is_found_by_its_own(
     folder = run_folder(old)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(to_container(old)))
-    assert compose.single([f"data.path={before}"]) == (old, folder)
+    assert compose.single([f"data.path={before}"]) == old
     again = "a.txt" if Path(before).is_absolute() else before
-    assert compose.single([f"data.path={again}"])[1] == folder
+    assert run_folder(compose.single([f"data.path={again}"])) == folder
     assert compose.combinations([[f"data.path={before}"]])[0][1] == old
 
 
@@ -401,14 +374,12 @@ MISTAKES = {
     "dta.name=x": "did you mean 'data.name'?",
     "nothing.at_all=1": "unknown key 'nothing.at_all' (the configuration has study, ",
     "learning_rate=3": "unknown key 'learning_rate': did you mean 'training.learning_rate'?",
-    "+training.token=3": "unknown key 'training.token': did you mean 'training.tokens'?",
-    "+training.tokens=3": "write it without a sign, training.tokens=3",
-    "++seed=3": "write it without a sign, seed=3",
-    "~training.clip": "'~training.clip' removes a key",
-    "~encoding": "a group is chosen without a sign",
+    "+training.tokens=3": "unknown key '+training.tokens': did you mean 'training.tokens'?",
+    "++seed=3": "unknown key '++seed': did you mean 'seed'?",
+    "~encoding": "cannot read '~encoding': ",
     "foo": "cannot read 'foo': expected key=value",
-    "seed=[": "cannot read 'seed=['",
-    "encoding=rope,alibi": "encoding=rope,alibi gives several values: add -m",
+    "seed=[": "seed is '[': expected a whole number",
+    "encoding=rope,alibi": "encoding=rope,alibi gives several values: 'posbench sweep' runs each of them",
     "training.betas=0.9,0.95": "(training.betas=[0.9,0.95] is one list)",
     "evaluation.split=test,validation": "evaluation.split is ['test', 'validation']: expected validation or test",
     "protocl=sliding": "unknown key 'protocl': did you mean 'evaluation.protocols'?",
@@ -450,7 +421,7 @@ MISTAKES = {
     "encoding.bse=2": "'rope' has no option 'bse'",
     "encoding=alibi encoding.base=2": "no option 'base': it accepts slopes; did you mean to choose 'rope'?",
     "data.name=???": "data.name has no value",
-    "data.path=a.txt,b.txt": "gives several values: add -m to run each of them (several files as one text are a ",
+    "data.path=a.txt,b.txt": "gives several values: 'posbench sweep' runs each of them (several files as one text ",
     "data=my.txt": "unknown data 'my.txt': a file or folder of your own is data.path=my.txt",
     "data=/texts": "unknown data '/texts': a file or folder of your own is data.path=/texts",
     "data=user/name": "unknown data 'user/name': a data set of the hub is data.dataset=user/name",
@@ -461,15 +432,9 @@ MISTAKES = {
     "data.path=books/*.md.gz data.column=body": "data.column is 'body', which 'books/*.md.gz' does not have",
     "data.articles=true": "data.articles is true, which the built-in corpus does not read",
     "training.tokens=${training.foo}": "training.foo",
-    "hydra/launcher=slurmy": "unknown hydra/launcher 'slurmy'",
-    "hydra.nothing=1": "hydra.nothing",
+    "hydra/launcher=joblib": "unknown key 'hydra/launcher'",
+    "hydra.run.dir=x": "unknown key 'hydra.run.dir'",
 }
-
-
-@pytest.mark.parametrize("override", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra/sweeper=basic"])
-def test_a_single_run_takes_neither_launcher_nor_sweeper(override: str) -> None:
-    with pytest.raises(UserError, match="er is for many runs, this is one: add -m, or use posbench sweep"):
-        compose.single([override])
 
 
 @pytest.mark.sample(2)
@@ -522,58 +487,19 @@ def test_an_uneven_batch_is_refused_at_once(tiny_config: Config) -> None:
     assert time.monotonic() - began < 2
 
 
-LONG_NUMBERS = [
-    "9" * 5000,
-    "-" + "9" * 41,
-    "0x" + "f" * 5000,
-    "1" + ":0" * 300,
-    "1" + ":0" * 300 + ".0",
-    "0b" + "1" * 60,
-]
-
-
-@pytest.mark.parametrize("number", LONG_NUMBERS, ids=range(len(LONG_NUMBERS)))
-def test_a_number_of_thousands_of_digits_is_refused_in_every_file(number: str, tmp_path: Path) -> None:
-    told = "a number of .* characters: expected at most 40"
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/big.yaml").write_text(f"# @package _global_\nseed: {number}\n")
-    assert re.search(told, refused("experiment=big", config_dir=tmp_path))
-    saved = tmp_path / "config.yaml"
-    saved.write_text(f"seed: {number}\n")
-    with pytest.raises(UserError, match=f"line 1: {told}"):
-        load_saved(saved)
-
-
-def test_a_number_in_base_60_is_held_to_the_bound_of_its_key(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/big.yaml").write_text("# @package _global_\ntraining:\n  tokens: 1:0:0:0:0:0:0:0:0:0\n")
-    expected = "training.tokens is 10077696000000000: expected at most 1,000,000,000,000,000"
-    assert refused("experiment=big", config_dir=tmp_path) == expected
-
-
-def test_a_number_of_thousands_of_digits_is_refused_where_it_is_typed(plain: Config) -> None:
-    typed = "9" * 5000
-    for override in (f"seed={typed}", f"training.betas=[0.9,{typed}]", f"targets={typed}", f"seed=1,{typed}"):
-        assert "has a number of 5,000 digits: expected at most 40" in refused(override)
-    with pytest.raises(UserError, match="targets has a number of 5,000 digits"):
-        overrides.apply(plain, [f"targets={typed}"])
-    assert composed(f"data.path={'1' * 60}.txt").data.path == f"{'1' * 60}.txt"
-
-
 # -- each key once -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "twice",
     [["seed=1", "seed=2"], ["device=cpu", "runtime.device=cpu"], ["encoding=rope", "encoding=alibi"],
-     ["targets=16", "evaluation.targets=8"], ["encoding=rope", "+encoding.base=5", "encoding.base=6"]],
+     ["targets=16", "evaluation.targets=8"]],
 )  # fmt: skip
 def test_a_key_that_is_typed_twice_is_refused(twice: list[str]) -> None:
     key = overrides.full_key(twice[-1].partition("=")[0])
-    assert refused(*twice) == refused(*twice, multirun=True) == f"{key} is given twice: give it once"
-    for command in (compose.single, lambda given: compose.combinations([given])):
-        with pytest.raises(UserError, match="is given twice: give it once"):
-            command(twice)
+    assert refused(*twice) == f"{key} is given twice: give it once"
+    with pytest.raises(UserError, match="is given twice: give it once"):
+        compose.combinations([twice])
 
 
 def test_a_key_that_a_finished_run_is_given_twice_is_refused(plain: Config) -> None:
@@ -635,10 +561,8 @@ def plain() -> Config:
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("typed", SETTINGS)
 def test_evaluation_settings_are_typed_alike_in_every_command(plain: Config, typed: str) -> None:
-    asked = [composed(typed), compose.check(["encoding=rope,alibi", typed], multirun=True)[1]]
     ((_, of_sweep),) = compose.combinations([["encoding=rope", typed]])
-    spelt = compose.for_hydra([typed], asked)
-    for config in [*asked, of_sweep, composed(*spelt)]:
+    for config in (composed(typed), of_sweep):
         assert config.evaluation == dataclasses.replace(plain.evaluation, **SETTINGS[typed])
     of_run = overrides.apply(plain, [typed]).settings
     assert of_run == dataclasses.replace(plain.evaluation, longest=16.0, **SETTINGS[typed])
@@ -652,69 +576,84 @@ def test_runtime_settings_need_no_section() -> None:
 
 
 def test_words_of_the_command_line_hide_no_key() -> None:
-    cfg = compose.plain(OmegaConf.create(to_container(composed())))
-    assert not overrides.WORDS.keys() & {*cfg, *GROUPS}
+    assert not overrides.WORDS.keys() & {*to_container(composed()), *GROUPS}
 
 
 def test_lengths_in_tokens_follow_the_training_length_of_each_run() -> None:
     found = compose.combinations([["training.train_length=64,128", "length=256"]])
     assert [config.evaluation.ratios for _, config in found] == [(4.0,), (2.0,)]
-    typed = ["training.train_length=64,128", "length=256"]
-    with pytest.raises(UserError, match="length=256 beside several training lengths: give ratio=1,2,4 instead"):
-        compose.for_hydra(typed, compose.check(typed, multirun=True))
     assert "length and evaluation.ratios set the same lengths" in refused("length=128", "ratio=2")
 
 
 @pytest.mark.parametrize(
     "typed",
     ["1", "+3", "-0", "010", "0x10", "1_000", "1__0", "1e-4", "1e5", "5E3", ".5", "1.", "1.5.2", "inf", "-NaN", "null",
-     "True", "on", "yes", "12:30", "2024-01-01", "a b", "'a,b'", '"it\\"s"', "[1,a,'b,c']", "[]", "-", "e5"],
+     "True", "on", "yes", "12:30", "2024-01-01", "a b", "'a,b'", '"it\\"s"', "[1,a,'b,c']", "[]", "-", "e5",
+     "{}", "{a:1,b: [2,{c: d}]}", "[[1,2],[3]]", "${training.tokens}"],
 )  # fmt: skip
-def test_values_are_read_as_hydra_reads_them_and_written_so_that_it_does(typed: str) -> None:
+def test_values_are_read_as_hydra_reads_them(typed: str) -> None:
     hydras = OverridesParser.create().parse_override(f"x={typed}").value()
     assert repr(overrides.value(typed)) == repr(hydras)
-    spelt = overrides.translated(f"reference={typed}").partition("=")[2]
-    assert repr(OverridesParser.create().parse_override(f"x={spelt}").value()) == repr(hydras)
+
+
+def sweep_refused(*overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        compose.combinations([list(overrides)])
+    return str(caught.value)
 
 
 def test_each_value_of_a_sweep_is_checked() -> None:
-    assert "unknown encoding 'alib'" in refused("encoding=rope,alib", multirun=True)
-    assert "training.clip is 'x'" in refused("seed=0,1", "training.clip=1,x", multirun=True)
-    assert "'alibi' has no option 'base', 'rope' has" in refused(
-        "encoding=alibi,rope", "encoding.base=2", multirun=True
-    )
+    assert "unknown encoding 'alib'" in sweep_refused("encoding=rope,alib")
+    assert "training.clip is 'x'" in sweep_refused("seed=0,1", "training.clip=1,x")
+    assert "'alibi' has no option 'base', 'rope' has" in sweep_refused("encoding=alibi,rope", "encoding.base=2")
     said = "'rope' has no option 'num_buckets', 't5' has: sweep encoding=t5 with it by itself"  # not 'deberta'
-    with pytest.raises(UserError, match=re.escape(said)):
-        compose.combinations([["encoding=rope,t5", "encoding.num_buckets=16"]])
-    assert "matches nothing" in refused("encoding=glob(zz*)", multirun=True)
-    tried = compose.check(["encoding=rope,alibi", "seed=range(0,3)"], multirun=True)
-    assert [(config.encoding.name, config.seed) for config in tried] == [
+    assert said in sweep_refused("encoding=rope,t5", "encoding.num_buckets=16")
+    assert "matches nothing" in sweep_refused("encoding=glob(zz*)")
+    found = [config for _, config in compose.combinations([["encoding=rope,alibi", "seed=range(0,2)"]])]
+    assert [(config.encoding.name, config.seed) for config in found] == [
         ("rope", 0),
-        ("alibi", 0),
         ("rope", 1),
-        ("rope", 2),
+        ("alibi", 0),
+        ("alibi", 1),
     ]
 
 
 # -- code in configurations --------------------------------------------------------------------------------------------
 
+PAYLOAD = "{_target_: os.system, command: touch canary, _args_: [touch canary]}"
+PAYLOADS = [
+    f"training: {PAYLOAD}",
+    f"_target_: os.system\n_args_: [touch canary]\nstudy: {PAYLOAD}",
+    f"hydra: {{callbacks: {{x: {PAYLOAD}}}, job_logging: {PAYLOAD}, launcher: {PAYLOAD}, sweeper: {PAYLOAD}}}",
+    "hydra: {job: {env_set: {CANARY: x}}, run: {dir: canary}, output_subdir: canary}",
+    "study: !!python/object/apply:os.system ['touch canary']",
+    "study: ${oc.env:HOME}",
+    "study: x\nruntime: {cache: '${${study}:HOME}'}",
+    "study: ${oc.create:{}}",
+    "study: ${hydra:runtime.cwd}",
+]
+
+
+@pytest.mark.parametrize("text", PAYLOADS)
+def test_what_a_file_says_is_never_run(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment = dict(os.environ)
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/own.yaml").write_text(f"# @package _global_\n{text}\n")
+    (tmp_path / "config.yaml").write_text(text)
+    for read in (lambda: compose.single(["experiment=own"], tmp_path), lambda: load_saved(tmp_path / "config.yaml")):
+        try:
+            config = read()
+        except UserError as error:
+            assert "\n" not in str(error)
+        else:
+            assert str(Path.home()) not in str(config)
+    assert dict(os.environ) == environment and sorted(os.listdir()) == ["config.yaml", "experiment"]
+
 
 @pytest.mark.parametrize(
-    "override",
-    [
-        "hydra.callbacks.x=1",
-        "+hydra.callbacks={a: {_target_: os.system}}",
-        "hydra={callbacks: {}}",
-        "+model._target_=os.system",
-        "data.path=${oc.env:HOME}",
-        "study=${oc.env:WANDB_API_KEY,x}",
-    ],
+    "resolver", ["${oc.env:HOME}", "${oc.decode:'1'}", "${hydra:runtime.cwd}", "x${ oc.create:{} }"]
 )
-def test_code_and_environment_are_refused_in_overrides(override: str) -> None:
-    refused(override)
-
-
-@pytest.mark.parametrize("resolver", ["${oc.decode:'1'}", "${hydra:runtime.cwd}", "x${ oc.create:{} }"])
 def test_interpolations_name_keys_only(resolver: str) -> None:
     assert "only other keys may be interpolated" in refused(f'data.path="{resolver}"')
 
@@ -738,10 +677,8 @@ def test_a_saved_configuration_is_read_back(tmp_path: Path, tiny_config: Config)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hydra": {"callbacks": {}}}, "'hydra' is not allowed"),
-        ({"model": {"_target_": "os.system"}}, "'_target_' is not allowed"),
-        ({"encoding": {"name": "rope", "x": [{"_partial_": True}]}}, "'_partial_' is not allowed"),
-        ({"study": "${oc.env:HOME}"}, "study holds an interpolation"),
+        ({"hydra": {"callbacks": {}}}, "unknown key 'hydra'"),
+        ({"study": "${oc.env:HOME}"}, "study is '${oc.env:HOME}'"),
         ({"study": "../x"}, "study is '../x'"),
         ({"encoding": {"name": "../../x"}}, "encoding.name is '../../x'"),
         ({"encoding": None}, "missing key 'encoding'"),
@@ -762,8 +699,6 @@ def test_a_hostile_or_wrong_saved_configuration_is_refused(
         "",
         "- 1",
         "study: [",
-        "study: a\nstudy: b\n",
-        "encoding: {name: rope, name: alibi}",
         "study: !!python/object/apply:os.system [true]",
         "study: 2024-01-01",
         "study: 2024-99-99",
@@ -771,7 +706,6 @@ def test_a_hostile_or_wrong_saved_configuration_is_refused(
         "study: !!binary aGVsbG8=",
         "[" * 500,
         "a: 1\n\tb: 2",
-        "x: " + "y" * 1_100_000,
         "\x00",
     ],
 )
@@ -781,17 +715,6 @@ def test_what_is_not_plain_data_is_refused_in_one_line(tmp_path: Path, text: str
     with pytest.raises(UserError) as caught:
         load_saved(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_alias_expansion_is_refused_before_it_expands(tmp_path: Path) -> None:
-    levels = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"]
-    levels += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
-    path = tmp_path / "config.yaml"
-    path.write_text("\n".join(levels))
-    before = time.process_time()
-    with pytest.raises(UserError, match="aliases are not allowed"):
-        load_saved(path)
-    assert time.process_time() - before < 5  # expanding 9^9 leaves would take minutes
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
@@ -804,17 +727,3 @@ def test_fields_of_the_dataclasses_and_keys_of_the_yaml_are_the_same() -> None:
         cls = getattr(schema, f"{group.capitalize()}Config")
         content = yaml.safe_load((configs_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
         assert list(content) == [field.name for field in dataclasses.fields(cls)]
-
-
-@pytest.mark.parametrize(
-    ("choice", "package"),
-    [("hydra/sweeper=optuna", "hydra-optuna-sweeper"), ("hydra/launcher=joblib", "hydra-joblib-launcher")],
-)
-def test_a_plugin_that_is_not_installed_is_named_with_the_package_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch, choice: str, package: str
-) -> None:
-    before = compose._options
-    plain = functools.cache(lambda group, *rest: ["basic"] if group.startswith("hydra/") else before(group, *rest))
-    monkeypatch.setattr(compose, "_options", plain)
-    with pytest.raises(UserError, match=f"^{choice} is not installed: pip install {package}$"):
-        compose.check([choice], multirun=True)

@@ -1,18 +1,14 @@
 """The headline of a run: nll at the training length, its rise, and how far the scheme holds."""
 
-import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 from fake_study import Truth, configured, group_of, read_rows, write_rows, write_run
-from support import posbench
 
-from posbench.config.identity import run_id
 from posbench.config.schema import Config
-from posbench.errors import UserError
 from posbench.evaluation import curve
-from posbench.evaluation.headline import check_objective, headline_of, objective
+from posbench.evaluation.headline import headline_of
 from posbench.evaluation.levels import reach, uses
 from posbench.report.comparison import load, summary
 from posbench.terminal import chart
@@ -84,43 +80,6 @@ def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: P
     assert headline_of(folder) == before and before["nll_1x"] is not None
 
 
-def test_the_objective_is_one_of_its_values(template: Config, tmp_path: Path) -> None:
-    folder = run_of(tmp_path, template, Truth(3.6, 0.1, last_ratio=4))
-    found = headline_of(folder)
-    assert objective(folder, None) == found["nll_1x"] and objective(folder, "rise_4x") == found["rise_4x"]
-    assert objective(folder, "rise_16x") is None  # undefined there
-
-
-@pytest.mark.parametrize("name", [None, "rise_16x", "reach"])
-def test_an_objective_of_the_evaluation_is_accepted_and_names_no_other_run(template: Config, name: str | None) -> None:
-    chosen = dataclasses.replace(template, runtime=dataclasses.replace(template.runtime, objective=name))
-    check_objective(chosen)
-    assert run_id(chosen) == run_id(template)
-
-
-def test_an_objective_has_the_name_that_the_headline_gives_it(template: Config) -> None:
-    evaluation = dataclasses.replace(template.evaluation, ratios=(1.0, 1.5625, 2.001))
-    config = dataclasses.replace(template, evaluation=evaluation)
-    for name in ("nll_1.5625x", "rise_2x"):  # of 64 tokens: 100, and 128
-        check_objective(dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, objective=name)))
-    with pytest.raises(UserError, match=r"nll_1\.5625x"):
-        check_objective(dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, objective="nll_1.56x")))
-
-
-def test_an_unknown_objective_is_one_line_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert posbench("train", "objective=rise_6x", "tracking=none") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: objective is 'rise_6x': did you mean 'rise_16x'? (choices: nll_0.0625x, ")
-    assert said.count("\n") == 1 and not list(tmp_path.iterdir())
-    assert posbench("train", "objective=reech", "tracking=none") == 2
-    assert "'reech': did you mean 'reach'? (choices: " in capsys.readouterr().err
-    assert posbench("train", "objective=nll_1x", "protocol=nonoverlap", "tracking=none") == 2
-    assert "not among evaluation.protocols" in capsys.readouterr().err
-
-
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 
@@ -143,8 +102,6 @@ def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
     assert found["learned"] == learned and found["rise_4x"] is not None
     claims = learned in (None, "yes")
     assert (found["reach"] is not None) == claims
-    wanted = found["reach"] if claims else 0.0  # a sweeper needs a number
-    assert objective(folder, "reach") == wanted
     (one,) = summary.summarise(group_of(folder))
     assert one.learned == learned and one.ranked == claims and (one.reach is not None) == claims
 

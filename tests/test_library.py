@@ -326,7 +326,7 @@ def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
         code = "import sys; from posbench import machine; machine.cpu_flags = lambda: frozenset({'avx2'});"
         command = [sys.executable, "-c", f"{code} from posbench.cli.app import main; sys.exit(main())"]
     done = subprocess.run(
-        [*command, "train", *small, "data.path=text.txt", "hydra.run.dir=run"],
+        [*command, "train", *small, "data.path=text.txt", "study=one"],
         cwd=tmp_path,
         env=os.environ | {library.SWITCH: "0" if switch == "0" else ""},
         capture_output=True,
@@ -334,7 +334,7 @@ def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    (attempt,) = load_record(tmp_path / "run")["attempts"]
+    (attempt,) = load_record(next(tmp_path.glob("outputs/one/*")))["attempts"]
     assert attempt["native"] is (switch == "")
 
 

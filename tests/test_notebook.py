@@ -291,7 +291,6 @@ def test_an_interrupt_saves_the_run_and_is_an_exception(tmp_path: Path, monkeypa
         (["encoding=rope", "training.tokns=5"], "training.tokens"),
         ("encoding=rope seed=1", r"overrides are a list, a string each: \['encoding=rope', 'seed=1'\]"),
         ([("seed", 1)], "expected strings key=value"),
-        (["hydra.job.chdir=true"], "use the command line"),
     ],
 )
 def test_mistakes_are_exceptions_of_one_line(

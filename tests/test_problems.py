@@ -53,7 +53,7 @@ TINY = [
 
 @functools.cache
 def composed(*overrides: str) -> Config:
-    return compose.check(["tracking=none", *overrides])[0]
+    return compose.single(["tracking=none", *overrides])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,7 +161,7 @@ def test_the_temperature_of_llama_4_is_that_of_its_attention_where_it_has_no_pos
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_chosen_by_its_path(preset: str) -> None:
-    config, _ = single([f"encoding=layered/{preset}", "model.n_layers=6"])
+    config = single([f"encoding=layered/{preset}", "model.n_layers=6"])
     encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
     entries = config.encoding.options["layers"]
     assert isinstance(encoding, Wrapper) and len(entries) in (4, 6)
@@ -181,6 +181,6 @@ def test_the_listing_names_presets_as_they_are_chosen(capsys: pytest.CaptureFixt
 
 
 def test_entries_that_a_model_is_too_shallow_for_are_said() -> None:
-    config, _ = single(["encoding=layered/gemma3", "model.n_layers=4"])
+    config = single(["encoding=layered/gemma3", "model.n_layers=4"])
     remarks = encodings.build("layered", shape_of(config), config.encoding.options).remarks()
     assert remarks == ["layered: no layer uses layers[4] and later: 6 are listed, the model has 4"]

@@ -25,7 +25,7 @@ import yaml
 from posbench.bench import speed
 from posbench.config import compose, schema
 from posbench.config.shipped import choices
-from posbench.launch import cluster, plans
+from posbench.launch import plans
 from posbench.ledger import claim, reproduce
 
 ROOT = Path(__file__).parents[1]
@@ -122,13 +122,12 @@ def small(arguments: list[str]) -> list[str]:
 
 
 def _train(arguments: list[str]) -> None:
-    """It is composed as it stands and then run small. What needs the hub, and a multirun, are composed only."""
+    """It is composed as it stands and then run small. What needs the hub is composed only."""
     if "--cfg" in arguments:
         assert support.posbench("train", *arguments) == 0
         return
     overrides = [word for word in arguments if not word.startswith("-")]
-    (first, *_) = compose.check(overrides, multirun="-m" in arguments)
-    if "-m" not in arguments and first.data.source != "hub":
+    if compose.single(overrides).data.source != "hub":
         assert support.posbench("train", *small(arguments)) == 0
 
 
@@ -136,19 +135,15 @@ def _prepare(arguments: list[str]) -> None:
     """It is composed as it stands; test_prepare.py prepares texts that are here."""
     overrides = [word for word in arguments if "=" in word]
     assert "--n-jobs" not in arguments or arguments[-1].isdigit()
-    assert compose.check(overrides, multirun=True)
+    assert compose.combinations([overrides])
 
 
 def _sweep(arguments: list[str]) -> None:
-    """Each value of a sweep is composed as it stands, its launcher's settings too; tests of sweeps run them."""
-    if hydra := [word for word in arguments if word.startswith("hydra")]:
-        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-        assert cluster.check(hydra)
+    """Each run of a sweep is composed as it stands; tests of sweeps run them."""
     own = dict(word.partition("=")[::2] for word in arguments if word.startswith(("sweep=", "tune=")))
     named = [word for word in arguments if "=" in word and word.partition("=")[0] not in own]
-    named = [word for word in named if not word.startswith(("-", "hydra"))]
-    for one in plans.read_sets(own.get("sweep"), named):
-        assert compose.check(one, multirun=True)
+    named = [word for word in named if not word.startswith("-")]
+    assert compose.combinations(plans.read_sets(own.get("sweep"), named))
 
 
 def _bench(arguments: list[str]) -> None:

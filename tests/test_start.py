@@ -242,7 +242,6 @@ def test_a_budget_below_one_update_of_the_run_that_it_began_from_is_trained_and_
         (["start={rope}", "start.seed=3"], "start.seed: not beside start"),
         (["start={rope}", "data.tokenizer=bpe", "data.vocab_size=300"], "data.tokenizer=outputs/short/rope"),
         (["training.batch_size=1", "evaluation.at_tokens=[0]"], "or start=RUN beside it"),
-        (["start={rope}", "-m"], "start is not for Hydra"),
     ],
 )
 def test_what_cannot_be_begun_is_one_line(

@@ -26,6 +26,7 @@ from test_tracking import PLAIN, fake_session, fake_wandb
 
 from posbench import installed
 from posbench.config import compose
+from posbench.config.identity import run_folder
 from posbench.config.overrides import Asked
 from posbench.config.schema import Config
 from posbench.evaluation.headline import headline_of
@@ -435,9 +436,10 @@ def test_the_pages_tracker_shows_each_row_once_after_a_kill(
     installed.points.cache_clear()
     try:
         write_text()
-        config, folder = compose.single([*LITTLE, "log_every_steps=1", "checkpoint_every_steps=4"])
+        config = compose.single([*LITTLE, "log_every_steps=1", "checkpoint_every_steps=4"])
+        folder = run_folder(config)
         assert config.tracking.backend == "lines" and "posbench_lines" not in sys.modules
-        assert folder and killed_at("told", config, folder) == -signal.SIGKILL
+        assert killed_at("told", config, folder) == -signal.SIGKILL
         assert posbench("train", *LITTLE, "log_every_steps=1", "checkpoint_every_steps=4") == 0
         rows = read_jsonl(folder / "lines.jsonl")
         assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 11))

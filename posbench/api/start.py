@@ -40,8 +40,6 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
         with _shown():
             return _told(load(train_model(begins, overrides, restart, directory)))
     plan = plans.resolve_one(overrides, directory)
-    if plan is None:
-        raise UserError("these overrides are for Hydra's own start of a job: use the command line, 'posbench train'")
     with _shown():
         train_together(plan, restart)
         return _told(load(plan.folder))

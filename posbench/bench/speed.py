@@ -243,7 +243,7 @@ def configuration(name: str, sizes: Sizes, threads: int | None, overrides: list[
         "runtime.compile": "false",  # unless it is asked for: by so many tokens it would pay
     }
     typed = {parted(override)[0] for override in overrides}
-    return compose.check([*(f"{key}={value}" for key, value in given.items() if key not in typed), *overrides])[0]
+    return compose.single([*(f"{key}={value}" for key, value in given.items() if key not in typed), *overrides])
 
 
 def setup(config: Config) -> tuple[torch.device, torch.dtype]:

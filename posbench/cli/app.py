@@ -1,13 +1,11 @@
 """The command line. Heavy modules are imported only by commands that need them: help and completion are fast."""
 
 import os
-import secrets
 import shlex
 import shutil
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,13 +15,8 @@ from posbench.config.overrides import OF_A_FINISHED_RUN, start_of
 from posbench.config.settings import listed
 from posbench.config.shipped import choices
 from posbench.encodings.extend import NAMES as EXTENSIONS
-from posbench.errors import PosbenchError, UserError
+from posbench.errors import UserError
 from posbench.terminal import exits
-
-if TYPE_CHECKING:
-    from posbench.config.schema import Config
-
-_CASES = ("job", "hydra", "all")
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -75,7 +68,7 @@ Slurm = Annotated[
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)]
 _ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' shows more."
-_KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg job' prints their values."])
+_KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg' prints their values."])
 _OF_A_SWEEP = "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2]."
 _SETTINGS = "\n\n".join([f"Settings: {', '.join(OF_A_FINISHED_RUN)}.", f"Extensions: {', '.join(EXTENSIONS)}."])
 
@@ -99,18 +92,8 @@ def _options(
 @app.command(epilog=_KEYS)
 def train(
     overrides: Overrides = None,
-    multirun: Annotated[
-        bool, typer.Option("--multirun", "-m", help="Run every combination: encoding=rope,alibi seed=0,1.")
-    ] = False,
-    cfg: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(_CASES),
-            help="Print the configuration instead of running it.",
-            autocompletion=lambda: list(_CASES),
-        ),
-    ] = None,
-    resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: fill in ${references}.")] = False,
+    multirun: Annotated[bool, typer.Option("--multirun", "-m", hidden=True)] = False,
+    cfg: Annotated[bool, typer.Option("--cfg", help="Print the configuration instead of running it.")] = False,
     config_dir: ConfigDir = None,
     restart: Annotated[bool, typer.Option("--restart", help="Move an existing run aside and start again.")] = False,
 ) -> None:
@@ -119,34 +102,24 @@ def train(
     Writes one run folder, outputs/STUDY/RUN, mirrors it to W&B and draws the curve.
     """
     overrides = overrides or []
-    if cfg not in (None, *_CASES):
-        raise UserError(f"--cfg is '{cfg}': expected {', '.join(_CASES)}")
-    if resolve and not cfg:
-        raise UserError("--resolve goes with --cfg: --cfg job --resolve")
-    if resolve and cfg == "hydra":
-        raise UserError("Hydra's part cannot be resolved alone: --cfg all --resolve")
-    if cfg and multirun:
-        raise UserError("--cfg shows one configuration: leave out --multirun")
+    if multirun:
+        raise UserError(f"one configuration is one run: 'posbench sweep {shlex.join(overrides)}' takes the same words")
     from posbench.run_folder import finding
 
-    if (begins := start_of(overrides)) and not (cfg or multirun) and finding.is_model(begins):
+    if (begins := start_of(overrides)) and not cfg and finding.is_model(begins):
         _train_on(begins, overrides, restart, config_dir)
         return
-    from posbench.config import compose
     from posbench.launch import job, plans
 
-    if not (cfg or multirun) and (plan := plans.resolve_one(overrides, config_dir)):
-        job.run(plan, restart)
-        return
-    configs = compose.check(overrides, config_dir, multirun)
-    options = ["--config-dir", str(config_dir)] if config_dir else []
-    options += ["--cfg", cfg] if cfg else []
-    options += ["--resolve"] if resolve else []
-    options += compose.for_hydra(overrides, configs, config_dir)
-    if multirun:
-        _multirun(options, configs, restart)
+    plan = plans.resolve_one(overrides, config_dir)
+    if cfg:
+        import yaml
+
+        from posbench.config.schema import to_container
+
+        print(yaml.safe_dump(to_container(plan.config), sort_keys=False, allow_unicode=True), end="")
     else:
-        job.run_with_hydra(options, restart)
+        job.run(plan, restart)
 
 
 def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path | None) -> None:
@@ -159,30 +132,6 @@ def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path 
     console.log_to_terminal()
     machine.keep_freed_memory()
     curve.print_curves(elsewhere.train_model(model, overrides, restart, config_dir))
-
-
-def _multirun(arguments: list[str], configs: "list[Config]", restart: bool) -> None:
-    """Run all combinations; at the end name the failed ones and the best one of a sweeper."""
-    from posbench.data.tokens import prepare_all
-    from posbench.launch import job
-    from posbench.terminal import console
-
-    console.log_to_terminal()
-    prepare_all(configs)
-    first, began = configs[0], time.time()
-    outputs = Path(first.runtime.outputs)
-    outputs.mkdir(parents=True, exist_ok=True)
-    failures = outputs.absolute() / f".failures-{secrets.token_hex(8)}"
-    os.environ[job.FAILURES] = str(failures)
-    try:
-        job.run_with_hydra(["--multirun", *arguments], restart)
-        failed = job.failures(failures)
-    finally:
-        failures.unlink(missing_ok=True)
-    if failed:
-        raise PosbenchError(f"{exits.counted(len(failed), 'run')} failed: {'; '.join(failed)}")
-    if best := job.best(outputs / first.study, began):
-        print(exits.spelt_out(f"Best by {first.runtime.objective or 'nll_1x'}: {best}"))
 
 
 @app.command(epilog=_KEYS)
@@ -199,7 +148,7 @@ def prepare(
     from posbench.data.tokens import prepare_all
     from posbench.terminal import console, signals
 
-    configs = compose.check(overrides or [], config_dir, multirun=True)
+    configs = [config for _, config in compose.combinations([overrides or []], config_dir)]
     if all(config.data.task is not None for config in configs):
         raise UserError(
             f"data={configs[0].data.name} has nothing to prepare: problems are made while they are trained on"

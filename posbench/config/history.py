@@ -49,7 +49,7 @@ FORMER: dict[str, Any] = {
 }
 
 # "section.key" of sections that make no other run; a saved configuration that has one is read without it.
-REMOVED = ("evaluation.bootstrap",)  # intervals are no longer resampled
+REMOVED = ("evaluation.bootstrap", "runtime.objective")
 
 
 def completed(container: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 Settings of evaluation and runtime may leave out their section, and a list may have the name of its items:
 `protocol=sliding`, `device=cpu`. `length=128,256` is in tokens, `ratio=2,4` in training lengths. A comma list of an
 evaluation setting is always a list, never a sweep: such settings do not make another run, so there is nothing to
-compare. Values are those of Hydra's grammar (`on` and `12:30` are text, `1e-4` is a number), but read here: Hydra's
-parser refuses `yarn:factor=4`, `~/text`, `#` and letters beyond ASCII, and takes half a second to import.
+compare. Values are those of Hydra's grammar: `on` and `12:30` are text, `1e-4` is a number.
 """
 
 import dataclasses
@@ -34,10 +33,6 @@ OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes besid
 OF_A_FINISHED_RUN = [*(word for word in _EVALUATION if word != "at_tokens"), "device", "threads", "processes"]
 
 FILES = ("data.path", "data.dataset", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
-_PLAIN = re.compile(r"[\w./~-]*", re.ASCII)  # needs no quotation marks
-
-_MOST_DIGITS = 40
-_LONG_NUMBER = re.compile(rf"(?<![\w./-])[\d_]{{{_MOST_DIGITS + 1},}}(?![\w./-])")
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?\d)*)")
 _DIGITS = r"\d(?:_?\d)*"
 _FLOAT = re.compile(rf"[+-]?(?!\d+\Z)(({_DIGITS}\.?({_DIGITS})?|\.{_DIGITS})(e[+-]?\d+)?|inf|nan)", re.IGNORECASE)
@@ -51,7 +46,6 @@ def parted(text: str, example: str = "") -> tuple[str, str]:
     if not key or not equals:
         expected = f": expected key=value, such as {example}" if example else keys.word(text)
         raise UserError(f"cannot read '{text}'{expected}")
-    refuse_long_numbers(text)
     return full_key(key), typed
 
 
@@ -69,31 +63,42 @@ def refuse_twice(keys: Iterable[str], where: str = "") -> None:
         seen.add(key)
 
 
-def refuse_long_numbers(text: str) -> None:
-    """Refuse an override with a number of more digits than Python reads and prints."""
-    key, _, typed = text.partition("=")
-    if found := _LONG_NUMBER.search(typed):
-        raise UserError(f"{key} has a number of {len(found[0]):,} digits: expected at most {_MOST_DIGITS}")
-
-
 def full_key(key: str) -> str:
     """`evaluation.protocols` for `protocol`; any other key is returned as it is."""
     return _KEYS.get(key, key)
 
 
 def value(typed: str) -> Any:
-    """A value as it was typed: null, true, false, a number, text, or a list of such in brackets or with commas."""
+    """A value as it was typed: null, true, false, a number, text, a mapping, or a list in brackets or with commas."""
     typed = typed.strip()
-    bare = typed[1:-1] if typed.startswith("[") and typed.endswith("]") else typed
-    items = _items(bare)
-    if bare != typed or len(items) > 1:
-        return [_scalar(item) for item in items if item]
-    return _scalar(bare)
+    parts = items(typed)
+    if len(parts) > 1:
+        return [value(part) for part in parts if part]
+    if typed.startswith("[") and typed.endswith("]"):
+        return [value(part) for part in items(typed[1:-1]) if part]
+    if typed.startswith("{") and typed.endswith("}"):
+        pairs = (part.partition(":") for part in items(typed[1:-1]) if part)
+        return {str(_scalar(key.strip())): value(inner) for key, _, inner in pairs}
+    return _scalar(typed)
 
 
-def _items(text: str) -> list[str]:
+def typed_value(key: str, typed: str) -> Any:
+    """The value of a full key as it was typed: an existing file's name stands as it is, and some settings are lists."""
+    if key in FILES and is_there(typed):
+        return typed
+    given = value(typed)
+    return [given] if key in (*_LISTS, LENGTH) and not isinstance(given, list) else given
+
+
+def is_there(path: str) -> bool:
+    """Whether there is such a file, folder or glob."""
+    path = os.path.expanduser(path)
+    return os.path.exists(path) or any(glob.iglob(path, recursive=True))
+
+
+def items(text: str) -> list[str]:
     """Split at commas outside quotation marks and brackets."""
-    items, start, depth, quote = [], 0, 0, ""
+    found, start, depth, quote = [], 0, 0, ""
     for at, char in enumerate(text):
         if quote:
             quote = "" if char == quote and text[at - 1] != "\\" else quote
@@ -102,9 +107,9 @@ def _items(text: str) -> list[str]:
         elif char in "[]{}()":
             depth += 1 if char in "[{(" else -1
         elif char == "," and depth == 0:
-            items.append(text[start:at].strip())
+            found.append(text[start:at].strip())
             start = at + 1
-    return [*items, text[start:].strip()]
+    return [*found, text[start:].strip()]
 
 
 def _scalar(text: str) -> Any:
@@ -117,41 +122,6 @@ def _scalar(text: str) -> Any:
     if quoted := _QUOTED.fullmatch(text):
         return re.sub(r"\\(['\"\\])", r"\1", quoted[1] if quoted[1] is not None else quoted[2])
     return text
-
-
-# -- for Hydra ---------------------------------------------------------------------------------------------------------
-
-
-def translated(text: str) -> str:
-    """An override in Hydra's own spelling: full keys, lists of evaluation settings in brackets, text in quotes."""
-    word, equals, typed = text.partition("=")
-    if word in FILES and not _PLAIN.fullmatch(typed) and _is_there(os.path.expanduser(typed)):
-        return f"{word}={_spelt(typed)}"  # "notes (1).txt": a file of exactly this name exists
-    key = _KEYS.get(word)
-    if key is None or not equals:
-        return text  # `outputs` alone is no key=value
-    if "${" in typed:
-        return f"{key}={typed}"
-    return f"{key}={_spelt(_setting(key, typed))}" if key.startswith("evaluation.") else f"{key}={typed}"
-
-
-def _is_there(path: str) -> bool:
-    return os.path.exists(path) or any(glob.iglob(path, recursive=True))
-
-
-def _setting(key: str, typed: str) -> Any:
-    """The value of an evaluation setting; a single item becomes a list if the setting is one."""
-    given = value(typed)
-    return [given] if (key in _LISTS or key == LENGTH) and not isinstance(given, list) else given
-
-
-def _spelt(given: Any) -> str:
-    if isinstance(given, list):
-        return f"[{','.join(map(_spelt, given))}]"
-    if isinstance(given, str):
-        escaped = re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), given)
-        return f'"{escaped}"'
-    return "null" if given is None else str(given).lower() if isinstance(given, bool) else repr(given)
 
 
 # -- evaluation settings -----------------------------------------------------------------------------------------------
@@ -187,11 +157,11 @@ def apply(config: Config, overrides: list[str]) -> Asked:
             raise UserError(f"cannot read '{text}': expected key=value, such as length=128,256")
         if key == LENGTH:
             refuse_lengths_of_problems(config)
-            evaluation["ratios"] = ratios(_setting(key, typed), config.training.train_length)
+            evaluation["ratios"] = ratios(typed_value(key, typed), config.training.train_length)
         elif section == "evaluation":
-            evaluation[field] = _setting(key, typed)
+            evaluation[field] = typed_value(key, typed)
         else:
-            runtime[field] = value(typed)
+            runtime[field] = typed_value(key, typed)
         given.append(key)
     refuse_twice(given)
     refuse_both(given)

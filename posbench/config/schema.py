@@ -247,7 +247,6 @@ class RuntimeConfig:
     log_every_steps: int  # updates
     validate_every_steps: int | None  # updates; None = never
     checkpoint_every_steps: int  # updates
-    objective: str | None = None  # headline value that a sweeper gets; None = nll_1x
     clean: bool = False  # of a finished run, keep of its checkpoints the newest weights
     processes: int | None = None  # that train a run together; None = those that torchrun started, or one
     checkpointing: bool = False  # keep the inputs of blocks alone, and compute the rest again backwards

@@ -1,5 +1,6 @@
 """The YAML files that come with posbench."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from posbench.errors import unknown
@@ -14,26 +15,31 @@ def configs_dir() -> Path:
     return packaged if packaged.is_dir() else package.parent / "configs"
 
 
-def choices(group: str, own: Path | None = None) -> dict[str, Path]:
+def choices(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
     """What can be chosen in a group, by name, sorted: its files, without those that others only build upon (`_base`).
 
     Args:
-        own: a folder of further groups and files, as --config-dir; its files come first.
+        folders: of further groups and files, as --config-dir; their files come first.
     """
-    folders = [configs_dir(), *([own] if own else [])]
-    found = {path.stem: path for folder in folders for path in (folder / group).glob("[!_]*.yaml")}
+    found = {path.stem: path for path in _files(group, "[!_]*.yaml", folders)}
     return dict(sorted(found.items()))
 
 
-def nested(group: str) -> dict[str, Path]:
+def nested(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
     """What can be chosen in folders within a group, by the name that is typed: `task/copy`."""
-    found = (configs_dir() / group).glob("*/[!_]*.yaml")
-    return {f"{path.parent.name}/{path.stem}": path for path in sorted(found)}
+    found = {f"{path.parent.name}/{path.stem}": path for path in _files(group, "*/[!_]*.yaml", folders)}
+    return dict(sorted(found.items()))
+
+
+def _files(group: str, pattern: str, folders: Sequence[Path]) -> Iterator[Path]:
+    """The files of a group; of those with one name the last one stands above the others."""
+    for folder in (configs_dir(), *reversed(folders)):
+        yield from (folder / group).glob(pattern)
 
 
 def chosen(group: str, name: str, own: Path | None = None) -> Path:
     """The file of one choice. Raises UserError if there is no such choice."""
-    found = choices(group, own)
+    found = choices(group, [own] if own else [])
     if name not in found:
         raise unknown(group, name, found, f"choices: {', '.join(found)}")
     return found[name]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def _reader(data: DataConfig, name: str) -> str:
     return "data=text and data=hub do" if name in ("column", "articles", "test_pieces") else "data=hub does"
 
 
-def refuse_other_text(chosen: Mapping[str, Any], now: Mapping[str, Any], given: set[str]) -> None:
+def refuse_other_text(chosen: Mapping[str, Any], now: Mapping[str, Any], given: Collection[str]) -> None:
     """Refuse another source than the chosen one, and under its name another data set that is no copy of its own.
 
     Args:

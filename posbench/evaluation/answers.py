@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.config.external import AnyConfig
-from posbench.config.schema import LONGEST, Config
-from posbench.config.task import task_of
+from posbench.config.schema import LONGEST
 from posbench.evaluation.intervals import clopper_pearson
 from posbench.evaluation.measure import Headline, Learned, Measure
 from posbench.run_folder.jsonl import number, read_jsonl
@@ -127,15 +126,6 @@ class Answers(Measure):
         newest = newest_of_split(own, headline_split(own, config.evaluation.split))
         at = {place_of(row): _answer(row, blocks.get(row.blocks_key, [])) for row in newest}
         return cls(dict(sorted(at.items())), steps_to_gate(read_jsonl(folder / METRICS)))
-
-    @staticmethod
-    def objectives(config: Config) -> list[str]:
-        longest = task_of(config.data).longest
-        every = dict.fromkeys(
-            ["1x", *(f"{round(ratio * longest) / longest:.3g}x" for ratio in config.evaluation.ratios)]
-        )
-        known = [f"{value}_{ratio}" for value in ("accuracy", "exact_match") for ratio in every]
-        return [*known, "nll_1x", "steps_to_gate"]
 
     @staticmethod
     def order(row: EvaluationRow) -> tuple[Any, ...]:

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from posbench.config.external import AnyConfig
-from posbench.config.schema import Config
-from posbench.evaluation import intervals, plan
+from posbench.evaluation import intervals
 from posbench.evaluation.intervals import Blocks, Interval, blocks_of
 from posbench.evaluation.measure import Headline, Learned, Measure
 from posbench.run_folder.rows import (
@@ -67,14 +66,6 @@ class Levels(Measure):
         joined = on_shared_targets(newest_of_split(own, headline_split(own, config.evaluation.split)))
         at = {(row.kind, row.length): _level(row, blocks.get(row.blocks_key, [])) for row in joined}
         return cls(at, config.training.train_length)
-
-    @staticmethod
-    def objectives(config: Config) -> list[str]:
-        length = config.training.train_length
-        ratios = [f"{n / length:g}x" for n in plan.lengths_of(config.evaluation, length)]
-        known = [f"{value}_{ratio}" for value in ("nll", "rise") for ratio in ratios]
-        rises_from_1x_on = [name for name in known if not name.startswith(("rise_0", "rise_1x"))]
-        return [*rises_from_1x_on, "reach", *(["uses"] if any(ratio.startswith("0") for ratio in ratios) else [])]
 
     @staticmethod
     def order(row: EvaluationRow) -> tuple[Any, ...]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from posbench.config.external import AnyConfig
-from posbench.config.schema import Config
 from posbench.run_folder.rows import EvaluationRow
 
 Learned = Literal["yes", "no", "not resolved"]
@@ -43,11 +42,6 @@ class Measure(abc.ABC):
     @abc.abstractmethod
     def headline(self) -> Headline:
         """The run in a few values by name."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def objectives(config: Config) -> list[str]:
-        """The numbers of the headline, by name, of the evaluation that is asked for."""
 
     @staticmethod
     @abc.abstractmethod

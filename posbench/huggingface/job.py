@@ -207,7 +207,7 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
     if type(length) is not int or length < 2:
         said = "does not give its training length" if length is None else f"train_length is {length}"
         raise UserError(f"{checkpoint.folder}: {said}: expected train_length=N, in tokens")
-    base, _ = compose.single(text)
+    base = compose.single(text)
     usual = dataclasses.replace(base.evaluation, ratios=RATIOS, targets=min(base.evaluation.targets, length))
     training = dataclasses.replace(
         base.training, train_length=length, batch_size=1, accumulation=1, tokens=length, warmup_tokens=0

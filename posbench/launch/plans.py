@@ -10,15 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from posbench.config import plain_yaml
-from posbench.config.data_only import refuse_elsewhere_typed
 from posbench.config.identity import run_folder
 from posbench.config.overrides import full_key, parted, refuse_twice
 from posbench.config.schema import Config
 from posbench.config.shipped import chosen
-from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.check import check
-from posbench.evaluation.headline import check_objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +67,16 @@ def plan(config: Config, folder: Path, command: Iterable[str]) -> Plan:
         UserError: the configuration asks for something that does not exist or fit.
     """
     check(config)
-    check_objective(config)
     return Plan(config, folder, tuple(command))
 
 
-def resolve_one(overrides: Sequence[str], config_dir: Path | None = None) -> Plan | None:
-    """The plan of one run; None if Hydra itself must start it, see `compose.single`."""
+def resolve_one(overrides: Sequence[str], config_dir: Path | None = None) -> Plan:
+    """The plan of one run."""
     from posbench.config import compose  # Hydra, which a rank does not need
 
-    config, folder = compose.single(list(overrides), config_dir)
+    config = compose.single(list(overrides), config_dir)
     options = ["--config-dir", str(config_dir)] if config_dir else []
-    return None if folder is None else plan(config, folder, ["posbench", "train", *options, *overrides])
+    return plan(config, run_folder(config), ["posbench", "train", *options, *overrides])
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:
@@ -118,8 +114,6 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
     """
     if name is None:
         return [overrides]
-    if config_dir:
-        refuse_all_but_settings(config_dir)
     path = chosen("sweep", name, config_dir)
     sets, shared = _parts(path)
     given = {_key(override) for override in overrides}
@@ -129,10 +123,6 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
             raise UserError(
                 f"sweep={name} has its own '{clash}': leave {_key(clash)} out, or copy {path} and change it"
             )
-        for override in [*shared, *one]:
-            if _key(override).startswith("hydra"):
-                raise UserError(f"{path} has '{override}': Hydra's own part is set on the command line only")
-            refuse_elsewhere_typed(override, _key(override), path)
     kept = [override for override in shared if _key(override) not in given]
     return [[*kept, *overrides, *one] for one in sets]
 
@@ -155,4 +145,4 @@ def _parts(path: Path) -> tuple[list[list[str]], list[str]]:
 
 
 def _key(override: str) -> str:
-    return full_key(override.partition("=")[0].lstrip("+~"))
+    return full_key(override.partition("=")[0])

@@ -107,7 +107,7 @@ def read(names: list[str], own: Path | None = None) -> list[Entry]:
     Raises:
         UserError: no such claim, or a file that is none.
     """
-    known = choices("claim", own)
+    known = choices("claim", [own] if own else [])
     wanted = list(known) if names == ["all"] else list(dict.fromkeys(names))
     for name in wanted:
         if name not in known:

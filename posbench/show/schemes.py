@@ -11,7 +11,7 @@ import torch
 
 from posbench import encodings
 from posbench.config import plain_yaml
-from posbench.config.overrides import refuse_long_numbers, refuse_twice, value
+from posbench.config.overrides import refuse_twice, value
 from posbench.config.shipped import choices
 from posbench.encodings.base import Shape
 from posbench.errors import UserError
@@ -68,7 +68,6 @@ def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
     own = options.pop("name", name)
     refuse_twice(word.removeprefix("encoding.").partition("=")[0] for word in words)
     for word in words:
-        refuse_long_numbers(word)
         key, _, typed = word.removeprefix("encoding.").partition("=")
         *above, last = key.split(".")
         inside = options

@@ -49,7 +49,7 @@ RATE, UPDATES = 2e-5, 400
 # Keys and groups that are for posbench's own models.
 _OTHERS = (
     "model", "encoding", "training", "experiment", "evaluation", "data.tokenizer", "data.vocab_size",
-    "runtime.compile", "runtime.objective", "runtime.processes",
+    "runtime.compile", "runtime.processes",
 )  # fmt: skip
 _PARTS = ("training.batch_size", "training.accumulation")
 
@@ -238,7 +238,7 @@ def _composed(
             lengths = sorted({before, length, 2 * length, 4 * length})
             usual["evaluation.ratios"] = [one / length for one in lengths]
         rest = [*rest, *(f"{key}={worth}" for key, worth in usual.items() if key not in typed)]
-    base, _ = compose.single(rest, config_dir)
+    base = compose.single(rest, config_dir)
     at_tokens = typed.get("evaluation.at_tokens", 0)
     asked = dataclasses.asdict(base.evaluation) | {
         "at_tokens": at_tokens if isinstance(at_tokens, list) else [at_tokens]
