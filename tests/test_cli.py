@@ -1,6 +1,5 @@
 """The command line as a user meets it: output, one-line errors, exit codes, and real runs into an empty folder."""
 
-import dataclasses
 import json
 import os
 import re
@@ -20,9 +19,7 @@ from posbench.cli import listing
 from posbench.cli.app import main
 from posbench.config import compose
 from posbench.config.identity import run_id
-from posbench.config.schema import RuntimeConfig, load_saved
-from posbench.config.settings import settings
-from posbench.config.shipped import configs_dir
+from posbench.config.schema import load_saved
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
 from posbench.launch import plans
@@ -92,11 +89,11 @@ def unread(*arguments: str, closed: bool = False) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-# -- help, version, completion -----------------------------------------------------------------------------------------
+# -- help, version -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["train", "--help"], ["--version"]])
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["train", "--help"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from posbench.cli.app import main; code = main(); "
@@ -111,12 +108,10 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
-def test_help_lists_the_encodings_and_every_key(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_help_lists_the_encodings(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert posbench(command, "--help") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert all(name in shown for name in encodings.names())
-    words = {word.rstrip(".") for word in re.findall(r"[\w.]+", shown)}
-    assert {key.partition(".")[2] or key for key in settings()} <= words
 
 
 def test_help_of_evaluate_lists_its_settings_and_the_extensions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,86 +132,12 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Commands:" in capsys.readouterr().out
 
 
-def completion(words: str, at: int) -> list[str]:
-    bash = {"COMP_WORDS": words, "COMP_CWORD": str(at), "_POSBENCH_COMPLETE": "complete_bash"}
-    done = process("-m", "posbench", **bash)
-    return done.stdout.split()
-
-
-def completed(line: str) -> list[str]:
-    """What fish and zsh are given for a line."""
-    environment = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    return process("-m", "posbench", _POSBENCH_COMPLETE="complete_fish", **environment).stdout.split()
-
-
-@pytest.mark.full
-def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign() -> None:
-    assert completion("posbench train enc", 2) == ["encoding=", "encoding."]
-    presets = [f"layered/{path.stem}" for path in sorted((configs_dir() / "encoding/layered").glob("*.yaml"))]
-    assert completion("posbench train encoding =", 3) == [*encodings.names(), *presets]
-    assert completion("posbench train encoding = layered/gemma3 encoding.", 5)[0] == "encoding.layers="
-    assert completion("posbench train encoding = ali", 4) == ["alibi"]
-    assert completion("posbench train encoding = rope,ali", 4) == ["rope,alibi"]
-    assert completion("posbench train seed=1 model = ll", 5) == ["llama"]
-    assert completion("posbench train encoding = t5 encoding.num", 5) == [
-        "encoding.num_buckets=",
-        "encoding.num_buckets=32",
-    ]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    {
-        "train training.prec": [f"training.precision={value}" for value in ("", "auto", "fp32", "bf16", "fp16")],
-        "train experiment=small training.tok": ["training.tokens=", "training.tokens=8000000"],
-        "train data=wikitext-2 data.da": ["data.dataset=", "data.dataset=Salesforce/wikitext"],
-        "train encoding=layered/g": ["encoding=layered/gemma3", "encoding=layered/gemma4"],
-        "train run": [f"runtime.{field.name}=" for field in dataclasses.fields(RuntimeConfig)],
-        "train data=task/cop": ["data=task/copy"],
-        "train data=task/copy data.task.voc": ["data.task.vocabulary=", "data.task.vocabulary=32"],
-        "train data=task/copy data.nam": ["data.name=", "data.name=copy"],
-        "train data=task/copy data.vocab": ["data.vocab_size=", "data.vocab_size=2048"],
-        "sweep sweep=s": ["sweep=six"],
-        "sweep tune=": ["tune=true", "tune=false"],
-        "evaluate outputs/": ["outputs/study"],
-        "evaluate outputs/study/": ["outputs/study/rope-s0-0"],
-        "evaluate RUN protocol=sliding,n": ["protocol=sliding,nonoverlap"],
-        "evaluate RUN task=": [f"task={name}" for name in probes.names()],
-        "evaluate RUN extension=y": ["extension=yarn"],
-        "report out": ["outputs/study"],
-        "sync out": ["outputs/study"],
-        "sync RUN tracking.mode=": ["tracking.mode=auto", "tracking.mode=online", "tracking.mode=offline"],
-        "show out": ["outputs/study"],
-        "show ali": ["alibi"],
-        "bench fo": ["fope", "fox", "fox_pro"],
-        "properties t": ["t5", "temperature", "transformer_xl", "tupe"],
-    }.items(),
-)
-def test_names_keys_values_and_runs_are_completed(line: str, expected: list[str]) -> None:
-    run = Path("outputs/study/rope-s0-0")
-    run.mkdir(parents=True)
-    (run / "run.json").write_text("{}")
-    assert completed(f"posbench {line}") == expected
-
-
-@pytest.mark.full
-def test_every_extension_of_the_list_is_completed() -> None:
-    shown = json.loads(process("-m", "posbench", "list", "--json").stdout)["extensions"]
-    assert completed("posbench evaluate RUN extension=") == [f"extension={row['name']}" for row in shown]
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
 HINTS = {
     "trian": "No such command 'trian'. Did you mean 'train'?",
-    "rope": "no command 'rope': did you mean 'posbench train encoding=rope' or 'posbench show rope'?",
-    "encoding=rope seed=1": "did you mean 'posbench train encoding=rope seed=1'?",
-    "compare rope": "no command 'compare': did you mean 'sweep'?",
-    "report": "which runs? posbench report outputs/STUDY",
-    "train --resume": "there is no --resume: repeat the same command to continue",
-    "train --dry-run": "--dry-run is for sweep and reproduce: 'posbench sweep encoding=rope --dry-run'",
+    "report": "Missing argument",
     "sweep encoding=rope seeds=5": "unknown key 'seeds' (several seeds are a list: seed=0,1,2,3,4 or ",
     "train --nix": "No such option: --nix",
     "train encoding=rop": "unknown encoding 'rop': did you mean 'rope'?",
@@ -227,20 +148,11 @@ HINTS = {
     "evaluate nix": "nix does not exist: expected run folders or study folders",
     "evaluate .": "no run folder in .",
     "evaluate length=128": "which run? posbench evaluate outputs/STUDY/RUN length=128",
-    "train --seed 3": "settings are key=value, without dashes: did you mean 'posbench train seed=3'?",
-    "train --seed=3 --lr 0.1": "did you mean 'posbench train seed=3 training.learning_rate=0.1'?",
-    "--seed 3": "did you mean 'posbench train seed=3'?",
-    "train --encoding rope": "did you mean 'posbench train encoding=rope'?",
-    "train -e rope": "did you mean 'posbench train encoding=rope'?",
-    "sweep --encoding rope,alibi": "did you mean 'posbench sweep encoding=rope,alibi'?",
-    "evaluate --length 128 RUN": "did you mean 'posbench evaluate length=128 RUN'?",
-    "evaluate RUN --seed 3": "No such option: --seed",
-    "train --steps 100": "no option '--steps': settings are key=value (a budget is in tokens: training.tokens; ",
+    "train --seed 3": "Settings are key=value, without dashes: seed=3",
+    "--seed=3": "Settings are key=value, without dashes: seed=3",
+    "evaluate --length 128 RUN": "Settings are key=value, without dashes: length=128",
     "train --restrat": "(Possible options: --restart)",
     "train steps=100": "unknown key 'steps' (a budget is in tokens: training.tokens; a step has training.batch_size ",
-    "train seed=0-4": "cannot read 'seed=0-4': did you mean 'seed=0,1,2,3,4'? (posbench sweep runs each)",
-    "sweep seed=99..0": "did you mean 'seed=range(0,100)'?",
-    "train encoding=all": "unknown encoding 'all': every encoding is posbench sweep sweep=catalogue",
     "train encoding=None": "unknown encoding 'None': did you mean 'none'?",
     "train device=gpu": "runtime.device is 'gpu': a GPU is runtime.device=cuda (here: auto, ",
     "bench rope --shape 125m": "unknown shape '125m': did you mean '124m'?",
@@ -248,15 +160,10 @@ HINTS = {
     "report gpt2": "gpt2 does not exist: expected run folders or study folders, such as outputs/demo\n",
     "list rope": "list has no section 'rope': 'posbench show rope --text' describes one encoding",
     "list sections": "list has no section 'sections' (there are encodings, patterns, extensions, probes, tasks, ",
-    "train rope": "cannot read 'rope': did you mean 'encoding=rope'? (several at once: encoding=rope,alibi)",
+    "train rope": "cannot read 'rope': did you mean 'encoding=rope'?",
     "train wikitext_2": "cannot read 'wikitext_2': did you mean 'data=wikitext-2'?",
     "sweep six": "cannot read 'six': did you mean 'sweep=six'?",
-    "train text.txt": "cannot read 'text.txt': a file or folder of your own is data.path=text.txt",
-    "train outputs": "cannot read 'outputs': expected key=value, such as encoding=alibi or seed=1",
     f"train {'x' * 300}": "expected key=value, such as encoding=alibi or seed=1",
-    "train help": "cannot read 'help': did you mean --help?",
-    "help": "no command 'help': did you mean 'posbench --help'?",
-    "help train": "no command 'help': did you mean 'posbench train --help'?",
 }
 
 
@@ -319,7 +226,7 @@ def test_a_terminal_without_unicode_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# -- cfg, list, doctor -------------------------------------------------------------------------------------------------
+# -- cfg, list ---------------------------------------------------------------------------------------------------------
 
 
 def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -553,19 +460,10 @@ def test_parameters_are_listed_at_the_size_of_the_demo() -> None:
     assert {**sizes, "train_length": demo.training.train_length} == listing.DEMO
 
 
-def test_doctor_reports_and_keeps_secrets(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert posbench("doctor", "--json") == 0
-    text = capsys.readouterr().out
-    shown = json.loads(text)
-    assert shown["packages"]["torch"] and shown["wandb_mode"] == "online" and shown["configs_found"] > 10
-    assert shown["between_processes"].startswith("gloo")
-    assert "0123456789" not in text
-    assert posbench("doctor") == 0
-    assert "posbench:" in capsys.readouterr().out
+def test_version_has_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("--version") == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("posbench ") and "torch " in second and "threads" in third
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -623,8 +521,8 @@ def test_a_path_alone_trains_on_that_text_and_is_the_run_of_data_text(capsys: py
     capsys.readouterr()
     for arguments in (["train"], ["sweep"]):
         assert posbench(*arguments, *alone, "data=builtin", "data.path=text.txt") == 2
-        told = "error: data.path is 'text.txt', which the built-in corpus does not read: text of your own is data=text "
-        assert error_line(capsys) == f"{told}data.path=text.txt"
+        told = "error: data.path is 'text.txt', which data=builtin does not read: data=text does"
+        assert error_line(capsys) == told
 
 
 @pytest.mark.full
@@ -821,7 +719,7 @@ def test_a_saved_configuration_runs_without_hydra_and_without_torchs_compiler() 
     Path("saved.yaml").write_text("hydra: {callbacks: {x: {_target_: os.system}}}\n")
     refused = process("-m", "posbench.launch.job", "saved.yaml")
     assert refused.returncode == 2
-    assert refused.stderr == "error: saved.yaml: missing key 'encoding'\n"
+    assert refused.stderr == "error: saved.yaml: missing key 'study'\n"
 
 
 # -- output that nobody reads ------------------------------------------------------------------------------------------

@@ -669,7 +669,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_processes")
 def test_a_run_at_a_tuned_rate_is_that_of_the_single_command(overrides: list[str], tmp_path: Path) -> None:
     sweep.sweep(["encoding=rope,alibi", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])
-    single, _ = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
+    single = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
     assert run_id(single) in {path.name for path in (tmp_path / "outputs/demo").glob("*-s*")}
 
 

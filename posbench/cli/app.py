@@ -10,10 +10,8 @@ from typing import Annotated
 import typer
 
 import posbench
-from posbench.cli import complete
-from posbench.config.overrides import OF_A_FINISHED_RUN, start_of
-from posbench.config.settings import listed
-from posbench.config.shipped import choices
+from posbench.config.overrides import OF_A_FINISHED_RUN, WORDS, start_of
+from posbench.config.shipped import GROUPS, choices
 from posbench.encodings.extend import NAMES as EXTENSIONS
 from posbench.errors import UserError
 from posbench.terminal import exits
@@ -45,11 +43,21 @@ def _run(arguments: list[str]) -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # Typer's own: an unknown command or option
             raise
-        from posbench.cli import meant
-
-        said = meant.hint(arguments, error) or f"{error.format_message()} ('posbench --help' shows all)"
-        raise UserError(said) from None
+        said = _as_setting(arguments, error) or "('posbench --help' shows all)"
+        raise UserError(f"{error.format_message()} {said}") from None
     raise SystemExit(code)
+
+
+def _as_setting(arguments: list[str], error: Exception) -> str:
+    """`--seed 3` is `seed=3`: a hint about an unknown option that has a setting's name, else empty."""
+    option = getattr(error, "option_name", "")
+    name = option.lstrip("-").replace("-", "_")
+    if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
+        return ""
+    words = iter(arguments)
+    found = next((word for word in words if word.partition("=")[0] == option), option)
+    value = found.partition("=")[2] or next(words, "...")
+    return f"Settings are key=value, without dashes: {name}={value}"
 
 
 _OVERRIDES = "key=value, e.g. encoding=alibi training.tokens=2000000"
@@ -66,23 +74,35 @@ Slurm = Annotated[
     ),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")]
-Overrides = Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)]
+Overrides = Annotated[list[str] | None, typer.Argument(help=_OVERRIDES)]
 _ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' shows more."
-_KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg' prints their values."])
+_KEYS = f"{_ENCODINGS}\n\n'posbench train --cfg' prints every key and its value."
 _OF_A_SWEEP = "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2]."
 _SETTINGS = "\n\n".join([f"Settings: {', '.join(OF_A_FINISHED_RUN)}.", f"Extensions: {', '.join(EXTENSIONS)}."])
 
 
 def _version(asked: bool) -> None:
-    if asked:
-        print(f"posbench {posbench.__version__}")
-        raise typer.Exit
+    """Print what a bug report needs: versions and devices."""
+    if not asked:
+        return
+    import platform
+
+    import torch
+
+    from posbench import machine
+
+    device = machine.resolve("auto")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    print(f"posbench {posbench.__version__}")
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}")
+    print(f"device {device} ({name}), {machine.cores()} cores, {torch.get_num_threads()} threads")
+    raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and the device.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:
@@ -163,7 +183,7 @@ def prepare(
 
 @app.command(epilog=f"{_OF_A_SWEEP}\n\n{_KEYS}")
 def sweep(
-    overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.sweep)] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES)] = None,
     n_jobs: Jobs = None,
     config_dir: ConfigDir = None,
     dry_run: DryRun = False,
@@ -184,9 +204,7 @@ def sweep(
 def reproduce(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="CLAIM|all|key=value", help=f"Claims, then {_OVERRIDES}", autocompletion=complete.reproduce
-        ),
+        typer.Argument(metavar="CLAIM|all|key=value", help=f"Claims, then {_OVERRIDES}"),
     ] = None,
     n_jobs: Jobs = None,
     config_dir: ConfigDir = None,
@@ -213,7 +231,6 @@ def evaluate(
             "on the hub); then settings, such as length=128,256 protocol=sliding extension=yarn:factor=4,ntk "
             "split=validation device=cpu processes=2; for a model also data=NAME data.path=... train_length=N "
             "bos=window.",
-            autocompletion=complete.evaluate,
         ),
     ],
 ) -> None:
@@ -262,7 +279,6 @@ def sync(
         typer.Argument(
             metavar="RUN|key=value",
             help="Run folders, study folders or globs; also tracking=csv, tracking.project= ...",
-            autocompletion=complete.sync,
         ),
     ],
     anew: Annotated[bool, typer.Option("--anew", help="Send as new runs, even if W&B has these runs.")] = False,
@@ -281,7 +297,7 @@ def sync(
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.", autocompletion=complete.report),
+        typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs."),
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: STUDY/report.")] = None,
     least: Annotated[
@@ -310,7 +326,7 @@ def report(
 def clean(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.", autocompletion=complete.report),
+        typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs."),
     ],
 ) -> None:
     """Drop older checkpoints of finished runs; the weights stay.
@@ -328,7 +344,7 @@ def clean(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete.report)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],
     code: Annotated[str, typer.Argument(metavar="code=true", help="Export posbench's own class.")] = "code=false",
 ) -> None:
@@ -369,10 +385,7 @@ def list_(
 def properties(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Encodings, each followed by its options, such as rope base=100; default: all.",
-            autocompletion=complete.encodings,
-        ),
+        typer.Argument(help="Encodings, each followed by its options, such as rope base=100; default: all."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -389,10 +402,7 @@ def properties(
 def show(
     names: Annotated[
         list[str],
-        typer.Argument(
-            help="Encodings, each followed by its options, such as rope base=100; and run folders.",
-            autocompletion=complete.schemes,
-        ),
+        typer.Argument(help="Encodings, each followed by its options, such as rope base=100; and run folders."),
     ],
     text: Annotated[bool, typer.Option("--text", help="Print text instead: formula, paper, options.")] = False,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file.")] = None,
@@ -427,9 +437,7 @@ def bench(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAMES]...",
-            help="Encodings, default all; also key=value, e.g. training.precision=fp32.",
-            autocompletion=complete.encodings,
+            metavar="[NAMES]...", help="Encodings, default all; also key=value, e.g. training.precision=fp32."
         ),
     ] = None,
     shape: Annotated[str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")] = "demo",
@@ -448,11 +456,3 @@ def bench(
     from posbench.bench import speed
 
     speed.main(words or [], shape, length, rounds, threads, style)
-
-
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Print what a bug report needs: versions, machine, devices. No secrets."""
-    from posbench.cli import doctor
-
-    doctor.show(as_json)

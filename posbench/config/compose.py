@@ -100,7 +100,6 @@ def _values(key: str, typed: str, folders: Folders) -> list[str]:
 
     A list of an evaluation setting is one value: such settings make no other run.
     """
-    keys.refuse_range(key, typed)
     if key.startswith("evaluation.") or (key in FILES and is_there(typed)):
         return start.runs(typed) if key == start.KEY else [typed]
     if found := _RANGE.fullmatch(typed):
@@ -248,7 +247,7 @@ def _check_choice(group: str, name: str, folders: Folders) -> None:
             "posbench_configs: --config-dir names its folder"
         )
     listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(known)}"
-    raise unknown(group, name, known, listed, keys.choice(group, name, known))
+    raise unknown(group, name, known, listed, did_you_mean(name, known, cutoff=0.6))
 
 
 def _refuse_without_class(cfg: DictConfig, choice: str | None) -> None:

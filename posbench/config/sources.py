@@ -19,7 +19,6 @@ _UNREAD = {
     "task": ("path", "dataset", "subset", "revision", "splits", "articles", "test_pieces", *_OF_TEXT),
 }
 _OF_TASKS = ("task", "offset")
-_CALLED = {"builtin": "the built-in corpus", "text": "data=text", "hub": "a data set of the hub", "task": "a task"}
 _WHOLE_FILE = re.compile(r".*\.(?:txt|md|py|rst|tex)(?:\.(?:gz|zst|bz2))?", re.IGNORECASE)  # one document each
 # As in _base.yaml; the others are null.
 _UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False, "offset": 0}
@@ -31,25 +30,13 @@ def refuse_unread(data: DataConfig) -> None:
     for name in (*_UNREAD[data.source], *(() if data.source == "task" else _OF_TASKS)):
         value = getattr(data, name)
         if value != _UNSET.get(name):
-            told = f"data.{name} is {as_typed(value)}, which {_CALLED[data.source]} does not read"
-            raise UserError(f"{told}: {_reader(data, name)}")
+            reads = [source for source in _UNREAD if name not in _UNREAD[source]]
+            readers = "data=task/copy" if name in _OF_TASKS else " and ".join(f"data={source}" for source in reads)
+            raise UserError(f"data.{name} is {as_typed(value)}, which data={data.source} does not read: {readers} does")
     if data.source == "text" and data.column != _UNSET["column"] and _WHOLE_FILE.fullmatch(data.path or ""):
-        told = f"data.column is {as_typed(data.column)}, which '{data.path}' does not have"
-        raise UserError(f"{told}: files with rows do, .jsonl, .json, .csv, .tsv and .parquet")
-
-
-def _reader(data: DataConfig, name: str) -> str:
-    """What does read the key."""
-    if name in _OF_TASKS:
-        return "a task does, data=task/copy"
-    if name in ("max_documents", "tokenizer", "vocab_size"):
-        return "text does, a task has a vocabulary of its own"
-    if name == "path":
-        copy = f"a copy of '{data.dataset}' is data.dataset=FOLDER, " if data.source == "hub" else ""
-        return f"{copy}text of your own is data=text data.path={data.path}"
-    if name == "dataset":
-        return f"a data set of the hub, or a copy of one, is data=hub data.dataset={data.dataset}"
-    return "data=text and data=hub do" if name in ("column", "articles", "test_pieces") else "data=hub does"
+        raise UserError(
+            f"data.column is {as_typed(data.column)}, which '{data.path}' does not have: files with rows do"
+        )
 
 
 def refuse_other_text(chosen: Mapping[str, Any], now: Mapping[str, Any], given: Collection[str]) -> None:

@@ -75,7 +75,7 @@ def sweep(
     if any(map(tracking.is_at_wandb, left)):
         logger.info(
             "W&B: each run writes an offline run into its folder, or is sent as it trains where an API key is set up "
-            "('posbench doctor' says which; tracking=none turns W&B off)"
+            "(tracking=none turns W&B off)"
         )
     if slurm_options is not None and missing:
         slurm.submit(missing, shlex.split(slurm_options), config_dir, dry_run)

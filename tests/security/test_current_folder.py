@@ -41,7 +41,7 @@ def test_the_payload_is_real(folder: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["doctor"],
+        ["list"],
         pytest.param(["train", "encoding=rope", *RUN], marks=pytest.mark.slow),
         pytest.param(["sweep", "encoding=rope", *RUN], marks=pytest.mark.full),
         pytest.param(["bench", "rope", "--rounds", "1"], marks=pytest.mark.slow),
