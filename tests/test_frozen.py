@@ -40,12 +40,12 @@ PATTERNS = sorted(f"layered/{path.stem}" for path in (configs_dir() / "encoding"
 
 def identities(commands: Sequence[str]) -> dict[str, str]:
     """Run ids by the words after `posbench train`. The current folder holds a text and a finished run of bytes."""
-    return {words: run_id(single(words.split())[0]) for words in commands}
+    return {words: run_id(single(words.split())) for words in commands}
 
 
 def write_start(folder: Path) -> None:
     """Write `source`, a finished run as far as `start=source` reads it."""
-    config, _ = single(["data.tokenizer=bytes", "tracking=none"])
+    config = single(["data.tokenizer=bytes", "tracking=none"])
     place = folder / "source" / "checkpoint" / "step-000489"
     place.mkdir(parents=True)
     (folder / "source" / "config.yaml").write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
@@ -75,7 +75,7 @@ def digests(cache: Path) -> dict[str, str]:
     """Digests of the three splits of the built-in text as streams of tokens, of its bytes and of its byte-level BPE."""
     found = {}
     for tokenizer in ("bytes", "bpe"):
-        config, _ = single([f"data.tokenizer={tokenizer}", "tracking=none"])
+        config = single([f"data.tokenizer={tokenizer}", "tracking=none"])
         made = tokens.prepare(config.data, cache)
         for name in ("train", "validation", "test"):
             split = getattr(made, name)
@@ -100,7 +100,7 @@ def losses(name: str) -> list[float | str]:
     The text repeats eleven symbols, so that a model gains by looking back.
     """
     shape = ["model.n_layers=4", "model.d_model=32", "model.n_heads=2", "training.train_length=32"]
-    config, _ = single([f"encoding={name}", *shape, "tracking=none"])
+    config = single([f"encoding={name}", *shape, "tracking=none"])
     model = build(config, 16, (*"0123456789", *"abcdef"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     ids = torch.randint(0, 16, (9, 8, 11), generator=torch.Generator().manual_seed(0)).repeat(1, 1, 6)
