@@ -136,33 +136,6 @@ def remove_stale(folder: Path) -> None:
             delete(path)
 
 
-def remove_stale_beside(path: Path) -> None:
-    """Remove what killed processes left of a folder to be made at `path`. One that a living process has locked stays.
-
-    Nothing happens on file systems without locks, nor to links.
-    """
-    like = re.compile(rf"\.tmp-[0-9a-f]{{16}}-{re.escape(path.name)}")
-    for other in path.parent.iterdir() if path.parent.is_dir() else ():
-        if like.fullmatch(other.name):
-            with contextlib.suppress(OSError), locked_folder(other):
-                delete(other)
-
-
-@contextlib.contextmanager
-def locked_folder(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder.
-
-    Raises:
-        OSError: another process holds it, the file system has no locks, or it is a link or no folder.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def delete(path: Path) -> None:
     """Remove a file, or a folder with all in it; what cannot be removed stays."""
     if path.is_dir() and not path.is_symlink():

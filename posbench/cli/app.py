@@ -350,7 +350,7 @@ def export(
 ) -> None:
     """Write a run's model as a folder that transformers loads.
 
-    It becomes a Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT model; an error says why if none fits. With
+    It becomes a Llama or GPT-NeoX model if the encoding is rotary or none; an error says why if neither fits. With
     code=true it is posbench's own class, for every encoding; who loads it needs posbench. The folder is kept only if
     its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs transformers.
     """

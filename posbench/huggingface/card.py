@@ -47,7 +47,7 @@ def card(
         _front("positional-encoding", config.encoding.name),
         f"# {_code(record.get('id'))}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "
         f"{length:,} tokens by posbench, as {_kind(stock)}.{finished}",
-        _use(config, stock),
+        _use(stock),
         _limits(config, stock),
         _results(rows),
         _same(agreements),
@@ -97,10 +97,8 @@ def _front(*tags: str, **more: str) -> str:
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
 
 
-def _use(config: Config, stock: Stock) -> str:
+def _use(stock: Stock) -> str:
     trust = ", trust_remote_code=True" if stock.code else ""
-    longer = f", {stock.grows_by}={4 * config.training.train_length}" if stock.grows_by else ""
-    about = f"  # the length of your longest input; default {config.training.train_length}" if longer else ""
     loaded = (
         "The folder's `modeling_posbench.py` imports posbench and nothing else. After `import "
         "posbench.huggingface.modeling` the model loads without `trust_remote_code`:"
@@ -115,7 +113,7 @@ def _use(config: Config, stock: Stock) -> str:
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("PATH", dtype=torch.float32{trust}{longer}){about}
+model = AutoModelForCausalLM.from_pretrained("PATH", dtype=torch.float32{trust})
 tokenizer = AutoTokenizer.from_pretrained("PATH")
 ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]])
 logits = model(ids).logits
@@ -132,8 +130,6 @@ def _limits(config: Config, stock: Stock) -> str:
         lines.append("It has no key-value cache, and refuses padding: all inputs of a batch have one length.")
     if stock.longest is not None:
         lines.append(f"Its positions are a table of {stock.longest:,} rows: longer inputs are an error.")
-    elif stock.grows_by:
-        lines.append(f"Inputs beyond {length:,} tokens need `{stock.grows_by}` raised when it is loaded, as above.")
     else:
         lines.append("Longer inputs are accepted; the results show how well they work.")
     if stock.remark:
@@ -169,19 +165,10 @@ def _same(agreements: Sequence[Agreement]) -> str:
 
 
 def _versions(stock: Stock) -> str:
-    if stock.code:
-        earlier = f"It was compared in this version, with posbench {_code(__version__)}."
-    elif stock.rope_type == "proportional":
-        earlier = (
-            "transformers 4 lacks the `rope_type` of this model, `proportional`: 4.57.6 ends with "
-            "`KeyError: 'proportional'`. Use 5."
-        )
-    else:
-        earlier = "Exports of this kind have the same logits in 4.57.6 and in 5.23.0, in fp32 on a CPU."
     cache = "true: `generate()` has the same logits with a cache" if stock.cached else "false (see Limits)"
     return (
-        f"## Versions\n\nWritten with transformers {_code(transformers().__version__)}. {earlier} Other versions and "
-        f"other dtypes were not compared. `use_cache` is {cache}."
+        f"## Versions\n\nWritten and compared with transformers {_code(transformers().__version__)} and posbench "
+        f"{_code(__version__)}. Other versions and other dtypes were not compared. `use_cache` is {cache}."
     )
 
 

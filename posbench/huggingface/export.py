@@ -7,13 +7,11 @@
 
 With code=true the model is posbench's own class instead, which `modeling_posbench.py` in the folder imports.
 
-The folder is written elsewhere first, read again, compared with the run's own model, and renamed into place. So it is
-complete and equal to the run, or absent. After a kill, the same command removes half-written folders and accepts an
-equal one. The run folder may be untrusted; it is read as data, and nothing is written into it.
+The folder is written under another name beside it, read again, compared with the run's own model, and renamed into
+place. So it is complete and equal to the run, or absent. Nothing is written into the run folder.
 """
 
 import contextlib
-import filecmp
 import json
 import os
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from posbench.config import size
 from posbench.config.schema import Config
 from posbench.data.tokenizer import SEPARATOR, Tokenizer
 from posbench.errors import UserError
-from posbench.huggingface import parity, spelling
+from posbench.huggingface import parity
 from posbench.huggingface.architectures import Stock, stock
 from posbench.huggingface.card import card
 from posbench.huggingface.package import quiet, transformers
@@ -37,7 +35,6 @@ from posbench.run_folder.rows import evaluation_rows, headline_split, newest_of_
 from posbench.run_folder.trained import tokenizer_of, with_weights
 
 PARITY = "posbench_parity.json"
-_LARGEST_PARITY = 2**20  # bytes
 
 
 def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
@@ -50,13 +47,12 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
         The difference of the written model's logits from the run's, by length.
 
     Raises:
-        UserError: the folder is there and holds something else, the run has no complete checkpoint, no stock
+        UserError: the folder is there and not empty, the run has no complete checkpoint, no stock
             architecture has its model, or what was written is not its model; nothing is left behind.
         RunFailed: no room on the disk.
     """
     config, tokenizer = load_config(run), tokenizer_of(run)
-    _refuse_taken(folder, load_record(run).get("id"))
-    files.remove_stale_beside(folder)
+    _refuse_taken(folder)
     transformers()
     size.refuse_too_large(config, "cpu", "build")
     trained = checkpoint.trained(run)
@@ -74,7 +70,7 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
             files.write_new(new / modeling.FILE, modeling.file_of_the_folder())
         _write_tokenizer(new, tokenizer, length)
         wanted = [min(one, made.longest or one) for one in (1, parity.SHORT, length, 2 * length, 4 * length)]
-        found = parity.compare(new, model, tokenizer.vocab_size, config.model.n_heads, wanted, made.grows_by)
+        found = parity.compare(new, model, tokenizer.vocab_size, config.model.n_heads, wanted)
         parity.refuse_other_ids(new, tokenizer)
         record, known = load_record(run), evaluation_rows(run)
         rows = newest_of_split(known, headline_split(known, config.evaluation.split))
@@ -92,16 +88,12 @@ def told(folder: Path, found: list[Agreement]) -> str:
     )
 
 
-def _refuse_taken(folder: Path, run: object) -> None:
-    """Raise UserError if the folder holds anything but an export of the same run."""
-    if folder.is_dir() and any(folder.iterdir()):
-        before: Any = None
-        with contextlib.suppress(OSError, ValueError, RecursionError, UserError):
-            before = json.loads(files.read(folder / PARITY, _LARGEST_PARITY))
-        if run is None or not isinstance(before, dict) or before.get("run") != run:
-            raise UserError(f"{folder} is not empty: expected a new folder, or an empty one")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: expected a new folder")
+def _refuse_taken(folder: Path) -> None:
+    """Raise UserError unless the folder is new, or empty."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"{folder} is a file or a link: expected a new folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: expected a new folder, or an empty one")
 
 
 @contextlib.contextmanager
@@ -112,31 +104,16 @@ def aside(folder: Path, needed: int) -> Iterator[Path]:
     with files.full_disk_as_failure(folder, needed):
         try:
             new.mkdir()
-            with contextlib.ExitStack() as held:
-                with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
-                    held.enter_context(files.locked_folder(new))
-                yield new
-                for path in new.iterdir():
-                    with open(path, "rb") as file:
-                        os.fsync(file.fileno())
-                files.sync_folder(new)
-                if folder.is_dir() and any(folder.iterdir()):
-                    _refuse_other(folder, new)
-                    files.delete(new)
-                else:
-                    os.rename(new, folder)
-                files.sync_folder(folder.parent)
+            yield new
+            for path in new.iterdir():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            files.sync_folder(new)
+            os.rename(new, folder)
+            files.sync_folder(folder.parent)
         except BaseException:
             files.delete(new)
             raise
-
-
-def _refuse_other(folder: Path, new: Path) -> None:
-    """Raise UserError unless the folder holds the same files as the new one, byte by byte."""
-    names = sorted(path.name for path in new.iterdir())
-    equal, _, _ = filecmp.cmpfiles(folder, new, names, shallow=False)
-    if sorted(path.name for path in folder.iterdir()) != names or sorted(equal) != names:
-        raise UserError(f"{folder} holds another export of this run: expected a new folder, or an empty one")
 
 
 def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
@@ -157,11 +134,6 @@ def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
         config.save_pretrained(new)
         cached = {} if made.cached else {"use_cache": False}
         transformers().GenerationConfig(**separator, **cached).save_pretrained(new)
-    if "rope_parameters" in made.settings:
-        path = new / "config.json"
-        plain = json.loads(path.read_bytes())
-        path.unlink()
-        write_json(path, plain | spelling.earlier(made.kind, plain["rope_parameters"]))
     files.write_new(new / "model.safetensors", safetensors.torch.save(made.tensors, metadata={"format": "pt"}))
 
 

@@ -3,9 +3,8 @@
 Both get the same random tokens, in fp32 on the CPU, at lengths up to the training length and beyond. The largest
 difference of two logits may be 1e-5 of the largest logit, or 1e-5 if all are below 1.
 
-Beyond some hundred tokens transformers itself rounds more: it computes positions times frequencies, and ALiBi's
-penalties, in fp32, with errors up to 2^-24 of a number; ours are exact. That share of the largest logit, times the
-length, is allowed if it is larger.
+Beyond some hundred tokens transformers itself rounds more: it computes positions times frequencies in fp32, with errors
+up to 2^-24 of a number; ours are exact. That share of the largest logit, times the length, is allowed if it is larger.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ LIMIT = 1e-5  # as a share of the largest logit
 _ROUNDING = 2.0**-24  # error of a number in fp32, as a share of it
 SHORT = 16  # tokens; rounding is small up to here
 _MOST_LOGITS = 2**28  # per forward pass; there are two
-_MOST_SCORES = 2**29  # per layer: MPT holds all of them
+_MOST_SCORES = 2**29  # per layer: some encodings hold all of them
 _TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
 
 
@@ -57,20 +56,18 @@ def compare(
     vocabulary: int,
     n_heads: int,
     wanted: Iterable[int],
-    grows_by: str | None = None,
 ) -> list[Agreement]:
     """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T), by length.
 
     Args:
         wanted: lengths in tokens; those that need too much memory become the longest that does not.
-        grows_by: setting that must be raised to load it for longer inputs.
 
     Raises:
         UserError: a tensor is missing, unknown or misshapen, or the logits differ by more than rounding.
     """
     room = max(1, min(math.isqrt(_MOST_SCORES // n_heads), _MOST_LOGITS // vocabulary))
     lengths = sorted({min(length, room) for length in wanted})  # some encodings remember the longest input
-    theirs = _read(folder, {grows_by: lengths[-1]} if grows_by else {})
+    theirs = _read(folder)
     found = []
     for length in lengths:
         ids = torch.randint(vocabulary, (1, length), generator=generator(0, "export", length))
@@ -94,7 +91,7 @@ def refuse_other_ids(folder: Path, tokenizer: Tokenizer) -> None:
         raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing was written")
 
 
-def _read(folder: Path, settings: dict[str, Any]) -> Any:
+def _read(folder: Path) -> Any:
     with quiet():
         model, told = transformers().AutoModelForCausalLM.from_pretrained(
             folder,
@@ -102,7 +99,6 @@ def _read(folder: Path, settings: dict[str, Any]) -> Any:
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
-            **settings,
         )
     wrong = {what: sorted(map(str, told[f"{what}_keys"]))[:3] for what in ("missing", "unexpected", "mismatched")}
     wrong = {what: names for what, names in wrong.items() if names}

@@ -1,6 +1,6 @@
 """Saving a model that was trained on: a folder like the one that it came from, which transformers loads by itself.
 
-    config.json, generation_config.json       its configuration, with the new rotary parameters for transformers 4 and 5
+    config.json, generation_config.json       its configuration, with the new rotary parameters
     model.safetensors, or several with index  its weights: names, files and precision as before
     tokenizer.json and what belongs to it     as before
     README.md, posbench_parity.json           what was done to it; difference of its logits from the trained model's
@@ -21,7 +21,7 @@ import torch
 from posbench import files
 from posbench.config.external import TrainedOn
 from posbench.errors import UserError
-from posbench.huggingface import card, parity, rope, spelling
+from posbench.huggingface import card, parity, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.building import DTYPES
 from posbench.huggingface.export import PARITY, aside, write_json
@@ -95,21 +95,12 @@ def _write_config(new: Path, library: Any, checkpoint: Checkpoint, config: Train
     kind = parameters.get("rope_type")
     made.architectures, made.dtype = [family.model], DTYPES[checkpoint.weights.precision]
     made.use_cache = kind not in ("dynamic", "longrope")  # cached keys would have the frequencies of a shorter text
-    if kind == "yarn":  # transformers 4 takes the factor from these two lengths
-        made.max_position_embeddings = round(parameters["original_max_position_embeddings"] * parameters["factor"])
-    elif kind != "dynamic" and family.position != "learned":  # `dynamic` starts from this setting
+    if kind != "dynamic" and family.position != "learned":  # `dynamic` starts from this setting
         before = checkpoint.config.get(family.length)
         lengths = [config.training.train_length, *([before] if isinstance(before, int) else [])]
         setattr(made, family.length, max(lengths))
     with quiet():
         made.save_pretrained(new)
-    if parameters:
-        path = new / folders.CONFIG
-        plain = json.loads(path.read_bytes()) | spelling.earlier(checkpoint.kind, parameters)
-        if parameters is not every:
-            plain["rope_local_base_freq"] = every["sliding_attention"]["rope_theta"]
-        path.unlink()
-        write_json(path, plain)
 
 
 def _write_weights(new: Path, model: Any, checkpoint: Checkpoint, own: torch.dtype) -> None:

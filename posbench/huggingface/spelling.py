@@ -10,20 +10,6 @@ from torch import Tensor
 Parameters = dict[str, Any]
 
 
-def earlier(kind: str, parameters: Parameters) -> dict[str, Any]:
-    """The same parameters with the keys of transformers 4, which ignores `rope_parameters`, for a `model_type`.
-
-    `rope_scaling` has all keys: transformers 5 prefers it to `rope_parameters` if both exist.
-    """
-    theta, plain = parameters["rope_theta"], parameters["rope_type"] == "default"
-    keys: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None if plain else parameters}
-    if kind == "gpt_neox":
-        keys |= {"rotary_emb_base": theta, "rotary_pct": parameters["partial_rotary_factor"]}
-    if parameters["rope_type"] == "longrope":  # version 4 reads it beside rope_scaling, not inside
-        keys["original_max_position_embeddings"] = parameters["original_max_position_embeddings"]
-    return keys
-
-
 def default(base: float) -> Parameters:
     return {"rope_type": "default", "rope_theta": base}
 

@@ -3,7 +3,6 @@
 import dataclasses
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.model.gpt import GPT, Attention
@@ -19,33 +18,24 @@ class Names:
     norm: str
     layer: str
     attention_norm: str
-    qkv: tuple[str, ...]  # one name for all three, or three names
+    qkv: tuple[str, ...]  # three names, or one for all three, packed head by head
     out: str
     mlp_norm: str
     mlp: tuple[str, ...]  # gate, up, down, or up, down
     head: str = "lm_head"
     biased: tuple[str, ...] = ()  # weights with a bias, which posbench lacks: it is 0
-    per_head: bool = False  # queries, keys and values packed head by head, not one after the other
-    transposed: bool = False  # matrices (in, out)
 
 
-_LLAMA = Names(
-    tokens="model.embed_tokens",
-    norm="model.norm",
-    layer="model.layers.{}.",
-    attention_norm="input_layernorm",
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    out="self_attn.o_proj",
-    mlp_norm="post_attention_layernorm",
-    mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-)
 NAMES = {
-    "llama": _LLAMA,
-    "smollm3": _LLAMA,
-    "starcoder2": dataclasses.replace(
-        _LLAMA,
-        mlp=("mlp.c_fc", "mlp.c_proj"),
-        biased=("model.norm", "input_layernorm", "post_attention_layernorm"),
+    "llama": Names(
+        tokens="model.embed_tokens",
+        norm="model.norm",
+        layer="model.layers.{}.",
+        attention_norm="input_layernorm",
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out="self_attn.o_proj",
+        mlp_norm="post_attention_layernorm",
+        mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
     ),
     "gpt_neox": Names(
         tokens="gpt_neox.embed_in",
@@ -64,44 +54,21 @@ NAMES = {
             "mlp.dense_h_to_4h",
             "mlp.dense_4h_to_h",
         ),
-        per_head=True,
-    ),
-    "gpt2": Names(
-        tokens="transformer.wte",
-        norm="transformer.ln_f",
-        layer="transformer.h.{}.",
-        attention_norm="ln_1",
-        qkv=("attn.c_attn",),
-        out="attn.c_proj",
-        mlp_norm="ln_2",
-        mlp=("mlp.c_fc", "mlp.c_proj"),
-        biased=("transformer.ln_f", "ln_1", "ln_2", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
-        transposed=True,
-    ),
-    "mpt": Names(
-        tokens="transformer.wte",
-        norm="transformer.norm_f",
-        layer="transformer.blocks.{}.",
-        attention_norm="norm_1",
-        qkv=("attn.Wqkv",),
-        out="attn.out_proj",
-        mlp_norm="norm_2",
-        mlp=("ffn.up_proj", "ffn.down_proj"),
     ),
 }
 
 
-def tensors_of(model: GPT, names: Names, orders: list[Tensor | None]) -> Tensors:
+def tensors_of(model: GPT, names: Names, order: Tensor | None) -> Tensors:
     """A model's weights under an architecture's names.
 
     Args:
-        orders: per layer the new order (head_dim,) of query and key channels; None = unchanged.
+        order: the new order (head_dim,) of query and key channels; None = unchanged.
     """
     made = _named(names, "", {names.norm: model.norm.get_parameter("weight")})
-    made[f"{names.tokens}.weight"] = _as_wide_as(model, model.tokens.weight)
+    made[f"{names.tokens}.weight"] = model.tokens.weight
     if model.head is not None:
-        made[f"{names.head}.weight"] = _as_wide_as(model, model.head.weight)
-    for number, (block, order) in enumerate(zip(model.layers, orders, strict=True)):
+        made[f"{names.head}.weight"] = model.head.weight
+    for number, block in enumerate(model.layers):
         matrices = dict(block.mlp.named_parameters())
         parts = [matrices[f"{part}.weight"] for part in ("gate", "up", "down") if f"{part}.weight" in matrices]
         made |= _named(
@@ -121,7 +88,7 @@ def tensors_of(model: GPT, names: Names, orders: list[Tensor | None]) -> Tensors
 def _named(names: Names, prefix: str, weights: Tensors) -> Tensors:
     made = {}
     for name, weight in weights.items():
-        made[f"{prefix}{name}.weight"] = weight.T if names.transposed and weight.dim() == 2 else weight
+        made[f"{prefix}{name}.weight"] = weight
         if name in names.biased:
             made[f"{prefix}{name}.bias"] = torch.zeros(len(weight))
     return made
@@ -135,9 +102,4 @@ def _queries_keys_values(attention: Attention, order: Tensor | None, names: Name
         parts = torch.stack((parts[0][:, order], parts[1][:, order], parts[2]))
     if len(names.qkv) == 3:
         return [part.flatten(0, 1) for part in parts]
-    return [(parts.transpose(0, 1) if names.per_head else parts).flatten(0, 2)]
-
-
-def _as_wide_as(model: GPT, table: Tensor) -> Tensor:
-    """A table (V, token_dim) widened to the model: 0 for tokens in the channels of a concatenated code."""
-    return F.pad(table, (0, model.encoding.shape.d_model - table.shape[1]))
+    return [parts.transpose(0, 1).flatten(0, 2)]
