@@ -1,6 +1,5 @@
 """Training a HuggingFace model on: what it begins with, what is saved, and what is refused."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,13 +9,13 @@ import pytest
 import torch
 from hf_models import LENGTH, MODELS, VOCABULARY, changed, save, write_text
 from safetensors.torch import load_file
-from support import TINY, each_once, posbench, snapshot
+from support import TINY, posbench, snapshot
 from support import write_text as write_words
 
 import posbench as library
 from posbench.config.external import TrainedOn
 from posbench.errors import UserError
-from posbench.huggingface import building, job, learning
+from posbench.huggingface import building, job
 from posbench.huggingface import folder as folders
 from posbench.huggingface.learning import Learning
 from posbench.run_folder import checkpoint
@@ -185,18 +184,6 @@ def test_a_model_whose_frequencies_follow_the_length_is_saved_to_run_without_a_c
     assert transformers.AutoConfig.from_pretrained(saved).use_cache is False
 
 
-def test_weights_in_several_files_stay_in_them(here: Path) -> None:
-    name = model("qwen3")
-    shutil.copytree(name, here / "parts")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(name)
-    (here / "parts" / "model.safetensors").unlink()
-    loaded.save_pretrained(here / "parts", max_shard_size="30kB")
-    saved = trained(here / "out", str(here / "parts"), "training.tokens=192") / "model"
-    index, theirs = (json.loads((one / folders.INDEX).read_text()) for one in (saved, here / "parts"))
-    assert index["weight_map"] == theirs["weight_map"] and len(set(index["weight_map"].values())) > 1
-    assert folders.read(saved).weights.numbers == folders.read(Path(name)).weights.numbers
-
-
 def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
     """As docs/longer.md has them: 400 updates, their first twentieth for the warm-up, up to four times the length."""
     found = job.find(model("llama"))
@@ -228,7 +215,7 @@ def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> 
 
     def ours(first: int | None, recomputed: bool) -> Learning:
         config = building.configuration(source, LENGTH)
-        made = building.built(source, config, building.tensors_of(source), "fp32")
+        made = building.built(source, config, "fp32")
         return Learning(made, first, recomputed)
 
     ids = torch.randint(VOCABULARY, (2, LENGTH + 1))
@@ -258,31 +245,6 @@ def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> 
     assert low.item() == pytest.approx(loss.item(), rel=0.02)
 
 
-def test_memory_is_estimated_first_and_blocks_are_computed_again_where_it_is_short(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = model("llama")
-    source = folders.read(Path(name))
-    library_config = building.configuration(source, LONG)
-    plan = elsewhere._begun(job.find(name), each_once([*ON, "training.batch_size=256", "training.tokens=98304"]), None)
-
-    def asked(gib: float) -> tuple[str, bool]:
-        monkeypatch.setenv("POSBENCH_MEMORY_GIB", str(gib))
-        return learning.refuse_too_large(source, library_config, plan.config, torch.float32, "cpu")
-
-    assert [asked(gib)[1] for gib in (4, 0.25)] == [False, True]
-    assert "computes again" in asked(0.25)[0] and "0.00 GiB for weights" in asked(0.25)[0]
-    parameters = dataclasses.replace(source, weights=dataclasses.replace(source.weights, shapes={"w": (2**20, 2**10)}))
-    monkeypatch.setenv("POSBENCH_MEMORY_GIB", "64")
-    told, _ = learning.refuse_too_large(parameters, library_config, plan.config, torch.float32, "cpu")
-    assert "16.00 GiB for weights, gradients and AdamW's averages" in told
-    with pytest.raises(UserError, match=r"needs about .* there are 0.05 GiB .*: lower training.batch_size"):
-        asked(0.05)
-    monkeypatch.setenv("POSBENCH_MEMORY_GIB", "0.0001")
-    assert posbench("train", f"start={name}", *ON) == 2
-    assert "POSBENCH_MEMORY_GIB=GIB sets another limit" in capsys.readouterr().err and not Path("outputs").exists()
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -309,7 +271,6 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
     spoilt: list[tuple[str, dict[str, Any], str]] = [
         ("kind", {"model_type": "mamba"}, "of kind mamba is evaluated only"),
         ("unverified", {"model_type": "phi"}, "a model of kind phi is evaluated only"),
-        ("part", {"model_type": "gemma3", "text_config": {"model_type": "llama"}}, "expected its text part alone"),
         ("quantised", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
         ("code", {"auto_map": {"AutoModel": "x.Y"}}, "runs no code"),
         ("length", {"max_position_embeddings": None}, "expected start.train_length=N"),
@@ -332,27 +293,19 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
     assert not (here / "out").exists() and not Path("outputs").exists()
 
 
-def test_files_of_a_stranger_stay_data(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = here / "stranger"
+def test_what_stands_beside_the_weights_stays(here: Path) -> None:
+    folder = here / "beside"
     shutil.copytree(model("llama"), folder)
-    (here / "secret").write_text("a secret")
-    (folder / "chat_template.jinja").symlink_to(here / "secret")
-    settings = {"auto_map": {"AutoTokenizer": ["x.Y", None]}, "tokenizer_file": "/etc/passwd", "add_bos_token": True}
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
-    )
-    (folder / "generation_config.json").write_text(json.dumps({"top_k": 3, "custom_generate": "x/y"}))
-    (folder / "special_tokens_map.json").write_text("[" * 100_000)
-    changed(folder, _attn_implementation="someone/evil", note="\x1b]0;evil\x07")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    settings = {"add_bos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text(json.dumps({"top_k": 3}))
     saved = trained(here / "out", str(folder), "training.tokens=192") / "model"
     assert {path.name for path in saved.iterdir()} == {
-        "README.md", "config.json", "generation_config.json", "model.safetensors", "posbench_parity.json",
-        "tokenizer.json", "tokenizer_config.json",
+        "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+        "posbench_parity.json", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    text = "".join(path.read_text() for path in saved.iterdir() if path.suffix != ".safetensors")
-    assert not any(bad in text for bad in ("auto_map", "passwd", "custom_generate", "evil", "\x1b", "secret"))
-    settings = json.loads((saved / "tokenizer_config.json").read_text())
-    assert settings["add_bos_token"] is True and settings["model_max_length"] == LONG
+    assert json.loads((saved / "tokenizer_config.json").read_text()) == settings | {"model_max_length": LONG}
     assert json.loads((saved / "generation_config.json").read_text()) == {"top_k": 3}
     assert transformers.AutoTokenizer.from_pretrained(saved)("w5 w9").input_ids[-2:] == [5, 9]
 

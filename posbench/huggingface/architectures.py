@@ -20,7 +20,7 @@ from posbench.encodings.longrope import LongRoPE
 from posbench.encodings.none import NoPE
 from posbench.errors import UserError
 from posbench.huggingface import rotary
-from posbench.huggingface.folder import FAMILIES
+from posbench.huggingface.package import causal_models
 from posbench.huggingface.weights import NAMES, Tensors, tensors_of
 from posbench.kernels.rms_norm import EPS
 from posbench.model.gpt import GPT
@@ -47,7 +47,7 @@ class Stock:
 
     @property
     def architecture(self) -> str:
-        return "PosbenchForCausalLM" if self.code else FAMILIES[self.kind].model
+        return "PosbenchForCausalLM" if self.code else causal_models()[self.kind]
 
 
 def stock(model: GPT, config: Config) -> Stock:

@@ -21,15 +21,15 @@ from posbench.config.schema import Config, DataConfig, EncodingConfig, Evaluatio
 from posbench.data import hub
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
-from posbench.errors import PosbenchError, RunFailed, Stopped, Undefined, UserError
+from posbench.errors import PosbenchError, Stopped, Undefined, UserError
 from posbench.evaluation import curve, probes
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.plan import from_training_on, lengths_of, measurements
-from posbench.huggingface import building, package, probing, rope
+from posbench.huggingface import building, package
 from posbench.huggingface import folder as folders
 from posbench.huggingface.folder import Checkpoint
-from posbench.huggingface.subject import HuggingFaceModel, extension_of, limits_of, position_of
+from posbench.huggingface.subject import HuggingFaceModel, extension_of, position_of
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.log import kept
@@ -138,36 +138,26 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
     """The model as a subject, and its description for the folder of results.
 
     Raises:
-        UserError: it cannot be built, is too large, or a setting does not fit it.
-        RunFailed: its rotary frequencies are not those of its configuration, or memory ran out.
+        UserError: it cannot be loaded, is not causal, or a setting does not fit it.
+        RunFailed: memory ran out.
     """
     checkpoint, longest = found.checkpoint, longest_of(asked.settings, asked.train_length)
-    config = building.configuration(checkpoint, longest)
+    library = building.configuration(checkpoint, longest)
+    config = library.get_text_config()
     precision = precision_of(checkpoint, asked.settings, asked.device)
-    building.refuse_too_large(checkpoint, config, precision, str(asked.device), longest)
     check(checkpoint, config, asked.settings, asked.train_length)
     reading = reading_of(checkpoint, config, asked.bos)
     with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
-        model: Any = building.built(checkpoint, config, building.tensors_of(checkpoint), precision).to(asked.device)
-    if checkpoint.family.position == "rope":
-        turns = rope.turns_of(config, asked.train_length)
-        if turns and not rope.agrees(model, turns, longest):
-            told = "transformers uses other rotary frequencies than its configuration gives"
-            raise RunFailed(f"{checkpoint.folder}: {told}")
-    subject = HuggingFaceModel(
-        checkpoint=checkpoint,
-        model=model,
-        name=found.name,
-        train_length=asked.train_length,
-        device=asked.device,
-        precision=precision,
-        first_token=reading.separator if reading.first else None,
-    )
-    if not checkpoint.family.verified:
-        logger.info("no test has verified the kind %s: probing %s", checkpoint.kind, found.name)
-        with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
-            limits = probing.limits(subject, [*lengths_of(asked.settings, asked.train_length), longest])
-        subject = dataclasses.replace(subject, limits=limits)
+        subject = HuggingFaceModel(
+            checkpoint=checkpoint,
+            model=building.built(checkpoint, library, precision).to(asked.device),
+            name=found.name,
+            train_length=asked.train_length,
+            device=asked.device,
+            precision=precision,
+            first_token=reading.separator if reading.first else None,
+        )
+        subject.refuse_not_causal()
     return subject, _results(found, config, reading, asked)
 
 
@@ -240,10 +230,11 @@ def precision_of(checkpoint: Checkpoint, settings: EvaluationConfig, device: tor
     """The requested precision; for `auto` that of the weights if the device is good at it, else fp32."""
     if settings.precision != "auto":
         return settings.precision
+    own = checkpoint.precision
     if checkpoint.kind == "bloom":  # its biases would be rounded too: far positions collide
         return "fp32"
     fast = {"bf16": machine.bf16_is_fast(device), "fp16": device.type == "cuda", "fp32": True}
-    return checkpoint.weights.precision if fast[checkpoint.weights.precision] else "fp32"
+    return own if fast[own] else "fp32"
 
 
 def reading_of(checkpoint: Checkpoint, config: Any, bos: Any) -> ReadingConfig:
@@ -378,27 +369,23 @@ def _encoded(tokens: Tokens, rows: int, texts: Sequence[str]) -> list[np.ndarray
 def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
     """Write into `run.json`, and log: the text, the tokenizer, the model's size, and how sure its numbers are.
 
-    `support` has whether tests have verified this kind of model, and what is undefined for the model.
+    `support` has whether this kind of model is tested.
     """
     checkpoint, version = subject.checkpoint, package.transformers().__version__
-    limits = subject.limits or limits_of(checkpoint, subject.config)
-    level = "verified" if checkpoint.family.verified else "probed"
+    level = "untested" if checkpoint.family is None else "tested"
     begins = {"id": reading.separator, "text": tokens.tokenizer.decode([reading.separator])}
     total = sum(parameter.numel() for parameter in subject.model.parameters())
     run.update(
         data={**tokens.record, "separator": {**begins, "first_in_every_window": reading.first}},
         tokenizer_sha256=tokens.tokenizer.sha256,
         parameters={**run.record["parameters"], "total": total},
-        support={"level": level, "transformers": version, "undefined": limits.reasons()},
+        support={"level": level, "transformers": version},
     )
     told = "token %d (%r) stands before each document%s"
     logger.info(told, begins["id"], begins["text"], " and first in every window" if reading.first else "")
     told = "%s parameters, saved in %s, evaluated in %s"
-    logger.info(told, f"{total:,}", checkpoint.weights.precision, subject.precision)
-    part = f", the text part of {checkpoint.whole}" if checkpoint.whole else ""
-    logger.info("%s%s: %s with transformers %s", checkpoint.kind, part, level, version)
-    for what, reason in limits.reasons().items():
-        logger.info("undefined: %s (%s)", what, reason)
+    logger.info(told, f"{total:,}", checkpoint.precision, subject.precision)
+    logger.info("%s: %s with transformers %s", checkpoint.kind, level, version)
 
 
 def evaluate_into(

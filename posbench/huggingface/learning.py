@@ -1,4 +1,4 @@
-"""Training on of a model of transformers: its loss, the memory that it needs, and its weights rounded as saved."""
+"""Training on of a model of transformers: its loss, and its weights rounded as saved."""
 
 import copy
 import functools
@@ -8,15 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputing
 
-from posbench import machine
-from posbench.config.external import TrainedOn
-from posbench.errors import UserError
 from posbench.huggingface import rope
-from posbench.huggingface.folder import Checkpoint
 from posbench.kernels.cross_entropy import cross_entropy
-
-_OF_WEIGHTS = 16  # bytes of a parameter: its value, its gradient and AdamW's two averages, in fp32
-_VECTORS = 14  # of the model's width, which a block keeps per token for backward: norms, queries, keys, values, sums
 
 
 class Learning(nn.Module):
@@ -52,10 +45,7 @@ class Learning(nn.Module):
             ids = ids.clone()
             ids[:, 0] = self.first_token
         rope.restore(self.model)
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        logits = self.model.get_output_embeddings()(hidden)
-        cap = getattr(self.model.config, "final_logit_softcapping", None)
-        return cross_entropy(logits if cap is None else cap * torch.tanh(logits / cap), labels)
+        return cross_entropy(self.model(input_ids=ids, use_cache=False).logits, labels)
 
     def _blocks(self) -> list[Any]:
         from transformers.modeling_layers import GradientCheckpointingLayer
@@ -90,49 +80,3 @@ def rounded(model: Any, *dtypes: torch.dtype, device: torch.device | None = None
             value = value.to(dtype)
         made[id(weight)] = nn.Parameter(value.to(device), requires_grad=False)
     return copy.deepcopy(model, made).to(device)
-
-
-def refuse_too_large(
-    checkpoint: Checkpoint, library: Any, config: TrainedOn, dtype: torch.dtype, device: str
-) -> tuple[str, bool]:
-    """Estimate the memory of training before anything is allocated.
-
-    Args:
-        library: the library's configuration of the model.
-
-    Returns:
-        The estimate in words, and whether blocks must be computed again in the backward pass.
-
-    Raises:
-        UserError: it does not fit in either way.
-    """
-    training, width, layers = config.training, library.hidden_size, library.num_hidden_layers
-    tokens = training.batch_size * training.train_length
-    inner = getattr(library, "intermediate_size", None) or getattr(library, "ffn_dim", None) or 4 * width
-    size = 4 if dtype == torch.float32 else 3  # bytes of a number kept for the backward pass; half of them stay in fp32
-    block = (_VECTORS * width + 4 * inner) * size * tokens
-    if not checkpoint.family.narrows:  # all scores, their softmax and its gradient
-        block += 3 * 4 * library.num_attention_heads * training.train_length * tokens
-    head = 2 * library.vocab_size * (4 if dtype == torch.float32 else 2) * tokens
-    weights = _OF_WEIGHTS * checkpoint.weights.learned
-    limit = machine.memory_limit(device)
-    kept = [(True, layers * 4 * width * tokens + block)]
-    if not config.runtime.checkpointing:
-        kept.insert(0, (False, layers * block))
-    for recomputed, activations in kept:
-        needed = weights + head + activations
-        told = (
-            f"about {_gib(needed)}: {_gib(weights)} for weights, gradients and AdamW's averages, {_gib(head)} for "
-            f"logits and {_gib(activations)} for activations of {tokens:,} tokens"
-        )
-        if limit is None or needed <= limit[0]:
-            return told + (", which each block computes again in the backward pass" if recomputed else ""), recomputed
-    assert limit is not None
-    raise UserError(
-        f"training {checkpoint.folder} needs {told}, there are {_gib(limit[0])} ({limit[1]}): lower "
-        f"training.batch_size or training.train_length; {machine.MEMORY}=GIB sets another limit"
-    )
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB"

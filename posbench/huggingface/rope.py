@@ -32,15 +32,6 @@ class Turns:
     layers: str | None  # the kind of layer, if the model has several bases; None: all
 
 
-def turns_of(config: Any, train_length: int) -> list[Turns]:
-    """The rotation of each kind of layer by the library's configuration; kinds with stretched RoPE are left out."""
-    return [
-        Turns(_rope(config, parameters, train_length), layers)
-        for layers, parameters in _parts(config)
-        if parameters["rope_type"] == "default"
-    ]
-
-
 def extended(
     config: Any, method: str, length: int, train_length: int, options: dict[str, Any], every_length: bool = False
 ) -> "Extension":

@@ -219,7 +219,7 @@ class Run:
             **dict.fromkeys(("tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes")),
             "data": None,
             "tokenizer_sha256": None,
-            "support": None,  # of a model from elsewhere: verified or probed, and what is undefined
+            "support": None,  # of a model from elsewhere: whether its kind is tested
             "wandb": None,  # where it is mirrored: id, project, entity
             "trackers": [],  # other trackers that have all of it
             "versions": {},

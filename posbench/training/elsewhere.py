@@ -81,14 +81,11 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     """
     transformers()
     found = job.find(word)
-    _refuse_unverified(found)
+    _refuse_untested(found)
     begun = _begun(found, [text for text in overrides if not text.startswith("start=")], config_dir)
     config, source = begun.config, begun.found.checkpoint
     device = machine.current(machine.resolve(config.runtime.device))
     dtype = machine.resolve_precision(config.training.precision, device)
-    longest = max(config.training.train_length, job.longest_of(config.evaluation, config.training.train_length))
-    building.refuse_too_large(source, begun.library, "fp32", str(device), longest)
-    needs, recomputed = learning.refuse_too_large(source, begun.library, config, dtype, str(device))
     machine.be_deterministic(device, config.runtime.deterministic)
     folder = Path(config.runtime.outputs) / config.study / config.id
     if not restart:
@@ -109,12 +106,12 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
         run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
-        logger.info("training needs %s", needs)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             model = _built(begun).to(device)
             first = config.reading.separator if config.reading.first else None
-            learner = learner_for(Learning(model, first, recomputed), config, device, dtype)
+            learner = learner_for(Learning(model, first, config.runtime.checkpointing), config, device, dtype)
             subject = _subject(begun, model, device)
+            subject.refuse_not_causal()
             tokens.tokenizer.save(run.folder / TOKENIZER)
             job.record(run, subject, tokens, config.reading)
 
@@ -146,12 +143,10 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 # -- what was asked for ------------------------------------------------------------------------------------------------
 
 
-def _refuse_unverified(found: Found) -> None:
+def _refuse_untested(found: Found) -> None:
     """Raise UserError for a model whose loss and saved folder no test compares with the library's."""
     checkpoint = found.checkpoint
-    if checkpoint.whole is not None:
-        raise UserError(f"{found.source} is a {checkpoint.whole}: expected its text part alone, saved as a model")
-    if not checkpoint.family.verified:
+    if checkpoint.family is None:
         known = ", ".join(FAMILIES)
         raise UserError(f"{found.source}: a model of kind {checkpoint.kind} is evaluated only: expected {known}")
 
@@ -261,7 +256,7 @@ def _extended(
         told = f"{source.kind} has a table of {library.max_position_embeddings:,} positions"
         raise UserError(f"training.train_length is {length:,}: {told}, and no extension")
     if method is None and not options:
-        return library, rope.turns_of(library, before) if position == "rope" else [], position
+        return library, [], position
     if position != "rope":
         raise UserError(f"{source.folder}: {source.kind} has no rotary encoding, which extensions are of")
     if method is None and options.keys() != {"base"}:
@@ -279,7 +274,7 @@ def _extended(
 def _built(begun: _Begun) -> Any:
     """The library's model, in fp32, with the weights that it came with."""
     source = begun.found.checkpoint
-    model = building.built(source, begun.library, building.tensors_of(source), "fp32")
+    model = building.built(source, begun.library, "fp32")
     if begun.turns and not rope.agrees(model, begun.turns, begun.config.training.train_length):
         raise RunFailed(f"transformers built {begun.found.name} with other rotary frequencies than requested")
     return model
@@ -300,5 +295,5 @@ def _subject(begun: _Begun, model: Any, device: torch.device) -> HuggingFaceMode
 
 def _as_saved(begun: _Begun, model: Any, precision: str) -> Any:
     """The model with the weights that its folder will have, in the precision of the evaluation."""
-    own = begun.found.checkpoint.weights.precision
+    own = begun.found.checkpoint.precision
     return learning.rounded(model, building.DTYPES[own], building.DTYPES[precision])
