@@ -27,7 +27,7 @@ from posbench.run_folder.jsonl import number
 from posbench.run_folder.tracking import Mirror
 from posbench.run_folder.trained import begin_from, give_weights
 from posbench.terminal import console
-from posbench.training.step import Learner, LossScale
+from posbench.training.step import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +39,12 @@ class Journal:
 
     def resume(self, learner: Learner) -> int:
         """Give the learner the state that training continues from; returns the updates made so far."""
-        step, weights, optimizer, scale = learner.world.from_first()
+        step, weights, optimizer, state = learner.world.from_first()
         if weights is not None:
             learner.model.load_state_dict(weights)
         if optimizer is not None:
             learner.optimizer.load_state_dict(optimizer)
-        if learner.scale is not None:
-            learner.scale.resume(scale or {})
+        _resume_scale(learner, state or {})
         return int(step)
 
     def progress(self, step: int) -> contextlib.AbstractContextManager[object]:
@@ -108,7 +107,7 @@ class RunJournal(Journal):
                 "of %d updates instead",
                 *(self.training.tokens, self.training.warmup_tokens, self.training.warmup_steps, self.total),
             )
-        self.spent = _Spent(standing.numbers or {}, world)
+        self.spent = _Spent(standing.state or {}, world)
         self.speed = _Speed(self._tokens(self.first))
         peak, model = machine.peak_flops(learner.device, learner.dtype), learner.model
         flops = train_flops_per_token(model, self.training.train_length) if isinstance(model, GPT) else None
@@ -148,7 +147,7 @@ class RunJournal(Journal):
             "metrics_offset": self.run.metrics_offset(),
             **self.spent.so_far(),
             **self.where._asdict(),
-            **(learner.scale.so_far() if learner.scale is not None else {}),
+            **({} if learner.scale is None else {"loss_scale": learner.scale.state_dict()}),
             "peak_memory_bytes": self.spent.most_memory(learner.device),
         }
         self._writer.begin(step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
@@ -185,7 +184,7 @@ class _Standing(NamedTuple):
     step: int = 0
     weights: dict[str, Tensor] | None = None  # None: the initial ones
     optimizer: dict[str, Any] | None = None
-    numbers: dict[str, float] | None = None  # of a checkpoint's state: times, and the scale of losses
+    state: Mapping[str, Any] | None = None  # of a checkpoint: times, and the scale of losses
 
 
 def _resumed(run: Run, learner: Learner, start: StartConfig | None) -> _Standing:
@@ -199,16 +198,19 @@ def _resumed(run: Run, learner: Learner, start: StartConfig | None) -> _Standing
         return _Standing(weights=None if start is None else begin_from(learner.model, start))
     weights, optimizer, state = loaded.weights(), loaded.optimizer(), loaded.state()
     give_weights(learner.model, weights, run.folder)
-    numbers = {name: number(state.get(name)) for name in ("metrics_offset", *_SPENT, *LossScale.NAMES)}
-    known = {name: value for name, value in numbers.items() if value is not None and value >= 0}
-    if learner.scale is not None:
-        learner.scale.resume(known)
-    if not {"metrics_offset", "train_seconds", "cpu_seconds"} <= known.keys() or not _took(
-        learner.optimizer, optimizer
-    ):
-        raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew")
-    run.cut_metrics(int(known["metrics_offset"]))
-    return _Standing(loaded.step, weights, optimizer, known)
+    try:
+        learner.optimizer.load_state_dict(optimizer)
+        offset = int(state["metrics_offset"])
+    except (LookupError, TypeError, ValueError):
+        raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew") from None
+    _resume_scale(learner, state)
+    run.cut_metrics(offset)
+    return _Standing(loaded.step, weights, optimizer, state)
+
+
+def _resume_scale(learner: Learner, state: Mapping[str, Any]) -> None:
+    if learner.scale is not None and "loss_scale" in state:
+        learner.scale.load_state_dict(state["loss_scale"])
 
 
 def _complete_record(run: Run, state: Mapping[str, Any]) -> None:
@@ -220,27 +222,6 @@ def _complete_record(run: Run, state: Mapping[str, Any]) -> None:
     }
     if missing:
         run.update(**missing)
-
-
-def _took(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> bool:
-    """Load a saved state into the optimizer; return whether it fits: shapes and types of averages, and settings."""
-    before = [{**group} for group in optimizer.param_groups]
-    try:
-        optimizer.load_state_dict(saved)
-        averages = [
-            (parameter, value)
-            for parameter, state in optimizer.state.items()
-            for name, value in state.items()
-            if name != "step"
-        ]
-        fit = all(value.shape == parameter.shape and value.dtype == parameter.dtype for parameter, value in averages)
-        return fit and all(
-            group.get(name) == known.get(name)
-            for group, known in zip(optimizer.param_groups, before, strict=True)
-            for name in ("betas", "eps", "weight_decay", "times")
-        )
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        return False
 
 
 class _Speed:

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -94,43 +93,8 @@ class Learner:
     training: TrainingConfig
     seed: int  # of random positions
     failed: Tensor  # (), on the device: 1 after an update that was not finite; later updates are left out
-    scale: "LossScale | None" = None  # in fp16
+    scale: torch.amp.GradScaler | None = None  # in fp16
     world: World = dataclasses.field(default_factory=World)  # the processes that share each batch
-
-
-class LossScale:
-    """What losses are multiplied by so that their gradients in fp16 neither vanish nor overflow.
-
-    It is halved where one overflowed, and that update is left out; it is doubled after 2,000 that did not, unless it
-    would be infinite. Source: Micikevicius et al., "Mixed Precision Training" (2018), arXiv:1710.03740, section 3.2.
-
-    `torch.amp.GradScaler` has the same rule. It also decides by itself which updates are left out, and cannot be told
-    of those after a failed one (`Learner.failed`).
-    """
-
-    NAMES = ("loss_scale", "loss_scale_since")  # in a checkpoint
-    DOUBLED_AFTER = 2000  # updates
-
-    def __init__(self, device: torch.device, value: float = 2.0**16, since: int = 0) -> None:
-        self.value = torch.full((), value, device=device)
-        self.since = torch.full((), since, dtype=torch.int32, device=device)  # updates since it changed
-
-    def adapt(self, overflowed: Tensor) -> None:
-        """After an update: whether a gradient was not finite, 0 or 1."""
-        since, doubled = self.since + 1, self.value * 2
-        rested = since >= self.DOUBLED_AFTER
-        higher = torch.where(rested & doubled.isfinite(), doubled, self.value)
-        self.value.copy_(torch.where(overflowed > 0, self.value / 2, higher))
-        self.since.copy_(torch.where((overflowed > 0) | rested, 0, since))
-
-    def resume(self, state: Mapping[str, float]) -> None:
-        """From what `so_far` returned, among other numbers; what is not there is as at the beginning."""
-        for name, own in zip(self.NAMES, (self.value, self.since), strict=True):
-            own.fill_(state.get(name, own))
-
-    def so_far(self) -> dict[str, float]:
-        """What a resumed run needs."""
-        return dict(zip(self.NAMES, (float(self.value), int(self.since)), strict=True))
 
 
 def learner_for(
@@ -147,7 +111,7 @@ def learner_for(
         training=training,
         seed=config.seed,
         failed=torch.zeros((), device=device),
-        scale=LossScale(device) if dtype == torch.float16 else None,
+        scale=torch.amp.GradScaler(device.type) if dtype == torch.float16 else None,
         world=world,
     )
 
@@ -184,15 +148,15 @@ class Outcome:
     # Loss, gradient norm, whether an update failed up to this one, whether this was left out; then what processes said.
     numbers: Tensor
     arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
-    world: World
+    learner: Learner
 
     @classmethod
-    def of(cls, step: int, rate: float, numbers: Tensor, world: World) -> "Outcome":
+    def of(cls, step: int, rate: float, numbers: Tensor, learner: Learner) -> "Outcome":
         if numbers.device.type != "cuda":
-            return cls(step, rate, numbers, None, world)
+            return cls(step, rate, numbers, None, learner)
         numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return cls(step, rate, numbers, arrived, world)
+        return cls(step, rate, numbers, arrived, learner)
 
     def read(self) -> tuple[float, float]:
         """The mean loss in nats per scored token and the gradient norm before clipping.
@@ -206,7 +170,9 @@ class Outcome:
         if self.arrived is not None:
             self.arrived.synchronize()
         loss, norm, failed, _, *said = self.numbers.tolist()
-        self.world.hear(said)
+        self.learner.world.hear(said)
+        if self.learner.scale is not None and not math.isfinite(norm):
+            failed = failed or self.learner.scale.get_scale() < 1  # else a smaller scale may mend it
         for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
             if not math.isfinite(number):
                 raise RunFailed(f"{what} is {number} at step {self.step + 1} {self._why()}", reason="diverged")
@@ -253,13 +219,13 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
             loss: Tensor = learner.model(part.ids, part.labels, **given) / times
         with world.overlapping(parameters) if part is parts[-1] else contextlib.nullcontext():
-            (loss if learner.scale is None else loss * learner.scale.value).backward()  # type: ignore[no-untyped-call]
+            (loss if learner.scale is None else learner.scale.scale(loss)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     total, said = world.add_up(parameters, total)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
     numbers = _step(learner, total)
-    return Outcome.of(step, rate, numbers if said is None else torch.cat((numbers, said)), world)
+    return Outcome.of(step, rate, numbers if said is None else torch.cat((numbers, said)), learner)
 
 
 def tell_progress(model: nn.Module, done: float) -> None:
@@ -273,15 +239,16 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
     """Clip, and step if all is finite; returns what `Outcome.numbers` is."""
     scale, parameters = learner.scale, list(learner.model.parameters())
     if scale is not None:
-        torch._foreach_div_([p.grad for p in parameters if p.grad is not None], scale.value)
+        scale.unscale_(learner.optimizer)
     norm = torch.nn.utils.clip_grad_norm_(parameters, learner.training.clip)
     lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
-    last = infinite if scale is None else infinite * (scale.value <= 1)  # a smaller scale may mend it
-    learner.failed.copy_(torch.stack((learner.failed, lost, last)).amax())
+    learner.failed.copy_(learner.failed.maximum(lost if scale is not None else lost.maximum(infinite)))
     left_out = infinite.maximum(learner.failed)
-    if scale is not None:
-        scale.adapt(infinite)
     numbers = torch.stack((loss, norm, learner.failed, left_out))
+    if scale is not None:
+        scale.step(learner.optimizer)  # unless a gradient overflowed
+        scale.update()
+        return numbers
     if loss.device.type == "mps":  # no word on whether its fused optimizer looks at `found_inf`
         numbers = numbers.cpu()
         if numbers[-1]:

@@ -185,8 +185,7 @@ def goes_on_exactly(run: Run, config: Trains, here: Where) -> bool:
     if found is None or found.step >= config.training.steps:
         return True
     trained = (attempt for attempt in reversed(run.record["attempts"]) if attempt.get("steps"))
-    unrecorded = here._asdict() | {"processes": 1, "native": False}  # what earlier versions did not record
-    before = unrecorded | next(trained, {}) | found.state()
+    before = here._asdict() | next(trained, {}) | found.state()
     if before["dtype"] != here.dtype:
         was = before["dtype"]
         raise UserError(
