@@ -146,17 +146,6 @@ def paths_in_the_tree() -> set[pathlib.Path]:
     return found
 
 
-def test_every_test_that_the_page_on_reliability_names_exists_and_is_slow_where_it_says_so() -> None:
-    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    named = re.findall(r"(\*slow\* )?`([a-z_/]+\.py)::(test_\w+)`", page)
-    assert len(named) > 100
-    for slow, file, name in named:
-        before, found, _ = (ROOT / "tests" / file).read_text(encoding="utf-8").partition(f"\ndef {name}(")
-        assert found, f"{file}::{name}"
-        marks = before.rpartition("\n\n\n")[2]
-        assert bool(slow) == (file.startswith("slow/") or "@pytest.mark.slow" in marks.splitlines()), name
-
-
 def test_every_path_in_the_tree_exists() -> None:
     assert {path for path in paths_in_the_tree() if not path.exists()} == set()
 
