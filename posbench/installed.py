@@ -9,7 +9,7 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
-ENCODINGS, TRACKERS = "posbench.encodings", "posbench.trackers"  # name -> class
+ENCODINGS = "posbench.encodings"  # name -> class
 _CONFIGS = "posbench_configs"  # in a package; a project's own `configs` may be meant for other programs
 
 
@@ -21,8 +21,7 @@ def points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
 
 def config_folders() -> list[Path]:
     """The `posbench_configs` folders of packages that add something. Imports none of them."""
-    found = [point for group in (ENCODINGS, TRACKERS) for point in points(group).values()]
-    packages = sorted({point.module.partition(".")[0] for point in found})
+    packages = sorted({point.module.partition(".")[0] for point in points(ENCODINGS).values()})
     specs = filter(None, map(importlib.util.find_spec, packages))
     folders = (Path(place) / _CONFIGS for spec in specs for place in spec.submodule_search_locations or ())
     return [folder for folder in folders if folder.is_dir()]

@@ -52,7 +52,7 @@ from posbench.ledger import claim
 
 TINY = "data=text data.path=text.txt data.tokenizer=bytes model.n_layers=1 model.d_model=16 model.n_heads=2"
 TINY += " training.train_length=16 training.batch_size=4 training.tokens=128 training.warmup_tokens=64 cache=c"
-TINY += " evaluation.ratios=[1,2] evaluation.targets=8 evaluation.blocks=8 tracking=csv runtime.threads=1"
+TINY += " evaluation.ratios=[1,2] evaluation.targets=8 evaluation.blocks=8 tracking=none runtime.threads=1"
 for line in (
     "list --json",
     "show rope --text",
@@ -81,8 +81,6 @@ def test_the_wheels_files_are_enough_for_the_commands(wheel: pathlib.Path, tmp_p
     command = [sys.executable, "-P", "-c", f"ROOT = {str(ROOT / 'posbench')!r}\n{COMMANDS}"]
     done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
-    (metrics,) = empty.glob("outputs/demo/alibi-s0-*/csv/metrics.csv")
-    assert metrics.read_text(encoding="utf-8").startswith("step,tokens,train/loss,")
     assert (empty / "outputs/demo/report/index.html").stat().st_size > 10_000
 
 

@@ -43,7 +43,7 @@ def test_run_json_has_every_promised_key_from_the_start(tmp_path: Path, tiny_con
     assert list(record) == [
         "schema", "id", "study", "encoding", "seed", "block", "installed_encodings", "status", "reason", "message",
         "command", "attempts", "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds",
-        "peak_memory_bytes", "data", "tokenizer_sha256", "support", "wandb", "trackers", "versions", "git",
+        "peak_memory_bytes", "data", "tokenizer_sha256", "support", "wandb", "versions", "git",
     ]  # fmt: skip
     assert (
         record["id"] == run_id(tiny_config) and record["status"] == "running" and record["command"] == "posbench train"

@@ -278,14 +278,14 @@ def sync(
         list[str],
         typer.Argument(
             metavar="RUN|key=value",
-            help="Run folders, study folders or globs; also tracking=csv, tracking.project= ...",
+            help="Run folders, study folders or globs; also tracking=tensorboard, tracking.project= ...",
         ),
     ],
     anew: Annotated[bool, typer.Option("--anew", help="Send as new runs, even if W&B has these runs.")] = False,
 ) -> None:
-    """Send run folders to W&B or another tracker.
+    """Send run folders to W&B, or write their files for TensorBoard.
 
-    Sends steps of offline runs and steps that W&B missed, each once. tracking=csv or tracking=tensorboard writes files.
+    Sends steps of offline runs and steps that W&B missed, each once.
     """
     folders, overrides = _runs_and_overrides("sync", words)
     from posbench.evaluation import sync

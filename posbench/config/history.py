@@ -49,7 +49,7 @@ FORMER: dict[str, Any] = {
 }
 
 # "section.key" of sections that make no other run; a saved configuration that has one is read without it.
-REMOVED = ("evaluation.bootstrap", "runtime.objective")
+REMOVED = ("evaluation.bootstrap", "runtime.objective", "tracking.code", "tracking.weights")
 
 
 def completed(container: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,9 +217,9 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig:
-    """The mirror of the run folder: at Weights & Biases, in files, or at a tracker of an installed package."""
+    """The mirror of the run folder, at Weights & Biases or for TensorBoard."""
 
-    backend: str  # wandb, csv, tensorboard, none, or the name of an entry point (`config.trackers`)
+    backend: str  # wandb, tensorboard or none
     mode: Literal["auto", "online", "offline"]  # auto = online where an API key is set up
     project: str
     entity: str | None  # team or user; None = W&B's default
@@ -228,8 +228,6 @@ class TrackingConfig:
     system_metrics: bool = False  # use of CPU, memory, GPU and disk over time, and the host
     git: bool = False  # commit and address of the repository that the command runs in
     command: bool = False  # the command line
-    code: bool = False  # posbench's source and the encoding's
-    weights: bool = False  # of the newest checkpoint
 
     def __post_init__(self) -> None:
         plain_name("tracking.backend", self.backend)

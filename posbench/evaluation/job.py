@@ -156,7 +156,6 @@ def rows_into(run: Run, tracker: tracking.Mirror, asked: AnyEvaluation, known: S
         RunFailed: memory ran out; what may fit is said.
     """
     started, n_rows = time.monotonic(), 0
-    tracker.catch_up()
     try:
         for row, blocks in evaluate(asked, known):
             run.log_evaluation(row, blocks)

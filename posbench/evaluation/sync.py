@@ -8,11 +8,9 @@ from typing import Any
 from posbench.config.external import TrainedElsewhere, TrainedOn, Trains
 from posbench.config.overrides import parted, refuse_twice, value
 from posbench.config.schema import TrackingConfig, validate
-from posbench.config.trackers import refuse_missing
 from posbench.errors import PosbenchError, UserError, did_you_mean, unknown
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import picture_of
-from posbench.run_folder import tracking
 from posbench.run_folder.folder import Run, load_any_config, load_config
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.logged import LINE, Curves, defined, facts, recorded
@@ -23,7 +21,7 @@ from posbench.terminal import console, exits
 
 
 def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
-    """Send run folders. Rows that W&B already has, by its counters, are not sent again; other trackers get all rows.
+    """Send run folders. Rows that W&B already has, by its counters, are not sent again.
 
     Args:
         overrides: of the runs' own tracking.*; the tracker is W&B and the mode online unless they are given.
@@ -43,7 +41,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
         where = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
         config = dataclasses.replace(config, tracking=validate(TrackingConfig, where, "tracking"))
         if config.tracking.backend != "wandb":
-            out.print(exits.spelt_out(f"{folder}: {_tell(config, folder, anew)}"), soft_wrap=True)
+            out.print(exits.spelt_out(f"{folder}: {_written_anew(config, folder, anew)}"), soft_wrap=True)
             continue
         _refuse_without_key(config)
         with Run.open(folder, config, command=None) as run:
@@ -63,27 +61,21 @@ def _mirrored(folder: Path) -> Trains:
     return config if isinstance(config, TrainedOn) else load_config(folder)
 
 
-def _tell(config: Trains, folder: Path, anew: bool) -> str:
-    """Tell a tracker that is not W&B all of a run folder; returns what that was."""
-    name = config.tracking.backend
-    refuse_missing(config.tracking)
-    if name == "none" or anew:
-        told = f"tracking is {name}: expected csv, tensorboard or another tracker"
-        raise UserError("--anew is for W&B, other trackers get all rows anyway" if anew else told)
+def _written_anew(config: Trains, folder: Path, anew: bool) -> str:
+    """Write a run folder's event files for TensorBoard; returns what they hold."""
+    if config.tracking.backend != "tensorboard":
+        raise UserError(f"tracking is {config.tracking.backend}: expected wandb or tensorboard")
+    if anew:
+        raise UserError("--anew is for W&B, TensorBoard's files are written anew in any case")
+    from posbench.run_folder.tensorboard import TensorBoard
+
     with Run.open(folder, config, command=None) as run:
         rows = recorded(config, folder)
         if not rows:
             return "nothing to send"
-        try:
-            tracker = tracking.open_tracker(config, run, rows)
-            tracker.summary(defined(facts(config, run.record) | headline_of(folder)))
-            tracker.finish(str(run.record["status"]))
-        except Exception as error:
-            told = str(error).partition(chr(10))[0]
-            raise PosbenchError(f"tracking={name} did not take {folder}: {told}") from error
-        tracking.note(run, name, has_all=True)
+        TensorBoard(folder, rows).finish(defined(facts(config, run.record) | headline_of(folder)))
     of_evaluation = sum(LINE in row for row in rows)
-    return f"{len(rows) - of_evaluation} rows of metrics and {of_evaluation} of evaluation: tracking={name}"
+    return f"{len(rows) - of_evaluation} rows of metrics and {of_evaluation} of evaluation: {folder / 'tensorboard'}"
 
 
 def send(config: Trains, run: Run, target: Target) -> str:

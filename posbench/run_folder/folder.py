@@ -221,7 +221,6 @@ class Run:
             "tokenizer_sha256": None,
             "support": None,  # of a model from elsewhere: whether its kind is tested
             "wandb": None,  # where it is mirrored: id, project, entity
-            "trackers": [],  # other trackers that have all of it
             "versions": {},
             "git": {"commit": None, "dirty": None},
         }

@@ -5,7 +5,6 @@ one of the evaluation has `eval/length`, `eval/length_ratio` and `eval/line` bes
 """
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from posbench.run_folder.rows import PAIRED, EvaluationRow, RowKey, evaluation_r
 
 LENGTH, LENGTH_RATIO = "eval/length", "eval/length_ratio"  # in tokens, in training lengths
 LINE = "eval/line"  # of evaluation.jsonl, from 1 on
-_NAME = re.compile(r"\w+(/\w+)*", re.ASCII)
 _CURVE_VALUES = ("nll", "perplexity", "bits_per_byte", "accuracy", "exact_match", "ci_low", "ci_high")
 
 
@@ -74,8 +72,8 @@ def recorded(config: Trains, folder: Path) -> list[dict[str, Any]]:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a line of `metrics.jsonl`; a stranger's may have anything beside them."""
-    return {name: value for name, value in row.items() if _NAME.fullmatch(name) and number(value) is not None}
+    """The numbers of a line of `metrics.jsonl`."""
+    return {name: value for name, value in row.items() if number(value) is not None}
 
 
 def facts(config: Trains, record: Mapping[str, Any]) -> dict[str, Any]:

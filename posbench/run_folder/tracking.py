@@ -1,8 +1,7 @@
 """The mirror of the run folder, at a tracker. It may fail, hang or be missing: training neither stops nor waits.
 
-All of a tracker, its import included, happens in one background thread that is fed by a bounded queue. W&B
-(`wandb_session`) has a session only where there is something to log. Any other (`trackers`) also has one where it lacks
-rows that the run folder has.
+All of W&B (`wandb_session`), its import included, happens in one background thread that is fed by a bounded queue.
+TensorBoard's files (`tensorboard`) are written anew from the run folder at each start.
 """
 
 import contextlib
@@ -12,25 +11,22 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posbench.config.external import Trains
-from posbench.config.schema import to_container
-from posbench.config.trackers import refuse_missing
-from posbench.errors import PosbenchError, UserError
-from posbench.run_folder import trackers
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl, shortened
 from posbench.run_folder.logged import Curves, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
-from posbench.run_folder.trackers.base import TrackedRun, Tracker
 from posbench.run_folder.wandb_session import Draw, Session, Target, exit_code_of
+
+if TYPE_CHECKING:
+    from posbench.run_folder.tensorboard import TensorBoard
 
 logger = logging.getLogger(__name__)
 _QUEUE_ROWS = 10_000
 _FINISH_SECONDS = 15.0  # for the rest to be sent
-_WEIGHTS_SECONDS = 600.0  # the same, where weights are part of it
 Takes = dict[str, Callable[[Any], object]]  # what a session does with each kind of message
 
 
@@ -41,9 +37,6 @@ class Mirror:
 
     def begin(self) -> None:
         """Open the session. Logging opens it, too."""
-
-    def catch_up(self) -> None:
-        """Open the session if an earlier one was killed or failed before it had all rows."""
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """A row of `metrics.jsonl`."""
@@ -79,104 +72,22 @@ def mirror(config: Trains, run: Run) -> Iterator[Mirror]:
 def _mirror(config: Trains, run: Run) -> Mirror:
     if is_at_wandb(config):
         return _AtWandb(config, run)
-    if config.tracking.backend in ("none", "wandb"):
-        return Mirror()
-    try:
-        refuse_missing(config.tracking)
-    except UserError as error:  # of a run folder from elsewhere: what is typed was refused before
-        logger.warning("%s: continuing without it", error)
-        return Mirror()
-    return _AtTracker(config, run)
+    return _AtTensorBoard(config, run) if config.tracking.backend == "tensorboard" else Mirror()
 
 
-class _InBackground(Mirror):
+class _AtWandb(Mirror):
     """A mirror whose session lives in a background thread."""
 
-    def __init__(self, config: Trains, run: Run, name: str, failed: str, repaired: str) -> None:
+    def __init__(self, config: Trains, run: Run) -> None:
         self._config = config
         self._run = run
-        self._name = name
-        self._failed, self._repaired = failed, repaired  # what is wrong, and what brings the rows there later
+        self._new = not run.record["attempts"]  # nothing of it can be at W&B
         self._metrics_file = run.folder / METRICS
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(_QUEUE_ROWS)
         self._facts: dict[str, Any] = {}
         self._dropped = 0
         self._broken = False
         self._ended = threading.Event()
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        self._facts |= values
-        if self.begun:
-            self._put("summary", dict(values))
-
-    def finish(self, record: Mapping[str, Any]) -> None:
-        if not self.begun:
-            return
-        allowed = _WEIGHTS_SECONDS if self._config.tracking.weights else _FINISH_SECONDS
-        deadline = time.monotonic() + allowed
-        self._facts |= facts(self._config, record)
-        with contextlib.suppress(queue.Full):
-            if not self._broken:
-                self._queue.put(("finish", (dict(record), self._facts)), timeout=allowed)
-        if not self._ended.wait(max(0.0, deadline - time.monotonic())):
-            self._give_up(f"no answer within {allowed:.0f} s")
-            self._abandon()
-        elif self._dropped and not self._broken:
-            logger.warning("%s was too slow: %d rows are only in %s", self._name, self._dropped, self._metrics_file)
-        elif not self._broken:
-            self._has_all()
-        self._broken = True  # what comes after is not logged
-
-    def _start(self, opened: Callable[[], Takes]) -> None:
-        """Begin the session; `opened`, called in the thread, opens it."""
-        self._facts |= facts(self._config, self._run.record)
-        self._put("summary", dict(self._facts))
-        threading.Thread(target=self._work, args=(opened,), name=f"{self._name}-mirror", daemon=True).start()
-
-    def _put(self, kind: str, value: Any) -> None:
-        if self._broken:
-            return
-        try:
-            self._queue.put_nowait((kind, value))
-        except queue.Full:
-            self._dropped += 1
-            if self._dropped == 1:
-                logger.warning("%s is slow: rows it cannot take are only in %s", self._name, self._metrics_file)
-
-    def _give_up(self, reason: str) -> None:
-        if not self._broken:
-            self._broken = True
-            logger.warning(
-                "%s (%s): continuing without it; metrics are in %s, %s",
-                *(self._failed, reason, self._metrics_file, self._repaired),
-            )
-
-    def _work(self, opened: Callable[[], Takes]) -> None:
-        """In the background thread."""
-        try:
-            takes = opened()
-            while not self._broken:
-                kind, value = self._queue.get()
-                takes[kind](value)
-                if kind == "finish":
-                    break
-        except BaseException as error:  # SystemExit too: a tracker must not end anything
-            text = str(error).strip().splitlines()
-            self._give_up(text[0] if text else type(error).__name__)
-        finally:
-            self._ended.set()
-
-    def _abandon(self) -> None:
-        """End what a session that did not end in time has left behind."""
-
-    def _has_all(self) -> None:
-        """Note that the tracker has all rows."""
-
-
-class _AtWandb(_InBackground):
-    def __init__(self, config: Trains, run: Run) -> None:
-        super().__init__(config, run, "W&B", "W&B is unreachable", "'posbench sync' sends them later")
-        self._new = not run.record["attempts"]  # nothing of it can be at W&B
 
     def begin(self) -> None:
         if self.begun:
@@ -186,7 +97,9 @@ class _AtWandb(_InBackground):
         self._run.update(wandb=target.path)
         self._lines = len(read_jsonl(self._run.folder / EVALUATION))
         curves = Curves(self._config, evaluation_rows(self._run.folder))
-        self._start(lambda: self._opened(target, curves))
+        self._facts |= facts(self._config, self._run.record)
+        self._put("summary", dict(self._facts))
+        threading.Thread(target=self._work, args=(target, curves), name="W&B-mirror", daemon=True).start()
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         self.begin()
@@ -202,6 +115,59 @@ class _AtWandb(_InBackground):
     def results(self, rows: list[EvaluationRow], draw: Draw) -> None:
         if self.begun:
             self._put("results", (rows, draw))
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        self._facts |= values
+        if self.begun:
+            self._put("summary", dict(values))
+
+    def finish(self, record: Mapping[str, Any]) -> None:
+        if not self.begun:
+            return
+        deadline = time.monotonic() + _FINISH_SECONDS
+        self._facts |= facts(self._config, record)
+        with contextlib.suppress(queue.Full):
+            if not self._broken:
+                self._queue.put(("finish", (dict(record), self._facts)), timeout=_FINISH_SECONDS)
+        if not self._ended.wait(max(0.0, deadline - time.monotonic())):
+            self._give_up(f"no answer within {_FINISH_SECONDS:.0f} s")
+            self._abandon()
+        elif self._dropped and not self._broken:
+            logger.warning("W&B was too slow: %d rows are only in %s", self._dropped, self._metrics_file)
+        self._broken = True  # what comes after is not logged
+
+    def _put(self, kind: str, value: Any) -> None:
+        if self._broken:
+            return
+        try:
+            self._queue.put_nowait((kind, value))
+        except queue.Full:
+            self._dropped += 1
+            if self._dropped == 1:
+                logger.warning("W&B is slow: rows it cannot take are only in %s", self._metrics_file)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._broken:
+            self._broken = True
+            logger.warning(
+                "W&B is unreachable (%s): continuing without it; metrics are in %s, 'posbench sync' sends them later",
+                *(reason, self._metrics_file),
+            )
+
+    def _work(self, target: Target, curves: Curves) -> None:
+        """In the background thread."""
+        try:
+            takes = self._opened(target, curves)
+            while not self._broken:
+                kind, value = self._queue.get()
+                takes[kind](value)
+                if kind == "finish":
+                    break
+        except BaseException as error:  # SystemExit too: a tracker must not end anything
+            text = str(error).strip().splitlines()
+            self._give_up(text[0] if text else type(error).__name__)
+        finally:
+            self._ended.set()
 
     def _opened(self, target: Target, curves: Curves) -> Takes:
         session = Session(self._config, target, curves)
@@ -224,93 +190,54 @@ class _AtWandb(_InBackground):
             connection._proc._process.kill()
 
 
-class _AtTracker(_InBackground):
-    """The mirror at one of `trackers`. `run.json` names the trackers that have all rows."""
+class _AtTensorBoard(Mirror):
+    """The mirror in TensorBoard's files."""
 
     def __init__(self, config: Trains, run: Run) -> None:
-        name = config.tracking.backend
-        repaired = f"'posbench sync {run.folder} tracking={name}' brings all of it there"
-        super().__init__(config, run, name, f"tracking={name} failed", repaired)
-        self._replaced = False  # whether a row replaced an earlier one: the tracker must get all rows again
+        self._config, self._run = config, run
+        self._board: TensorBoard | None = None
+        self._summary: dict[str, Any] = {}
+        self._replaced = False  # whether a row replaced an earlier one: all are written anew at the end
 
     def begin(self) -> None:
-        if self.begun:
-            return
-        self.begun = True
-        note(self._run, self._name, has_all=False)
-        try:
-            rows = recorded(self._config, self._run.folder)
-            self._lines = len(read_jsonl(self._run.folder / EVALUATION))
+        if not self.begun:
+            self.begun = True
             known = evaluation_rows(self._run.folder)
             self._shown, self._curves = {row.key for row in known}, Curves(self._config, known)
-        except (OSError, UserError) as error:  # a damaged record stops whoever needs it, not the mirror
-            self._ended.set()
-            self._give_up(str(error))
-        else:
-            self._start(lambda: self._opened(rows))
-
-    def catch_up(self) -> None:
-        if self._name not in _with_all(self._run):
-            self.begin()
+            self._try(self._write_all)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        if not self.begun:
-            self.begin()  # which tells the tracker all that is recorded, so this row, too
-        else:
-            self._put("log", defined(shortened(row)))
+        self._log(defined(shortened(row)))
 
     def curve(self, row: EvaluationRow) -> None:
-        if not self.begun:
-            self.begin()
-        elif not self._broken:
-            self._lines += 1
-            if row.key in self._shown:  # scored again, on other targets or since its blocks were lost
-                self._replaced = True
-            elif values := self._curves.row(row, self._lines):
-                self._put("log", values)
+        if self.begun and row.key in self._shown:  # scored again, on other targets or since its blocks were lost
+            self._replaced = True
+        else:
+            self._log(self._curves.row(row, 0) if self.begun else {})
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        self._summary |= values
 
     def finish(self, record: Mapping[str, Any]) -> None:
-        if self._replaced and not self._broken:
-            with contextlib.suppress(OSError, UserError):  # as for all that is recorded later than a damaged line
-                self._put("again", recorded(self._config, self._run.folder))
-        super().finish(record)
+        if self._replaced:
+            self._try(self._write_all)
+        self._summary |= facts(self._config, record)
+        self._try(lambda: self._board.finish(defined(self._summary)) if self._board else None)
 
-    def _opened(self, rows: list[dict[str, Any]]) -> Takes:
-        tracker = open_tracker(self._config, self._run, rows)
+    def _write_all(self) -> None:
+        from posbench.run_folder.tensorboard import TensorBoard
 
-        def again(all_rows: list[dict[str, Any]]) -> None:
-            nonlocal tracker
-            tracker.finish("running")
-            tracker = open_tracker(self._config, self._run, all_rows)
+        self._board = TensorBoard(self._run.folder, recorded(self._config, self._run.folder))
 
-        def finish(item: tuple[dict[str, Any], dict[str, Any]]) -> None:
-            tracker.summary(defined(item[1]))
-            tracker.finish(str(item[0]["status"]))
+    def _log(self, row: Mapping[str, Any]) -> None:
+        if not self.begun:
+            self.begin()  # which shows all that is recorded, so this row, too
+        elif row:
+            self._try(lambda: self._board.log(row) if self._board else None)
 
-        return {
-            "log": lambda row: tracker.log(row),
-            "summary": lambda values: tracker.summary(defined(values)),
-            "again": again,
-            "finish": finish,
-        }
-
-    def _has_all(self) -> None:
-        with contextlib.suppress(OSError, PosbenchError):  # else the next command tells the tracker all once more
-            note(self._run, self._name, has_all=True)
-
-
-def note(run: Run, name: str, has_all: bool) -> None:
-    """Write into `run.json` whether a tracker has all rows."""
-    others = [each for each in _with_all(run) if each != name]
-    run.update(trackers=[*others, name] if has_all else others)
-
-
-def _with_all(run: Run) -> list[str]:
-    told = run.record["trackers"]
-    return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
-
-
-def open_tracker(config: Trains, run: Run, rows: list[dict[str, Any]]) -> Tracker:
-    """Open a session of a run at the tracker that its configuration names. Raises whatever the tracker raises."""
-    cls = trackers.load(config.tracking.backend)
-    return cls(TrackedRun(run.id, run.folder, to_container(config)), rows)
+    def _try(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except Exception as error:  # of TensorBoard, which must not end anything
+            self._board = None
+            logger.warning("TensorBoard failed (%s): continuing without it", str(error).partition("\n")[0])

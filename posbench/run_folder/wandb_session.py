@@ -7,25 +7,20 @@ run, so that a later session of the same run takes nothing away.
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 import netrc
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-import posbench
-from posbench import encodings
 from posbench.config.external import Trains
 from posbench.config.schema import to_container
-from posbench.errors import UserError
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.logged import LENGTH, LENGTH_RATIO, LINE, Curves, defined
-from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION
+from posbench.run_folder.names import BLOCKS, EVALUATION
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 
 if TYPE_CHECKING:
@@ -43,7 +38,6 @@ _TABLE = (
     "chance", "trivial", "exact_match", "ngram_nll", "ngram_order", "n_tokens", "n_distinct", "n_documents", "split",
     "checkpoint_step",
 )  # fmt: skip
-_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _ROWS = "rows"  # logged so far
 _TRAINED, _VALIDATED = "train_step", "validation_step"  # of the last row of either kind; one step may have both
 
@@ -63,7 +57,7 @@ class Target:
     def of(cls, config: Trains, folder: Path, run_id: str, record: Mapping[str, Any], new: bool = False) -> "Target":
         """The run that the folder had before, or a new one; in a W&B sweep the run that the agent names.
 
-        The user's environment stands above both records, which may be a stranger's.
+        The user's environment stands above both records.
 
         Args:
             new: nothing of the run can be there yet.
@@ -72,7 +66,7 @@ class Target:
         if in_sweep():
             return cls(folder, run_id, os.environ["WANDB_RUN_ID"], project, entity, "allow")
         there, tracking = record.get("wandb"), config.tracking
-        if isinstance(there, dict) and _ID.fullmatch(str(there.get("id"))):
+        if there:
             own, project, entity = there["id"], project or there.get("project"), entity or there.get("entity")
         else:
             aside = len(list(folder.parent.glob(f"{folder.name}.old-*")))  # begun anew: another run there, too
@@ -109,7 +103,6 @@ class Session:
     ) -> None:
         import wandb
 
-        _refuse_settings_here()
         logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
         wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
         tracking = config.tracking
@@ -185,15 +178,11 @@ class Session:
         self._run.summary.update(defined(values))
 
     def results(self, rows: list[EvaluationRow], draw: Draw) -> None:
-        """Send the curve as a table and a picture, and files as artifacts; warn of what cannot be sent."""
+        """Send the curve as a table and a picture, and the rows as an artifact; warn of what cannot be sent."""
         parts: dict[str, Callable[[], None]] = {
             "the curve": lambda: self._send_curve(rows, draw),
             "evaluation.jsonl": self._send_evaluation,
         }
-        if self._config.tracking.weights:
-            parts["the weights"] = self._send_weights
-        if self._config.tracking.code:
-            parts["the code"] = self._send_code
         for what, send in parts.items():
             try:
                 send()
@@ -246,42 +235,17 @@ class Session:
         draw().savefig(picture)
         self._run.log({"curve/table": table, "curve/picture": wandb.Image(str(picture))})
 
-    # -- artifacts -------------------------------------------------------------------------------------------------
-
     def _send_evaluation(self) -> None:
         """A copy: the file may grow before an offline run is synced."""
-        copies = Path(self._run.settings.sync_dir) / "evaluation"
-        copies.mkdir(exist_ok=True)
-        self._send("evaluation", [Path(shutil.copy(self._target.folder / n, copies / n)) for n in (EVALUATION, BLOCKS)])
-
-    def _send_weights(self) -> None:
-        from posbench.run_folder.checkpoint import WEIGHTS, trained
-
-        folder = self._target.folder
-        self._send("model", [trained(folder).path / WEIGHTS, folder / CONFIG, folder / "tokenizer.json"])
-
-    def _send_code(self) -> None:
-        """Upload posbench's code, and the file of an external encoding."""
-        package = Path(posbench.__file__).parent
-        files = {path: str(path.relative_to(package.parent)) for path in sorted(package.rglob("*.py"))}
-        own = Path(inspect.getfile(encodings.load(self._config.encoding.name)))
-        self._send("code", [*files, *([] if own in files else [own])], files)
-
-    def _send(self, kind: str, files: list[Path], names: Mapping[Path, str] | None = None) -> None:
         import wandb
 
-        artifact = wandb.Artifact(f"{self._target.name}-{kind}"[:128], kind)
-        for path in files:
-            named = (names or {}).get(path, path.name)
-            artifact.add_file(str(path), name=named, policy="immutable", skip_cache=True)
+        copies = Path(self._run.settings.sync_dir) / "evaluation"
+        copies.mkdir(exist_ok=True)
+        artifact = wandb.Artifact(f"{self._target.name}-evaluation"[:128], "evaluation")
+        for name in (EVALUATION, BLOCKS):
+            copied = shutil.copy(self._target.folder / name, copies / name)
+            artifact.add_file(str(copied), name=name, policy="immutable", skip_cache=True)
         self._run.log_artifact(artifact)
-
-
-def _refuse_settings_here() -> None:
-    """Refuse W&B settings in the current folder, which may be untrusted: server, proxies and more."""
-    for name in ("wandb", ".wandb"):
-        if os.path.lexists(path := Path(name, "settings")):
-            raise UserError(f"{path.absolute()} would choose the server: move it away, 'wandb login' and WANDB_... can")
 
 
 # -- online or offline -------------------------------------------------------------------------------------------------
@@ -290,7 +254,7 @@ def _refuse_settings_here() -> None:
 def choose_mode(asked: str) -> Literal["online", "offline"]:
     """`online` if there is an API key and nothing says `offline`, else `offline`; never asks for a key.
 
-    What is asked for may stand in a stranger's file: it cannot send what WANDB_MODE keeps on this machine.
+    WANDB_MODE keeps a run on this machine whatever is asked for.
     """
     said = (asked, os.environ.get("WANDB_MODE", "auto"))
     if "offline" in said or "dryrun" in said:
