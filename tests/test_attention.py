@@ -14,12 +14,11 @@ from torch import Tensor
 
 import posbench
 from posbench import machine
-from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
 from posbench.errors import UserError
 from posbench.kernels import tiled, tiles, toeplitz
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Table
+from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
 from posbench.model.attention import dispatch
 from posbench.model.attention.dispatch import attention
@@ -35,7 +34,6 @@ KINDS = (
     "laid out",
     "each laid out",
     "dense",
-    "lines",
     "banded",
     "banded keys",
 )
@@ -50,8 +48,6 @@ SIZES = [
     (9, 2, 64, 8, 8),
 ]
 NEAR = 6  # distances with a vector of their own in the banded kind
-UNIFORM = 48  # queries that share the first scale in the kind with lines
-KINKS_OF_LINES = torch.linspace(-0.3, 1.1, 32)
 
 # Relative error (root of summed squares) in bf16: products round at 2^-9 = 2e-3, the probabilities once more. A bias's
 # gradient sums differences that cancel (rows of the softmax gradient sum to zero), which magnifies rounding.
@@ -101,11 +97,6 @@ class Case:
             self.learned = [leaf(batch, heads, length, length, dtype=exact)]
         elif kind == "dense":
             self.learned = [leaf(heads, length, dtype=exact), leaf(heads, length, dtype=exact)]
-        elif kind == "lines":
-            slopes, intercepts = leaf(33, heads, dtype=exact), leaf(33, heads, dtype=exact)
-            curve = torch.rand(length, generator=draw).to(exact).cumsum(0) / length
-            scales = torch.rand(1 + length - min(length, UNIFORM), generator=draw).to(exact) + 1
-            self.learned = [slopes, intercepts, curve.requires_grad_(), scales.requires_grad_()]
         elif kind.startswith("banded"):
             tables = 1 if kind == "banded keys" else 2
             self.learned = [leaf(NEAR, width, dtype=exact) for _ in range(tables)]
@@ -129,7 +120,6 @@ class Case:
             "curves": Curves,
             "curves of both": Curves,
             "laid out": LaidOut,
-            "lines": lines,
             "each laid out": LaidOut,
             "dense": lambda *parameters: Dense(dense_rows, parameters),
         }
@@ -165,22 +155,12 @@ class Case:
             logits = logits + learned[0]
         elif self.kind == "dense":
             logits = logits + dense_rows(distance.clamp(min=0), index, *learned)
-        elif self.kind == "lines":
-            slopes, intercepts, curve, scales = learned
-            shares = curve[distance.clamp(min=0)] * scales[(index - UNIFORM + 1).clamp(min=0), None]
-            line = (shares[..., None] > KINKS_OF_LINES.double()).sum(-1)
-            logits = logits + (slopes[line] * shares[..., None] + intercepts[line]).movedim(-1, 0)
         logits = logits.masked_fill(~visible, -math.inf)
         weights = torch.cat((sinks[:, None, None].expand(*logits.shape[:3], 1), logits), dim=-1).softmax(-1)[..., 1:]
         out = weights @ v
         if self.kind == "banded":
             out = out + torch.einsum("bhij,ijd->bhid", weights, learned[1][row] * near[..., None])
         return out
-
-
-def lines(slopes: Tensor, intercepts: Tensor, curve: Tensor, scales: Tensor) -> Lines:
-    scales = torch.cat((scales[:1].expand(UNIFORM), scales[1:]))[: len(curve)]
-    return Lines(KINKS_OF_LINES, slopes, intercepts, curve, scales, UNIFORM)
 
 
 def dense_rows(distance: Tensor, where: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -430,17 +410,12 @@ def layer_inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     [
         ("shaw", {"max_distance": 60}),
         ("shaw", {"max_distance": 1}),
-        ("fire", {}),
-        ("fire", {"threshold": 100}),
-        ("fire", {"threshold": 1}),
     ],
     ids=str,
 )
 def test_what_a_scheme_declares_gives_what_its_hooks_define(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(fire, "LAID_OUT", 2 * 3 * LENGTH**2 - 1)
-    monkeypatch.setattr(fire, "LaidOut", None)
     small_tiles(monkeypatch, 10, 2**20)
     encoding = schemes.build(name, options, SHAPE)
     q, k, v, x = layer_inputs()
@@ -490,7 +465,6 @@ def test_on_cpus_the_fused_kernel_serves_where_nothing_is_added_and_it_is_faster
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiles_of = calls_of(monkeypatch, dispatch, "tiled_attention")
-    monkeypatch.setattr(dispatch, "takes", lambda *_: False)  # the kernel in C++ does not serve
 
     def tiled(name: str, dtype: torch.dtype, train: bool, window: int | None = None, amx: bool = False) -> bool:
         monkeypatch.setattr(machine, "has_amx", lambda: amx)
@@ -516,7 +490,7 @@ def test_on_cpus_the_fused_kernel_serves_where_nothing_is_added_and_it_is_faster
             assert tiled("alibi", torch.bfloat16, train=True, amx=amx)
 
 
-@pytest.mark.parametrize("name", ["fire", "fox", "shaw"])
+@pytest.mark.parametrize("name", ["fox", "shaw"])
 def test_what_is_declared_as_data_is_fp32_under_autocast(name: str) -> None:
     encoding = schemes.build(name, {}, SHAPE)
     q, k, _, x = layer_inputs()

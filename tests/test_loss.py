@@ -9,7 +9,6 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from posbench.kernels import cross_entropy as module
-from posbench.kernels import library, native
 from posbench.kernels.cross_entropy import cross_entropy, linear_cross_entropy
 
 
@@ -37,19 +36,8 @@ def test_the_loss_and_its_gradient_are_torchs(
     torch.testing.assert_close(gradient.double(), exact.double(), atol=tolerance, rtol=1e-5)
 
 
-@pytest.fixture
-def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the kernel in C++."""
-    monkeypatch.setattr(native, "binary", lambda: None)
-
-
-@pytest.mark.parametrize("kernel", ["by_torch", "as_it_comes"])
 @pytest.mark.parametrize("vocabulary", [1, 7, 16, 300, 2048])
-def test_bf16_logits_keep_an_exact_loss_and_a_gradient_within_their_rounding(
-    kernel: str, vocabulary: int, request: pytest.FixtureRequest
-) -> None:
-    if kernel == "by_torch":
-        request.getfixturevalue(kernel)
+def test_bf16_logits_keep_an_exact_loss_and_a_gradient_within_their_rounding(vocabulary: int) -> None:
     logits = (5 * torch.randn(64, vocabulary)).bfloat16()
     (ours, gradient), (theirs, exact) = both(logits, torch.randint(vocabulary, (64,)))
     assert ours.dtype == torch.float32
@@ -104,19 +92,6 @@ def test_a_label_that_is_no_token_is_refused(dtype: torch.dtype, label: int) -> 
         cross_entropy(torch.randn(3, 20).to(dtype), torch.tensor([0, label, 1]))
 
 
-@pytest.mark.skipif(library.binary() is None, reason=f"the loss here: {library.described()}")
-def test_it_does_not_depend_on_the_number_of_threads() -> None:
-    logits, labels, found = torch.randn(300, 70).bfloat16(), torch.randint(70, (300,)), []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(both(logits, labels)[0])
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(x, y) for one in found for x, y in zip(one, found[0], strict=True))
-
-
 def test_of_no_rows_the_loss_is_0_with_a_gradient_of_none() -> None:
     leaf = torch.randn(0, 20, requires_grad=True)
     loss = cross_entropy(leaf * 1.0, torch.zeros(0, dtype=torch.long))
@@ -130,7 +105,7 @@ def test_of_no_rows_the_loss_is_0_with_a_gradient_of_none() -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_pieces_give_the_loss_and_gradient_of_plain_ones_from_one_graph(
-    by_torch: None, monkeypatch: pytest.MonkeyPatch, backend: str, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, backend: str, dtype: torch.dtype
 ) -> None:
     torch._dynamo.reset()
     counting = CompileCounterWithBackend(backend)

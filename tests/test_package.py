@@ -77,7 +77,7 @@ def test_the_wheels_files_are_enough_for_the_commands(wheel: pathlib.Path, tmp_p
     empty.mkdir()
     (empty / "text.txt").write_text("some words to learn from, again and again. " * 400, encoding="utf-8")
     path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "POSBENCH_NATIVE": "0"}
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-c", f"ROOT = {str(ROOT / 'posbench')!r}\n{COMMANDS}"]
     done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr

@@ -64,7 +64,7 @@ def test_attempts_follow_each_other_and_times_are_utc(tmp_path: Path, tiny_confi
     assert record["status"] == "done" and record["reason"] is None
     assert len(record["attempts"]) == 2
     for attempt in record["attempts"]:
-        keys = ["started", "ended", "host", "pid", "device", "dtype", "threads", "processes", "compiled", "native"]
+        keys = ["started", "ended", "host", "pid", "device", "dtype", "threads", "processes", "compiled"]
         assert list(attempt) == [*keys, "bit_exact", "steps"]
         assert attempt["steps"] == 7 and attempt["pid"] == os.getpid()
         for time_ in (attempt["started"], attempt["ended"]):

@@ -307,10 +307,8 @@ def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_au
     # The listing in the paper's appendix: init_c 0.1, init_L 512, of models trained on 2048 tokens.
     encoding = encodings.build("fire", Shape(64, 4, 2, 2048))
     assert encoding.c.tolist() == pytest.approx([0.1, 0.1])
-    *_, threshold = encoding.learned(slice(None))
-    assert threshold.tolist() == [512.0, 512.0]
-    *_, threshold = encodings.build("fire", Shape(64, 4, 2, 2048), {"threshold": None}).learned(slice(None))
-    assert threshold.tolist() == [2048.0, 2048.0]
+    assert encoding.threshold == 512 and encoding.multiplier.tolist() == [1.0, 1.0]
+    assert encodings.build("fire", Shape(64, 4, 2, 2048), {"threshold": None}).threshold == 2048
 
 
 def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_units_that_never_switch() -> None:

@@ -34,7 +34,6 @@ from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.curve import print_curves
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import evaluate_run
-from posbench.kernels import native
 from posbench.launch import states
 from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
@@ -712,7 +711,7 @@ def test_a_run_does_not_go_on_in_another_precision(
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("changed", ["native False -> True", "threads 1 -> 3", "compiled False -> True"])
+@pytest.mark.parametrize("changed", ["threads 1 -> 3", "compiled False -> True"])
 def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
     config: Config,
     tmp_path: pathlib.Path,
@@ -720,12 +719,9 @@ def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
     caplog: pytest.LogCaptureFixture,
     changed: str,
 ) -> None:
-    monkeypatch.setattr(native, "serves", lambda device: False)
     stop_after(7, config, tmp_path / "run", monkeypatch)
     if changed.startswith("threads"):
         monkeypatch.setattr(machine, "set_threads", lambda threads: 3)
-    elif changed.startswith("native"):
-        monkeypatch.setattr(native, "serves", lambda device: True)  # nothing of this run asks
     else:
         monkeypatch.setattr(posbench.training.step, "fusing", lambda _: contextlib.nullcontext())  # tested elsewhere
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))

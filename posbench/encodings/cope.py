@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.bias import Counts
 from posbench.kernels.fused import fused_on_cuda
-from posbench.kernels.native import takes
 
 
 class CoPE(Encoding):
@@ -38,10 +36,6 @@ class CoPE(Encoding):
         visible = rows.visible.to(logits.dtype)
         by_count: Tensor = _ByCount.apply(logits, at_whole.to(logits.dtype), visible)  # type: ignore[no-untyped-call]
         return by_count
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Counts | None:
-        counts = Counts(self.table[layer])
-        return counts if takes(q, k, k, counts) else None
 
 
 class _ByCount(torch.autograd.Function):

@@ -19,21 +19,15 @@ Beyond training length: defined everywhere; inputs stay within the trained range
 Checked against: the network run on each pair in a plain loop, and worked arguments.
 """
 
-import math
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape, once
-from posbench.kernels.bias import Bias, Dense, LaidOut, Lines, on_lines
-from posbench.kernels.native import fits
+from posbench.encodings.base import Encoding, Rows, Shape
 
 HIDDEN = 32
 QUARTER = 0.25  # of train_length: the paper's threshold of 512, at its training length of 2048
-# Without the C++ kernel: the most bias entries (layers x heads x pairs) that one call computes for all layers. It saves
-# many small operations. Beyond this number each layer computes its own, by blocks of rows, and keeps none.
-LAID_OUT = 2**22
 
 
 class FIRE(Encoding):
@@ -53,70 +47,30 @@ class FIRE(Encoding):
 
     def bias(self, rows: Rows) -> Tensor:
         with torch.autocast(rows.distance.device.type, enabled=False):
-            bias = _interpolated(rows.distance, rows.positions, *self.learned(slice(rows.layer, rows.layer + 1)))
-            return bias[0].movedim(0, 1)  # (1|B, H, Tq, Tk)
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias:
-        layers, length = len(self.networks), q.shape[2]
-        if fits(q, k):
-            return once(positions, self, lambda: self._lines(length))[layer]
-        if layers * self.shape.n_heads * length**2 <= LAID_OUT:
-            everywhere = once(positions, self, lambda: Dense(_interpolated, self.learned(slice(None))).laid_out(length))
-            return LaidOut(everywhere[layer])
-        kinks, slope, intercept, c, threshold = self.learned(slice(layer, layer + 1))
-
-        def bias(distance: Tensor, where: Tensor, *learned: Tensor) -> Tensor:
-            return _interpolated(distance, where, kinks, *learned)[0]
-
-        return Dense(bias, (slope, intercept, c, threshold), uniform_below=threshold)
-
-    def _lines(self, length: int) -> list[Lines]:
-        """Every layer's bias of consecutive tokens, from one computation for all layers."""
-        kinks, slopes, intercepts, c, threshold = self.learned(slice(None))
-        where = torch.arange(length)
-        curves, scales = _psi(where.float(), c[:, None]), _scale(where, c[:, None], threshold[:, None])
-        uniform = math.ceil(min(length, float(threshold.detach().min())))  # a NaN threshold gives the length
-        uniform += -uniform % Lines.STEP if uniform == length else -(uniform % Lines.STEP)
-        return [Lines(*layer, uniform) for layer in zip(kinks, slopes, intercepts, curves, scales, strict=True)]
-
-    def learned(self, layers: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Some layers' networks as straight pieces, with the parameters that scale their input.
-
-        Returns:
-            kinks (L, 32), slopes and intercepts (L, 33, H) of the pieces between them, c (L,), and thresholds (L,): the
-            positions up to which the bias depends on the distance alone.
-        """
-        networks = [cast("nn.Sequential", network) for network in self.networks[layers]]
-        first, last = ([cast("nn.Linear", network[i]) for network in networks] for i in (0, 2))
-        weight = torch.stack([linear.weight[:, 0] for linear in first]).float()
-        bias = torch.stack([linear.bias for linear in first]).float()
-        # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
-        kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
-        middles = torch.cat([kinks[:, :1] - 1, (kinks[:, 1:] + kinks[:, :-1]) / 2, kinks[:, -1:] + 1], dim=1)
-        weight, bias = weight[:, None], bias[:, None]
-        active = (middles[..., None] * weight + bias > 0).float()  # (L, 33, 32): which units are on in which piece
-        out = torch.stack([linear.weight.mT for linear in last]).float()  # (L, 32, H)
-        at_zero = torch.stack([linear.bias for linear in last]).float()
-        slope, intercept = (active * weight) @ out, (active * bias) @ out + at_zero[:, None]
-        return kinks, slope, intercept, self.c[layers], (self.multiplier[layers] * self.threshold).abs()
-
-
-def _interpolated(
-    distance: Tensor, positions: Tensor, kinks: Tensor, slope: Tensor, intercept: Tensor, c: Tensor, threshold: Tensor
-) -> Tensor:
-    """Bias (L, H, ..., Tq, Tk) for distances (..., Tq, Tk) and query positions (..., Tq)."""
-    return on_lines(_share(distance, positions, c, threshold), kinks, slope, intercept)
-
-
-def _share(distance: Tensor, positions: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
-    """The input of each layer's network, psi(distance) / psi(max(query position, threshold)): (L, ..., Tq, Tk)."""
-    c, threshold = (x.view(-1, *[1] * distance.dim()) for x in (c, threshold))
-    return _psi(distance.float(), c) * _scale(positions[..., None], c, threshold)
-
-
-def _scale(positions: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
-    return 1 / (_psi(torch.maximum(positions.float(), threshold), c) + 1e-6)
+            c, threshold = self.c[rows.layer], (self.multiplier[rows.layer] * self.threshold).abs()
+            longest = torch.maximum(rows.positions[..., None].float(), threshold)
+            shares = _psi(rows.distance.float(), c) * (1 / (_psi(longest, c) + 1e-6))  # (1|B, Tq, Tk)
+            return _network(cast("nn.Sequential", self.networks[rows.layer]), shares).movedim(0, 1)  # (1|B, H, Tq, Tk)
 
 
 def _psi(distance: Tensor, c: Tensor) -> Tensor:
     return torch.log1p((c * distance).abs())
+
+
+def _network(network: nn.Sequential, shares: Tensor) -> Tensor:
+    """Outputs (H, *S) of a layer's network for shares (*S), by its straight pieces."""
+    first, last = cast("nn.Linear", network[0]), cast("nn.Linear", network[2])
+    weight, bias = first.weight[:, 0].float(), first.bias.float()
+    # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
+    kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
+    middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
+    active = (middles[:, None] * weight + bias > 0).float()  # (33, 32): which units are on in which piece
+    slopes = (active * weight) @ last.weight.mT.float()  # (33, H)
+    intercepts = (active * bias) @ last.weight.mT.float() + last.bias.float()
+    piece = torch.searchsorted(kinks, shares.detach()).flatten()
+
+    def each(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing
+        heads = table.shape[1]
+        return table.mT.gather(1, piece.expand(heads, -1)).view(heads, *shares.shape)
+
+    return each(slopes) * shares + each(intercepts)

@@ -34,9 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.bias import Sticks
 from posbench.kernels.fused import fused_on_cuda
-from posbench.kernels.native import takes
 
 
 class StickBreaking(Encoding):
@@ -53,10 +51,6 @@ class StickBreaking(Encoding):
         weights, rest = _Broken.apply(logits + hidden)  # type: ignore[no-untyped-call]
         out: Tensor = weights @ rows.v.to(weights.dtype)
         return out + rest * rows.v[:, :, own : own + out.shape[2]] if self.remainder else out
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Sticks | None:
-        sticks = Sticks(self.remainder)
-        return sticks if takes(q, k, k, sticks) and not self.attend_current else None
 
 
 class _Broken(torch.autograd.Function):

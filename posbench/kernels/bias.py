@@ -276,54 +276,6 @@ class Dense(Bias):
         return float(self.uniform_below.detach())
 
 
-@dataclasses.dataclass(frozen=True)
-class Lines(Bias):
-    """slope·s + intercept for the share s = curve at distance i - j times the scale of query i, by the straight line
-    that holds there (FIRE)."""
-
-    whole_heads: ClassVar[bool] = True
-    STEP: ClassVar[int] = 16  # what `uniform` is a multiple of
-
-    kinks: Tensor  # (n,) fp32, rising: line p holds for shares above p of them
-    slopes: Tensor  # (n + 1, H) fp32
-    intercepts: Tensor  # likewise
-    curve: Tensor  # (T,) fp32, at the distances 0 .. T-1
-    scales: Tensor  # (T,) fp32, of the queries
-    uniform: int  # so many first queries have the same scale; may exceed T
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.slopes, self.intercepts, self.curve, self.scales
-
-    def of(self, tile: Tile, batch: slice) -> Tensor:
-        return self._dense.of(tile, batch)
-
-    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        self._dense.pull(sums, tile, batch, grad)
-
-    @functools.cached_property
-    def _dense(self) -> Dense:
-        def heights(
-            distance: Tensor, where: Tensor, slopes: Tensor, intercepts: Tensor, curve: Tensor, scales: Tensor
-        ) -> Tensor:
-            shares = curve[distance] * scales[where, None]
-            return on_lines(shares[None], self.kinks[None], slopes[None], intercepts[None])[0]
-
-        return Dense(heights, self.tensors, torch.tensor(float(self.uniform)))
-
-
-def on_lines(shares: Tensor, kinks: Tensor, slopes: Tensor, intercepts: Tensor) -> Tensor:
-    """Heights (L, H, ...) of shares (L, ...), by kinks (L, n) and the lines between them, (L, n + 1, H)."""
-    line = torch.searchsorted(kinks, shares.detach().flatten(1)).view(shares.shape)
-
-    def each(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing
-        layers, _, heads = table.shape
-        index = line.view(layers, 1, -1).expand(-1, heads, -1)
-        return table.mT.gather(2, index).view(layers, heads, *line.shape[1:])
-
-    return each(slopes) * shares[:, None] + each(intercepts)
-
-
 def _places(tile: Tile, device: torch.device) -> tuple[Tensor, Tensor]:
     """Positions of a tile's queries (Tq,), and their distances from its keys (Tq, Tk), 0 for hidden ones."""
     where = torch.arange(tile.queries.start, tile.queries.stop, device=device)
@@ -349,21 +301,4 @@ class Sunk:
     added: Bias
 
 
-@dataclasses.dataclass(frozen=True)
-class Sticks:
-    """No softmax: of a stick of each query, keys before it break off shares sigmoid(logit), the nearest first."""
-
-    remainder: bool  # whether what is left goes to the query's own value
-
-
-@dataclasses.dataclass(frozen=True)
-class Counts:
-    """q·vectors at the count of gates sigmoid(logit) of the keys from j to i, held at P - 1 (CoPE).
-
-    Between whole counts by straight lines.
-    """
-
-    vectors: Tensor  # (P, Dh)
-
-
-Added = Bias | Near | Sunk | Sticks | Counts  # all that an encoding may declare of what attention is beside q·k
+Added = Bias | Near | Sunk  # all that an encoding may declare of what attention is beside q·k

@@ -1,8 +1,8 @@
-"""The training loss, without a second copy of the logits, which are the largest tensor of a step: in bf16 on CPUs by
-the kernel in C++ (`cross_entropy.cpp`), else piece by piece. On CUDA it begins at the head, and they never exist whole.
+"""The training loss piece by piece, without a second copy of the logits, which are the largest tensor of a step.
+
+On CUDA it begins at the head, and the logits never exist whole.
 """
 
-from ctypes import byref, c_float, c_int64
 from typing import Any
 
 import torch
@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench.kernels.fused import fused
-from posbench.kernels.library import built
-from posbench.kernels.native import pointer, reads
 
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
 
@@ -37,8 +35,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         IndexError, RuntimeError: a label that is none of 0 .. V-1.
     """
     logits, labels = logits.flatten(0, -2), labels.flatten()
-    by_rows = _ByRows if logits.dtype == torch.bfloat16 and reads(logits) else _CrossEntropy
-    loss: Tensor = by_rows.apply(logits, labels)  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -96,29 +93,6 @@ class _Linear(torch.autograd.Function):
         factor = gradient / ctx.n_scored
         of_hidden, of_weight = of_hidden.to(ctx.dtypes[0]), of_head[: ctx.vocabulary].to(ctx.dtypes[1])
         return of_hidden * factor, of_weight * factor, None, None, None
-
-
-class _ByRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        given = logits.detach()
-        of_logits = given.contiguous()
-        rows, vocabulary = given.shape
-        losses = given.new_empty(rows, dtype=torch.float32)
-        share = byref(c_float(1 / max(1, rows))) if ctx.needs_input_grad[0] else None
-        sizes = (c_int64(size) for size in (torch.get_num_threads(), rows, vocabulary))
-        labels = labels.contiguous()
-        tensors = (pointer(of_logits), pointer(labels), share, pointer(losses))
-        if wrong := built().cross_entropy(*sizes, *tensors):
-            raise IndexError(f"{wrong} labels are none of the {vocabulary} tokens")
-        ctx.save_for_backward(of_logits)
-        return losses.sum(dtype=torch.float64).float() / max(1, rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (of_logits,) = ctx.saved_tensors
-        return _times(gradient, of_logits), None
 
 
 class _CrossEntropy(torch.autograd.Function):

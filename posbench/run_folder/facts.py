@@ -32,7 +32,6 @@ class Where(NamedTuple):
     threads: int  # of the CPU, in each process
     processes: int = 1  # that train together
     compiled: bool = False  # whether the compiler fuses what lies between attention layers
-    native: bool = False  # whether the kernels in C++ compute what they take
 
 
 def now() -> str:

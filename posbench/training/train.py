@@ -28,7 +28,6 @@ from posbench.data.tokens import Tokens
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.job import compute_share, evaluate_into, on_the_way
 from posbench.evaluation.sync import send
-from posbench.kernels import native
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.processes import World
@@ -102,7 +101,6 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             threads=threads,
             processes=world.size,
             compiled=is_compiled(config, device, world),
-            native=native.serves(device),
         )
         if where.compiled:
             logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
@@ -193,7 +191,7 @@ def goes_on_exactly(run: Run, config: Trains, here: Where) -> bool:
             f"it on a machine where training.precision={config.training.precision} is {was}, or begin anew with "
             "--restart"
         )
-    names = ["device", "processes", "compiled", "native", *(["threads"] if here.device == "cpu" else [])]
+    names = ["device", "processes", "compiled", *(["threads"] if here.device == "cpu" else [])]
     now = here._asdict()
     changed = [f"{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]
     if changed:

@@ -8,13 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared, rotated_by
 from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Added, Bias, Counts, LaidOut, Near, Sticks, Sunk
-from posbench.kernels.native import (
-    native_attention,
-    native_banded_attention,
-    native_running_attention,
-    takes,
-)
+from posbench.kernels.bias import Added, Bias, LaidOut, Near, Sunk
 from posbench.kernels.tiled import fused_is_fast, tiled_attention
 from posbench.kernels.tiles import exact, kept_bytes
 from posbench.model.attention.reference import biases_of, grouped, logits_of, narrower, rows_of
@@ -89,19 +83,14 @@ def attention(
 def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Added | None, window: int | None) -> Tensor:
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
-    Measured on CPUs: the kernel in C++ wins for what it takes. For the rest tiles win in bf16 and, with a bias,
-    gradients or queries wider than the values, in fp32; fused attention wins otherwise (and is what the compiler can
-    see into). With AMX that wins in bf16, too, but for the gradients of short sequences.
+    Measured on CPUs: tiles win in bf16 and, with a bias, gradients or queries wider than the values, in fp32; fused
+    attention wins otherwise (and is what the compiler can see into). With AMX that wins in bf16, too, but for the
+    gradients of short sequences.
     """
     if isinstance(added, Near):
         return _near(q, k, v, scale, added, window)
     if isinstance(added, Sunk):
-        sunk = native_attention if takes(q, k, v, added.added) else tiled_attention
-        return sunk(q, k, v, scale, added.added, window, added.sinks)
-    if isinstance(added, Sticks | Counts):  # declared only where q and k are taken; v may be of another dtype
-        return native_running_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), scale, added, window)
-    if takes(q, k, v, added):
-        return native_attention(q, k, v, scale, added, window)
+        return tiled_attention(q, k, v, scale, added.added, window, added.sinks)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     of_one_width = q.shape[-1] == v.shape[-1]  # else torch has no fused kernel there, and stores every score
     slow = on_cpu and not (of_one_width and window is None and _fused_wins(q))
@@ -126,12 +115,11 @@ def _fused_wins(q: Tensor) -> bool:
 
 def _near(q: Tensor, k: Tensor, v: Tensor, scale: float, near: Near, window: int | None) -> Tensor:
     """The row for far keys, taken off all rows, changes no softmax and adds itself to the output."""
-    banded = native_banded_attention if takes(q, k, v, None) else banded_attention
     keys = near.keys[1:] - near.keys[0]
     if near.values is None:
-        return banded(q, k, v, scale, keys, window=window)
+        return banded_attention(q, k, v, scale, keys, window=window)
     far = near.values[0]
-    return banded(q, k, v, scale, keys, near.values[1:] - far, window) + far.to(v.dtype)
+    return banded_attention(q, k, v, scale, keys, near.values[1:] - far, window) + far.to(v.dtype)
 
 
 def _by_rows(
