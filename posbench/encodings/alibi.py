@@ -31,10 +31,6 @@ class ALiBi(Encoding):
         self.expect(fits, "slopes", slopes, f"{shape.n_heads} finite numbers, one per head")
         self.register_buffer("slopes", torch.tensor(chosen, dtype=torch.float32), persistent=False)
 
-    @property
-    def slopes_of_line(self) -> Tensor:  # type: ignore[override]
-        return self.slopes
-
     def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
         slopes = self.slopes.view(-1, *(1,) * distance.dim())
         return -slopes * distance.abs().float()

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from posbench.encodings.alibi import default_slopes
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.bias import Dense
 
 LEAST = 1e-5  # added to distances, whose power may be negative
 
@@ -41,7 +40,7 @@ class BAM(Encoding):
 
     @property
     def hooks(self) -> frozenset[str]:
-        unused = {"rotate", "bias", "additions"} if self.sharpness is None else {"distance_bias"}
+        unused = {"rotate", "bias"} if self.sharpness is None else {"distance_bias"}
         return self.overridden - unused
 
     def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
@@ -61,15 +60,6 @@ class BAM(Encoding):
         seen = torch.arange(rows.queries.start + 1, rows.queries.stop + 1, device=rows.q.device)
         prior = _log_prior(rows.distance, *self._of(rows.layer))  # (H, 1|B, Tq, Tk)
         return prior.movedim(0, 1) * _sharper(self.sharpness[rows.layer], seen)[..., None]
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Dense | None:
-        if self.sharpness is None:
-            return None
-
-        def bias(distance: Tensor, where: Tensor, sharpness: Tensor, *prior: Tensor) -> Tensor:
-            return _log_prior(distance, *prior) * _sharper(sharpness, where + 1)[..., None]
-
-        return Dense(bias, (self.sharpness[layer], *self._of(layer)))
 
     def _of(self, layer: int) -> list[Tensor]:
         """a, b and, if learned, m of a layer: (H,) each."""

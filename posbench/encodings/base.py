@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.errors import OptionError, Undefined, UserError, did_you_mean
-from posbench.kernels.bias import Added, Line, Table
+from posbench.kernels.bias import Bias, Table
 from posbench.options import plain
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on pairs of queries and keys
@@ -92,7 +92,6 @@ class Encoding(nn.Module):
     whole_positions: bool = False  # whether it refuses fractional positions
     additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
     hidden_finite: bool = True  # whether logits of keys after the query stay finite at any distance
-    slopes_of_line: Tensor | None = None  # (H,), if `distance_bias` is -slopes x distance in every layer, not learned
     positionless: bool = False  # whether it overrides no hook on purpose
     rates: Mapping[str, float] = MappingProxyType({})  # of own parameters, in multiples of the learning rate
 
@@ -226,7 +225,7 @@ class Encoding(nn.Module):
 
     # -- the same, as data -----------------------------------------------------------------------------------------
 
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias | None:
         """The sum of the pairwise hooks at positions 0 .. T-1, as data for a kernel; None = no such form.
 
         Takes the arguments of `prepare`. Must equal the other hooks in values and in gradients: the contract tests
@@ -243,9 +242,11 @@ def _almost_hooks(cls: type[Encoding]) -> list[str]:
     return [f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items() if hook]
 
 
-def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:
+def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias | None:
     """The `additions` of a layer's encoding at consecutive positions, or None; arguments as for `prepare`."""
     with torch.autocast(q.device.type, enabled=False):
+        if "attend" in encoding.hooks:
+            return None
         if "additions" in encoding.hooks:
             added = encoding.additions(q, k, x, positions, layer)
             if isinstance(added, Table):
@@ -253,16 +254,9 @@ def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positio
             return added
         if encoding.hooks & PAIRWISE != {"distance_bias"}:
             return None
-        if encoding.slopes_of_line is not None:
-            return once(positions, (declared, encoding), lambda: _by_distance(encoding, q, layer))
-        return _by_distance(encoding, q, layer)
-
-
-def _by_distance(encoding: Encoding, q: Tensor, layer: int) -> Table:
-    # No other distances than 0 .. T-1 occur.
-    given = encoding.distance_bias(torch.arange(q.shape[2], device=q.device), layer)
-    values = fitting(encoding, "distance_bias", given, (encoding.shape.n_heads, q.shape[2]), "(H, *S)").float()
-    return Table(values) if encoding.slopes_of_line is None else Line(values, encoding.slopes_of_line)
+        distances = torch.arange(q.shape[2], device=q.device)  # no others occur
+        given = encoding.distance_bias(distances, layer)
+        return Table(fitting(encoding, "distance_bias", given, (encoding.shape.n_heads, q.shape[2]), "(H, *S)").float())
 
 
 def rotated_by(

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.encodings._convolution import causal_convolution
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Shape
-from posbench.kernels.convolution import causal_convolution
 
 Convolved = Literal["qkv", "qk", "kv"]
 

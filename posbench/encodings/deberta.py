@@ -21,11 +21,9 @@ Checked against: transformers DeBERTa-v2, with and without buckets.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape, part_of
-from posbench.kernels.bias import Curves
 
 
 class DeBERTa(Encoding):
@@ -61,13 +59,6 @@ class DeBERTa(Encoding):
             from_position = rows.k.float() @ (table @ self.queries[rows.layer].mT).mT  # (B, H, Tk, 2S)
             both = to_position.gather(-1, index) + from_position.gather(-1, index.mT).mT
             return both * self.logit_scale
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Curves:
-        """Curves over distance per head and channel: queries mix those of `keys`, keys mix those of `queries`."""
-        index = self._table_rows(torch.arange(q.shape[2], device=q.device))
-        by_distance = F.embedding(index, self.table).float().mT  # its gradient is far cheaper than that of indexing
-        to_position, from_position = (each[layer] @ by_distance for each in (self.keys, self.queries))
-        return Curves(q.float() * self.logit_scale, to_position, k.float() * self.logit_scale, from_position)
 
     def _table_rows(self, distance: Tensor) -> Tensor:
         """The table row of each distance; row S is distance 0."""

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from posbench.encodings.alibi import default_slopes
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.bias import Slopes
 
 ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 
@@ -51,9 +50,6 @@ class GrapeA(Encoding):
         queries, keys = rows.state  # (B, H, T)
         slopes = queries[:, :, rows.queries, None] + keys[:, :, None, rows.keys]
         return -rows.distance[:, None].abs() * slopes
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Slopes:
-        return Slopes(*self.prepare(q, k, x, positions, layer))
 
     def _gate(self, x: Tensor, along: Tensor | None) -> Tensor:
         """Gates (B, H, T) of queries or keys (B, H, T, Dh) along directions (H, Dh); 0 where there are none."""

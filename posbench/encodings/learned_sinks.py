@@ -14,7 +14,6 @@ Beyond training length: defined as far as the inner encoding is; over more keys 
 Checked against: transformers gpt-oss, on queries, keys and biases of what the inner encoding is checked against.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -22,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
-from posbench.encodings.base import PAIRWISE, Encoding, Rows, Shape, declared
+from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
-from posbench.kernels.bias import Bias, Decay, Sunk
 
 
 class LearnedSinks(Wrapper):
@@ -39,13 +37,11 @@ class LearnedSinks(Wrapper):
 
     @property
     def hooks(self) -> frozenset[str]:
-        return super().hooks | {"attend", "additions"}
+        return super().hooks | {"attend"}
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         used, own_layer = self.inner_encodings[0].at(layer)
-        sinks = self.sinks[layer]
-        attend, additions = functools.partial(_attended, sinks), functools.partial(_declared, sinks, used)
-        return self.altered(used, own_layer, attend=attend, additions=additions)
+        return self.altered(used, own_layer, attend=functools.partial(_attended, self.sinks[layer]))
 
 
 def _attended(sinks: Tensor, logits: Tensor, rows: Rows) -> Tensor:
@@ -53,13 +49,3 @@ def _attended(sinks: Tensor, logits: Tensor, rows: Rows) -> Tensor:
     own = sinks.float()[:, None, None].expand(*logits.shape[:-1], 1)
     weights = torch.cat((logits, own), dim=-1).softmax(-1)[..., :-1]
     return weights @ rows.v.to(weights.dtype)
-
-
-def _declared(
-    sinks: Tensor, used: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
-) -> Sunk | None:
-    """The same as data for a kernel; None if the layer's encoding has no such form."""
-    added = declared(used, q, k, x, positions, layer) if used.hooks & PAIRWISE else Bias()
-    if isinstance(added, Decay):
-        added = dataclasses.replace(added, beside_sinks=True)
-    return Sunk(sinks.float(), added) if isinstance(added, Bias) else None

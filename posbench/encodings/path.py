@@ -27,11 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _start as starts
+from posbench.encodings._convolution import causal_convolution
 from posbench.encodings.base import Encoding, Rows, Shape, part_of
-from posbench.kernels.convolution import causal_convolution
-from posbench.kernels.reflections import change_by_reflections
 
 EPS = 1e-12  # lower bound of the length in normalisation
+# Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
+KEYS_PER_BLOCK = 32
 
 
 class PaTH(Encoding):
@@ -65,4 +66,39 @@ class PaTH(Encoding):
         w, beta = (part_of(part, rows.keys) for part in rows.state[:2])
         before = rows.queries.start - rows.keys.start
         with torch.autocast(logits.device.type, enabled=False):
-            return logits + change_by_reflections(rows.q, rows.k, w, beta, before, self.logit_scale)
+            return logits + self.logit_scale * _change(rows.q.to(w.dtype), rows.k.to(w.dtype), w, beta, before)
+
+
+def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
+    """The change of q·k by the reflections in between: (B, H, Tq, Tk).
+
+    `turned` is what the blocks of keys behind the one at hand have changed in each query. With its K, W and B,
+
+        change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
+        [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
+
+    Args:
+        q: (B, H, Tq, Dh).
+        k, w: (B, H, Tk, Dh); w are unit vectors.
+        beta: (B, H, Tk).
+        before: keys before the first query's own: query r meets the tokens up to r + before.
+    """
+    keys, rows = k.shape[2], q.shape[2]
+    size = min(KEYS_PER_BLOCK, keys)
+    if short := -keys % size:  # tokens that reflect nothing fill the last block
+        k, w, beta = F.pad(k, (0, 0, 0, short)), F.pad(w, (0, 0, 0, short)), F.pad(beta, (0, short))
+    k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))  # (B, H, blocks, size, ...)
+    unit = torch.eye(size, dtype=w.dtype, device=w.device)
+    # Reads nothing but what is below the diagonal. From the left it would be the same in twice the time.
+    matrix = beta[..., None] * (w @ w.mT)
+    inverse = torch.linalg.solve_triangular(matrix, unit, upper=False, left=False, unitriangular=True)
+    weighted = inverse * beta[..., None, :]
+    m, v = weighted @ (w @ k.mT).tril(-1), weighted @ w
+    turned, parts = torch.zeros_like(q), []
+    for block in reversed(range(k.shape[2])):
+        first = min(rows, max(0, block * size - before))  # of the queries that see one of these keys
+        behind = turned[:, :, first:]
+        s = ((q[:, :, first:] + behind) @ w[:, :, block].mT).tril(before + first - block * size)
+        parts.append(F.pad(behind @ k[:, :, block].mT - s @ m[:, :, block], (0, 0, first, 0)))
+        turned = turned - F.pad(s @ v[:, :, block], (0, 0, first, 0))
+    return torch.cat(parts[::-1], dim=-1)[..., :keys]

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
-from posbench.kernels.bias import Curves
 
 DEVIATION = 0.02
 
@@ -51,7 +50,3 @@ class ProjectedBias(Encoding):
         distance = rows.distance[:, None]
         index = distance.clamp(0, self.extent - 1).expand(*own.shape[:3], -1)
         return own.gather(-1, index).masked_fill((distance < 0) | (distance >= self.extent), 0)
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Curves:
-        (mixtures,) = self.prepare(q, k, x, positions, layer)
-        return Curves(mixtures, self.curves[layer, None].float())

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings import _start as starts
+from posbench.encodings._convolution import causal_convolution
 from posbench.encodings.base import Encoding, Shape
-from posbench.kernels.convolution import causal_convolution
 
 TOKENS = 4  # width of the convolution
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.bias import Near
 
 
 class Shaw(Encoding):
@@ -44,10 +43,6 @@ class Shaw(Encoding):
             bins = weights.new_zeros(*weights.shape[:-1], 2 * self.max_distance + 1)
             bins = bins.scatter_add(-1, self._table_rows(rows), weights)
             return weights @ rows.v.to(weights.dtype) + bins @ self.values[rows.layer]
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Near:
-        seen = slice(self.max_distance + 1)  # rows from K or more back to the query itself
-        return Near(self.keys[layer, seen], None if self.values is None else self.values[layer, seen])
 
     def _table_rows(self, rows: Rows) -> Tensor:
         """The table row of each pair: (B, H, Tq, Tk); row 0 is K or more back, row K the query itself."""

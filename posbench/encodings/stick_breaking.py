@@ -26,15 +26,12 @@ Checked against: fla naive_stickbreaking_attn and a plain loop.
 """
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.fused import fused_on_cuda
 
 
 class StickBreaking(Encoding):
@@ -48,37 +45,9 @@ class StickBreaking(Encoding):
         own = rows.queries.start - rows.keys.start  # column of the first query's own key
         breaks = rows.visible & torch.ones_like(rows.visible).tril(own if self.attend_current else own - 1)
         hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
-        weights, rest = _Broken.apply(logits + hidden)  # type: ignore[no-untyped-call]
-        out: Tensor = weights @ rows.v.to(weights.dtype)
+        # In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
+        z = logits + hidden
+        taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
+        out = (z - taken).exp() @ rows.v.to(z.dtype)
+        rest = (-taken[..., :1]).exp()
         return out + rest * rows.v[:, :, own : own + out.shape[2]] if self.remainder else out
-
-
-class _Broken(torch.autograd.Function):
-    """The share of the stick that each key breaks off, (B, H, Tq, Tk), and the remainder, (B, H, Tq, 1).
-
-    Given z, -inf where nothing breaks. In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
-        weights, rest = _broken(z)
-        ctx.save_for_backward(z, weights, rest)
-        return weights, rest
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_weights: Tensor, of_rest: Tensor) -> Tensor:
-        return _unbroken(of_weights, of_rest, *ctx.saved_tensors)
-
-
-@fused_on_cuda
-def _broken(z: Tensor) -> tuple[Tensor, Tensor]:
-    taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
-    return (z - taken).exp(), (-taken[..., :1]).exp()
-
-
-@fused_on_cuda
-def _unbroken(of_weights: Tensor, of_rest: Tensor, z: Tensor, weights: Tensor, rest: Tensor) -> Tensor:
-    of_exponent = of_weights * weights
-    # A key's share reduces the shares of all farther keys, and the remainder.
-    return of_exponent - (of_exponent.cumsum(-1) + of_rest * rest) * z.sigmoid()

@@ -11,8 +11,7 @@ With [a | b] = Wᵀ(q_i + v), a sinusoid of i - j splits:
 
     a sin(f i - f j) + b cos(f i - f j) = (a sin f i + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
 
-so the position term is one product of D channels, and its key side depends only on j. At positions 0, 1, 2, ... there
-are only T vectors W rho_r, and a product of d channels per query and distance is cheaper.
+so the position term is one product of D channels, and its key side depends only on j.
 
 Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context" (2019), arXiv:1901.02860,
 section 3.3. Without its memory of earlier segments and its clamping of far distances.
@@ -28,7 +27,6 @@ from torch import Tensor, nn
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Encoding, Rows, Shape, once, part_of
 from posbench.errors import UserError
-from posbench.kernels.bias import Curves
 
 
 class TransformerXL(Encoding):
@@ -50,22 +48,14 @@ class TransformerXL(Encoding):
         """The two sides of the position term: queries (B, H, T, D), scaled, and positions (1|B, 1, T, D), fp32."""
         sine, cosine = once(positions, self, lambda: self.waves(positions, q.device))
         with torch.autocast(q.device.type, enabled=False):
-            a, b = (self._asking(q, layer) @ self.projection[layer]).chunk(2, dim=-1)
+            asking = (q.float() + self.position[layer, :, None]) * self.logit_scale
+            a, b = (asking @ self.projection[layer]).chunk(2, dim=-1)
             return torch.cat((a * sine + b * cosine, b * sine - a * cosine), -1), torch.cat((cosine, sine), -1)
 
     def bias(self, rows: Rows) -> Tensor:
         asked, told = rows.state
         with torch.autocast(rows.q.device.type, enabled=False):
             return asked[:, :, rows.queries] @ part_of(told, rows.keys).mT
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Curves:
-        """A curve over distance for each head and channel of W rho."""
-        waves = torch.cat(once(positions, self, lambda: self.waves(positions, q.device)), -1)[0, 0]
-        return Curves(self._asking(q, layer), self.projection[layer] @ waves.mT)
-
-    def _asking(self, q: Tensor, layer: int) -> Tensor:
-        """(q + v) / sqrt(d): (B, H, T, Dh) fp32."""
-        return (q.float() + self.position[layer, :, None]) * self.logit_scale
 
     def waves(self, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Sines and cosines of positions (1|B, T): (1|B, 1, T, D/2) each, fp32."""

@@ -22,8 +22,7 @@ from posbench.errors import UserError
 from posbench.huggingface import rotary
 from posbench.huggingface.package import causal_models
 from posbench.huggingface.weights import NAMES, Tensors, tensors_of
-from posbench.kernels.rms_norm import EPS
-from posbench.model.gpt import GPT
+from posbench.model.gpt import GPT, RMS_EPS
 
 _FOLLOW_LENGTH = (DynamicNTK, LongRoPE)  # encodings whose frequencies change with the input's length
 
@@ -90,7 +89,7 @@ def architectures(encoding: Encoding) -> list[str]:
 
 def _block_settings(kind: str, model: GPT, config: Config) -> dict[str, Any]:
     if kind == "llama":
-        return {"num_key_value_heads": config.model.n_heads, "hidden_act": "silu", "rms_norm_eps": EPS}
+        return {"num_key_value_heads": config.model.n_heads, "hidden_act": "silu", "rms_norm_eps": RMS_EPS}
     assert isinstance(model.norm, nn.LayerNorm)
     return {
         "hidden_act": "gelu",

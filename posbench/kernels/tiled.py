@@ -3,8 +3,7 @@
 On most CPUs torch's fused kernel reaches about a third of what bf16 products do, and a learned bias sends it down a
 path that stores every score. Tiles (see `tiles`) stay in cache, and take up biases as they go, so that neither a bias
 nor its gradient ever exists at (B, H, T, T). On CPUs with AMX, which that kernel uses, it computes the outputs of tiles
-whose probabilities nobody keeps, or, where no gradient is wanted and the bias follows from the distance alone, of
-larger blocks (see `toeplitz`).
+whose probabilities nobody keeps.
 
 Products run in the dtype of q; bias, logits and softmax in fp32 (fp64 for fp64 inputs). Probabilities are kept for the
 backward pass in the dtype of q, or computed again if they are many; without gradients nothing is kept, so that memory
@@ -19,10 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
-from posbench.kernels.bias import Bias, Table
+from posbench.kernels.bias import Bias
 from posbench.kernels.fused import fusible
 from posbench.kernels.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
-from posbench.kernels.toeplitz import toeplitz_attention
 
 
 def tiled_attention(
@@ -32,7 +30,6 @@ def tiled_attention(
     scale: float,
     bias: "Bias | None" = None,
     window: int | None = None,
-    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention softmax(scale q·k + bias) v.
 
@@ -43,29 +40,19 @@ def tiled_attention(
         scale: what q·k is multiplied by.
         bias: what `kernels.bias` offers; None = no bias.
         window: keys a query may see, itself included; None = all before it.
-        sinks: a logit per head, (H,), that joins the denominator of each of its rows and has no value; None = none.
 
     Returns:
         (B, H, Tq, Dh) in the same dtype.
     """
     bias = bias or Bias()
-    inputs = (q, k, v, sinks, *bias.tensors)
-    train = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    cut = Cut(q.detach(), window, bias.whole_heads, before=k.shape[2] - q.shape[2])
+    inputs = (q, k, v, *bias.tensors)
+    train = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    cut = Cut(q.detach(), window, before=k.shape[2] - q.shape[2])
     keep = train and cut.is_kept()
-    fused = not keep and sinks is None and q.shape[-1] == v.shape[-1] and fused_is_fast(q)
-    if fused and not train and (line := _line(bias, k)) is not None:
-        return toeplitz_attention(q, k, v, scale, line, window)
+    fused = not keep and q.shape[-1] == v.shape[-1] and fused_is_fast(q)
     call = _Call(cut, bias, scale, keep, fused)
     out: Tensor = _Tiled.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out
-
-
-def _line(bias: Bias, k: Tensor) -> Tensor | None:
-    """The bias at the distances 0 .. Tk-1, (H, Tk), if it follows from the distance alone; else None."""
-    if isinstance(bias, Table):
-        return bias.values
-    return k.new_zeros(k.shape[1:3], dtype=exact(k)) if type(bias) is Bias else None
 
 
 def fused_is_fast(q: Tensor) -> bool:
@@ -88,19 +75,10 @@ class _Call:
         """Bias and mask of a tile if all sequences share them."""
         return None if self.bias.per_sequence else self._added(tile, slice(None))
 
-    def probabilities(
-        self, q: Tensor, k: Tensor, tile: Tile, batch: slice, shared: Tensor | None, sinks: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Softmax of a tile's logits, from its queries and its keys: (sequences heads, Tq, Tk), in q's dtype.
-
-        With sinks, also what is theirs: (sequences heads, Tq), fp32 (fp64 for fp64 inputs).
-        """
+    def probabilities(self, q: Tensor, k: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
+        """Softmax of a tile's logits, from its queries and its keys: (sequences heads, Tq, Tk), in q's dtype."""
         added = self._added(tile, batch) if shared is None else shared
-        scores = tile.by_head(product(q, k.mT))
-        if sinks is None:
-            return _softmax(scores, added, self.scale).flatten(0, 1), None
-        probabilities, sunk = _softmax_with_sinks(scores, added, self.scale, sinks[tile.heads])
-        return probabilities.flatten(0, 1), sunk.flatten(0, 1)
+        return _softmax(tile.by_head(product(q, k.mT)), added, self.scale).flatten(0, 1)
 
     def outputs(self, q: Tensor, k: Tensor, v: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
         """Outputs of a tile's queries by the fused kernel: (sequences heads, Tq, Dh)."""
@@ -120,23 +98,11 @@ def _softmax(scores: Tensor, added: Tensor, scale: float) -> Tensor:
     return torch.softmax(torch.add(added, scores, alpha=scale), -1).to(scores.dtype)
 
 
-@fusible(dynamic=True)
-def _softmax_with_sinks(scores: Tensor, added: Tensor, scale: float, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where a logit per head (heads,) joins the sums, and its own probability (sequences, heads, Tq)."""
-    logits = torch.add(added, scores, alpha=scale)
-    sinks = sinks[:, None, None].to(logits.dtype)
-    sums = torch.logaddexp(logits.logsumexp(-1, keepdim=True), sinks)
-    return (logits - sums).exp().to(scores.dtype), (sinks - sums).exp().squeeze(-1)
-
-
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         q, k, v = flat(q), flat(k), flat(v)
         out = v.new_empty(*q.shape[:2], v.shape[2])
-        sunk = None if sinks is None else torch.empty(out.shape[:2], dtype=exact(q), device=q.device)
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):
             # What the last block frees, the largest, serves all others; growing, each would take new memory.
@@ -148,24 +114,22 @@ class _Tiled(torch.autograd.Function):
                     if call.fused:
                         out[part, tile.queries] = call.outputs(rows, keys, values, tile, batch, shared)
                         continue
-                    probabilities, of_sinks = call.probabilities(rows, keys, tile, batch, shared, sinks)
-                    if sunk is not None and of_sinks is not None:
-                        sunk[part, tile.queries] = of_sinks
+                    probabilities = call.probabilities(rows, keys, tile, batch, shared)
                     product(probabilities, values, out=out[part, tile.queries])
                     if call.keep:
                         kept.append(probabilities)
         ctx.call = call
-        ctx.save_for_backward(q, k, v, sinks, sunk, None if sinks is None else out, *kept)
+        ctx.save_for_backward(q, k, v, *kept)
         return unflat(out, call.cut.like)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        q, k, v, sinks, sunk, out, *kept = ctx.saved_tensors
+        q, k, v, *kept = ctx.saved_tensors
         grad_out = flat(grad_out)
         blocks = len(call.cut.blocks())
         dq, dk, dv = torch.empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
-        bias_gradient = _BiasGradient(call.bias, wanted=any(ctx.needs_input_grad[5:]))
+        bias_gradient = _BiasGradient(call.bias, wanted=any(ctx.needs_input_grad[4:]))
         remaining = iter(kept)
         with torch.autocast(q.device.type, enabled=False):
             for tile in call.cut.tiles():
@@ -176,8 +140,7 @@ class _Tiled(torch.autograd.Function):
                     if call.keep:
                         probabilities = next(remaining)
                     else:
-                        probabilities, _ = call.probabilities(rows, keys, tile, batch, shared, sinks)
-                    # It holds for probabilities that a sink has taken a share of, too: what it takes has no value.
+                        probabilities = call.probabilities(rows, keys, tile, batch, shared)
                     grad = softmax_backward(product(above, v[part, tile.keys].mT), probabilities)
                     product(grad, keys, call.scale, out=dq[part, tile.queries])
                     dk.add(part, tile.keys, grad.mT, rows, call.scale)
@@ -185,11 +148,7 @@ class _Tiled(torch.autograd.Function):
                     bias_gradient.add(tile, batch, grad)
                 bias_gradient.close(tile)
         of_qkv = (unflat(x, call.cut.like) for x in (dq, dk.result(), dv.result()))
-        of_sinks = None
-        if sinks is not None:
-            by_row = sunk * (grad_out.to(sunk.dtype) * out).sum(-1)
-            of_sinks = -unflat(by_row, call.cut.like).sum((0, 2)).to(sinks.dtype)
-        return None, *of_qkv, of_sinks, *bias_gradient.sums
+        return None, *of_qkv, *bias_gradient.sums
 
 
 class _BiasGradient:

@@ -1,4 +1,4 @@
-"""The tiles of scores in causal attention, and the operations that both tiled kernels share.
+"""The tiles of scores in causal attention, and the operations on them.
 
 A tile is the scores of some heads of a block of query rows, against the keys those rows may see. It is small enough to
 stay in a core's cache from the product to the softmax. Keys after the block, or before the window, are in no tile.
@@ -56,7 +56,6 @@ class Cut:
 
     like: Tensor  # the queries
     window: int | None = None  # keys a query may see, itself included
-    whole_heads: bool = False  # keep all heads in one tile
     before: int = 0  # keys before the first query's own
 
     def blocks(self) -> list[tuple[int, int, int]]:
@@ -79,7 +78,7 @@ class Cut:
             keys = slice(first, self.before + stop)
             mask = self._mask(stop - start, keys.stop - first)
             fitting = max(1, self._tile_scores() // mask.numel())  # heads of one sequence, or of several
-            heads = n_heads if self.whole_heads else min(n_heads, fitting)
+            heads = min(n_heads, fitting)
             batches = tuple(_slices(batch, max(1, fitting // heads)))
             for some in _slices(n_heads, heads):
                 yield Tile(some, slice(start, stop), keys, mask, batches, n_heads)
@@ -89,9 +88,7 @@ class Cut:
         row = seen * self.like.element_size()
         if self.like.device.type == "cpu":
             return min(MAX_ROWS, TILE_BYTES // row)
-        return min(
-            MAX_ROWS_ACCELERATOR, TILE_BYTES_ACCELERATOR // (row * (self.like.shape[1] if self.whole_heads else 1))
-        )
+        return min(MAX_ROWS_ACCELERATOR, TILE_BYTES_ACCELERATOR // row)
 
     def _tile_scores(self) -> int:
         on_cpu = self.like.device.type == "cpu"

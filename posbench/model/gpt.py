@@ -23,7 +23,6 @@ from posbench.config.size import hidden_width
 from posbench.encodings.base import Encoding, count_from_0, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
 from posbench.kernels.fused import fusible, fusing, is_fusing
-from posbench.kernels.rms_norm import RMSNorm
 from posbench.model.attention.dispatch import attention
 from posbench.model.attention.reference import narrower
 from posbench.randomness import derive, generator
@@ -32,6 +31,7 @@ from posbench.randomness import derive, generator
 # trained weights another meaning, such as GELU's exact form in place of the tanh one: older runs are then refused, not
 # misread.
 BLOCK = 1
+RMS_EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +319,7 @@ def train_flops_per_token(model: GPT, length: int) -> int:
 
 def _norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rmsnorm":
-        return RMSNorm(config.d_model)
+        return nn.RMSNorm(config.d_model, RMS_EPS)
     return nn.LayerNorm(config.d_model, bias=False)
 
 

@@ -21,7 +21,7 @@ from posbench.data import tokens as data
 from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.base import Encoding, Rows
 from posbench.errors import UserError
-from posbench.kernels.bias import Added, Decay
+from posbench.kernels.bias import Bias, Decay
 from posbench.model.attention.dispatch import attention
 from posbench.model.attention.reference import logits_of, rows_of
 from posbench.model.gpt import GPT
@@ -164,7 +164,7 @@ def _layers(model: GPT, ids: Tensor, positions: Tensor) -> list[tuple[Tensor, ..
     return found
 
 
-def _layer(encoding: Encoding, rows: Rows, additions: Added | None) -> tuple[Tensor, ...]:
+def _layer(encoding: Encoding, rows: Rows, additions: Bias | None) -> tuple[Tensor, ...]:
     """Per head: positional part and attention (H, T), mean distance read and, if there is one, mean log forget gate."""
     logits = logits_of(encoding, rows)
     weights = _weights(encoding, logits, rows)

@@ -16,7 +16,6 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.trained import TrainedGPT
-from posbench.kernels import flex
 from posbench.kernels.cross_entropy import linear_cross_entropy
 from posbench.model.gpt import GPT, build
 from posbench.run_folder.checkpoint import newest
@@ -67,20 +66,6 @@ def with_gradients(config: Config, device: torch.device) -> dict[str, torch.Tens
 
 
 # -- the same numbers --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("dtype", "widths"),
-    [(torch.float32, (16, 16)), (torch.bfloat16, (64, 64)), (torch.bfloat16, (128, 128)), (torch.float16, (128, 64))],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", flex.KINDS)
-@pytest.mark.parametrize("training", [True, False])
-def test_flex_attention_passes_its_check_here(
-    training: bool, kind: type, dtype: torch.dtype, widths: tuple[int, int]
-) -> None:
-    with torch.inference_mode(not training):
-        assert flex.checked(DEVICE, kind, dtype, widths, training) is not None
 
 
 @pytest.mark.parametrize("window", [None, 100])

@@ -7,8 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared, rotated_by
 from posbench.kernels import flex
-from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Added, Bias, LaidOut, Near, Sunk
+from posbench.kernels.bias import Bias, LaidOut
 from posbench.kernels.tiled import fused_is_fast, tiled_attention
 from posbench.kernels.tiles import exact, kept_bytes
 from posbench.model.attention.reference import biases_of, grouped, logits_of, narrower, rows_of
@@ -67,9 +66,8 @@ def attention(
         values = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
         rotated, keys = rotated_by(encoding, q, grouped(k, q), x, positions, layer)
         rotated, keys = rotated.to(dtype), keys.to(dtype)
-        options = flex.options_for(rotated, values, added, window, sinks)
-        if options is not None and (added is None or isinstance(added, Bias)):
-            out = flex.flex_attention(rotated, keys, values, encoding.logit_scale, added, window, sinks, options)
+        if flex.takes(rotated, values, added, window, sinks):
+            out = flex.flex_attention(rotated, keys, values, encoding.logit_scale, added, window, sinks)
         elif not sinks:
             out = kernel(rotated, keys, values, encoding.logit_scale, added, window)
     if out is None:
@@ -80,17 +78,13 @@ def attention(
     return out.to(dtype)
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Added | None, window: int | None) -> Tensor:
+def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Bias | None, window: int | None) -> Tensor:
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
     Measured on CPUs: tiles win in bf16 and, with a bias, gradients or queries wider than the values, in fp32; fused
     attention wins otherwise (and is what the compiler can see into). With AMX that wins in bf16, too, but for the
     gradients of short sequences.
     """
-    if isinstance(added, Near):
-        return _near(q, k, v, scale, added, window)
-    if isinstance(added, Sunk):
-        return tiled_attention(q, k, v, scale, added.added, window, added.sinks)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     of_one_width = q.shape[-1] == v.shape[-1]  # else torch has no fused kernel there, and stores every score
     slow = on_cpu and not (of_one_width and window is None and _fused_wins(q))
@@ -111,15 +105,6 @@ def _fused_wins(q: Tensor) -> bool:
     if torch.is_grad_enabled():
         return fused_is_fast(q) and q.shape[2] >= FUSED_GRADIENTS_FROM
     return fused_is_fast(q) or q.dtype == torch.float32
-
-
-def _near(q: Tensor, k: Tensor, v: Tensor, scale: float, near: Near, window: int | None) -> Tensor:
-    """The row for far keys, taken off all rows, changes no softmax and adds itself to the output."""
-    keys = near.keys[1:] - near.keys[0]
-    if near.values is None:
-        return banded_attention(q, k, v, scale, keys, window=window)
-    far = near.values[0]
-    return banded_attention(q, k, v, scale, keys, near.values[1:] - far, window) + far.to(v.dtype)
 
 
 def _by_rows(
