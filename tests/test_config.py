@@ -528,8 +528,6 @@ SETTINGS = {
     "split=validation": {"split": "validation"},
     "stride=null": {"stride": None},
     "windowed=false": {"windowed": False},
-    "reference=outputs/a=b/'c d'": {"reference": "outputs/a=b/'c d'"},
-    "reference=on": {"reference": "on"},
     "targets=1_6": {"targets": 16},
     "batch_tokens=2e4": {"batch_tokens": 20000},
     "precision=fp32": {"precision": "fp32"},

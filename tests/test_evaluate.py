@@ -90,9 +90,7 @@ def gpt(config: Config, encoding: str) -> TrainedGPT:
     return TrainedGPT(build(config, V).eval(), encoding, L, torch.device("cpu"), torch.float32)
 
 
-def asked(
-    subject: Subject, config: Config, split: TokenSplit | None = None, reference: Subject | None = None
-) -> Evaluation:
+def asked(subject: Subject, config: Config, split: TokenSplit | None = None) -> Evaluation:
     return Evaluation(
         subject=subject,
         split=split or periodic(48),
@@ -101,7 +99,6 @@ def asked(
         checkpoint_step=7,
         dtype="fp32",
         device=torch.device("cpu"),
-        reference=reference,
     )
 
 
@@ -110,9 +107,8 @@ def rows_of(
     split: TokenSplit,
     config: Config,
     known: Sequence[EvaluationRow] = (),
-    reference: Subject | None = None,
 ) -> tuple[list[EvaluationRow], list[list[BlockRow]]]:
-    pairs = list(evaluate(asked(subject, config, split, reference), known))
+    pairs = list(evaluate(asked(subject, config, split), known))
     return [row for row, _ in pairs], [blocks for _, blocks in pairs]
 
 
@@ -264,28 +260,16 @@ def test_a_bigram_models_sum_does_not_depend_on_how_text_is_cut(config: Config) 
             assert other == pytest.approx(sums[0], rel=1e-9)  # the same fp32 terms, summed in fp64 in another order
 
 
-def test_positions_of_one_pass_are_rows_that_add_up_to_nonoverlap(config: Config) -> None:
-    wanted = evaluation_with(config, protocols=("per_position", "nonoverlap"))
-    rows, _ = rows_of(Planted(3 * L), random_text(), wanted)
-    bins = [row for row in rows if row.protocol == "per_position"]
-    whole = next(row for row in rows if row.protocol == "nonoverlap" and row.length == 16 * L)
-    assert sum(row.n_tokens for row in bins) == whole.n_tokens
-    total = sum(row.nll * row.n_tokens for row in bins)
-    assert total / whole.n_tokens == pytest.approx(whole.nll, rel=1e-9)
-    assert [row.n_blocks for row in bins] == [whole.n_blocks] * len(bins)
-    lows = [0, *(row.length for row in bins)]
-    for low, row in zip(lows, bins, strict=False):
-        assert row.mean_context == (low + 1 + row.length) / 2
-
-
 def test_rows_with_the_same_windows_share_their_forward_passes(config: Config) -> None:
-    wanted = evaluation_with(config, protocols=("nonoverlap", "per_position"), windowed=False)
-    subject = Planted(None)
-    rows, _ = rows_of(subject, random_text(), wanted)
-    lengths = [length for length, _ in subject.passes]
-    longest = next(row for row in rows if row.length == 16 * L)
-    batches = -(-longest.n_tokens // (16 * L) // (config.evaluation.batch_tokens // (16 * L)))
-    assert lengths.count(16 * L) == batches
+    """`repeat:size=4` and `repeat` have the same control where L/4 is 4."""
+    passes = []
+    for tasks in (("repeat:size=4",), ("repeat:size=4", "repeat")):
+        subject = Planted(None)
+        rows_of(subject, random_text(), evaluation_with(config, tasks=tasks, windowed=False))
+        passes.append(len(subject.passes))
+    plain = Planted(None)
+    rows_of(plain, random_text(), evaluation_with(config, windowed=False))
+    assert passes[1] - passes[0] < passes[0] - len(plain.passes)
 
 
 # -- probes of the use of distance -------------------------------------------------------------------------------------
@@ -346,9 +330,6 @@ def test_the_first_copy_leaves_the_targets_and_the_text_between_alone() -> None:
         ("shuffle:keep=3", "keep is 3 for 'shuffle': expected at least evaluation.targets, 4"),
         ("shuffle:keep=4:keep=5", "'shuffle:keep=4:keep=5' gives keep twice"),
         ("shuffle:keep=many", "keep is 'many' for 'shuffle': input should be a valid integer"),
-        ("key_tokens:nats=0", "nats is 0.0 for 'key_tokens': expected a number above 0"),
-        ("key_tokens:nats=nan", "nats is nan for 'key_tokens'"),
-        ("key_tokens:ratio=1", "ratio is 1 for 'key_tokens': expected 2 to"),
         ("repeet:size=2", "unknown task 'repeet': did you mean 'repeat'?"),
     ],
 )
@@ -368,16 +349,14 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config
     (copied, control) = probes.of("repeat:size=3", [64], 8, 32)
     assert copied.rewrite is not None and copied.targets == control.targets == 3
     np.testing.assert_array_equal(copied.rewrite(ids), [*range(61, 65), *range(4, 65)])
-    (key,) = probes.of("key_tokens:nats=0.5:ratio=2", [64], 8, 32)
-    assert key.select == probes.KeyTokens(short=32, long=64, nats=0.5)
 
-    texts = ("repeat", "repeat:size=2", "shuffle", f"shuffle:keep={2 * L}", "key_tokens:ratio=2")
+    texts = ("repeat", "repeat:size=2", "shuffle", f"shuffle:keep={2 * L}")
     rows, _ = rows_of(Planted(None), periodic(48), evaluation_with(config, tasks=texts, windowed=False))
     found = {row.task: [other.length for other in rows if other.task == row.task] for row in rows if row.task}
     every = [row.length for row in rows if row.protocol == "fixed_target"]
     assert found == {
         "repeat": every, "repeat_control": every, "repeat:size=2": every, "repeat_control:size=2": every,
-        "shuffle": every[1:], f"shuffle:keep={2 * L}": every[2:], "key_tokens_self:ratio=2": every,
+        "shuffle": every[1:], f"shuffle:keep={2 * L}": every[2:],
     }  # fmt: skip
 
 
@@ -403,38 +382,6 @@ def test_shuffling_distant_context_costs_a_bag_of_tokens_nothing_and_one_that_re
                 assert blocks[i] == blocks[plain[length]]  # exactly
             elif length >= 4 * L:
                 assert rows[i].nll > rows[plain[length]].nll + 1
-
-
-def test_key_tokens_are_those_that_distant_context_helps(config: Config) -> None:
-    """The text repeats itself after 3 L tokens in its first half only; there every token is a key token."""
-    n = 80 * 3 * L
-    ids = np.concatenate([periodic(3 * L).ids[:n], random_text(n).ids])
-    split = TokenSplit(ids=ids, starts=np.array([0, 2 * n], dtype=np.int64))
-    wanted = evaluation_with(config, tasks=("key_tokens",), windowed=False)
-    rows, blocks = rows_of(Planted(3 * L), split, wanted)
-    keys = [(row, of_block) for row, of_block in zip(rows, blocks, strict=True) if row.task == "key_tokens_self"]
-    whole = rows[0]
-    assert [row.length for row, _ in keys] == [L, 2 * L, 4 * L, 8 * L, 16 * L]
-    for row, of_block in keys:
-        assert 0.4 < row.n_tokens / whole.n_tokens < 0.6
-        assert {block.n_tokens for block in of_block} >= {0, 8} and len(of_block) == whole.n_blocks
-        assert row.nll == pytest.approx(math.log(V) if row.length < 3 * L else 0, abs=1e-3)
-        assert "the model itself" in row.reason
-    again, _ = rows_of(Planted(3 * L), split, wanted, known=rows)
-    assert again == []
-
-
-def test_key_tokens_of_a_reference_are_the_same_for_every_subject(config: Config) -> None:
-    wanted = evaluation_with(config, tasks=("key_tokens",), windowed=False, reference="a run")
-    chosen = [
-        [row for row in rows_of(subject, periodic(3 * L), wanted, reference=Planted(3 * L))[0] if row.task]
-        for subject in (Planted(3 * L), Planted(None))
-    ]
-    assert {row.targets_sha256 for rows in chosen for row in rows} == {chosen[0][0].targets_sha256}
-    assert {row.task for rows in chosen for row in rows} == {"key_tokens"}
-    assert all("key tokens of planted" in row.reason for rows in chosen for row in rows)
-    short = rows_of(Planted(None), periodic(3 * L), wanted, reference=Planted(3 * L, max_length=2 * L))[0]
-    assert {row.status for row in short if row.task} == {"undefined"}
 
 
 @pytest.mark.parametrize(
@@ -579,8 +526,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     config, folder = trained
     first = evaluation_rows(folder)
     overrides = [
-        "protocol=fixed_target,nonoverlap,sliding,per_position", "task=repeat,shuffle,key_tokens", "sinks=2",
-        "extension=ntk", "stride=4", f"reference={folder}",
+        "protocol=fixed_target,nonoverlap,sliding", "task=repeat,shuffle", "sinks=2", "extension=ntk", "stride=4",
     ]  # fmt: skip
     asked = apply(config, overrides)
     evaluate_run(folder, asked)
@@ -589,28 +535,12 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     counts = collections.Counter((row.protocol, row.task) for row in rows)
     varied = 3 + 2 + 2 + 3  # plain, windowed, sinks, ntk
     assert counts == {
-        ("fixed_target", None): varied, ("nonoverlap", None): 3, ("sliding", None): 3, ("per_position", None): 12,
+        ("fixed_target", None): varied, ("nonoverlap", None): 3, ("sliding", None): 3,
         ("task", "repeat"): varied, ("task", "repeat_control"): varied, ("task", "shuffle"): 2 * 4,
-        ("task", "key_tokens"): varied,
     }  # fmt: skip
-    assert {row.status for row in rows if row.task != "key_tokens"} == {"ok"}
-    assert all(load_record(folder)["id"] in row.reason for row in rows if row.task == "key_tokens")
+    assert {row.status for row in rows} == {"ok"}
     before = (folder / "evaluation.jsonl").read_bytes()
     evaluate_run(folder, asked)
-    assert (folder / "evaluation.jsonl").read_bytes() == before
-
-
-def test_a_reference_of_another_tokenizer_chooses_no_key_tokens(
-    trained: tuple[Config, pathlib.Path], tmp_path: pathlib.Path
-) -> None:
-    config, folder = trained
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    record = json.loads((other / "run.json").read_text())
-    (other / "run.json").write_text(json.dumps({**record, "tokenizer_sha256": "0" * 64}))
-    before = (folder / "evaluation.jsonl").read_bytes()
-    with pytest.raises(UserError, match=r"other was trained with another tokenizer than this run"):
-        evaluate_run(folder, apply(config, ["task=key_tokens", f"reference={other}"]))
     assert (folder / "evaluation.jsonl").read_bytes() == before
 
 
@@ -710,7 +640,7 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     trained: tuple[Config, pathlib.Path],
 ) -> None:
     config, folder = trained
-    asked = apply(config, ["task=repeat,key_tokens", "protocol=fixed_target,nonoverlap"])
+    asked = apply(config, ["task=repeat", "protocol=fixed_target,nonoverlap"])
     evaluate_run(folder, asked)
     rows = evaluation_rows(folder)
     assert {row.ngram_nll for row in rows if row.task} == {None}

@@ -442,7 +442,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     write_text(tmp_path / "text.txt")
     monkeypatch.chdir(tmp_path)
     save("llama", tmp_path / "model", begins=7)
-    command = ["evaluate", "model", *EVALUATE, "length=48,96", "protocol=fixed_target,per_position"]
+    command = ["evaluate", "model", *EVALUATE, "length=48,96", "protocol=fixed_target,nonoverlap"]
     assert posbench(*command, "extension=yarn,rerope", "task=repeat,induction,passkey") == 0
     told = capsys.readouterr()
     assert "model, rope: trained at 48 tokens" in told.out and "right answers by context" in told.out

@@ -151,12 +151,6 @@ def test_sliding_by_whole_windows_is_nonoverlap_on_spans_of_twice_the_length(spl
     np.testing.assert_array_equal(a.context[np.argsort(a.indices)], b.context[np.argsort(b.indices)])
 
 
-def test_positions_are_grouped_by_halvings_of_the_longest_length() -> None:
-    assert protocols.position_edges(64) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64]
-    assert protocols.position_edges(1000)[-3:] == [500, 707, 1000]
-    assert protocols.position_edges(1) == [1]
-
-
 def test_the_digest_follows_the_text_the_targets_and_their_blocks(split: TokenSplit) -> None:
     targets = targets_of(plan_of("fixed_target", split)[64])
     other = targets_of(plan_of("fixed_target", split, targets=4)[64])

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from posbench.config.schema import Config
-from posbench.data.tokenizer import Tokenizer, raw_bytes, train_bpe
+from posbench.data.tokenizer import Tokenizer, train_bpe
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import choices, curve, probes
@@ -26,17 +26,15 @@ from posbench.run_folder.rows import EvaluationRow
 
 L, PROBLEMS = 160, 40  # each digit, place and word equally often
 LENGTHS = (160, 200, 512)
-CHANCE = {"passkey": 0.1, "multi_key": 0.1, "multi_value": 0.1, "variable_tracking": 0.1, "common_words": 1 / 8}
-TRIVIAL = {"multi_key": 1 / 4, "multi_value": (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4, "variable_tracking": 1 / 4,
-           "common_words": 6 / 13}  # fmt: skip
-ENDS = re.compile(r'(?:The (?:key|number of \w+|value of \w+) is "|The numbers of \w+ are "|common word is:\n)')
+CHANCE = {"passkey": 0.1, "multi_key": 0.1}
+TRIVIAL = {"multi_key": 1 / 4}
+ENDS = re.compile(r'The (?:key|number of \w+) is "')
 WORDS = (
     "apple bread cloud door earth fire gold house iron jar king lamp moon night oak paper queen river stone tree uncle "
     "voice water yard"
 )
 SENTENCES = (
-    'The key is "7". Remember: the key is "7". What was the key?\nThe number of\nA number of\n'
-    'The numbers of are "4", "7"\nThe value of is\nThe most common word is:\n0 1 2 3 4 5 6 7 8 9 '
+    'The key is "7". Remember: the key is "7". What was the key?\nThe number of\nA number of\n0 1 2 3 4 5 6 7 8 9 '
 )
 
 
@@ -125,16 +123,14 @@ def test_who_solves_a_probe_has_all_of_it_and_who_sees_nothing_is_at_chance(
         assert (row.accuracy, row.exact_match, row.chance) == (1.0, 1.0, CHANCE[task])
         assert row.trivial is None if task == "passkey" else abs(row.trivial - TRIVIAL[task]) < 0.09, row.length
         assert choices.interval_of(row, "exact_match") == choices.interval_of(row) != (1.0, 1.0)
-    if task != "common_words":  # one can count the last words of a list
-        narrowed = {row.length: row.accuracy for row in rows if row.window is not None}
-        assert 0.05 < narrowed[512] < 0.55 and narrowed[512] < narrowed[200]
+    narrowed = {row.length: row.accuracy for row in rows if row.window is not None}
+    assert 0.05 < narrowed[512] < 0.55 and narrowed[512] < narrowed[200]
 
-    always = {"multi_value": '3", "3", "3", "3', "common_words": "fire"}.get(task, "3")
-    blind = Reader(tokenizer, lambda text: always)
+    blind = Reader(tokenizer, lambda text: "3")
     for row in rows_of(blind, tiny_config, text, tokenizer, task):
         low, high = choices.interval_of(row) or (0, 0)
         assert low < row.chance < high and (row.exact_match or 0) <= row.accuracy
-        assert row.accuracy == pytest.approx(row.chance, abs=1e-9) or task == "common_words"  # each digit equally often
+        assert row.accuracy == pytest.approx(row.chance, abs=1e-9)  # each digit equally often
 
 
 @pytest.mark.parametrize("task", CHANCE)
@@ -154,10 +150,8 @@ def test_problems_have_exactly_so_many_tokens_and_tell_their_answer_once(
                 different = len(set(one.candidates[place].tolist()))
                 assert different == (one.candidates.shape[1] if right >= 0 else 1)
                 assert one.candidates[place, right] == tokens[place]
-            if task != "common_words":
-                assert not re.search(r"\d", read[read.rindex("\n") :])  # the question says none
-                often = 2 if task == "passkey" else 1
-                assert all(read.count(f'"{digit}"') == often for digit in re.findall(r"\d", answer))
+            assert not re.search(r"\d", read[read.rindex("\n") :])  # the question says none
+            assert read.count(f'"{answer}"') == (2 if task == "passkey" else 1)
 
 
 @pytest.mark.parametrize("task", TRIVIAL)
@@ -171,7 +165,7 @@ def test_trivial_readers_say_what_plain_loops_say(task: str, text: TokenSplit, t
             assert reader(tokenizer.decode(one.ids[:end])).startswith(tokenizer.decode([token]))
 
 
-@pytest.mark.parametrize("task", ["multi_key", "multi_key:keys=3", "variable_tracking:chains=5:hops=1"])
+@pytest.mark.parametrize("task", ["multi_key", "multi_key:keys=3"])
 def test_every_sentence_is_asked_for_equally_often_and_depths_are_even(
     task: str, text: TokenSplit, tokenizer: Tokenizer
 ) -> None:
@@ -182,45 +176,25 @@ def test_every_sentence_is_asked_for_equally_often_and_depths_are_even(
         asked.append(told.index(answer))
         depths.append(read.index(f'"{answer}"') / len(read))
     assert np.ptp(np.bincount(asked)) <= 1
-    if task.startswith("multi_key"):
-        assert np.abs(np.sort(depths) - (np.arange(PROBLEMS) + 0.5) / PROBLEMS).max() < 0.12
+    assert np.abs(np.sort(depths) - (np.arange(PROBLEMS) + 0.5) / PROBLEMS).max() < 0.12
 
 
 def test_all_digits_are_right_equally_often_in_every_place(text: TokenSplit, tokenizer: Tokenizer) -> None:
-    for task in ("multi_key", "multi_value:values=3", "variable_tracking:chains=3:hops=1"):
-        right = np.stack([one.right for one in posed(task, text, tokenizer, 200)])
-        for place in right.T[(right >= 0).all(axis=0)]:
-            assert np.bincount(place, minlength=10).tolist() == [PROBLEMS // 10] * 10
+    right = np.stack([one.right for one in posed("multi_key", text, tokenizer, 200)])
+    assert np.bincount(right[:, 0], minlength=10).tolist() == [PROBLEMS // 10] * 10
 
 
-def test_a_model_of_ours_ranks_every_token_of_an_answer_by_its_loss(
+def test_a_model_of_ours_ranks_candidates_by_its_loss(
     tiny_config: Config, text: TokenSplit, tokenizer: Tokenizer
 ) -> None:
     model = TrainedGPT(build(tiny_config, 400).eval(), "ours", L, torch.device("cpu"), torch.float32)
-    problems = choices.Problems.of(list(posed("common_words", text, tokenizer, 200, 8)))
-    assert len(set(problems.answer.sum(axis=1).tolist())) > 1  # words of one token and of several
+    problems = choices.Problems.of(list(posed("multi_key", text, tokenizer, 200, 8)))
     found = model.ranked(problems.ids, problems.candidates, 0)
-    longest = problems.answer.shape[1]
-    for back in range(longest):
-        ids = problems.ids[:, : len(problems.ids[0]) - back]
-        for each in range(8):
-            swapped = ids.copy()
-            swapped[:, -1] = problems.candidates[:, longest - 1 - back, each]
-            np.testing.assert_allclose(
-                found.nll[:, longest - 1 - back, each], model.nll(swapped, 1, 0)[:, 0], atol=1e-4
-            )
+    for each in range(10):
+        swapped = problems.ids.copy()
+        swapped[:, -1] = problems.candidates[:, -1, each]
+        np.testing.assert_allclose(found.nll[:, -1, each], model.nll(swapped, 1, 0)[:, 0], atol=1e-4)
     assert (found.nll.min(axis=2) >= 0).all() and found.nll.std() > 0.01
-
-
-def test_answers_of_bytes_count_where_they_first_differ(text: TokenSplit) -> None:
-    """Bytes: all words are several tokens, and those without a common beginning differ in the first."""
-    letters = raw_bytes()
-    ids = letters.encode([" of a was common value" * 400])[0]
-    split = TokenSplit(ids=ids, starts=np.array([0, len(ids)], dtype=np.int64))
-    for one in posed("common_words:words=5:ratio=3", split, letters, 300, 12):
-        read, answer = parts(one, letters)
-        assert probe_readers.common_words(read) == answer and 3 <= len(answer) <= 5
-        assert one.right.tolist()[1:] == [-1] * (len(answer) - 1)
 
 
 def test_what_cannot_be_asked_says_why(tiny_config: Config, text: TokenSplit, tokenizer: Tokenizer) -> None:
@@ -233,13 +207,7 @@ def test_what_cannot_be_asked_says_why(tiny_config: Config, text: TokenSplit, to
             probe.poses(Material(text.ids, tokenizer.encode))(text.ids[:20], 0)
         with pytest.raises(Undefined, match="no token of its own for each answer"):
             probe.poses(Material(text.ids, lambda texts: [np.zeros(9, np.int64)] * len(texts)))(text.ids[:20], 0)
-    for asked, said in (
-        ("multi_key:keys=11", "keys is 11 for 'multi_key': expected 2 to 10"),
-        ("multi_value:values=1", "2 to 10"),
-        ("variable_tracking:chains=5:hops=4", "at most 24 variables in all 5 chains"),
-        ("common_words:words=25", "2 to 24"),
-        ("common_words:ratio=1", "2 to 100"),
-    ):
+    for asked, said in (("multi_key:keys=11", "keys is 11 for 'multi_key': expected 2 to 10"),):
         settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
         with pytest.raises(UserError, match=said):
             check(dataclasses.replace(tiny_config, evaluation=settings))
@@ -252,7 +220,6 @@ def test_the_terminal_shows_both_scores_and_both_floors() -> None:
                       accuracy=1.0, exact_match=0.5)
         for task, length, chance, trivial in (
             ("multi_key", 128, 0.1, 0.25), ("multi_key", 256, 0.1, 0.25),
-            ("common_words", 128, 0.125, 0.425), ("common_words", 256, 0.125, 0.475),
         )
     ]  # fmt: skip
     assert "100.0% right, by chance 10.0%, trivially 25.0%, 50.0% said by greedy decoding" in describe(rows[0])
@@ -264,4 +231,3 @@ def test_the_terminal_shows_both_scores_and_both_floors() -> None:
     shown = out.export_text()
     assert re.search(r"task_multi_key +10.0% +25.0% +undefined +100.0% \(91..100\)", shown)
     assert re.search(r"task_multi_key, greedy +undefined +50.0% \(34..66\)", shown)
-    assert re.search(r"task_common_words +12.5% +42..48% +100.0%", shown)

@@ -62,7 +62,7 @@ def test_sliding_by_one_token_is_every_token_with_its_own_full_context(tiny_conf
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "none", "sinusoidal", "t5"])
 def test_a_position_of_a_long_pass_scores_as_a_window_that_ends_there(name: str, tiny_config: Config) -> None:
-    """`per_position` and `fixed_target` agree for one window start and any scheme that is prefix-consistent."""
+    """For one window start and any scheme that is prefix-consistent."""
     model, split = model_of(tiny_config, name), text()
     starts = np.arange(8) * 300
     subject = subject_of(model)

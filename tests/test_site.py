@@ -52,7 +52,6 @@ NOT_RUN = {
     "posbench evaluate my_model": "a model of a reader's own; test_huggingface.py evaluates models of every kind",
     "posbench evaluate EleutherAI/": "takes a model from the network; test_huggingface.py has models of every kind",
     "posbench reproduce NAME": "a claim of a reader's own; test_ledger.py reads the page's",
-    "python scripts/retrieval_text.py": "writes 20 MB of problems; test_retrieval.py has those of the probes",
     "posbench train start=my_model": "a model of a reader's own; test_train_on.py trains models of every kind on",
     "posbench train start=folder": "a folder that the page makes before; test_train_on.py trains such ones on",
     "posbench sync": "sends runs to W&B; its own tests have a server on this machine",

@@ -49,7 +49,18 @@ FORMER: dict[str, Any] = {
 }
 
 # "section.key" of sections that make no other run; a saved configuration that has one is read without it.
-REMOVED = ("evaluation.bootstrap", "runtime.objective", "tracking.code", "tracking.weights")
+REMOVED = (
+    "evaluation.bootstrap",
+    "evaluation.reference",
+    "runtime.objective",
+    "tracking.code",
+    "tracking.weights",
+)
+# "section.key" of lists: the same of entries.
+REMOVED_ENTRIES = {
+    "evaluation.protocols": ("per_position",),
+    "evaluation.tasks": ("key_tokens", "multi_value", "variable_tracking", "common_words"),
+}
 
 
 def completed(container: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,6 +70,10 @@ def completed(container: Mapping[str, Any]) -> dict[str, Any]:
         name, _, removed = key.partition(".")
         if isinstance(whole.get(name), dict):
             whole[name].pop(removed, None)
+    for key, entries in REMOVED_ENTRIES.items():
+        name, _, held = key.partition(".")
+        if isinstance(whole.get(name), dict) and isinstance(whole[name].get(held), list):
+            whole[name][held] = [one for one in whole[name][held] if str(one).partition(":")[0] not in entries]
     for path, neutral in _added(whole):
         section: Any = whole
         for name in path[:-1]:

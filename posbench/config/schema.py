@@ -174,7 +174,7 @@ class TrainingConfig:
 class EvaluationConfig:
     """Which rows an evaluation has. Nothing here makes another run."""
 
-    protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "per_position", "problems"], ...]
+    protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "problems"], ...]
     ratios: tuple[float, ...]  # lengths, in training lengths or longest trained problems; ascending
     at_tokens: tuple[int, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained; ascending
     offsets: tuple[int, ...] = ()  # problems: also with positions that begin there, in tokens
@@ -183,7 +183,6 @@ class EvaluationConfig:
     sinks: int = 0  # also so cut, with this many first tokens seen by all; 0 = not
     extensions: tuple[str, ...] = ()  # also with these: yarn, or with options yarn:factor=4
     tasks: tuple[str, ...] = ()  # probes of the use of distant context
-    reference: str | None = None  # key_tokens: run folder whose model chooses them; None = the evaluated one
     stride: int | None = None  # sliding: tokens that each window adds; None = half the training length
     split: Literal["validation", "test"]
     documents: Literal["auto", "doc", "concat"]  # whether a context may cross a document's end

@@ -1,7 +1,6 @@
 """Check an evaluation before any work is done for it."""
 
 import contextlib
-import pathlib
 
 from posbench import encodings
 from posbench.config import size, task
@@ -13,23 +12,20 @@ from posbench.errors import Undefined
 from posbench.evaluation import probes
 from posbench.evaluation.plan import from_training_on
 from posbench.evaluation.variants import parse_choice
-from posbench.run_folder.folder import load_config
 
 
 def check(config: Config) -> None:
     """Refuse mistyped settings. What an encoding lacks, or lacks at a length, becomes an `undefined` row instead.
 
     Raises:
-        UserError: a task that does not fit, an unknown probe or extension, an option that it does not have, of another
-            type or out of range, or a reference that is no run.
+        UserError: a task that does not fit, an unknown probe or extension, or an option that it does not have, of
+            another type or out of range.
     """
     task.check(config)
     for text in config.evaluation.tasks:
         probes.of(text, [], config.evaluation.targets, config.training.train_length)
     if config.evaluation.extensions and size.fits(config):  # else the run is refused where it runs
         _check_extensions(config)
-    if config.evaluation.reference is not None:
-        load_config(pathlib.Path(config.evaluation.reference))
 
 
 def _check_extensions(config: Config) -> None:

@@ -25,12 +25,11 @@ from posbench.evaluation.probes import Encode
 from posbench.evaluation.protocols import MIN_BLOCKS, Targets
 from posbench.evaluation.score import NotFinite, check_finite, score
 from posbench.evaluation.subject import Floats, Subject
-from posbench.evaluation.variants import AS_TRAINED
 from posbench.processes import World
 from posbench.run_folder.jsonl import plain
 from posbench.run_folder.rows import EVALUATION_KEY, BlockRow, EvaluationRow, Measured, multiple
 
-Passes = Callable[[Subject, Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
+Passes = Callable[[Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
 Planned = tuple[EvaluationRow, Callable[[EvaluationRow], Measured]]  # a row, and what fills in its numbers
 
 
@@ -97,23 +96,17 @@ class Evaluation(AnyEvaluation):
     subject: Subject
     split: TokenSplit  # the text that `settings.split` names
     token_bytes: NDArray[np.integer] | None  # by token id; None: tokens are not pieces of the original text
-    reference: Subject | None = None  # whose key tokens count; None = the subject's own
     ngrams: NGrams | None = None  # of what the model was trained on; None: that is not known
     encode: Encode | None = None  # the subject's tokenizer; None: not known
 
-    @property
-    def chooser(self) -> Subject:
-        """Whose nll decides which tokens are key tokens."""
-        return self.subject if self.reference is None else self.reference
-
     def planned(self) -> list[Planned]:
-        computed: dict[tuple[int, Forward], Floats] = {}
+        computed: dict[Forward, Floats] = {}
 
-        def nll_of(by: Subject, forward: Forward) -> Floats:
+        def nll_of(forward: Forward) -> Floats:
             """What rows have in common is computed for the first of them and kept for the others."""
-            if (id(by), forward) not in computed:
-                computed[id(by), forward] = _nll(by, forward, self)
-            return computed[id(by), forward]
+            if forward not in computed:
+                computed[forward] = _nll(forward, self)
+            return computed[forward]
 
         asked = measurements(self.settings, self.split, self.subject.train_length)
         return [(_described(self, one), functools.partial(_measured, self, one, nll_of)) for one in asked]
@@ -155,36 +148,19 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
         documents=forward.windows[0].documents if forward.windows else None,
     )
     if not measurement.possible:
-        choosing = ", or of the contexts that choose its key tokens" if measurement.select else ""
-        reason = f"the {settings.split} text has too few windows of {measurement.length} tokens{choosing}"
+        reason = f"the {settings.split} text has too few windows of {measurement.length} tokens"
         if measurement.protocol in ("fixed_target", "task") and settings.blocks < MIN_BLOCKS:
             reason = f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS}, for an interval"
         return dataclasses.replace(row, status="too_short", reason=reason)
     try:
         facts = evaluation.subject.varied(forward.variant, forward.length).facts
-        if measurement.select:
-            evaluation.chooser.varied(AS_TRAINED, measurement.select.long.length)
         problems = choices.problems_of(forward, evaluation.split, evaluation.encode) if forward.poses else None
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error))
     row = dataclasses.replace(row, extension_options=plain(facts))
     if problems is not None:
         return dataclasses.replace(row, targets_sha256=problems.sha256)
-    digest = _candidates(measurement)[0].sha256(evaluation.split)
-    if not measurement.select:
-        return dataclasses.replace(row, targets_sha256=digest)
-    # Which tokens these are is known after two forward passes only.
-    chooser = "the model itself" if evaluation.reference is None else evaluation.reference.name
-    return dataclasses.replace(row, reason=f"key tokens of {chooser}, among the targets {digest[:8]}")
-
-
-def _candidates(measurement: Measurement) -> tuple[Targets, NDArray[np.bool_]]:
-    """The targets of a measurement before any selection by a model, and their places among all scored tokens."""
-    targets = protocols.targets_of(measurement.forward.windows)
-    if measurement.above is None:
-        return targets, np.full(len(targets.indices), True)
-    chosen = (targets.context > measurement.above) & (targets.context <= measurement.length)
-    return targets.where(chosen), chosen
+    return dataclasses.replace(row, targets_sha256=protocols.targets_of(forward.windows).sha256(evaluation.split))
 
 
 def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
@@ -205,8 +181,8 @@ def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -
 # -- its forward passes, and its numbers -------------------------------------------------------------------------------
 
 
-def _nll(by: Subject, forward: Forward, evaluation: Evaluation) -> Floats:
-    varied = by.varied(forward.variant, forward.length).subject
+def _nll(forward: Forward, evaluation: Evaluation) -> Floats:
+    varied = evaluation.subject.varied(forward.variant, forward.length).subject
     batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world
     parts = [score(varied, evaluation.split, w, batch_tokens, forward.rewrite, world) for w in forward.windows]
     return np.concatenate([nll.ravel() for nll in parts])
@@ -219,20 +195,15 @@ def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, 
         subject = evaluation.subject.varied(forward.variant, forward.length).subject
         found = choices.ranked(subject, problems, settings.batch_tokens, evaluation.world)
         return choices.with_numbers(row, problems, found)
-    targets, chosen = _candidates(measurement)
-    nll = nll_of(evaluation.subject, forward)[chosen]
-    if select := measurement.select:
-        short, long = (nll_of(evaluation.chooser, one)[chosen] for one in (select.short, select.long))
-        helped = short - long > select.nats
-        targets, nll = targets.where(helped), nll[helped]
-    row, blocks = _with_numbers(evaluation, measurement, row, targets, nll)
+    targets = protocols.targets_of(forward.windows)
+    row, blocks = _with_numbers(evaluation, measurement, row, targets, nll_of(forward))
     return _with_ngrams(evaluation, targets, row, blocks)
 
 
 def _with_ngrams(evaluation: Evaluation, targets: Targets, row: EvaluationRow, blocks: list[BlockRow]) -> Measured:
     """A row that has a number, and its blocks, with what the best n-gram model has on the same targets.
 
-    A probe rewrites the text or chooses its targets: there it would say nothing.
+    A probe rewrites the text: there it would say nothing.
     """
     if evaluation.ngrams is None or row.nll is None or row.task is not None:
         return row, blocks

@@ -19,7 +19,6 @@ from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data.batches import united
 from posbench.data.problems import TaskData, prepare
 from posbench.data.tokens import Tokens
-from posbench.errors import UserError
 from posbench.evaluation import answer_curve, curve, picture
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
@@ -30,7 +29,7 @@ from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
-from posbench.run_folder.folder import Run, load_config, load_record
+from posbench.run_folder.folder import Run, load_config
 from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.rows import (
     EvaluationRow,
@@ -179,9 +178,7 @@ def compute_share(
 def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
     """By number of updates, what is evaluated then: `fixed_target` as trained, at all lengths."""
     asked, training = config.evaluation, config.training
-    settings = dataclasses.replace(
-        asked, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=(), reference=None
-    )
+    settings = dataclasses.replace(asked, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=())
     steps = {tokens // training.tokens_per_step for tokens in asked.at_tokens}
     first = 0 if config.start else 1  # untrained weights have nothing to show
     return {step: settings for step in steps if first <= step < training.steps}
@@ -190,11 +187,7 @@ def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
 def evaluation_of(
     name: str, model: GPT, tokens: Tokens | TaskData, config: Config, step: int, device: torch.device, world: World
 ) -> AnyEvaluation:
-    """The evaluation that a configuration asks for, of the model called `name` after so many updates.
-
-    Raises:
-        UserError: `evaluation.reference` is no complete run, or one of another tokenizer.
-    """
+    """The evaluation that a configuration asks for, of the model called `name` after so many updates."""
     settings = config.evaluation
     precision = config.training.precision if settings.precision == "auto" else settings.precision
     dtype = machine.resolve_precision(precision, device)
@@ -208,7 +201,6 @@ def evaluation_of(
         split=getattr(tokens, settings.split),
         token_bytes=tokens.tokenizer.token_bytes,
         encode=tokens.tokenizer.encode,
-        reference=_reference(subject, tokens, settings) if settings.tasks else None,
         ngrams=_ngrams(tokens, config, step),
     )
 
@@ -249,26 +241,3 @@ def picture_of(config: Trains, rows: list[EvaluationRow]) -> Draw:
     if config.data.task is not None:
         return lambda: picture.draw_answers(own, answer_curve.title_of(config))
     return lambda: picture.draw(own, curve.title_of(config))
-
-
-def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) -> TrainedGPT | None:
-    """The reference model, which chooses the key tokens, run in the same way as the subject.
-
-    Raises:
-        UserError: no complete run, or one of another tokenizer.
-    """
-    if settings.reference is None:
-        return None
-    folder = Path(settings.reference)
-    config, record = load_config(folder), load_record(folder)
-    if record["tokenizer_sha256"] != tokens.tokenizer.sha256:
-        raise UserError(f"evaluation.reference {folder} was trained with another tokenizer than this run")
-    size.refuse_too_large(config, str(subject.device), "build")
-    trained = checkpoint.trained(folder)
-    return dataclasses.replace(
-        subject,
-        model=with_weights(folder, config, tokens.tokenizer, trained.weights()).to(subject.device).eval(),
-        name=f"{record['id']} at step {trained.step}",
-        train_length=config.training.train_length,
-        seed=config.seed,
-    )

@@ -28,15 +28,6 @@ class Forward:
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection:
-    """Only targets count whose nll under the reference model falls by more than `nats` from one pass to the other."""
-
-    short: Forward
-    long: Forward
-    nats: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Measurement:
     """One row of an evaluation."""
 
@@ -45,14 +36,11 @@ class Measurement:
     forward: Forward
     stride: int | None = None
     task: str | None = None
-    above: int | None = None  # per_position: only predictions with more than so much context, up to `length`
-    select: Selection | None = None
 
     @property
     def possible(self) -> bool:
         """Whether the text is long enough."""
-        needed = [self.forward, *((self.select.short, self.select.long) if self.select else ())]
-        return all(forward.windows for forward in needed)
+        return bool(self.forward.windows)
 
 
 def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
@@ -81,8 +69,8 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
             protocol, split, list(every), targets, settings.blocks, settings.documents, stride, longest, train_length
         )
 
-    def plan(protocol: str, targets: int = settings.targets, *more: int) -> dict[int, tuple[Windows, ...]]:
-        return planned(protocol, targets, tuple(sorted({*(every if protocol == "fixed_target" else lengths), *more})))
+    def plan(protocol: str, targets: int = settings.targets) -> dict[int, tuple[Windows, ...]]:
+        return planned(protocol, targets, tuple(every if protocol == "fixed_target" else lengths))
 
     rows: list[Measurement] = []
     for protocol in settings.protocols:
@@ -90,8 +78,6 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
             below = [(AS_TRAINED, length) for length in every if length < train_length]
             for variant, length in [*below, *varied(settings, lengths, train_length)]:
                 rows.append(Measurement(protocol, length, Forward(plan(protocol)[length], variant)))
-        elif protocol == "per_position":
-            rows += _by_position(plan("nonoverlap", settings.targets, max(longest, every[-1])))
         else:
             step = stride if protocol == "sliding" else None
             rows += [Measurement(protocol, length, Forward(plan(protocol)[length]), stride=step) for length in lengths]
@@ -111,18 +97,6 @@ def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) ->
     return [(v, length) for v in variants for length in lengths if v.window is None or length > v.window]
 
 
-def _by_position(planned: dict[int, tuple[Windows, ...]]) -> list[Measurement]:
-    """One row per range of contexts, all from one pass at the longest length that the text allows."""
-    longest = max((length for length, windows in planned.items() if windows), default=None)
-    if longest is None:
-        return [Measurement("per_position", max(planned), Forward(()))]
-    forward = Forward(planned[longest])
-    edges = protocols.position_edges(longest)
-    return [
-        Measurement("per_position", edge, forward, above=low) for low, edge in zip([0, *edges], edges, strict=False)
-    ]
-
-
 def _of_probe(
     text: str, settings: EvaluationConfig, lengths: list[int], train_length: int, plan: Plan
 ) -> list[Measurement]:
@@ -130,13 +104,7 @@ def _of_probe(
     _, colon, options = text.partition(":")
     for variant, length in varied(settings, lengths, train_length):
         for probe in probes.of(text, [length], settings.targets, train_length):
-            task, select = probe.task, None
             planned = plan("fixed_target", probe.targets)
-            if probe.select:
-                planned = plan("fixed_target", probe.targets, probe.select.short, probe.select.long)
-                short, long = (Forward(planned[c]) for c in (probe.select.short, probe.select.long))
-                select = Selection(short, long, probe.select.nats)
-                task = task if settings.reference else f"{task}_self"
             forward = Forward(planned[length], variant, probe.rewrite, probe.poses)
-            rows.append(Measurement("task", length, forward, task=f"{task}{colon}{options}", select=select))
+            rows.append(Measurement("task", length, forward, task=f"{probe.task}{colon}{options}"))
     return rows

@@ -7,7 +7,6 @@ targets is scored in parts, each at the end of a window of its own, so that ever
 of a window have little context, so its perplexity falls with C for any encoding that merely does not break.
 `sliding`: the first window of a span scores all its C predictions, each later one begins S tokens further and scores
 its last S, so that nearly all tokens have at least C - S tokens of context.
-`per_position`: the windows of `nonoverlap` at the longest length, their predictions sorted by the context they have.
 
 A window reads C tokens and makes C predictions, the i-th (from 0) with i + 1 tokens of context. Blocks of targets are
 dealt to documents in turn, so that a long document has no more of them than others as long as those have text left:
@@ -29,7 +28,6 @@ Integers = NDArray[np.int64]
 Boundaries = Literal["doc", "concat"]
 
 MIN_BLOCKS = 8  # fewer say nothing about uncertainty: the row is `too_short`
-EDGES_PER_OCTAVE = 2  # of the positions of `per_position`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,9 +49,6 @@ class Targets:
     blocks: Integers
     context: Integers  # tokens before it that the window holds
     n_blocks: int
-
-    def where(self, kept: NDArray[np.bool_]) -> "Targets":
-        return Targets(self.indices[kept], self.blocks[kept], self.context[kept], self.n_blocks)
 
     def sha256(self, split: TokenSplit) -> str:
         """Identity of the scored tokens and of the blocks they form; rows that share it are paired."""
@@ -129,12 +124,6 @@ def plan(
                     planned[length] = (_tile(firsts, length, reach // length, boundaries),)
             return planned
     return dict.fromkeys(lengths, ())
-
-
-def position_edges(longest: int) -> list[int]:
-    """Upper edges of the contexts that `per_position` puts together: halvings of the longest, two to the octave."""
-    octaves = np.arange(EDGES_PER_OCTAVE * np.log2(longest) + 1) / EDGES_PER_OCTAVE
-    return sorted({max(1, round(longest * 2.0**-octave)) for octave in octaves} | {1})
 
 
 def _ends(split: TokenSplit, boundaries: Boundaries) -> Integers:

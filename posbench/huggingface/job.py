@@ -219,10 +219,6 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
 def longest_of(settings: EvaluationConfig, train_length: int) -> int:
     """Length of the longest window, in tokens."""
     lengths = lengths_of(settings, train_length)
-    if "per_position" in settings.protocols:
-        lengths.append(round((settings.longest or 1) * train_length))
-    if "key_tokens" in settings.tasks:
-        lengths.append(4 * train_length)
     return max(lengths)
 
 
@@ -277,12 +273,10 @@ def _begins(processor: dict[str, Any], ids: dict[str, int]) -> int | None:
 
 
 def check(checkpoint: Checkpoint, config: Any, settings: EvaluationConfig, train_length: int) -> None:
-    """Raise UserError, before any work, for an unknown probe or extension, a wrong option, or a reference.
+    """Raise UserError, before any work, for an unknown probe or extension, or a wrong option.
 
     What is undefined for the model becomes rows that say so.
     """
-    if settings.reference is not None:
-        raise UserError("evaluation.reference cannot be set for HuggingFace models: they choose their own key tokens")
     for text in settings.tasks:
         probes.of(text, [], settings.targets, train_length)
     for text in settings.extensions:

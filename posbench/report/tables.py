@@ -279,7 +279,7 @@ def _other_values(one: Summary, choice: bool) -> dict[tuple[str, float], list[Ev
     for run in one.scheme.by_seed.values():
         newest = max((row.checkpoint_step for row in run.rows), default=0)
         for row in run.rows:
-            other = row.kind == PLAIN and (row.task or row.protocol) not in ("fixed_target", "per_position")
+            other = row.kind == PLAIN and (row.task or row.protocol) != "fixed_target"
             if other and row.measured and row.checkpoint_step == newest and choice is (row.chance is not None):
                 found.setdefault((_other_name(row, run.split), row.length_ratio), []).append(row)
     return found
@@ -294,11 +294,11 @@ def _other_name(row: EvaluationRow, split: str) -> str:
 
 
 def _mean(rows: list[EvaluationRow]) -> Value:
-    """The mean over seeds, if all have the same targets; excludes a model's own choice (key_tokens_self)."""
+    """The mean over seeds, if all have the same targets."""
     values = [row.nll for row in rows if row.nll is not None]
     if not values:
         return Value("")
-    if len({row.targets_sha256 for row in rows}) > 1 and not (rows[0].task or "").partition(":")[0].endswith("_self"):
+    if len({row.targets_sha256 for row in rows}) > 1:
         return Value("other targets per seed")
     spread = f" ±{sd_of_seeds(over_seeds(values)):.3f}" if len(values) > 1 else ""
     mean = sum(values) / len(values)

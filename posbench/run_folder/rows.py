@@ -44,7 +44,7 @@ class EvaluationRow:
     The order of the columns is that of the file.
     """
 
-    protocol: str  # fixed_target, nonoverlap, sliding, per_position, task, problems
+    protocol: str  # fixed_target, nonoverlap, sliding, task, problems
     length: int  # tokens of context; of problems, tokens read
     length_ratio: float  # length / training length; of problems, problem_length / the longest that was trained
     stride: int | None = None  # tokens between the windows of `sliding`
@@ -208,8 +208,7 @@ def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
 def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
     """The rows that one line may join: for each protocol of text, the rows on its most common targets.
 
-    What has no number stays, and so do probes, problems and `per_position`, whose rows have targets of their own by
-    definition.
+    What has no number stays, and so do probes and problems, whose rows have targets of their own by definition.
     """
     shared = shared_targets(rows)
     return [

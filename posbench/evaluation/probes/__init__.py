@@ -1,9 +1,9 @@
 """Probes of what a model does with its context. The folder is the registry: `<name>.py` here is a task.
 
-A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Most score fixed
-targets at the end of their windows; what differs is the context those windows hold, or which of the targets count.
-Others pose a problem in each window, with a choice of tokens as answers; `_sentences` has those asked in words. Options
-are written as those of extensions are: `shuffle:keep=32`.
+A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Some score fixed
+targets at the end of their windows; what differs is the context those windows hold. Others pose a problem in each
+window, with a choice of tokens as answers; `_sentences` has those asked in words. Options are written as those of
+extensions are: `shuffle:keep=32`.
 """
 
 import dataclasses
@@ -24,15 +24,6 @@ from posbench.randomness import derive
 
 Ids = NDArray[np.int64]
 Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]  # token ids of each text
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyTokens:
-    """Targets whose nll under a reference model falls by more than `nats` from `short` to `long` tokens of context."""
-
-    short: int
-    long: int
-    nats: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +55,6 @@ class Probe:
     length: int  # tokens read
     targets: int  # how many of the window's last predictions are scored
     rewrite: Callable[[Ids], Ids] | None = None  # of one window's length + 1 tokens; the targets must stay
-    select: KeyTokens | None = None  # which targets count; None = all
     poses: Callable[[Material], Pose] | None = None  # a problem in each window; raises Undefined where there is none
 
 
@@ -127,14 +117,9 @@ _PLAIN_NAMES = {
     "repeat": "repeated text",
     "repeat_control": "repeated text, control without the copy",
     "shuffle": "far tokens shuffled",
-    "key_tokens": "tokens that need far context",
-    "key_tokens_self": "tokens that need far context, by its own choice",
     "passkey": "key to recall",
     "induction": "pair to recall",
     "multi_key": "one of several keys to recall",
-    "multi_value": "several values to recall",
-    "variable_tracking": "assignments to follow",
-    "common_words": "commonest word of a list",
 }
 
 

@@ -40,14 +40,12 @@ class Story:
     told: tuple[str, ...]  # sentences, from the first to the last
     places: tuple[float, ...]  # of each, ascending: from 0, the text's beginning, to 1, right before the question
     question: str  # up to its answer
-    answers: tuple[str, ...]  # said one after the other
-    candidates: tuple[str, ...]  # for each of them
-    trivial: tuple[str, ...] | None = None  # what the trivial reader says in their places; None: there is none
-    between: str = ""  # what stands between answers
+    answer: str
+    candidates: tuple[str, ...]
+    trivial: str | None = None  # what the trivial reader says; None: there is none
 
 
-Spare = Callable[[Story], int]  # tokens of the window's own text that a story leaves; below 0: it does not fit
-Tell = Callable[[int, Spare], Story]  # the story of a window, by its number
+Tell = Callable[[int], Story]  # the story of a window, by its number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,7 +85,7 @@ def _poses(material: Material, task: str, length: int, tell: Tell) -> Pose:
     spell = functools.partial(_spelt, material.encode, task)
 
     def posed(ids: Ids, number: int) -> Choice:
-        story = tell(number, lambda one: length - 1 - spell(one).tokens)
+        story = tell(number)
         spelt = spell(story)
         spare, begin = length - 1 - spelt.tokens, 1
         if spare < 0:
@@ -110,30 +108,23 @@ def _spelt(encode: Encode, task: str, story: Story) -> _Spelt:
     Raises:
         Undefined: the candidates do not differ in one token each, or the sentences spell the answer in other tokens.
     """
-    before = [story.question + "".join(a + story.between for a in story.answers[:n]) for n in range(len(story.answers))]
-    texts = [*story.told, story.question + story.between.join(story.answers)]
-    found = encode([*texts, *(asked + candidate for asked in before for candidate in story.candidates)])
+    texts = [*story.told, story.question + story.answer]
+    found = encode([*texts, *(story.question + candidate for candidate in story.candidates)])
     *told, end = (np.asarray(ids, dtype=np.int64) for ids in found[: len(texts)])
-    number = len(story.candidates)
-    spellings = [found[first : first + number] for first in range(len(texts), len(found), number)]
-    parted = [_parting(each, task) for each in spellings]
-    right = [story.candidates.index(answer) for answer in story.answers]
-    for each, one, (at, tokens) in zip(spellings, right, parted, strict=True):
-        if not np.array_equal(each[one][: at + 1], end[: at + 1]) or tokens[one] not in np.concatenate(told):
-            raise _indistinct(task)
-    first = parted[0][0]
-    answer = end[first:]
-    candidates = np.repeat(answer[:, None], number, axis=1)
-    places = [at - first for at, _ in parted]
-    candidates[places] = np.stack([tokens for _, tokens in parted])
+    spellings, one = found[len(texts) :], story.candidates.index(story.answer)
+    at, tokens = _parting(spellings, task)
+    if not np.array_equal(spellings[one][: at + 1], end[: at + 1]) or tokens[one] not in np.concatenate(told):
+        raise _indistinct(task)
+    answer = end[at:]
+    candidates = np.repeat(answer[:, None], len(story.candidates), axis=1)
+    candidates[0] = tokens
+    trivial = None if story.trivial is None else _first(story.candidates.index(story.trivial), len(answer))
+    return _Spelt(told, end, candidates, _first(one, len(answer)), trivial)
 
-    def placed(chosen: Sequence[int]) -> Ids:
-        out = np.full(len(answer), -1, dtype=np.int64)
-        out[places] = chosen
-        return out
 
-    trivial = None if story.trivial is None else placed([story.candidates.index(said) for said in story.trivial])
-    return _Spelt(told, end, candidates, placed(right), trivial)
+def _first(chosen: int, tokens: int) -> Ids:
+    """Which candidate is chosen at the first of so many tokens; at the others there is no choice."""
+    return np.array([chosen, *[-1] * (tokens - 1)], dtype=np.int64)
 
 
 def _parting(spellings: Sequence[np.ndarray], task: str) -> tuple[int, Ids]:

@@ -19,7 +19,7 @@ import functools
 import numpy as np
 
 from posbench.evaluation.probes import Probe, balanced, expect
-from posbench.evaluation.probes._sentences import DIGITS, WORDS, Spare, Story, in_words, spread
+from posbench.evaluation.probes._sentences import DIGITS, WORDS, Story, in_words, spread
 from posbench.randomness import derive
 
 
@@ -29,7 +29,7 @@ def rows(lengths: list[int], targets: int, train_length: int, *, keys: int = 4) 
     return in_words("multi_key", lengths, targets, functools.partial(_story, keys=keys))
 
 
-def _story(number: int, _: Spare, keys: int) -> Story:
+def _story(number: int, keys: int) -> Story:
     rng = np.random.default_rng(derive(0, "multi_key", number))
     words = rng.permutation(WORDS)[:keys].tolist()
     asked, right = balanced("multi_key", number, keys), balanced("multi_key digits", number, len(DIGITS))
@@ -40,7 +40,7 @@ def _story(number: int, _: Spare, keys: int) -> Story:
         told=tuple(told),
         places=spread(number, keys),
         question=f'\nThe number of {words[asked]} is "',
-        answers=(digits[asked],),
+        answer=digits[asked],
         candidates=DIGITS,
-        trivial=(digits[keys - 1],),
+        trivial=digits[keys - 1],
     )

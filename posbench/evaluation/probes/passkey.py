@@ -26,7 +26,7 @@ and one pass gives them all; the text around it is the one that is evaluated on,
 import functools
 
 from posbench.evaluation.probes import Probe, balanced, expect
-from posbench.evaluation.probes._sentences import DIGITS, Spare, Story, in_words, spread
+from posbench.evaluation.probes._sentences import DIGITS, Story, in_words, spread
 
 
 def rows(lengths: list[int], targets: int, train_length: int, *, depth: float | None = None) -> list[Probe]:
@@ -35,12 +35,12 @@ def rows(lengths: list[int], targets: int, train_length: int, *, depth: float | 
     return in_words("passkey", lengths, targets, functools.partial(_story, depth=depth))
 
 
-def _story(number: int, _: Spare, depth: float | None) -> Story:
+def _story(number: int, depth: float | None) -> Story:
     key = DIGITS[balanced("passkey", number, len(DIGITS))]
     return Story(
         told=(f'\nThe key is "{key}". Remember: the key is "{key}".\n',),
         places=spread(number, 1) if depth is None else (depth,),
         question='\nWhat was the key? The key is "',
-        answers=(key,),
+        answer=key,
         candidates=DIGITS,
     )
