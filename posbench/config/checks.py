@@ -25,12 +25,6 @@ def within(least: float, most: float, section: object, prefix: str, *names: str)
             raise UserError(f"{prefix}.{name} is {value}: expected at most {most:,}")
 
 
-def at_most_entries(most: int, section: object, prefix: str, *names: str) -> None:
-    for name in names:
-        if (number := len(getattr(section, name))) > most:
-            raise UserError(f"{prefix}.{name} has {number:,} entries: expected at most {most}")
-
-
 def above_zero(section: object, prefix: str, *names: str) -> None:
     for name in names:
         if not 0 < getattr(section, name) <= LARGEST:

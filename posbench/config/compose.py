@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings, installed
-from posbench.config import keys, size, start, task, trackers
+from posbench.config import keys, start, task, trackers
 from posbench.config.history import written_out
 from posbench.config.identity import in_one_spelling
 from posbench.config.overrides import (
@@ -212,10 +212,9 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
         refuse_lengths_of_problems(config)
         asked = ratios(typed_value(LENGTH, given[LENGTH]), config.training.train_length)
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=asked))
-    if size.fits(config):  # else the run is refused where it runs
-        planned(config)  # its encoding's options are checked where they are declared
-        if config.start:
-            start.check(config, config.start)
+    planned(config)  # its encoding's options are checked where they are declared
+    if config.start:
+        start.check(config, config.start)
     task.check(config)
     trackers.refuse_missing(config.tracking)
     return config

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from posbench.config.checks import MOST_TOKENS, above_zero, at_most_entries, fraction, plain_name, within
+from posbench.config.checks import MOST_TOKENS, above_zero, fraction, plain_name, within
 from posbench.config.history import completed
 from posbench.config.messages import in_one_line, strict
 from posbench.errors import UserError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _Section = TypeVar("_Section")
 SAVED = "config.yaml"  # its file in a run folder
 MOST_THREADS = 1024  # of a CPU; OpenMP ends the process if the system refuses it so many
-MOST_LENGTHS = 256  # of an evaluation; each is a forward pass over the text
-MOST_VARIANTS = 64  # of an evaluation, each at every length
 LONGEST = 10**9  # training lengths
 
 
@@ -68,6 +66,14 @@ class ModelConfig:
     def token_rms(self) -> float:
         """Root mean square of the token embeddings at initialisation; GPT-2's is far too small for narrow models."""
         return {"fan_in": 0.05, "gpt2": 0.02}[self.init]
+
+    @property
+    def hidden_width(self) -> int:
+        """Channels of the feed-forward part, `d_ff` or what stands for its null."""
+        if self.d_ff is not None:
+            return self.d_ff
+        # 8/3 of the width gives three matrices the parameters of two of 4 times it; rounded up to a multiple of 32.
+        return -(-8 * self.d_model // 96) * 32 if self.mlp == "swiglu" else 4 * self.d_model
 
     def __post_init__(self) -> None:
         within(1, MOST, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
@@ -195,8 +201,6 @@ class EvaluationConfig:
         within(1, MOST, self, "evaluation", "targets", "blocks", "batch_tokens", "stride")
         within(1, math.inf, self, "evaluation", "longest")  # its bound stands below
         within(0, MOST, self, "evaluation", "sinks")
-        at_most_entries(MOST_LENGTHS, self, "evaluation", "ratios", "offsets", "at_tokens")
-        at_most_entries(MOST_VARIANTS, self, "evaluation", "extensions", "tasks")
         ratios = list(self.ratios)
         if not ratios or ratios != sorted(set(ratios)) or not all(0 < ratio < math.inf for ratio in ratios):
             raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers above 0, such as [0.5, 1, 2]")

@@ -1,7 +1,6 @@
 """The synthetic task of a configuration, and what it needs of the rest."""
 
 from posbench import tasks
-from posbench.config import size
 from posbench.config.schema import Config, DataConfig
 from posbench.config.shape import planned
 from posbench.errors import UserError
@@ -30,7 +29,7 @@ def check(config: Config) -> None:
         shifted = f" from position {data.offset}" if data.offset else ""
         told = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}{shifted}"
         raise UserError(f"{told} take {needed} tokens, expected at least as many")
-    if data.offset and size.fits(config) and "positions" in planned(config).hooks:
+    if data.offset and "positions" in planned(config).hooks:
         raise UserError(f"data.offset is {data.offset}: '{config.encoding.name}' chooses positions itself, expected 0")
 
 

@@ -3,7 +3,7 @@
 import contextlib
 
 from posbench import encodings
-from posbench.config import size, task
+from posbench.config import task
 from posbench.config.schema import Config
 from posbench.config.shape import planned, shape_of
 from posbench.encodings.base import Encoding
@@ -24,7 +24,7 @@ def check(config: Config) -> None:
     task.check(config)
     for text in config.evaluation.tasks:
         probes.of(text, [], config.evaluation.targets, config.training.train_length)
-    if config.evaluation.extensions and size.fits(config):  # else the run is refused where it runs
+    if config.evaluation.extensions:
         _check_extensions(config)
 
 

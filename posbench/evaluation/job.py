@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from posbench import machine
-from posbench.config import size
 from posbench.config.external import Trains
 from posbench.config.overrides import Asked
 from posbench.config.schema import Config, DataConfig, EvaluationConfig
@@ -61,7 +60,6 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     world = world or World()
     config = dataclasses.replace(load_config(folder), evaluation=asked.settings)
     device = world.device(machine.resolve(asked.device or config.runtime.device))
-    size.refuse_too_large(config, str(device), "evaluate")
     check(config)
     trained = checkpoint.trained(folder)
     machine.set_threads(asked.threads or config.runtime.threads or world.threads)

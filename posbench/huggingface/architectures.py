@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from posbench.config.schema import Config
-from posbench.config.size import hidden_width
 from posbench.encodings.base import Encoding
 from posbench.encodings.dynamic_ntk import DynamicNTK
 from posbench.encodings.longrope import LongRoPE
@@ -108,7 +107,7 @@ def _rotary_settings(rope: Encoding | None, config: Config, partly: bool) -> dic
         "hidden_size": config.model.d_model,
         "num_hidden_layers": config.model.n_layers,
         "num_attention_heads": config.model.n_heads,
-        "intermediate_size": hidden_width(config.model),
+        "intermediate_size": config.model.hidden_width,
         "max_position_embeddings": length,
         "rope_parameters": rotary.NO_POSITIONS if rope is None else rotary.parameters_of(rope, partly),
         **({"use_cache": False} if isinstance(rope, _FOLLOW_LENGTH) else {}),

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config import size
 from posbench.config.schema import Config
 from posbench.data.tokenizer import SEPARATOR, Tokenizer
 from posbench.errors import UserError
@@ -54,7 +53,6 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
     config, tokenizer = load_config(run), tokenizer_of(run)
     _refuse_taken(folder)
     transformers()
-    size.refuse_too_large(config, "cpu", "build")
     trained = checkpoint.trained(run)
     model = with_weights(run, config, tokenizer, trained.weights()).eval()
     if code:

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from posbench import encodings
 from posbench.config.schema import Config, ModelConfig
 from posbench.config.shape import shape_of
-from posbench.config.size import hidden_width
 from posbench.encodings.base import Encoding, count_from_0, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
 from posbench.kernels.fused import fusible, fusing, is_fusing
@@ -260,7 +259,7 @@ class _Heads(torch.autograd.Function):
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        hidden = hidden_width(config)
+        hidden = config.hidden_width
         self.up = nn.Linear(config.d_model, hidden, bias=False)
         self.down = nn.Linear(hidden, config.d_model, bias=False)
 
@@ -272,7 +271,7 @@ class MLP(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        hidden = hidden_width(config)
+        hidden = config.hidden_width
         self.gate = nn.Linear(config.d_model, hidden, bias=False)
         self.up = nn.Linear(config.d_model, hidden, bias=False)
         self.down = nn.Linear(hidden, config.d_model, bias=False)

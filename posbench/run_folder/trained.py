@@ -4,7 +4,6 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from posbench.config import size
 from posbench.config.schema import Config, StartConfig
 from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
@@ -33,10 +32,8 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
     """A run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode.
 
     Raises:
-        UserError: no checkpoint, none that is complete, weights that are not of this configuration, or a model that
-            this machine cannot hold.
+        UserError: no checkpoint, none that is complete, or weights that are not of this configuration.
     """
-    size.refuse_too_large(config, "cpu", "build")
     return with_weights(folder, config, tokenizer, checkpoint.trained(folder).weights()).eval()
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from posbench import machine
-from posbench.config import size
 from posbench.config.external import Trains
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
@@ -133,10 +132,19 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
         return asked
     if device.type != "cpu" or (model.norm, model.mlp) != ("rmsnorm", "swiglu"):
         return False
-    operations = 6 * size.parameters(config, size.vocabulary(config)) * config.training.tokens
+    operations = 6 * parameters(config) * config.training.tokens
     if operations < PAYS_FROM * torch.get_num_threads() * world.size:
         return False
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
+
+
+def parameters(config: Config) -> int:
+    """Parameters of the model, of bytes for a tokenizer that is not made here, without those of its encoding."""
+    model, vocab_size = config.model, config.data.vocab_size if config.data.tokenizer == "bpe" else 257
+    width, matrices = model.d_model, 3 if model.mlp == "swiglu" else 2
+    block = 2 * width + 4 * width**2 + matrices * width * model.hidden_width
+    tables = 1 if model.tie_embeddings else 2
+    return model.n_layers * block + width + tables * vocab_size * width
 
 
 @dataclasses.dataclass(frozen=True)

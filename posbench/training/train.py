@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
-from posbench.config import size, task
+from posbench.config import task
 from posbench.config.external import Trains
 from posbench.config.schema import Config, EvaluationConfig, TrainingConfig
 from posbench.data.batches import Batch, TrainingBatches, own_rows
@@ -73,7 +73,6 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     world = world or World()
     chosen = machine.resolve(config.runtime.device)
     device = world.device(chosen)
-    size.refuse_too_large(config, str(device), "train")
     if not restart:
         held_config(folder, config)  # refuses another run's folder
     dtype = machine.resolve_precision(config.training.precision, device)
