@@ -221,16 +221,6 @@ def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     return found
 
 
-def oom_kills() -> int | None:
-    """The number of processes that the kernel has killed for lack of memory; None if it is not known."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return None
-
-
 # What libraries without an out-of-memory exception say: the CPU's allocator, cuBLAS, cuDNN, MPS.
 _NO_MEMORY = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 

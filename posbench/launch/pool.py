@@ -16,18 +16,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from posbench import machine
 from posbench.errors import InUse, Stopped, UserError
 from posbench.launch import states
 from posbench.launch.plans import Plan
 from posbench.launch.states import FINAL, Status
 from posbench.run_folder.folder import Run
-from posbench.run_folder.lock import in_use
 from posbench.terminal import exits
 from posbench.terminal.signals import end_after, stop_signals
 
 POLL_SECONDS = 0.2
-_RETRY_SECONDS = 2.0  # between looks at a run that another process owns
 # Forks have what a server has imported (`preload`). Only on Linux do loaded libraries survive a fork.
 _PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _PROCESSES.set_forkserver_preload(["__main__", "posbench.launch.preload"])
@@ -40,7 +37,6 @@ class _Started:
     job: Plan
     slot: dict[str, str]
     before: dict[str, Any]  # run.json before it started
-    oom_kills: int | None  # of the kernel, before it started
     process: multiprocessing.process.BaseProcess
 
 
@@ -59,7 +55,6 @@ def run(todo: list[Plan], slots: list[dict[str, str]], show: Show, more: More | 
     """
     status = {job.id: states.before(job) for job in todo}
     running: list[_Started] = []
-    looked: dict[str, float] = {}
     with stop_signals() as stopped:
         told = 0  # signals passed on
         while True:
@@ -68,13 +63,14 @@ def run(todo: list[Plan], slots: list[dict[str, str]], show: Show, more: More | 
                 _add(todo, status, len(free), more)
             if not running and (stopped or all(one.name in FINAL for one in status.values())):
                 break
-            for job, slot in zip([] if stopped else _startable(todo, status, looked), free, strict=False):
-                running.append(_Started(job, slot, states.record(job), machine.oom_kills(), _start(job, slot)))
+            waiting = [] if stopped else [job for job in todo if status[job.id] == states.WAITING]
+            for job, slot in zip(waiting, free, strict=False):
+                running.append(_Started(job, slot, states.record(job), _start(job, slot)))
                 status[job.id] = states.RUNNING
             for one in list(running):
                 if (code := one.process.exitcode) is not None:
                     running.remove(one)
-                    status[one.job.id] = outcome(one.job, code, one.before, stopped, one.oom_kills)
+                    status[one.job.id] = outcome(one.job, code, one.before, stopped)
             for number in stopped[told:]:
                 told += 1
                 for one in running:  # the first signal lets them save, the second does not
@@ -92,19 +88,6 @@ def _add(todo: list[Plan], status: dict[str, Status], room: int, more: More) -> 
     while sum(one == states.WAITING for one in status.values()) < room and (added := more(status)):
         todo += added
         status |= {job.id: states.before(job) for job in added}
-
-
-def _startable(todo: list[Plan], status: dict[str, Status], looked: dict[str, float]) -> list[Plan]:
-    """Jobs that wait, and those that another process has given up. `looked` has the time of the last look at each."""
-    found = []
-    for job in todo:
-        if status[job.id] == states.WAITING:
-            found.append(job)
-        elif status[job.id] == states.IN_USE and time.monotonic() >= looked.get(job.id, 0.0) + _RETRY_SECONDS:
-            looked[job.id] = time.monotonic()
-            if not in_use(job.folder):
-                found.append(job)
-    return found
 
 
 def gpus(each: int = 1) -> list[dict[str, str]]:
@@ -168,16 +151,13 @@ def _run_job(plan: Plan, environment: Mapping[str, str]) -> int:
     return exits.run(run)
 
 
-def outcome(
-    job: Plan, code: int, before: dict[str, Any], stopped: list[int] | None = None, oom_kills: int | None = None
-) -> Status:
+def outcome(job: Plan, code: int, before: dict[str, Any], stopped: list[int] | None = None) -> Status:
     """The outcome of a job whose process ended; written into `run.json` if the process could not.
 
     Args:
         code: what the process returned, negative for a signal.
         before: `run.json` as it was before the process started.
         stopped: signals that made this process stop it.
-        oom_kills: processes that the kernel had ended for lack of memory before this one started.
     """
     now = states.record(job)
     if code == exits.IN_USE:
@@ -186,39 +166,24 @@ def outcome(
         return found
     if code == 0:
         return Status("done")
-    status, reason, message = (
-        ("stopped", "signal", "stopped before it could save") if stopped else _death(job, code, oom_kills)
-    )
-    return write_outcome(job, Status(status, reason, message))
-
-
-def write_outcome(job: Plan, status: Status) -> Status:
-    """Write the outcome into `run.json` for a process that could not; wait if another process owns the run.
-
-    A folder that cannot be written keeps its record, and the sweep goes on.
-    """
-    try:
+    status = Status("stopped", "signal", "stopped before it could save") if stopped else _death(job, code)
+    try:  # a folder that cannot be written, or that another process owns, keeps its record
         with Run.open(job.folder, job.config, command=None) as run:
             run.finish(status.name, status.reason, status.message)
     except (UserError, OSError):
-        return states.IN_USE if in_use(job.folder) else status
+        pass
     return status
 
 
-def _death(job: Plan, code: int, oom_kills: int | None) -> tuple[str, str, str]:
+def _death(job: Plan, code: int) -> Status:
     if code == -signal.SIGKILL:
-        now = machine.oom_kills()
-        if now is None or oom_kills is None:
-            return "failed", "signal", "killed by SIGKILL: by a user, a scheduler, or the system where memory ran out"
-        if now > oom_kills:
-            return "failed", "oom", "killed by SIGKILL, while the system ended processes since memory had run out"
-        return "failed", "signal", "killed by SIGKILL, not by the system for lack of memory"
+        return Status("failed", "signal", "killed by SIGKILL, perhaps since memory ran out")
     if code < 0:
-        return "failed", "signal", f"killed by {signal.Signals(-code).name}"
-    return "failed", "error", last_words(job.output) or f"ended with exit code {code}"
+        return Status("failed", "signal", f"killed by {signal.Signals(-code).name}")
+    return Status("failed", "error", _last_words(job.output) or f"ended with exit code {code}")
 
 
-def last_words(output: Path) -> str:
+def _last_words(output: Path) -> str:
     """The error line that a process printed, or else its last line."""
     text = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -13,7 +13,7 @@ from posbench.run_folder.folder import attempt_is_open, load_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows, newest_of_split
 
-FINAL = ("done", "failed", "stopped")
+FINAL = ("done", "failed", "stopped", "in use")
 _TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
 
 

@@ -158,8 +158,8 @@ def execute(
     def added(status: dict[str, Status]) -> list[Plan]:
         return [job.with_threads(threads) for job in more(status)] if more else []
 
-    with table.shown(todo) as show:
-        return pool.run(todo, slots, _recorded(todo, command, show) if command else show, added)
+    show = table.Lines(todo).show
+    return pool.run(todo, slots, _recorded(todo, command, show) if command else show, added)
 
 
 def _threads(todo: list[Plan], at_a_time: int) -> int:
