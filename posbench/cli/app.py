@@ -374,7 +374,7 @@ def list_(
 ) -> None:
     """List encodings, tasks, data sets and all other choices.
 
-    A wide terminal shows more columns; --json has everything. 'posbench show NAME --text' describes an encoding.
+    --json has everything. 'posbench show NAME --text' describes an encoding.
     """
     from posbench.cli import listing
 

@@ -21,36 +21,13 @@ from posbench.show import places
 # Parameters are counted at the size of experiment=demo, as the head of their column says.
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
 _LENGTH_DEPENDENT = "A longer input changes its beginning."
-# Columns and their heads. The longest texts come last: their lines may break anywhere.
-_COLUMNS = {
-    "name": "name",
-    "acts": "acts on",
-    "parameters": "params (demo)",
-    "kernels": "attention kernels",
-    "cache": "KV cache",
-    "architectures": "exports to",
-    "paper": "paper",
-    "title": "what it is",
-    "beyond": "beyond the training length",
-    "checked_against": "checked against",
-}
-_SPARE = (
-    "architectures",
-    "kernels",
-    "cache",
-    "checked_against",
-    "beyond",
-    "paper",
-    "acts",
-    "parameters",
-)  # dropped in this order if the terminal is narrow
-_LEAST = {"title": 45, "beyond": 30, "checked_against": 30}  # least characters of columns that may wrap
+_COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
 _LABELS = r"^(Source|Beyond training length|Checked against):"
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
 def show(sections: list[str], as_json: bool) -> None:
-    """Print the listing: JSON, a table on a terminal, plain aligned lines otherwise.
+    """Print the listing: JSON, or aligned lines with what matters most.
 
     Args:
         sections: those to print, such as `encodings` or `task`; all if empty.
@@ -58,12 +35,13 @@ def show(sections: list[str], as_json: bool) -> None:
     rows = listing(sections)
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
-    elif sys.stdout.isatty():
-        _print_tables(rows)
-    else:
-        for group, entries in rows.items():
-            print(f"{group}:")
-            _print_lines(entries)
+        return
+    for group, entries in rows.items():
+        print(f"{group}:")
+        cells = [[str(row[key] or "-") for key in _COLUMNS if key in row] for row in entries]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for line in cells:
+            print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
@@ -115,7 +93,7 @@ def page(name: str, width: int) -> str:
         "Attention kernels": facts["kernels"],
         "Key-value cache": facts["cache"],
         "Exports to": facts["architectures"],
-        "Learned parameters": f"{_shown(facts['parameters'])} in the demo's model ({size})",
+        "Learned parameters": f"{_counted(facts['parameters'])} in the demo's model ({size})",
         "Paper": facts["source"],
         "Link": ", ".join(f"https://arxiv.org/abs/{number}" for number in _ARXIV.findall(facts["source"] or "")),
         "Checked against": facts["checked_against"],
@@ -230,46 +208,5 @@ def _beyond(row: dict[str, Any]) -> str | None:
     return f"{row['beyond'] or ''} {_LENGTH_DEPENDENT}".strip() if row.get("length_dependent") else row["beyond"]
 
 
-def _shown(value: Any) -> str:
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """The cells of every column of these rows, without shortening."""
-    known = [{**row, "beyond": _beyond(row)} if "beyond" in row else row for row in rows]
-    return {key: [_shown(row[key]) for row in known] for key in _COLUMNS if known and key in known[0]}
-
-
-def _print_lines(rows: list[dict[str, Any]]) -> None:
-    columns = {key: [_COLUMNS[key], *cells] for key, cells in _columns(rows).items()}
-    for cells in zip(*columns.values(), strict=True):
-        line = []
-        for (key, column), cell in zip(columns.items(), cells, strict=True):
-            width = max(map(len, column))
-            line.append(cell.rjust(width) if key == "parameters" else cell.ljust(width))
-        print("  " + "  ".join(line).rstrip())
-
-
-def _print_tables(rows: dict[str, list[dict[str, Any]]]) -> None:
-    from posbench.terminal import console, tables
-
-    out = console.stdout()
-    for group, entries in rows.items():
-        columns = _columns(entries)
-        if "beyond" in columns:  # only the first clause: the rest is in the JSON
-            columns["beyond"] = [re.split(r"[;,.]", cell)[0] for cell in columns["beyond"]]
-        least = {key: max(map(len, [*_COLUMNS[key].split(), *cells])) for key, cells in columns.items()}
-        least |= {key: min(least[key], most) for key, most in _LEAST.items() if key in least}
-        keys = list(columns)
-        spare = [keys.index(key) for key in _SPARE if key in keys]
-        shown = [keys[column] for column in tables.fitting(list(least.values()), spare, out.width)]
-        table = tables.table(out, title=group)
-        for key in shown:
-            width = None if key in _LEAST else least[key]
-            table.add_column(_COLUMNS[key], justify="right" if key == "parameters" else "left", width=width)
-        for cells in zip(*(columns[key] for key in shown), strict=True):
-            table.add_row(*cells)
-        if len(shown) < len(keys):
-            left = ", ".join(_COLUMNS[key] for key in keys if key not in shown)
-            table.caption = f"No room here for: {left}. 'posbench list --json' and 'posbench list | less -S' have all."
-        out.print(table)
+def _counted(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
