@@ -17,27 +17,22 @@ from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
 from posbench.encodings.extend.methods import METHODS, methods_of
 from posbench.evaluation import probes
-from posbench.show import command, places, properties
-
-ROOT = Path(__file__).parents[1]
-SPEED = ROOT / "docs" / "performance.md"
+from posbench.show import command, places
 
 
 def pages(draw_into: Path | None = None) -> dict[str, str]:
     """The texts of the pages by name, `encodings/rope.md`.
 
     Args:
-        draw_into: the folder of all pages, for pictures; None: no pictures and no measured properties.
+        draw_into: the folder of all pages, for pictures; None: no pictures.
     """
-    files = choices("encoding")
-    speeds, measured = measured_speeds(), {}
+    names = list(choices("encoding"))
     if draw_into is not None:
         (draw_into / "encodings").mkdir(exist_ok=True)
-        measured = {one.name: one for one in properties.measure(list(files))}
-        for name in files:
+        for name in names:
             draw(name, draw_into / "encodings")
-    found = {f"encodings/{page_of(name)}": _page(name, speeds, measured.get(name)) for name in files}
-    return found | {"encodings/index.md": _overview(list(files), measured)}
+    found = {f"encodings/{page_of(name)}": _page(name, pictured=draw_into is not None) for name in names}
+    return found | {"encodings/index.md": _overview(names)}
 
 
 def page_of(name: str) -> str:
@@ -59,24 +54,7 @@ def draw(name: str, folder: Path) -> None:
         command.main([name], folder / f"{name}.png")
 
 
-def measured_speeds() -> dict[str, list[tuple[str, list[str], list[str]]]]:
-    """For each encoding its rows in docs/performance.md: caption, columns, cells."""
-    found: dict[str, list[tuple[str, list[str], list[str]]]] = {}
-    section = SPEED.read_text(encoding="utf-8").partition("### Two threads")[2].partition("\n##")[0]
-    for caption, columns, rows in re.findall(
-        r"^Tokens per second[^;]*; (.*?)\. Peak.*\n(?:[^|].*\n|\n)*(\|.*\n)\| ---.*\n((?:\|.*\n)+)", section, flags=re.M
-    ):
-        for row in rows.splitlines():
-            name, *cells = _cells(row)
-            found.setdefault(name, []).append((caption, _cells(columns)[1:], cells))
-    return found
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def _page(name: str, speeds: dict[str, list[tuple[str, list[str], list[str]]]], measured: Any) -> str:
+def _page(name: str, pictured: bool) -> str:
     facts = listing.describe(name)
     parts = [
         f"# {name}\n",
@@ -87,11 +65,10 @@ def _page(name: str, speeds: dict[str, list[tuple[str, list[str], list[str]]]], 
         f"Source: {facts['source']}\n",
         _options(name),
         _facts(name, facts),
-        _cost(name, facts, speeds),
     ]
-    if measured:
+    if pictured:
         picture = f"The picture of `posbench show {name}`; the [gallery](../gallery.md) explains how to read it.\n"
-        parts += ["## Picture\n", picture, f"![{name}]({name}.png)\n", "## Properties, measured\n", _verdicts(measured)]
+        parts += ["## Picture\n", picture, f"![{name}]({name}.png)\n"]
     return "\n".join(part for part in parts if part)
 
 
@@ -129,6 +106,7 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
     end = f"{facts['max_length']:,} tokens" if facts["max_length"] else "any length"
     lines = [
         f"- Acts on: {acts}",
+        f"- Learned parameters in the demo's model: {facts['parameters']:,}",
         f"- Beyond the training length: {facts['beyond']}",
         f"- Defined up to: {end}, when trained at {listing.DEMO['train_length']}",
         f"- A longer input changes its beginning: {'yes' if facts['length_dependent'] else 'no'}",
@@ -141,44 +119,10 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
     return "## Facts\n\n" + "\n".join(lines) + "\n"
 
 
-def _cost(name: str, facts: dict[str, Any], speeds: dict[str, list[tuple[str, list[str], list[str]]]]) -> str:
-    sizes = "4 layers, width 128, 4 heads, training length 64"
-    text = f"## Cost\n\nLearned parameters in the demo's model ({sizes}): {facts['parameters']:,}.\n"
-    for caption, columns, cells in speeds.get(name, []):
-        text += f"\nTokens per second, {caption}:\n\n| {' | '.join(columns)} |\n|{'---:|' * len(columns)}\n"
-        text += f"| {' | '.join(cells)} |\n"
-    if name in speeds:
-        return text + "\n[Speed](../performance.md) has the machine, the method and the other encodings.\n"
-    return text + "\nIts speed was not measured.\n"
-
-
-def _verdicts(measured: Any) -> str:
-    lines = [f"| {' | '.join(_PROPERTIES.values())} |", f"|{'---|' * len(_PROPERTIES)}"]
-    lines.append(f"| {' | '.join(getattr(measured, key).verdict for key in _PROPERTIES)} |")
-    return "\n".join(lines) + "\n\n`posbench properties` says how each is measured.\n"
-
-
-_PROPERTIES = {
-    "order": "order",
-    "uniqueness": "unique",
-    "relative_code": "relative code",
-    "relative_logit": "relative logit",
-    "shift_linear": "shift linear",
-    "continuous": "continuous",
-    "invariance": "invariant",
-    "purpose": "changes",
-}
-
-
-def _overview(names: list[str], measured: dict[str, Any]) -> str:
+def _overview(names: list[str]) -> str:
     files = choices("encoding")
     rows = [f"| [`{name}`]({page_of(name)}) | {configuration_pages.head(files[name])} |" for name in names]
     parts = ["# Encodings\n", readme.table(), "| encoding | what it is |\n|---|---|", *rows]
-    if measured:
-        parts += [_ABOUT_PROPERTIES, f"| encoding | {' | '.join(_PROPERTIES.values())} |"]
-        parts.append(f"|---|{'---|' * len(_PROPERTIES)}")
-        for name, one in measured.items():
-            parts.append(f"| `{name}` | {' | '.join(getattr(one, key).verdict for key in _PROPERTIES)} |")
     parts += ["\n## Context extension\n", _EXTENSION, "| method | what it does | options | source |\n|---|---|---|---|"]
     for method in METHODS.values():
         options = ", ".join(f"`{key}`" for key in method.options)
@@ -189,13 +133,6 @@ def _overview(names: list[str], measured: dict[str, Any]) -> str:
     return "\n".join(parts) + "\n"
 
 
-_ABOUT_PROPERTIES = """
-## Properties, measured
-
-Properties from tutorials, measured by `posbench properties`: does order matter, has every position its own code, do
-codes and logits depend on distance alone, is the next code a linear function of this one, is there a code between two
-positions, does a longer input leave the beginning unchanged, and what does the encoding change.
-"""
 _EXTENSION = """Methods that make a trained encoding reach beyond its training length, without further training.
 `posbench evaluate RUN extension=yarn` applies one, `extension=yarn:factor=4` with an option.
 """
