@@ -94,11 +94,9 @@ def test_tokens_are_those_trained_on_and_empty_where_training_failed(tmp_path: P
     template = fake_study.demo_config()
     write_run(tmp_path, fake_study.configured(template, "rope", 0), Truth(4.1, 0.0), tokens=38_912)
     write_run(tmp_path, fake_study.configured(template, "t5", 0), None, "failed", reason="diverged")
-    strange = {"tokens": 1.5, "parameters": {"total": 1e299}}
-    write_run(tmp_path, fake_study.configured(template, "alibi", 0), Truth(4.1, 0.0), **strange)
     table = posbench.runs(tmp_path).set_index("encoding")
     assert table.tokens["rope"] == 38_912 != template.training.tokens
-    assert table.tokens.isna()[["t5", "alibi"]].all() and pd.isna(table.parameters["alibi"])
+    assert pd.isna(table.tokens["t5"])
 
 
 def test_whether_a_run_has_learned_stands_wherever_its_numbers_do(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from posbench.report import captions, chart, figures, on_the_way, tables, text
 from posbench.report.answer import answer
 from posbench.report.comparison import claims, load, summary
 from posbench.run_folder import finding
-from posbench.terminal import spreadsheets
 
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
 
@@ -648,19 +647,6 @@ def test_hostile_names_stay_text_in_markdown(hostile: Path, printed: str) -> Non
     markdown = (hostile / "report" / "report.md").read_text()
     assert "<img" not in markdown and "&lt;img" in markdown
     assert re.search(r"(?<!\\)\]\(javascript", markdown) is None
-    assert "\x1b" not in markdown
-
-
-def test_hostile_names_are_no_formulas_in_csv(hostile: Path, printed: str) -> None:
-    commands = {row["command"] for row in read_csv(hostile / "report" / "runs.csv")}
-    assert "'=1+1" in commands
-    assert not any(command.startswith("=") for command in commands)
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_a_csv_text_never_starts_like_a_formula_and_a_number_stays_one(start: str) -> None:
-    row = spreadsheets.csv_text(["a", "b"], [{"a": f" {start}cmd|' /C calc'!A0", "b": -1.5}])
-    assert row.splitlines()[1].startswith(f"'{start}cmd") and row.splitlines()[1].endswith(",-1.5")
 
 
 def test_hostile_names_stay_data_on_the_page(hostile: Path, printed: str) -> None:

@@ -447,26 +447,6 @@ def test_text_beside_tasks_is_reported_as_it_is_alone(template: Config, study: P
     assert "problem_length" not in header and not (tmp_path / "alone" / "tasks.csv").exists()
 
 
-@pytest.mark.full
-def test_rows_of_strangers_do_not_stop_a_report(template: Config, tmp_path: Path) -> None:
-    config = task_config(template, "passkey", **{"</script>": "|`x`\x1b[2J"})
-    folder = write_task_run(tmp_path, config, "rope", 0, Skill())
-    first, *rest = read_rows(folder / "evaluation.jsonl")
-    garbage = [
-        {"accuracy": "x"}, {"accuracy": -3}, {"exact_match": [1]}, {"task": None}, {"task": ":::"}, {"offset": -5},
-        {"problem_length": -2}, {"length_ratio": 1e-300}, {"length_ratio": -1}, {"length_ratio": 1e300},
-        {"n_blocks": "no"}, {"targets_sha256": 3}, {"task": "</script><b>:\x1b[2J"}, {"problem_length": "x"},
-    ]  # fmt: skip
-    rows = [*(first | one | {"stride": n} for n, one in enumerate(garbage)), first, *rest]
-    write_rows(folder / "evaluation.jsonl", rows)
-    blocks = (folder / "evaluation_blocks.jsonl").read_text().replace('"n_correct": 10', '"n_correct": 99', 5)
-    (folder / "evaluation_blocks.jsonl").write_text(blocks)
-    (folder / "metrics.jsonl").write_text('{"step": [1], "validation/accuracy": {}}\n{"x": "\\u0000"}\n')
-    report.main([tmp_path])
-    page = (tmp_path / "report" / "index.html").read_text()
-    assert page.count("</script>") == 2 and "\x1b" not in page  # the curves, and what draws them
-
-
 # -- pictures and data -------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from posbench.report.comparison import load
 from posbench.report.comparison.load import RunData
 from posbench.run_folder import finding
 from posbench.run_folder.jsonl import number
-from posbench.terminal.exits import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +91,7 @@ def _readable(folders: list[Path]) -> Iterator[RunData]:
         try:
             yield load.read(folder)
         except UserError as error:
-            warnings.warn(one_line(f"left out, unreadable: {error}"), stacklevel=3)
+            warnings.warn(f"left out, unreadable: {error}", stacklevel=3)
 
 
 def _row(run: RunData, label: str) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from posbench.run_folder.finding import run_folders
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import CONFIG, METRICS
 from posbench.run_folder.rows import COLUMNS, evaluation_blocks
-from posbench.terminal.exits import spelt_out
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,7 +115,7 @@ class LoadedRun:
     def metrics(self) -> pd.DataFrame:
         """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `validation/nll` (nats), ..."""
         lines = read_jsonl(self.folder / METRICS)
-        rows = [{spelt_out(key): number(value) for key, value in line.items()} for line in lines]
+        rows = [{key: number(value) for key, value in line.items()} for line in lines]
         frame = pd.DataFrame(
             rows, columns=list(dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)]))
         )
@@ -185,14 +184,14 @@ class LoadedRun:
 
     def __repr__(self) -> str:
         numbers = "".join(f", {name} {value}" for name, value in self._shown())
-        return spelt_out(f"<run {self.id}: {self.status}{numbers}; {self.folder}>")
+        return f"<run {self.id}: {self.status}{numbers}; {self.folder}>"
 
     def _repr_html_(self) -> str:
         cells = [("status", self.status), *self._shown()]
         head, body = (
             "".join(f"<t{tag}>{html.escape(cell[at])}</t{tag}>" for cell in cells) for at, tag in ((0, "h"), (1, "d"))
         )
-        title = f"<b>{html.escape(self.id)}</b> <code>{html.escape(spelt_out(str(self.folder)))}</code>"
+        title = f"<b>{html.escape(self.id)}</b> <code>{html.escape(str(self.folder))}</code>"
         return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
 
     def _shown(self) -> list[tuple[str, str]]:

@@ -178,7 +178,7 @@ def prepare(
         prepared = prepare_all(configs)
     for tokens in prepared:
         counts = ", ".join(f"{split} {count:,}" for split, count in tokens.record["tokens"].items())
-        print(exits.spelt_out(f"{tokens.record['name']}: {counts} tokens in {tokens.folder}"))
+        print(f"{tokens.record['name']}: {counts} tokens in {tokens.folder}")
 
 
 @app.command(epilog=f"{_OF_A_SWEEP}\n\n{_KEYS}")
@@ -339,7 +339,7 @@ def clean(
     freed, left = cleaning.clean(folders)
     print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
     for folder in left:
-        print(exits.spelt_out(f"not cleaned, since the run is unfinished or in use: {folder}"))
+        print(f"not cleaned, since the run is unfinished or in use: {folder}")
 
 
 @app.command()
@@ -358,7 +358,7 @@ def export(
 
     if code not in ("code=true", "code=false"):
         raise UserError(f"unknown setting '{code}': expected code=true, or nothing")
-    print(exits.spelt_out(export.told(folder, export.export(run, folder, code == "code=true"))))
+    print(export.told(folder, export.export(run, folder, code == "code=true")))
 
 
 @app.command("list")

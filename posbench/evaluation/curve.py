@@ -23,7 +23,7 @@ from posbench.run_folder.rows import (
     newest_of_split,
     on_shared_targets,
 )
-from posbench.terminal import chart, console, exits, tables
+from posbench.terminal import chart, console, tables
 
 FLAT = 0.1  # nats per token: a curve that spans less looks flat
 # Columns of the table, and what its caption says of them.
@@ -63,7 +63,7 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     others = [row for row in known if row not in rows and row not in passed]
     for piece in [*pieces, *_told_on_the_way(passed), *_left_out(others)]:
         out.print(piece)
-    out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
+    out.print(f"Run folder: {folder}", soft_wrap=True)
 
 
 def _pieces(folder: Path, config: AnyConfig, rows: list[EvaluationRow], out: Console) -> Iterator[RenderableType]:

@@ -17,7 +17,7 @@ from posbench.run_folder.logged import LINE, Curves, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 from posbench.run_folder.wandb_session import Session, Target, exit_code_of, has_key
-from posbench.terminal import console, exits
+from posbench.terminal import console
 
 
 def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
@@ -35,13 +35,13 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
     for folder in folders:
         if len(folders) > 1 and isinstance(load_any_config(folder), TrainedElsewhere):
             told = f"{folder}: nothing to send, results of a model that was not trained here"
-            out.print(exits.spelt_out(told), soft_wrap=True)
+            out.print(told, soft_wrap=True)
             continue
         config = _mirrored(folder)
         where = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
         config = dataclasses.replace(config, tracking=validate(TrackingConfig, where, "tracking"))
         if config.tracking.backend != "wandb":
-            out.print(exits.spelt_out(f"{folder}: {_written_anew(config, folder, anew)}"), soft_wrap=True)
+            out.print(f"{folder}: {_written_anew(config, folder, anew)}", soft_wrap=True)
             continue
         _refuse_without_key(config)
         with Run.open(folder, config, command=None) as run:
@@ -52,7 +52,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
                 said = send(config, run, dataclasses.replace(target, **moved, **again))
             except Exception as error:
                 raise PosbenchError(f"W&B did not take {folder}: {str(error).partition(chr(10))[0]}") from error
-        out.print(exits.spelt_out(f"{folder}: {said}"), soft_wrap=True)
+        out.print(f"{folder}: {said}", soft_wrap=True)
 
 
 def _mirrored(folder: Path) -> Trains:

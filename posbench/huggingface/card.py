@@ -19,7 +19,6 @@ from posbench.huggingface.architectures import Stock
 from posbench.huggingface.package import transformers
 from posbench.huggingface.parity import Agreement
 from posbench.run_folder.rows import EvaluationRow
-from posbench.terminal.exits import spelt_out
 
 _SHAPING = ("encoding", "model", "data", "training", "seed")  # sections shown on the card
 
@@ -71,7 +70,7 @@ def of_trained_on(
         f"updates, learning rate {training.learning_rate:g}, seed {config.seed}. Its positions: "
         f"`{config.encoding.name}`."
     )
-    options = f"    {spelt_out(json.dumps(config.encoding.options, sort_keys=True))}\n\n    {spelt_out(str(command))}"
+    options = f"    {json.dumps(config.encoding.options, sort_keys=True)}\n\n    {command}"
     sections = [
         _front("long-context", config.encoding.name, **base),
         f"# {_code(config.id)}\n\nThe {done}\n\n{options}",
@@ -145,7 +144,7 @@ def _results(rows: Sequence[EvaluationRow], when: str = "") -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        nll = f"{row.nll:.4f}" if row.measured else spelt_out(row.status)
+        nll = f"{row.nll:.4f}" if row.measured else row.status
         interval = "" if row.ci_low is None or row.ci_high is None else f"{row.ci_low:.4f} to {row.ci_high:.4f}"
         byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
         name = _code(row.curve_name).replace("|", "\\|")
@@ -188,9 +187,9 @@ def _shaping(config: Config) -> str:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"    {spelt_out(line)}" for line in text.splitlines())
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def _code(value: object) -> str:
-    """Untrusted text as inline code."""
-    return f"`{spelt_out(str(value)).replace('`', chr(39))}`"
+    """Text as inline code."""
+    return f"`{str(value).replace('`', chr(39))}`"

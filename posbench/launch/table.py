@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from posbench.launch import states
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
-from posbench.terminal import console, exits, tables
+from posbench.terminal import console, tables
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,7 @@ def show_failures(todo: list[Plan], status: Mapping[str, Status]) -> None:
     for job in todo:
         now = status[job.id]
         if now.name != "done":
-            message = exits.one_line(now.message or "")
-            made.add_row(job.id, _own(job, todo), now.name, now.reason or "", message)
+            made.add_row(job.id, _own(job, todo), now.name, now.reason or "", now.message or "")
     console.stderr.print(made)
     for value, number in poisoned(todo, status).items():
         console.stderr.print(f"All {number} runs with {value} failed.")
@@ -79,7 +78,7 @@ def poisoned(todo: list[Plan], status: Mapping[str, Status]) -> dict[str, int]:
 def _own(job: Plan, todo: list[Plan]) -> str:
     """The overrides that tell a job from the others."""
     common = set.intersection(*(set(one.overrides) for one in todo))
-    return exits.one_line(" ".join(override for override in job.overrides if override not in common or len(todo) == 1))
+    return " ".join(override for override in job.overrides if override not in common or len(todo) == 1)
 
 
 def _details(job: Plan, now: Status) -> str:
@@ -88,4 +87,4 @@ def _details(job: Plan, now: Status) -> str:
         if row is not None and row.accuracy is not None:
             return f": {row.accuracy:.1%} of tokens right at problem length {row.problem_length}"
         return "" if row is None else f": {row.nll:.4f} nats/token at {job.config.training.train_length} tokens"
-    return f" ({now.reason}): {exits.one_line(now.message or '')}" if now.reason else ""
+    return f" ({now.reason}): {now.message or ''}" if now.reason else ""

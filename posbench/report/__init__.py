@@ -38,7 +38,6 @@ def main(
     from posbench.report import latex
     from posbench.report.comparison import claims, load
     from posbench.terminal import console as terminal
-    from posbench.terminal import exits
 
     latex.check(columns)
 
@@ -62,7 +61,7 @@ def main(
         there = len(list(folder.parent.glob("*/run.json")))
         study = os.path.relpath(folder.parent)
         where += f", on {len(runs)} of {there} runs: 'posbench report {study}' takes all" if len(runs) < there else ""
-    console.print(exits.spelt_out(where), soft_wrap=True)
+    console.print(where, soft_wrap=True)
 
 
 def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":

@@ -5,7 +5,10 @@
 """
 
 import contextlib
+import csv
+import io
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,6 @@ from posbench.report.comparison import standing
 from posbench.report.comparison.load import Group, RunData
 from posbench.report.comparison.standing import At, Standing
 from posbench.run_folder.rows import COLUMNS
-from posbench.terminal.spreadsheets import csv_text
 
 _NAMES = ["run", "label", "encoding", "options", "seed", "train_length", "learning_rate"]
 _RUN_COLUMNS = [
@@ -61,6 +63,14 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
     else:
         _remove_earlier(folder / "tasks.csv", _SCHEME_COLUMNS)
         _remove_earlier(folder / "problems.csv", _PROBLEM_COLUMNS)
+
+
+def csv_text(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows under these columns, below a line with the columns' names; missing values are empty."""
+    out = io.StringIO()
+    lines = ([row.get(column) for column in columns] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows([columns, *lines])
+    return out.getvalue()
 
 
 def _remove_earlier(path: Path, columns: list[str]) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from posbench.report.lines import Line
-from posbench.terminal.exits import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +27,7 @@ FONT = 10.0  # points
 
 def wrapped(text: str) -> str:
     """A name in a few short lines; a very long one keeps its beginning and its end."""
-    text, room = one_line(text), NAME_WIDTH * NAME_LINES
+    room = NAME_WIDTH * NAME_LINES
     lines = textwrap.wrap(text, NAME_WIDTH)
     if len(lines) > NAME_LINES:
         text = f"{text[: room // 2 - 3]}… {text[3 - room // 2 :]}"

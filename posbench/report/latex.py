@@ -16,7 +16,6 @@ from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.comparison.summary import PerRun, Point, Summary
 from posbench.report.tables import FEW, ONE, Table, Value
 from posbench.run_folder.rows import PLAIN
-from posbench.terminal.exits import one_line
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 COLUMN = 219.0  # points: a narrow column among the usual two-column styles
@@ -234,7 +233,7 @@ def _behind(one: Summary, best: Summary, measure: PerRun) -> Interval | None:
 
 def _comment(behind: str) -> list[str]:
     said = "Needs \\usepackage{booktabs,tabularx}. As wide as a column; as table*, as wide as the page."
-    return [f"% {line}" for text in (said, _ascii(one_line(behind))) for line in textwrap.wrap(text, 110)]
+    return [f"% {line}" for text in (said, _ascii(behind)) for line in textwrap.wrap(text, 110)]
 
 
 def _caption(group: Group, summaries: list[Summary], meanings: str, made: Table, has_bold: bool, alike: bool) -> str:
@@ -279,7 +278,7 @@ def _cell(value: Value, bold: bool, alike: bool) -> str:
 
 def latex(text: str) -> str:
     """Text in one line, with special characters escaped; non-ASCII characters become `?`."""
-    return _ascii("".join(_SPELT.get(character, character) for character in one_line(text)))
+    return _ascii("".join(_SPELT.get(character, character) for character in text))
 
 
 def _ascii(text: str) -> str:

@@ -27,7 +27,6 @@ from posbench.report.comparison.summary import Curve, Point, Summary
 from posbench.report.styles import DASHES, Style
 from posbench.report.tables import Table
 from posbench.run_folder.rows import PLAIN, WINDOWED
-from posbench.terminal.exits import one_line
 
 _HERE = Path(__file__).parent
 
@@ -65,7 +64,6 @@ def render(
     """The whole page."""
     script, sheet = _own("tables.js") + Markup(chart.script()), _own("page.css")  # noqa: S704 - no word of a run folder
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
-    environment.filters |= {"line": one_line, "keep_indent": _keep_indent}
     template = environment.from_string((_HERE / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         title=title,
@@ -121,7 +119,7 @@ def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool, is_outsi
         dots["level"].append(_dot(point, point.nll, point.band))
         if point.rise:
             dots["rise"].append(_dot(point, point.rise.mean, point.rise))
-    label = one_line(_label(one, curve))
+    label = _label(one, curve)
     is_on = plain or (curve.kind == WINDOWED and is_baseline)
     undefined_at = curve.undefined_at if plain else None
     style = Style(look.colour, look.mark if plain else "", dash)
@@ -161,13 +159,8 @@ def _run(run: RunData) -> dict[str, Any]:
         "message": str(record.get("message") or ""),
         "command": str(record.get("command") or ""),
         "facts": ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None),
-        "config": plain.splitlines(),
+        "config": plain,
     }
-
-
-def _keep_indent(text: str) -> str:
-    stripped = text.lstrip(" ")
-    return " " * (len(text) - len(stripped)) + one_line(stripped)
 
 
 def _own(name: str) -> Markup:

@@ -12,7 +12,6 @@ from posbench.report.comparison.standing import Standing, learned, standings
 from posbench.report.page import Section
 from posbench.report.styles import Style
 from posbench.report.task_figure import PANELS, lengths, medians_of, seeds
-from posbench.terminal.exits import one_line
 
 
 def section(group: Group, heading: str, place: Path) -> Section:
@@ -47,7 +46,7 @@ def curves(group: Group, found: Sequence[Standing]) -> Markup:
 
 
 def _series(one: Standing, look: Style, known: dict[float, int | None]) -> Series:
-    label = one_line(one.scheme.label if one.ranked else f"{one.scheme.label}, not learned")
+    label = one.scheme.label if one.ranked else f"{one.scheme.label}, not learned"
     dots: dict[str, list[Dot]] = {column: [] for column in PANELS}
     for column in PANELS:
         by_run, medians = seeds(one, column), medians_of(one, column)

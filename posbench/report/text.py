@@ -12,7 +12,6 @@ from posbench import files
 from posbench.report.tables import Table
 from posbench.terminal import tables
 from posbench.terminal.console import carries_unicode
-from posbench.terminal.exits import one_line
 
 LONGEST_NAME = 24  # longest name of a scheme that is kept on one line
 _ASCII = str.maketrans({"±": "+-", "†": "'", "‡": '"', "≥": ">=", "²": "^2"})
@@ -74,9 +73,7 @@ def _least_width(table: Table, column: int, whole: bool) -> int:
 
 def _texts(table: Table, column: int) -> list[str]:
     # As ASCII: some signs are wider there.
-    return [
-        one_line(text.translate(_ASCII)) for text in (table.columns[column], *(row[column].text for row in table.rows))
-    ]
+    return [text.translate(_ASCII) for text in (table.columns[column], *(row[column].text for row in table.rows))]
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
@@ -86,7 +83,7 @@ def print_lines(console: Console, lines: Iterable[str]) -> None:
 
 
 def _safe(text: str, plain: bool = False) -> Text:
-    return Text(one_line(text.translate(_ASCII) if plain else text))
+    return Text(text.translate(_ASCII) if plain else text)
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------------------
@@ -94,7 +91,7 @@ def _safe(text: str, plain: bool = False) -> Text:
 
 def markdown(text: str) -> str:
     """Text in one line, escaped for Markdown and HTML."""
-    escaped = re.sub(r"([\\`*|\[\]~])", r"\\\1", one_line(text))
+    escaped = re.sub(r"([\\`*|\[\]~])", r"\\\1", " ".join(text.split()))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

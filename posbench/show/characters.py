@@ -11,7 +11,6 @@ from rich.text import Text
 
 from posbench.show.panels import Curves, Heatmap, Numbers, Panel, Picture
 from posbench.terminal import console
-from posbench.terminal.exits import one_line
 
 WIDTH, HEIGHT = 28, 10  # of a plot, in characters; two fit side by side into 80 columns
 MARGIN = 8  # for the y axis
@@ -44,7 +43,7 @@ def print_pictures(pictures: list[Picture]) -> None:
     out = console.stdout()
     signs = Signs(out)
     for picture in pictures:
-        title = signs.say(one_line(_title(picture)))
+        title = signs.say(_title(picture))
         out.print(title if len(title) > out.width - 4 else Rule(title, characters=signs.line))  # a rule would cut it
         out.print(Columns([_panel(panel, signs) for panel in picture.panels], padding=(1, 3)))
     lengths = dict.fromkeys(f"{picture.train_length} tokens" for picture in pictures)

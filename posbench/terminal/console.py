@@ -27,7 +27,7 @@ SIGNS = "░▒▓█│─·●○◇±†‡≥²"
 
 
 class _Console(Console):
-    """All output is data: control characters are escaped in every text. Line breaks stay."""
+    """All output is data: control characters are escaped in every text, here alone. Line breaks stay."""
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(_spelt(text), **how)  # first, so that columns have the width of the escaped text

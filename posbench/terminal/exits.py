@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 IN_USE = 75  # a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
-LONGEST = 4000  # most characters of the one line
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug, also for child processes
 _OTHER_PLACE = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
 _NO_ACCESS = {  # system errors about the user's files, and what to do
@@ -59,19 +58,8 @@ def report(error: BaseException) -> int:
         text, code = f"{where}: {error.strerror}: posbench needs to read or write it; {_NO_ACCESS[error.errno]}", 2
     else:
         text, code = f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
-    print(f"error: {_readable(text)}", file=sys.stderr, flush=True)
+    print(f"error: {spelt_out(' '.join(text.split()))}", file=sys.stderr, flush=True)
     return code
-
-
-def _readable(text: str) -> str:
-    """One line of limited length, so that untrusted values cannot fill the screen."""
-    line = one_line(text)
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ... ({len(line):,} characters)"
-
-
-def one_line(text: str) -> str:
-    """Text as one line that cannot control a terminal: control characters are escaped."""
-    return spelt_out(" ".join(text.split()))
 
 
 def counted(count: int, noun: str) -> str:
@@ -81,8 +69,6 @@ def counted(count: int, noun: str) -> str:
 
 def spelt_out(text: str) -> str:
     """Text with its control characters, line breaks among them, as escapes: `\\n`, `\\x1b`."""
-    if text.isprintable():  # nearly always, and a report asks for a million texts
-        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

@@ -32,7 +32,7 @@ from posbench.run_folder.rows import (
     newest_of_split,
     on_shared_targets,
 )
-from posbench.terminal.exits import counted, spelt_out
+from posbench.terminal.exits import counted
 
 REFERENCE = "rope"
 
@@ -80,7 +80,7 @@ class RunData:
     def task(self) -> str | None:
         """The name of the task that it was trained on; None for text."""
         task = self.config.data.task
-        return None if task is None else spelt_out(str(task.get("name")))
+        return None if task is None else str(task.get("name"))
 
     @property
     def split(self) -> str:
@@ -213,16 +213,7 @@ def described(folder: Path) -> RunData:
     shown = {key: str(record[key]) for key in ("command", "message") if record.get(key)}
     if record.get("status") == "done" and "message" in shown:
         shown["message"] = f"a later evaluation ended early ({record.get('reason')}): {shown['message']}"
-    return RunData(folder, _shown(record | shown), config, rows)
-
-
-def _shown(value: Any) -> Any:
-    """A record as it may be shown anywhere: control characters in its texts are spelt out."""
-    if isinstance(value, dict):
-        return {spelt_out(key): _shown(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_shown(item) for item in value]
-    return spelt_out(value) if isinstance(value, str) else value
+    return RunData(folder, record | shown, config, rows)
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------
@@ -249,7 +240,7 @@ def groups(runs: list[RunData], reference: str | None = None) -> list[Group]:
         found.append(Group(_schemes(members), apart, reference))
     if reference is not None and not any(group.reference for group in found):
         known = sorted({name for group in found for one in group.schemes for name in (one.name, one.label)})
-        raise UserError(f"no scheme is called '{spelt_out(reference)}': expected one of {', '.join(known)}")
+        raise UserError(f"no scheme is called '{reference}': expected one of {', '.join(known)}")
     return found
 
 
@@ -311,10 +302,10 @@ def failures(runs: list[RunData]) -> list[Failure]:
     known = [(run.folder.name, run.outcome, str(run.record.get("message") or "")) for run in runs if not run.done]
     for study in studies(runs):
         for cell in listed(study / "sweep.json", "cells"):
-            name = spelt_out(str(cell.get("id")))
+            name = str(cell.get("id"))
             if not (study / str(cell.get("id")) / "run.json").is_file():
-                outcome = spelt_out(str(cell.get("reason") or cell.get("status")))
-                known.append((name, f"{outcome}, without a run folder", spelt_out(str(cell.get("message") or ""))))
+                outcome = str(cell.get("reason") or cell.get("status"))
+                known.append((name, f"{outcome}, without a run folder", str(cell.get("message") or "")))
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, outcome, message in known:
         found[outcome, message.replace(name, "RUN")].append(name)
@@ -327,7 +318,7 @@ def failures(runs: list[RunData]) -> list[Failure]:
 def commands(runs: list[RunData]) -> list[str]:
     """The command lines that runs were started with, each once: that of their sweep where its record has it."""
     swept = {
-        study / str(cell.get("id")): spelt_out(cell["command"])
+        study / str(cell.get("id")): cell["command"]
         for study in studies(runs)
         for cell in listed(study / "sweep.json", "cells")
         if isinstance(cell.get("command"), str)
@@ -492,7 +483,7 @@ def differing(settings: list[dict[str, Any]]) -> list[str]:
 
 def spelt(value: Any) -> str:
     """A setting as it may be shown anywhere, digests by their first digits."""
-    return _DIGEST.sub(r"\1", spelt_out(value if isinstance(value, str) else json.dumps(value)))
+    return _DIGEST.sub(r"\1", value if isinstance(value, str) else json.dumps(value))
 
 
 def by_default(config: AnyConfig) -> bool:
