@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -223,16 +222,3 @@ def test_every_peer_is_of_posbenchs_size_and_trains(quick: None, peers: ModuleTy
     rows, _ = peers.measure(list(peers.PEERS), speed.find_shape("demo", 64), rounds=1, threads=1)
     assert {row.peer for row in rows} == set(peers.PEERS)
     assert all(sum(row.default for row in rows if row.peer == name) == 1 for name in peers.PEERS)
-
-
-@pytest.mark.slow
-def test_the_profile_names_where_a_step_spends_its_time() -> None:
-    command = [sys.executable, SCRIPT.with_name("profile_step.py"), "none", "nanogpt", "--shape", "demo"]
-    done = subprocess.run([*command, "--threads", "1", "--rows", "3"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    header, _, total, *operators, empty, caption = done.stdout.splitlines()
-    assert [cell.strip() for cell in header.split("|")[1:-1]] == ["operator", "none", "nanogpt"]
-    assert total.startswith("| all |") and len(operators) == 3
-    (product,) = [row.split("|")[2:4] for row in operators if "`aten::mm`" in row]
-    assert all(float(cell.split()[0]) > 0 for cell in product)
-    assert empty == "" and caption == "demo, 32 x 64 tokens, 1 thread"
