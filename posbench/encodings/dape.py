@@ -12,8 +12,7 @@ is the inner encoding.
 Every pair runs through the network, so this costs many times as much as the inner encoding.
 
 Source: Zheng et al., "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation" (2024), arXiv:2405.14722,
-section 3; the network as in the authors' code (chuanyang-Zheng/DAPE). One demo run each, at the training length: 3.715
-nats per token, and 3.718 with `per_layer: false`.
+section 3; the network as in the authors' code (chuanyang-Zheng/DAPE).
 Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
 Checked against: plain loops around the oracle of the encoding inside.
 """

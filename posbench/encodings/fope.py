@@ -10,9 +10,8 @@ factor is no rotation, so a logit depends on both positions and not only on thei
 
 Source: Hua et al., "Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length Generalization"
 (2024), arXiv:2412.17739. The pairs that do not turn have cosine 1 and sine 0, as the text says. The code behind the
-authors' results gives them sine 1, which doubles their part of every logit: `still_sine: 1`. One demo run each: 3.889
-nats per token at the training length and 4.492 at 8x with sine 0, 3.908 and 4.495 with 1, less than seeds differ by.
-The draw is the same in every run.
+authors' results gives them sine 1, which doubles their part of every logit: `still_sine: 1`. The draw is the
+same in every run.
 Beyond training length: defined everywhere; every frequency that is left has been seen at all angles.
 Checked against: plain loops from the paper; without the draw it is RoPE on those pairs.
 """

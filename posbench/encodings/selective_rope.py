@@ -12,7 +12,7 @@ Order is that of the tokens; position numbers are not used.
 
 Weights start normal with deviation 0.02, as all linear maps and convolutions do in the authors' models. Three of them
 follow one another, so the first angles are near 0: the model starts as `none`. `start: torch` gives torch's larger
-ones. One demo run each, at the training length: 3.916 nats per token, and 3.911 with `start: torch` and rank 16.
+ones.
 
 Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388; formula and start are those of
 the authors' code (neither bias nor gate, rank 32 as in its language models, 16 where none is given).
