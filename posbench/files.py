@@ -7,11 +7,9 @@ import atexit
 import contextlib
 import errno
 import fcntl
-import grp
 import hashlib
 import logging
 import os
-import pwd
 import re
 import secrets
 import shutil
@@ -36,52 +34,6 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def user_cache() -> Path:
     """posbench's folder in the user's cache; it may be missing. Raises RuntimeError if the user has no home folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
-
-
-def private_cache(name: str) -> Path:
-    """Return a folder of the user's cache for code that will be run, or a temporary one (warns) if that is not safe.
-
-    Safe: this user or root owns the folder and all its parents, and nobody else can write to them, so nobody else can
-    put another folder in its place. Others may write to a parent that is sticky, such as /tmp: they cannot rename what
-    is not theirs there.
-    """
-    folder = None
-    try:
-        folder = user_cache() / name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = folder.resolve()  # links on the way may change later; the real path is what is checked and used
-        facts = folder.lstat()
-        if (
-            facts.st_uid == os.geteuid()
-            and is_private(facts)
-            and all(_is_safe_parent(parent.lstat()) for parent in folder.parents)
-            and os.access(folder, os.W_OK)
-        ):
-            return folder
-        why = "other users can change it or its parents, or it cannot be written to"
-    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        why = str(error)
-    logger.warning("%s is not used for compiled code (%s); this process compiles for itself", folder or name, why)
-    return until_exit()
-
-
-def is_private(facts: os.stat_result) -> bool:
-    """Whether this user or root owns a file or folder and nobody else may write to it."""
-    others = stat.S_IWOTH if _is_own_group(facts.st_gid) else stat.S_IWOTH | stat.S_IWGRP
-    return facts.st_uid in (0, os.geteuid()) and not facts.st_mode & others
-
-
-def _is_safe_parent(facts: os.stat_result) -> bool:
-    return is_private(facts) or (facts.st_uid in (0, os.geteuid()) and bool(facts.st_mode & stat.S_ISVTX))
-
-
-def _is_own_group(gid: int) -> bool:
-    """Whether it is this user's private group, of their name and without other members, as many systems make one."""
-    try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
 
 
 def until_exit() -> Path:

@@ -1,7 +1,5 @@
-import base64
 import contextlib
 import dataclasses
-import hashlib
 import io
 import json
 import re
@@ -30,7 +28,7 @@ from posbench.config import plain_yaml, shipped
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, StartConfig
 from posbench.errors import UserError
-from posbench.report import captions, chart, figures, on_the_way, tables, text
+from posbench.report import captions, figures, on_the_way, tables, text
 from posbench.report.answer import answer
 from posbench.report.comparison import claims, load, summary
 from posbench.run_folder import finding
@@ -649,32 +647,16 @@ def test_hostile_names_stay_text_in_markdown(hostile: Path, printed: str) -> Non
     assert re.search(r"(?<!\\)\]\(javascript", markdown) is None
 
 
-def test_hostile_names_stay_data_on_the_page(hostile: Path, printed: str) -> None:
-    html = (hostile / "report" / "index.html").read_text().replace(chart.script(), "")
-    assert "<img" not in html
-    assert html.count("<script") == html.count("</script>") == 2  # the curves of one set, and what draws them
-    data = re.search(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
-    assert data is not None and not set("<>&\u2028") & set(data[1])
-    labels = [row["curve"] for row in json.loads(data[1])["data"]["values"]]
-    assert any("<img src=x onerror=alert(1)>" in label for label in labels)
-
-
-def test_the_pages_policy_allows_its_one_script_and_style_and_nothing_else(written: Path) -> None:
-    html = (written / "index.html").read_text()
+def test_hostile_names_stay_text_on_the_page_which_asks_for_nothing(hostile: Path, printed: str) -> None:
+    html = (hostile / "report" / "index.html").read_text()
+    assert html.count("<script") == html.count("</script>") == 1
+    assert re.findall("<img ([^ ]*)", html) == ['alt="Curves']
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
     assert policy is not None and policy[1].startswith("default-src 'none'; ")
-    for tag in ("script", "style"):
-        (inner,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy[1]
-    assert "unsafe" not in policy[1]
-    html = html.replace(chart.script(), "")  # libraries, which name what they never fetch
-    assert not re.search(r"\son\w+\s*=|\sstyle\s*=|\ssrc\s*=|\shref\s*=|@import|url\(", html)
-    assert not re.search("https?://", html.replace("https://vega.github.io/schema", ""))
 
 
 @pytest.mark.full
-def test_what_was_measured_on_the_way_is_a_table_and_a_chart_over_tokens(template: Config, tmp_path: Path) -> None:
+def test_what_was_measured_on_the_way_is_a_table_over_tokens(template: Config, tmp_path: Path) -> None:
     """rope begins to read at two million tokens, none never does and has not learned at first."""
     reads = Truth(3.2, 0.3, used=48, earlier=(Truth(3.9, 0.1, used=16), Truth(3.4, 0.2, used=40)))
     blind = Truth(3.6, 0.1, used=16, ngram=3.7, earlier=(Truth(4.1, 0.0, used=16, ngram=3.7), Truth(3.8, 0.1, used=16)))
@@ -687,26 +669,8 @@ def test_what_was_measured_on_the_way_is_a_table_and_a_chart_over_tokens(templat
     assert list(rows) == [(name, f"{n}M") for name in ("none", "rope") for n in (1, 2, 3)]
     assert float(rows["rope", "1M"][2]) == pytest.approx(3.9, abs=0.05) and rows["none", "1M"][1] == "0/2"
     assert {one.label: [rows[one.label, f"{n}M"][4] for n in (1, 2, 3)] for one in group.schemes}["none"][0] == ""
-    page = (folder / "report" / "index.html").read_text().replace(chart.script(), "")
-    shown = [
-        json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
-    ]
-    points = {(row["curve"], row["view"], row["ratio"]): row["value"] for row in shown[1]["data"]["values"]}
-    assert points["rope", "uses", 3_000_000] >= 48 and points["rope", "nll_1x", 1_000_000] == pytest.approx(
-        3.9, abs=0.05
-    )
+    page = (folder / "report" / "index.html").read_text()
     assert "Over training" in page and "Over training" in (folder / "report" / "report.md").read_text()
-
-
-@pytest.mark.full
-def test_a_damaged_cache_of_the_charts_libraries_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chart.files, "private_cache", lambda name: tmp_path)
-    whole = chart.script.__wrapped__()
-    (kept,) = tmp_path.iterdir()
-    kept.write_text(kept.read_text().replace("vega", "v\nega", 1))
-    assert chart.script.__wrapped__() == whole
-    kept.write_text("")
-    assert chart.script.__wrapped__() == whole
 
 
 def test_only_what_a_viewer_needs_of_a_hostile_name_is_in_the_svg(hostile: Path, printed: str) -> None:
@@ -861,12 +825,11 @@ def test_captions_and_notes_explain_only_the_marks_that_are_there(template: Conf
         "of levels over seeds",
         "† fewer",
         "≥ where nothing",
-        "up to 8 curves",
     ):
         assert mark not in one, mark
     names = ("alibi", "t5", "fox", "none", "sinusoidal", "index", "sine", "rope")
     many = said("many", {name: Truth(3.7, 0.0) for name in names} | {"learned": Truth(3.7, 0.0, 1)}, 2)
-    for mark in ("stop sign", "grey, in the picture", "of levels over seeds", "† fewer", "up to 8 curves"):
+    for mark in ("stop sign", "grey, in the picture", "of levels over seeds", "† fewer"):
         assert mark in many, mark
     assert "‡ one checkpoint" not in many
 

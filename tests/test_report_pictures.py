@@ -2,11 +2,9 @@
 
 import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,7 +13,7 @@ from fake_study import SCHEMES, Truth, configured, demo_config, group_of, write_
 from matplotlib.text import Text
 
 from posbench import encodings
-from posbench.report import chart, ends, families, figures, lines, page, styles
+from posbench.report import ends, families, figures, lines, styles
 from posbench.report.comparison import summary
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.summary import Summary
@@ -106,30 +104,6 @@ def test_a_variant_has_the_colour_of_its_scheme_and_another_mark_and_dash() -> N
     assert variant.colour == rope.colour and variant.mark != rope.mark and (rope.dash, variant.dash[:1]) == ("", "6")
     # Where the scheme itself is not in the report, its first variant looks as it would.
     assert styles.assign([("rope", "rope base=16"), ("rope", "rope base=64")])["rope base=16"] == rope
-
-
-def test_the_page_knows_how_to_draw_every_mark() -> None:
-    assert set(chart._SHAPES) - {""} == set(styles.MARKS)
-
-
-def test_the_page_and_the_picture_agree_on_looks(study: tuple[Group, list[Summary]]) -> None:
-    group, summaries = of(study, [("rope", f"rope base={n}") for n in (10000, 16)] + [("mine", "mine")])
-    chosen = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
-    looks = curve_looks(json.loads(page.curves(group, summaries, None)))
-    for label, style in chosen.items():
-        dash = [float(part) for part in style.dash.split()] or [1, 0]
-        ink = f"var(--ink-{styles.COLOURS.index(style.colour)})"
-        assert looks[label] == {"stroke": ink, "shape": chart._SHAPES[style.mark], "strokeDash": dash}
-
-
-def curve_looks(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What each curve of a chart looks like, by channel of its lines and marks."""
-    looks: dict[str, dict[str, Any]] = {}
-    for channel in ("stroke", "shape", "strokeDash"):
-        (scale,) = [layer["encoding"][channel]["scale"] for layer in spec["layer"] if channel in layer["encoding"]]
-        for label, look in zip(scale["domain"], scale["range"], strict=True):
-            looks.setdefault(label, {})[channel] = look
-    return looks
 
 
 # -- which row shows what ----------------------------------------------------------------------------------------------

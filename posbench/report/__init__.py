@@ -1,6 +1,5 @@
 """`posbench report`: tables, curves and one self-contained page from run folders."""
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,10 +56,6 @@ def main(
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
     print(said.get(), end="")  # last, so that a printing error costs no file
     where = f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)"
-    if out is None and any((path / "run.json").is_file() for path in paths):
-        there = len(list(folder.parent.glob("*/run.json")))
-        study = os.path.relpath(folder.parent)
-        where += f", on {len(runs)} of {there} runs: 'posbench report {study}' takes all" if len(runs) < there else ""
     console.print(where, soft_wrap=True)
 
 
@@ -124,26 +119,12 @@ def _write(
         _print(console, made, with_notes=all(made.on_task != other.on_task for other in sections))
         pieces.append(_markdown(made, folder))
         sections.append(made)
-    _remove_sets(folder, len(groups))
     failed = tables.not_done(load.failures(runs))
     text.print_lines(console, (": ".join(value.text for value in row if value.text) for row in failed.rows))
     pieces += [text.markdown_table(failed)] if failed.rows else []
     text.write(folder / "report.md", "\n".join(pieces))
     csv_files.write(folder, groups, runs)
     text.write(folder / "index.html", page.render(title, outcomes, warnings, sections, failed, runs))
-
-
-def _remove_sets(folder: Path, last: int) -> None:
-    """Remove the sets of an earlier report beyond the last one of this. Links and a user's files stay."""
-    from posbench.report import figures
-
-    for place in folder.glob("set-*"):
-        number = place.name.removeprefix("set-")
-        if number.isdecimal() and int(number) > last and not place.is_symlink():
-            figures.remove(place)
-            with contextlib.suppress(OSError):  # it may have what posbench did not write
-                (place / "table.tex").unlink(missing_ok=True)
-                place.rmdir()
 
 
 def _section(group: "Group", heading: str, place: Path, least: float, columns: str | None) -> "Section":
@@ -163,11 +144,9 @@ def _section(group: "Group", heading: str, place: Path, least: float, columns: s
         shown=tables.main_tables(group, summaries, least),
         more=[*tables.more_tables(group, summaries), *on_the_way.over_training(group, summaries)],
         notes=notes,
-        chart=page.curves(group, summaries, figures.baseline(group, summaries)),
         latex=latex.table(group, summaries, columns, title, " ".join([caption, *notes])),
         pictures=figures.save(group, summaries, place),
         pictured="Curves of nll by context length",
-        over_training=on_the_way.curves(group, summaries),
     )
 
 

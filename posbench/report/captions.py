@@ -99,12 +99,11 @@ def _marks(group: Group, summaries: list[Summary]) -> list[str]:
         "stop sign: undefined": any(one.plain.undefined_at for one in summaries),
     }
     banded = "; ".join(words for words, there in bands.items() if there)
-    few = f"; the page draws them for up to {families.MOST_TOGETHER} curves at a time" if families_apart else ""
     said = "; ".join(words for words, there in marks.items() if there)
     ranges = any(isinstance(point.rise, SeedRange) or isinstance(point.band, SeedRange) for point in points)
     instead = f", the range of seeds where they are fewer than {SEEDS_FOR_A_CLAIM}" if ranges else ""
     return [
-        *([f"Bands: 95 %, {banded}{instead}{few}."] if banded else []),
+        *([f"Bands: 95 %, {banded}{instead}."] if banded else []),
         *([f"{said[:1].upper()}{said[1:]}."] if said else []),
     ]
 

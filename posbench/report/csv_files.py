@@ -1,10 +1,8 @@
 """Every run and every row as CSV, with the options that tell runs of one encoding apart; also task schemes.
 
-`runs.csv` and `evaluation.csv` cover text and tasks. `tasks.csv` has a line per scheme and tested place of a task;
-`problems.csv` the same per run, with 95 % intervals over problems.
+`runs.csv` and `evaluation.csv` cover text and tasks. `tasks.csv` has a line per scheme and tested place of a task.
 """
 
-import contextlib
 import csv
 import io
 import json
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posbench.evaluation.answers import Answer, Place
+from posbench.evaluation.answers import Place
 from posbench.evaluation.levels import Levels
 from posbench.report import text
 from posbench.report.comparison import standing
@@ -36,10 +34,6 @@ _SCHEME_COLUMNS = [
     *_PLACE, "seeds_measured", "accuracy_median", "accuracy_min", "accuracy_max", "exact_match_median",
     "exact_match_min", "exact_match_max", "accuracy_median_of_learned", "chance", "trivial",
 ]  # fmt: skip
-_PROBLEM_COLUMNS = [
-    *_NAMES, "task", "set", "seed_learned", "steps_to_gate", *_PLACE, "n_problems", "n_distinct", "chance", "trivial",
-    "accuracy", "accuracy_low", "accuracy_high", "exact_match", "exact_match_low", "exact_match_high", "targets_sha256",
-]  # fmt: skip
 
 
 def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
@@ -58,27 +52,15 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
     if on_tasks:
         of_schemes = [line for group in on_tasks for line in _of_schemes(group, sets)]
         text.write(folder / "tasks.csv", csv_text(_SCHEME_COLUMNS, of_schemes))
-        of_runs = [{**names[run.folder], **line} for group in on_tasks for run in group.runs for line in _of_run(run)]
-        text.write(folder / "problems.csv", csv_text(_PROBLEM_COLUMNS, of_runs))
-    else:
-        _remove_earlier(folder / "tasks.csv", _SCHEME_COLUMNS)
-        _remove_earlier(folder / "problems.csv", _PROBLEM_COLUMNS)
 
 
 def csv_text(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows under these columns, below a line with the columns' names; missing values are empty."""
     out = io.StringIO()
-    lines = ([row.get(column) for column in columns] for row in rows)
-    csv.writer(out, lineterminator="\n").writerows([columns, *lines])
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return out.getvalue()
-
-
-def _remove_earlier(path: Path, columns: list[str]) -> None:
-    """Remove a table of an earlier report. A file with other columns is the user's and stays."""
-    head = csv_text(columns, []).encode()
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        if file.read(len(head)) == head:
-            path.unlink()
 
 
 def _of_schemes(group: Group, sets: dict[Path, int]) -> list[dict[str, Any]]:
@@ -109,36 +91,9 @@ def _spreads(one: Standing, at: At) -> dict[str, Any]:
     return found
 
 
-def _of_run(run: RunData) -> list[dict[str, Any]]:
-    known = {
-        "task": run.task,
-        "seed_learned": standing.learned(run),
-        "steps_to_gate": run.answers.steps_to_gate,
-    }
-    return [{**known, **_of_place(place, one.status), **_measured(one)} for place, one in run.answers.at.items()]
-
-
 def _of_place(place: Place, status: str) -> dict[str, Any]:
     named = {"variant": place.variant, "length_ratio": place.ratio, "offset": place.offset, "kind": place.kind}
     return {**named, "status": status}
-
-
-def _measured(one: Answer) -> dict[str, Any]:
-    interval, exact = one.interval or (None, None), one.exact_interval or (None, None)
-    return {
-        "problem_length": one.row.problem_length,
-        "n_problems": one.row.n_blocks,
-        "n_distinct": one.row.n_distinct,
-        "chance": one.chance,
-        "trivial": one.trivial,
-        "accuracy": one.accuracy,
-        "accuracy_low": interval[0],
-        "accuracy_high": interval[1],
-        "exact_match": one.exact_match,
-        "exact_match_low": exact[0],
-        "exact_match_high": exact[1],
-        "targets_sha256": one.row.targets_sha256,
-    }
 
 
 def _names(run: RunData) -> dict[str, Any]:

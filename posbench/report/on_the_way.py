@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from markupsafe import Markup
 
 from posbench.evaluation.levels import USES_LIMIT
 from posbench.evaluation.measure import Headline
-from posbench.report import chart, families, page, styles, tables
-from posbench.report.chart import Axes, Dot, Series
+from posbench.report import tables
 from posbench.report.comparison.load import Group, Scheme
 from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary
 from posbench.report.tables import Table, Value
@@ -57,28 +55,6 @@ def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
     )
     shown = [name.replace("level", "nll") for name in list(views.values())[:-1]]
     return [Table("Over training", ["scheme", "tokens", "runs", "learned", *shown, "uses"], rows, note)]
-
-
-def curves(group: Group, summaries: Sequence[Summary]) -> Markup | None:
-    """The chart over tokens, as JSON that can stand inside a script element; None if nothing was measured."""
-    views = _views(group)
-    looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
-    series = []
-    for _, members in families.rows(list(summaries)):
-        for one in members:
-            found = measured(one.scheme)
-            dots = {name: _dots(found, name) for name in views}
-            series.append(Series(one.scheme.label, looks[one.scheme.label], dots))
-    if not any(one.dots[name] for one in series for name in views):
-        return None
-    return page.as_script_data(chart.spec(series, Axes(views, "nats per token, or tokens", "tokens trained on", None)))
-
-
-def _dots(found: Measured, name: str) -> list[Dot]:
-    """0 tokens stand at a quarter of the next number: the axis is logarithmic."""
-    values = {tokens: _over_seeds(by_seed, name) for tokens, by_seed in found.items()}
-    least = min((tokens for tokens in found if tokens), default=4)
-    return [Dot(tokens or least / 4, tokens, value) for tokens, value in values.items() if value is not None]
 
 
 def _over_seeds(by_seed: dict[int, Headline], name: str) -> float | None:
