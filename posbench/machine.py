@@ -8,7 +8,6 @@ import platform
 import resource
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from posbench.errors import RunFailed, UserError, did_you_mean
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _GPU = ("gpu", "nvidia", "rocm", "hip")  # what others call it
-MEMORY = "POSBENCH_MEMORY_GIB"  # environment variable: what may be used, where the machine says something else
 
 
 def resolve(name: str) -> torch.device:
@@ -175,50 +173,12 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
 
 
-def memory_limit(device: str) -> tuple[int, str] | None:
-    """Bytes that a device has in all, or that this process may use of them, and who says so; None: not known.
-
-    Raises:
-        UserError: the environment variable `MEMORY` is no number.
-    """
-    if asked := os.environ.get(MEMORY):
-        try:
-            return int(float(asked) * 2**30), MEMORY
-        except (ValueError, OverflowError):
-            raise UserError(f"{MEMORY} is '{asked}': expected a number of GiB, such as 64") from None
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[1], "memory of the GPU"
-    with contextlib.suppress(ValueError, OSError):
-        limits = [(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "memory of the machine")]
-        limits += [(limit, "limit of its cgroup") for limit in _cgroup_limits()]
-        limits += [(resource.getrlimit(resource.RLIMIT_AS)[0], "ulimit -v")]
-        return min(limit for limit in limits if limit[0] > 0)  # RLIM_INFINITY is -1
-    return None
-
-
 @functools.cache
 def device_memory(device: torch.device) -> int:
     """Bytes of a CUDA or MPS device, in all."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return torch.mps.recommended_max_memory()
-
-
-def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Limits on memory of the control groups that this process is in, of either version, in bytes."""
-    found = []
-    for line in own.read_text(encoding="utf-8").splitlines() if own.is_file() else ():
-        _, controllers, path = line.split(":", 2)
-        top, name = (root, "memory.max") if not controllers else (root / "memory", "memory.limit_in_bytes")
-        if controllers not in ("", "memory"):
-            continue
-        at = top / path.strip("/")
-        for folder in (at, *at.parents):
-            with contextlib.suppress(OSError, ValueError):  # `max`, or no such group in this container
-                found.append(int((folder / name).read_text(encoding="ascii")))
-            if folder == top:
-                break
-    return found
 
 
 # What libraries without an out-of-memory exception say: the CPU's allocator, cuBLAS, cuDNN, MPS.

@@ -159,7 +159,6 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
         (["sweep=compare", "encoding=rope"], "sweep=compare has its own 'encoding=none': leave encoding out"),
         (["encoding=rope,alib"], "unknown encoding 'alib': did you mean 'alibi'?"),
         (["encoding=rope,alibi", "encoding.base=64"], "'alibi' has no option 'base'"),
-        (["encoding=rope", "training.clip=interval(0,1)"], "training.clip=interval(0,1) has no end: give a list"),
         (["encoding=rope", "encoding"], "cannot read 'encoding': expected key=value"),
         (["encoding=rope", "tune=maybe"], "tune is 'maybe': expected true or false"),
         (["encoding=rope", "tune_grid=1,2"], "tune_grid goes with tune=true"),
