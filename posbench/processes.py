@@ -9,10 +9,8 @@ import contextlib
 import datetime
 import json
 import logging
-import math
 import os
 import signal
-import socket
 import threading
 import time
 from _thread import interrupt_main
@@ -39,8 +37,6 @@ _JOIN_SECONDS = 600.0  # within which all processes have to join
 _TELL_SECONDS = 3.0  # within which a process reports its failure, once its connection is gone
 _POLL_SECONDS = 0.02  # between looks at the store, by a process that waits
 _WATCH_SECONDS = 1.0  # between looks at the store, by a thread
-_ALIVE_SECONDS = 5.0  # between heartbeats, which a thread sends
-_SILENT_SECONDS = 40.0  # without a heartbeat, after which rank 0 warns
 _END_SECONDS = 20.0  # within which a process ends once another has failed; a little more than W&B gets
 # Bytes of gradients that are sent at once while others are computed, by device. A link between GPUs carries so many in
 # about a millisecond. On CPUs all go in the update's message, since a core that sends does not compute.
@@ -121,9 +117,6 @@ class Joined(World):
         self._lost: RunFailed | None = None  # another process ended without a word
         self._cut_off = False  # the store is gone, with the process that had it
         self._over = threading.Event()
-        self._alive_at = -math.inf  # time of the last heartbeat of this process
-        self._heard: dict[int, tuple[bytes, float]] = {}  # by rank: the newest heartbeat and when it came
-        self._silent: set[int] = set()  # ranks
         self._record: Callable[[BaseException], object] = lambda error: None
 
     def device(self, chosen: torch.device) -> torch.device:
@@ -235,8 +228,6 @@ class Joined(World):
             if before and said:  # at two looks: it had time to tell its reason by the store
                 error = self._lost = RunFailed(said)
                 break
-            with contextlib.suppress(RuntimeError):  # no store: the next look sees that
-                self.look_for_life(time.monotonic())
             if self._over.wait(_WATCH_SECONDS):
                 return
         if not self._failed:
@@ -250,36 +241,6 @@ class Joined(World):
             told = _plain(error)
             logger.error("%s", told["message"])
             os._exit(told["exit_code"])
-
-    def look_for_life(self, now: float) -> None:
-        """Send a heartbeat if it is due; rank 0 warns of ranks whose heartbeats stopped.
-
-        A process that compiles or evaluates for minutes sends them. One that was stopped (SIGSTOP) does not.
-
-        Args:
-            now: seconds of the clock that `time.monotonic` reads.
-        """
-        since = now - self._alive_at
-        if since < _ALIVE_SECONDS:
-            return
-        self._alive_at = now
-        self._store.set(f"alive/{self.rank}", f"process {os.getpid()} of {socket.gethostname()} {now}")
-        for other in range(1, self.size) if self.rank == 0 else ():
-            sign = self._store.get(f"alive/{other}") if self._store.check([f"alive/{other}"]) else b""
-            was, came = self._heard.get(other, (b"", now))
-            if sign != was or since > 2 * _ALIVE_SECONDS:  # or this process was stopped, and the other with it perhaps
-                came = now
-                self._silent.discard(other)
-            self._heard[other] = sign, came
-            if now - came > _SILENT_SECONDS and other not in self._silent:
-                self._silent.add(other)
-                who = sign.decode(errors="replace").rpartition(" ")[0]
-                logger.warning(
-                    "rank %d of %d (%s) gives no sign of life, the others wait for it: if it was stopped, "
-                    "'kill -CONT' with its number continues it; 'kill -KILL' ends the run, which the same command "
-                    "continues from its last checkpoint",
-                    other, self.size, who or "which has given none",
-                )  # fmt: skip
 
     def close(self, error: BaseException | None) -> None:
         """Leave the others.

@@ -6,7 +6,6 @@ import gc
 import itertools
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import socket
@@ -555,56 +554,6 @@ def test_who_waits_ends_when_the_process_that_had_the_store_is_killed(
 
     assert codes_of(functools.partial(be, 0), functools.partial(be, 1)) == [-signal.SIGKILL, 1]
     assert capfd.readouterr().err.count("Exception raised from") <= 2  # torch's, once for each look at the store
-
-
-@pytest.mark.full
-def test_a_process_that_is_stopped_is_named_with_what_to_do_and_one_that_works_long_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, seconds in (("_WATCH", 0.01), ("_ALIVE", 0.1), ("_SILENT", 0.5)):
-        monkeypatch.setattr(posbench.processes, f"{name}_SECONDS", seconds)
-
-    def told() -> str:
-        return "".join(record.message for record in caplog.records if "no sign of life" in record.message)
-
-    def wait_and_continue(world: Joined) -> None:
-        until = time.monotonic() + 30
-        while not told():
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        os.kill(int(re.findall(r"process (\d+) of", told())[0]), signal.SIGCONT)
-        world.from_first("both are there again")
-
-    def be_stopped(world: Joined) -> None:
-        time.sleep(1)  # longer than the silence that is allowed
-        os.kill(os.getpid(), signal.SIGSTOP)
-        world.from_first()
-
-    assert together(2, tmp_path / "stopped", wait_and_continue, be_stopped) == [0]
-    assert re.fullmatch(
-        r"rank 1 of 2 \(process \d+ of \S+\) gives no sign of life, .*'kill -CONT'.*'kill -KILL' ends the run, .*",
-        told(),
-    )
-    caplog.clear()
-    assert together(
-        2, tmp_path / "long", lambda world: world.from_first(1), lambda world: (time.sleep(2), world.from_first())
-    ) == [0]
-    assert not told()
-
-
-def test_who_was_stopped_itself_waits_for_new_signs_of_life_before_it_warns(caplog: pytest.LogCaptureFixture) -> None:
-    store = dist.HashStore()
-    world = Joined(store, 0, 2, 0, 1)
-    store.set("alive/1", "process 7 of here 1.0")
-    for now in (0.0, 5.0, 3600.0, 3605.0):  # nothing for an hour, of the other neither
-        world.look_for_life(now)
-    store.set("alive/1", "process 7 of here 2.0")
-    world.look_for_life(3610.0)
-    assert not caplog.records
-    for now in range(3615, 3665, 5):
-        world.look_for_life(now)
-    (record,) = caplog.records
-    assert record.message.startswith("rank 1 of 2 (process 7 of here) gives no sign of life")
 
 
 KILLED = "import os, signal; from posbench import files; files.until_exit(); os.kill(os.getpid(), signal.SIGKILL)"
