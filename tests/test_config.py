@@ -498,18 +498,6 @@ def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path: Path) -> None:
     assert "line 3" in refused("experiment=own", config_dir=tmp_path)
 
 
-def test_an_encodings_yaml_without_a_class_says_what_is_lacking(tmp_path: Path) -> None:
-    (tmp_path / "encoding").mkdir()
-    for text, told in (
-        ("name: mine", "name 'mine' in its YAML, but there is no such class: expected posbench/encodings/mine.py"),
-        ("name: roep", "name 'roep' in its YAML, but there is no such class: did you mean 'rope'? expected"),
-        ("strength: 1.0", "has no name in its YAML: expected that of its class, such as 'name: rope'"),
-    ):
-        (tmp_path / "encoding/mine.yaml").write_text(text)
-        assert told in refused("encoding=mine", config_dir=tmp_path)
-        assert told in refused("encoding=mine", "encoding.strength=2", config_dir=tmp_path)
-
-
 # -- one vocabulary ----------------------------------------------------------------------------------------------------
 
 SETTINGS = {
@@ -588,9 +576,7 @@ def sweep_refused(*overrides: str) -> str:
 def test_each_value_of_a_sweep_is_checked() -> None:
     assert "unknown encoding 'alib'" in sweep_refused("encoding=rope,alib")
     assert "training.clip is 'x'" in sweep_refused("seed=0,1", "training.clip=1,x")
-    assert "'alibi' has no option 'base', 'rope' has" in sweep_refused("encoding=alibi,rope", "encoding.base=2")
-    said = "'rope' has no option 'num_buckets', 't5' has: sweep encoding=t5 with it by itself"  # not 'deberta'
-    assert said in sweep_refused("encoding=rope,t5", "encoding.num_buckets=16")
+    assert "'alibi' has no option 'base'" in sweep_refused("encoding=rope,alibi", "encoding.base=2")
     assert "matches nothing" in sweep_refused("encoding=glob(zz*)")
     found = [config for _, config in compose.combinations([["encoding=rope,alibi", "seed=range(0,2)"]])]
     assert [(config.encoding.name, config.seed) for config in found] == [

@@ -76,7 +76,6 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
     found, runs = [], 0
     for overrides in sets:
         axes = [[(key, value) for value in _values(key, typed, folders)] for key, typed in _pairs(overrides)]
-        _refuse_options_of_some(axes)
         runs += math.prod(map(len, axes))
         if runs > _MOST_RUNS:
             raise UserError(f"the sweep has {runs:,} runs: expected at most {_MOST_RUNS:,}, so split it")
@@ -111,24 +110,6 @@ def _values(key: str, typed: str, folders: Folders) -> list[str]:
     if not values:
         raise UserError(f"{key}={typed} matches nothing")
     return values
-
-
-def _refuse_options_of_some(axes: list[list[tuple[str, str]]]) -> None:
-    """Refuse an encoding's option in a sweep over several encodings, if some of them have it and others do not."""
-    listed = next((axis for axis in axes if axis[0][0] == "encoding"), [])
-    names = [name for _, name in listed if name in encodings.names()]
-    for (key, _), *_ in axes:
-        section, _, path = key.partition(".")
-        option = path.partition(".")[0]
-        if section != "encoding" or not option or len(names) < 2:
-            continue
-        has = {name: option in encodings.options_of(name) for name in names}
-        if any(has.values()) and not all(has.values()):
-            having, lacking = (next(name for name in names if has[name] is found) for found in (True, False))
-            raise UserError(
-                f"'{lacking}' has no option '{option}', '{having}' has: sweep encoding={having} with it by itself "
-                "(of the same study, one report has both)"
-            )
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -193,7 +174,6 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
     cfg = _choose(chosen, folders)
     if source := _source(given, cfg):
         cfg = _choose(chosen := {**chosen, "data": source}, folders)
-    _refuse_without_class(cfg, chosen.get("encoding"))
     begins = typed_value(start.KEY, given.get(start.KEY, "null"))
     if begins is not None:
         cfg = start.begun(cfg, begins, given.keys())
@@ -247,24 +227,6 @@ def _check_choice(group: str, name: str, folders: Folders) -> None:
         )
     listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(known)}"
     raise unknown(group, name, known, listed, did_you_mean(name, known, cutoff=0.6))
-
-
-def _refuse_without_class(cfg: DictConfig, choice: str | None) -> None:
-    """Refuse an encoding's YAML whose name is that of no class: YAML gives options, and Python the class."""
-    section = cfg.get("encoding")
-    written = OmegaConf.to_container(section) if isinstance(section, DictConfig) else None
-    if not isinstance(written, dict):
-        return  # no encoding at all: refused where values are checked
-    name = written.get("name")
-    if name in (None, "???"):
-        raise UserError(f"encoding={choice} has no name in its YAML: expected that of its class, such as 'name: rope'")
-    if isinstance(name, str) and "${" not in name and name not in encodings.names():
-        near = did_you_mean(name, encodings.names()) if name != choice else ""
-        raise UserError(
-            f"encoding={choice} has the name '{name}' in its YAML, but there is no such class{near or ':'} expected "
-            f"posbench/encodings/{name}.py, or an installed package with the entry point '{name}' in "
-            f"{installed.ENCODINGS}"
-        )
 
 
 def _data(cfg: DictConfig) -> Any:
