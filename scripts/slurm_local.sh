@@ -1,17 +1,15 @@
 #!/bin/sh
 # A Slurm cluster of one machine, this one, to try `posbench sweep --slurm`:
 #
-#     scripts/slurm_local.sh start [--accounting]    install Debian's packages if missing, configure, start, wait for it
-#     scripts/slurm_local.sh stop                    end its daemons
+#     scripts/slurm_local.sh start    install Debian's packages if missing, configure, start, wait for it
+#     scripts/slurm_local.sh stop     end its daemons
 #
-# Debian or Ubuntu, as root, a throwaway machine or container: it writes /etc/slurm/*.conf. No systemd needed. Accounting
-# (slurmdbd over MariaDB) is what `sacct` asks; posbench needs none.
+# Debian or Ubuntu, as root, a throwaway machine or container: it writes /etc/slurm/slurm.conf. No systemd needed.
 set -eu
 
 STATE=${SLURM_LOCAL_STATE:-/tmp/slurm-local}
 HOST=$(hostname -s)
 CONFIGURATION=/etc/slurm/slurm.conf
-SOCKET=/run/mysqld/mysqld.sock
 
 missing() {
     for command in "$@"; do
@@ -21,14 +19,9 @@ missing() {
 }
 
 install_packages() {
-    commands="slurmctld slurmd munged" packages="slurm-wlm munge"
-    if [ "$ACCOUNTING" = slurmdbd ]; then
-        commands="$commands slurmdbd mariadbd" packages="$packages slurmdbd mariadb-server"
-    fi
-    # shellcheck disable=SC2086
-    if missing $commands; then
+    if missing slurmctld slurmd munged; then
         apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge
     fi
 }
 
@@ -56,8 +49,7 @@ SlurmdLogFile=$STATE/slurmd.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/$ACCOUNTING
-AccountingStorageHost=127.0.0.1
+AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=1,sched_interval=2
@@ -67,32 +59,6 @@ MpiDefault=none
 NodeName=$HOST NodeAddr=127.0.0.1 $node State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
-}
-
-start_accounting() {
-    install -d -o mysql -g mysql /run/mysqld
-    if ! mariadb-admin --socket="$SOCKET" ping >/dev/null 2>&1; then # an existing server serves as well
-        [ -d "$STATE/mysql" ] || mariadb-install-db --user=mysql --datadir="$STATE/mysql" >/dev/null
-        setsid mariadbd --no-defaults --user=mysql --datadir="$STATE/mysql" --socket="$SOCKET" --skip-networking \
-            --pid-file="$STATE/mysql/pid" </dev/null >"$STATE/mariadbd.log" 2>&1 &
-        echo $! > "$STATE/mariadbd.pid"
-        waited mariadb-admin --socket="$SOCKET" ping
-    fi
-    cat > /etc/slurm/slurmdbd.conf <<CONF
-AuthType=auth/munge
-DbdHost=localhost
-SlurmUser=root
-StorageType=accounting_storage/mysql
-StorageHost=localhost
-StorageUser=root
-StorageLoc=slurm_acct_db
-PidFile=$STATE/slurmdbd.pid
-LogFile=$STATE/slurmdbd.log
-CONF
-    chmod 600 /etc/slurm/slurmdbd.conf
-    slurmdbd
-    waited sacctmgr -n list cluster
-    sacctmgr -i -Q add cluster local >/dev/null || true # it is there from the last time
 }
 
 # Run a command again and again until it succeeds, for a minute.
@@ -112,18 +78,11 @@ is_idle() {
 }
 
 start() {
-    ACCOUNTING=none
-    case "${1:-}" in
-        "") ;;
-        --accounting) ACCOUNTING=slurmdbd ;;
-        *) usage ;;
-    esac
     install_packages
     stop
     configure
     install -d -o munge -g munge /run/munge
     pgrep -x munged >/dev/null || runuser -u munge -- /usr/sbin/munged
-    [ "$ACCOUNTING" = none ] || start_accounting
     slurmctld
     slurmd
     waited is_idle
@@ -132,7 +91,7 @@ start() {
 
 # End what `start` started, the last one first, and wait until each is gone.
 stop() {
-    for pid in slurmd slurmctld slurmdbd mariadbd; do
+    for pid in slurmd slurmctld; do
         end "$STATE/$pid.pid"
     done
 }
@@ -149,7 +108,7 @@ end() {
 }
 
 usage() {
-    echo "usage: $0 start [--accounting] | stop" >&2
+    echo "usage: $0 start | stop" >&2
     exit 2
 }
 
@@ -158,7 +117,7 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 case "${1:-}" in
-    start) start "${2:-}" ;;
+    start) start ;;
     stop) stop; end /run/munge/munged.pid ;;
     *) usage ;;
 esac
