@@ -18,6 +18,7 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.kernels import tiles
+from posbench.kernels.bias import Table
 from posbench.model.attention import dispatch
 from posbench.model.attention.reference import attention_logits, attention_output, rows_of
 
@@ -445,23 +446,60 @@ class Misspelt(Encoding):
         return -distance.float()
 
 
-def test_an_encoding_without_hooks_is_named_and_no_scheme_of_ours_is_suspected() -> None:
-    (said,) = Misspelt(SHAPE).remarks()
-    assert said.endswith("overrides no hook, so it gives no position: is one misspelt?")
+class HalfMisspelt(Misspelt):
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return k, q
+
+
+def test_a_misspelt_hook_is_named_and_no_scheme_of_ours_is_suspected() -> None:
+    misspelt = "has a method 'distance_bais', which is no hook: did you mean 'distance_bias'?"
+    first, second = Misspelt(SHAPE).remarks()
+    assert first.endswith("overrides no hook, so it gives no position: is one misspelt?")
+    assert second.endswith(misspelt)
+    (only,) = HalfMisspelt(SHAPE).remarks()
+    assert only.endswith(misspelt)
     for name in schemes.NAMES:
         # That of the base, which an override may replace.
         assert not [line for line in Encoding.remarks(encodings.build(name, SHAPE)) if "hook" in line], name
 
 
 class Misshapen(Encoding):
-    """Two distances too few."""
+    """Two tokens too few in one hook."""
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
-        return torch.zeros(4, *distance.shape[:-1], 18)
+    def __init__(self, shape: Shape, hook: str) -> None:
+        super().__init__(shape)
+        self.overridden = frozenset({hook})
+
+    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
+        return torch.zeros(4, *distance.shape[:-1], 18) if "distance_bias" in self.overridden else None
+
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Table:
+        return Table(torch.zeros(4, 18))
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return (q, k[:, :, :18]) if "rotate" in self.overridden else (q, k)
 
 
-def test_a_bias_by_distance_of_another_shape_is_named() -> None:
-    encoding = Misshapen(SHAPE)
+@pytest.mark.parametrize(
+    ("hook", "sentence"),
+    [
+        ("distance_bias", "distance_bias gave (4, 18), expected (H, *S), here (4, 20)"),
+        ("additions", "additions gave (4, 18), expected (H, T), here (4, 20)"),
+        ("rotate", "rotate's k gave (2, 4, 18, 8), expected (B, H, T, Dq), here (2, 4, 20, 8)"),
+    ],
+)
+def test_a_hook_that_gives_another_shape_is_named(hook: str, sentence: str) -> None:
+    encoding = Misshapen(SHAPE, hook)
+    q, k, v, x = schemes.layer_inputs(SHAPE, 20)
     with pytest.raises(UserError) as error:
-        dispatch.attention(encoding, *schemes.layer_inputs(SHAPE, 20), torch.arange(20)[None], 0, consecutive=True)
-    assert str(error.value).endswith("its bias by distance is (4, 18), expected (H, T), here (4, 20)")
+        dispatch.attention(encoding, q, k, v, x, torch.arange(20)[None], 0, consecutive=True)
+    assert str(error.value) == f"'{encoding.name}': {sentence}"
+    if hook != "additions":  # a cheaper form, of which the definition knows nothing
+        with pytest.raises(UserError, match=f"'{encoding.name}': {hook}"):
+            attention_output(encoding, q, k, v, x)
+
+
+def test_a_rotation_that_is_no_pair_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Misshapen, "rotate", lambda self, q, *_: q)
+    with pytest.raises(UserError, match=r": rotate gave \(2, 4, 20, 8\), expected two tensors, q and k$"):
+        attention_output(Misshapen(SHAPE, "rotate"), *schemes.layer_inputs(SHAPE, 20))

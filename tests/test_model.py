@@ -13,7 +13,6 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.encodings import _rotary, base, xpos
 from posbench.encodings._rotary import Rotary
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
-from posbench.kernels.fused import fused
 from posbench.model.gpt import GPT, build, parameter_counts
 
 V = 50
@@ -231,21 +230,3 @@ def test_the_table_of_rotations_is_made_once_in_a_forward_pass_and_anew_in_the_n
     monkeypatch.setattr(xpos, "once", base.once)
     model.encoding.attention_factor = before
     assert torch.equal(model(ids, positions=positions), expected) and len(made) == 4
-
-
-def test_a_compiler_that_fails_is_one_warning_and_a_device_that_fails_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def compile_to(error: Exception) -> None:
-        def run(x: torch.Tensor) -> torch.Tensor:
-            raise error
-
-        monkeypatch.setattr(torch, "compile", lambda function, dynamic: run)
-
-    compile_to(RuntimeError("no triton\nat all"))
-    negative = fused(torch.neg)
-    assert [negative(torch.ones(())), negative(torch.ones(()))] == [-1, -1]
-    assert caplog.messages == ["neg cannot be compiled here: no triton; it runs uncompiled"]
-    compile_to(torch.OutOfMemoryError("too much"))
-    with pytest.raises(torch.OutOfMemoryError):
-        fused(torch.neg)(torch.ones(()))

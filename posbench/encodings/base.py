@@ -11,6 +11,7 @@ They may be fractional and need not be consecutive. The distance of a pair is qu
 import copy
 import dataclasses
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Self, TypeVar
@@ -18,7 +19,7 @@ from typing import ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posbench.errors import OptionError, Undefined, UserError
+from posbench.errors import OptionError, Undefined, UserError, did_you_mean
 from posbench.kernels.bias import Bias, Table
 from posbench.options import plain
 
@@ -157,7 +158,8 @@ class Encoding(nn.Module):
     def remarks(self) -> list[str]:
         """Warnings about these options, one line each; a run logs them at its start. An override adds to these."""
         silent = not (self.hooks or self.positionless) and type(self).at is Encoding.at
-        return [f"'{self.name}' overrides no hook, so it gives no position: is one misspelt?"] if silent else []
+        said = [f"'{self.name}' overrides no hook, so it gives no position: is one misspelt?"] if silent else []
+        return said + _almost_hooks(type(self))
 
     # -- once per update -------------------------------------------------------------------------------------------
 
@@ -232,26 +234,62 @@ class Encoding(nn.Module):
         return None
 
 
-def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias | None:
-    """The `additions` of a layer's encoding at consecutive positions, or None; arguments as for `prepare`.
+def _almost_hooks(cls: type[Encoding]) -> list[str]:
+    """A line for each public method that is spelt almost like a hook."""
+    own = {name: value for kind in cls.__mro__ for name, value in vars(kind).items() if not hasattr(Encoding, name)}
+    methods = [name for name, value in own.items() if isinstance(value, types.FunctionType | property)]
+    near = {name: did_you_mean(name, cls.HOOKS, cutoff=0.8) for name in methods if not name.startswith("_")}
+    return [f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items() if hook]
 
-    Raises:
-        UserError: a bias by distance is not of the contract's shape: a kernel would read past the end of less.
-    """
-    if "attend" in encoding.hooks:
-        return None
+
+def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias | None:
+    """The `additions` of a layer's encoding at consecutive positions, or None; arguments as for `prepare`."""
     with torch.autocast(q.device.type, enabled=False):
+        if "attend" in encoding.hooks:
+            return None
         if "additions" in encoding.hooks:
             added = encoding.additions(q, k, x, positions, layer)
-        elif encoding.hooks & PAIRWISE == {"distance_bias"}:
-            values = encoding.distance_bias(torch.arange(q.shape[2], device=q.device), layer)  # no others occur
-            added = None if values is None else Table(values.float())
-        else:
+            if isinstance(added, Table):
+                fitting(encoding, "additions", added.values, (q.shape[1], q.shape[2]), "(H, T)")
+            return added
+        if encoding.hooks & PAIRWISE != {"distance_bias"}:
             return None
-    if isinstance(added, Table) and added.values.shape != q.shape[1:3]:
-        given, expected = tuple(added.values.shape), tuple(q.shape[1:3])
-        raise UserError(f"'{encoding.name}': its bias by distance is {given}, expected (H, T), here {expected}")
-    return added
+        distances = torch.arange(q.shape[2], device=q.device)  # no others occur
+        given = encoding.distance_bias(distances, layer)
+        return Table(fitting(encoding, "distance_bias", given, (encoding.shape.n_heads, q.shape[2]), "(H, *S)").float())
+
+
+def rotated_by(
+    encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
+) -> tuple[Tensor, Tensor]:
+    """The queries and keys that `rotate` returns; UserError as of `fitting`."""
+    given = encoding.rotate(q, k, x, positions, layer)
+    if torch.compiler.is_compiling():
+        return given
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        raise UserError(f"'{encoding.name}': rotate gave {_in_words(given)}, expected two tensors, q and k")
+    first = given[0]
+    width = first.shape[3] if isinstance(first, Tensor) and first.dim() == 4 else q.shape[3]
+    for which, one in zip("qk", given, strict=True):
+        fitting(encoding, f"rotate's {which}", one, (*q.shape[:3], width), "(B, H, T, Dq)")
+    return given
+
+
+def fitting(encoding: Encoding, hook: str, given: Tensor | None, expected: tuple[int, ...], axes: str) -> Tensor:
+    """What a hook gave, if it is of the expected shape: a kernel would read past the end of less.
+
+    Raises:
+        UserError: it is of another shape; the line names the encoding, the hook, what it gave and what was expected.
+    """
+    if not isinstance(given, Tensor) or (given.shape != expected and not torch.compiler.is_compiling()):
+        raise UserError(f"'{encoding.name}': {hook} gave {_in_words(given)}, expected {axes}, here {expected}")
+    return given
+
+
+def _in_words(given: object) -> str:
+    if isinstance(given, tuple | list):
+        return f"{len(given)} values"
+    return str(tuple(given.shape)) if isinstance(given, Tensor) else repr(given)
 
 
 # -- positions of one forward pass -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
+from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared, rotated_by
 from posbench.kernels import flex
 from posbench.kernels.bias import Bias, LaidOut
 from posbench.kernels.tiled import fused_is_fast, tiled_attention
@@ -64,7 +64,7 @@ def attention(
     out = None
     if known:
         values = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
-        rotated, keys = encoding.rotate(q, grouped(k, q), x, positions, layer)
+        rotated, keys = rotated_by(encoding, q, grouped(k, q), x, positions, layer)
         rotated, keys = rotated.to(dtype), keys.to(dtype)
         if flex.takes(rotated, values, added, window, sinks):
             out = flex.flex_attention(rotated, keys, values, encoding.logit_scale, added, window, sinks)

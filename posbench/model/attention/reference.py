@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.encodings.base import Encoding, Rows, check_length, part_of
+from posbench.encodings.base import Encoding, Rows, check_length, fitting, part_of, rotated_by
 from posbench.errors import UserError
 
 
@@ -136,7 +136,7 @@ def rows_of(
     window = narrower(window, encoding.window) if causal else None
     k, v = grouped(k, q), encoding.map_values(grouped(v, q), x, positions, layer)
     state = encoding.prepare(q, k, x, positions, layer)
-    q, k = encoding.rotate(q, k, x, positions, layer)
+    q, k = rotated_by(encoding, q, k, x, positions, layer)
     length = q.shape[2]
     step = block or length
     index = torch.arange(length, device=q.device)
@@ -186,6 +186,7 @@ def biases_of(encoding: Encoding, rows: Rows) -> list[Tensor]:
     by_distance, bias = encoding.distance_bias(rows.distance, rows.layer), encoding.bias(rows)
     found = []
     if by_distance is not None:
+        fitting(encoding, "distance_bias", by_distance, (encoding.shape.n_heads, *rows.distance.shape), "(H, *S)")
         found.append(by_distance.movedim(0, 1))  # (H, 1|B, Tq, Tk) -> (1|B, H, Tq, Tk)
     return found if bias is None else [*found, bias]
 
