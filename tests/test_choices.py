@@ -7,13 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined, UserError
-from posbench.evaluation import choices, curve, probes
+from posbench.evaluation import choices, probes
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.probes import Choice, Material
@@ -210,15 +209,6 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokeni
         settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
         with pytest.raises(UserError, match=said):
             check(dataclasses.replace(tiny_config, evaluation=settings))
-
-
-def test_the_terminal_shows_the_share_with_chance_and_interval(tiny_config: Config, tokenizer: Tokenizer) -> None:
-    rows, _ = rows_of(Planted(looks_up), tiny_config, tokenizer, "passkey")
-    out = Console(width=120, record=True)
-    out.print(curve._answers_table(curve._others([row for row in rows if row.window is None]), out))
-    shown = out.export_text()
-    assert "right answers by context" in shown and "10.0%" in shown
-    assert shown.count("100.0% (97..100)") == 2 * 3  # among candidates, and greedily
 
 
 def test_problems_are_those_of_rows_that_exist(tokenizer: Tokenizer) -> None:

@@ -1,7 +1,6 @@
 """What the documents say exists, exists: commands, files, folders, encodings."""
 
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -125,13 +124,6 @@ def unpacked(names: Sequence[str], folder: pathlib.Path) -> list[str]:
     return [str(folder / name) for name in names]
 
 
-def test_the_makefile_and_the_pages_give_the_demo_one_duration() -> None:
-    for name in ("README.md", "Makefile", "docs/quickstart.md"):
-        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-        told = [line for line in lines if "make demo" in line or line.startswith("demo:")]
-        assert any("about two minutes" in line for line in told), name
-
-
 def paths_in_the_tree() -> set[pathlib.Path]:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = re.search(r"## What is where\n.*?```text\n(.*?)```", text, flags=re.S)
@@ -148,20 +140,6 @@ def paths_in_the_tree() -> set[pathlib.Path]:
 
 def test_every_path_in_the_tree_exists() -> None:
     assert {path for path in paths_in_the_tree() if not path.exists()} == set()
-
-
-def test_the_drawing_of_the_code_has_at_most_twelve_boxes_each_with_an_existing_path() -> None:
-    (drawing,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.S)
-    boxes = re.findall(r'\["[^"]+<br/>([^"]+)"\]', drawing)
-    assert 8 <= len(boxes) == drawing.count("[") <= 12
-    assert [path for box in boxes for path in box.split(", ") if not (ROOT / path).exists()] == []
-
-
-def test_the_tree_has_every_package_and_every_group_of_configurations() -> None:
-    rooms = {path for path in (ROOT / "posbench").iterdir() if path.is_dir() or path.suffix == ".py"}
-    rooms |= {path for path in (ROOT / "configs").iterdir()}
-    unnamed = {path for path in rooms if path.name.startswith(("_", "."))}
-    assert rooms - unnamed - paths_in_the_tree() == set()
 
 
 def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
@@ -243,24 +221,3 @@ def test_the_example_package_is_what_the_contributors_guide_shows(example: Examp
     assert (source / "posbench_configs/encoding/log_bias.yaml").read_text(encoding="utf-8") == example.yaml
     declared = example.entry_point.replace("your_package", "posbench_log_bias")
     assert declared in (PACKAGE / "pyproject.toml").read_text(encoding="utf-8")
-
-
-@pytest.mark.full
-def test_the_example_package_is_installed_listed_and_trained_with_its_own_yaml(tmp_path: pathlib.Path) -> None:
-    site = installed(tmp_path)
-    support.write_text(tmp_path)
-    listed = json.loads(run("-m", "posbench", "list", "--json", folder=tmp_path, path=site).stdout)["encodings"]
-    (row,) = [row for row in listed if row["name"] == "log_bias"]
-    assert (row["acts"], row["parameters"]) == ("scores", 0) and "KERPLE" in row["source"]
-    (command,) = [line for line in commands_in(ROOT / "CONTRIBUTING.md") if "encoding.strength" in line]
-    sized = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
-    run("-m", "posbench", *shlex.split(command)[1:], *sized, folder=tmp_path, path=site)
-    (record,) = tmp_path.glob("outputs/demo/log_bias-s0-*/run.json")
-    assert json.loads(record.read_text(encoding="utf-8"))["status"] == "done"
-    assert "strength: 0.5" in record.with_name("config.yaml").read_text(encoding="utf-8")
-
-
-def installed(folder: pathlib.Path) -> pathlib.Path:
-    """The example package, built and installed into a new folder."""
-    support.installed(PACKAGE, folder / "site")
-    return folder / "site"

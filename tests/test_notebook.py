@@ -17,7 +17,6 @@ import pandas as pd
 import pytest
 import support
 import torch
-from fake_study import Truth, write_run, write_study
 from hydra.core.global_hydra import GlobalHydra
 from tiny_sweep import until
 
@@ -92,31 +91,11 @@ def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
 
 def test_tokens_are_those_trained_on_and_empty_where_training_failed(tmp_path: Path) -> None:
     template = fake_study.demo_config()
-    write_run(tmp_path, fake_study.configured(template, "rope", 0), Truth(4.1, 0.0), tokens=38_912)
-    write_run(tmp_path, fake_study.configured(template, "t5", 0), None, "failed", reason="diverged")
+    truth = fake_study.Truth(4.1, 0.0)
+    fake_study.write_run(tmp_path, fake_study.configured(template, "rope", 0), truth, tokens=38_912)
+    fake_study.write_run(tmp_path, fake_study.configured(template, "t5", 0), None, "failed", reason="diverged")
     table = posbench.runs(tmp_path).set_index("encoding")
-    assert table.tokens["rope"] == 38_912 != template.training.tokens
-    assert pd.isna(table.tokens["t5"])
-
-
-def test_whether_a_run_has_learned_stands_wherever_its_numbers_do(tmp_path: Path) -> None:
-    template = fake_study.demo_config()
-    schemes = {"alibi": Truth(6.1, 0.0, ngram=5.0), "rope": Truth(4.1, 0.0, ngram=5.0), "none": Truth(4.1, 0.0)}
-    table = posbench.runs(write_study(tmp_path / "fake", template, schemes, seeds=1)).set_index("encoding")
-    assert table.learned["alibi"] == "no" and table.learned["rope"] == "yes" and pd.isna(table.learned["none"])
-    assert pd.isna(table.reach["alibi"]) and table.reach[["rope", "none"]].min() > 64 and table.rise_16x.notna().all()
-    runs = {name: posbench.load(folder) for name, folder in table.folder.items()}
-    assert runs["alibi"].learned == "no" and set(runs["rope"].curve().learned) == {"yes"}
-    assert "done, learned no, nll_1x 6.1" in repr(runs["alibi"]) and "reach" not in repr(runs["alibi"])
-    assert ", learned" not in repr(runs["none"])
-
-
-def test_a_run_that_cannot_be_read_is_left_out_with_a_warning(study: Path, tmp_path: Path) -> None:
-    shutil.copytree(study, tmp_path / "study")
-    broken = next((tmp_path / "study").glob("alibi-s0-*"))
-    (broken / "config.yaml").write_text("seed: 1")
-    with pytest.warns(UserWarning, match=f"left out.*{broken.name}"):
-        assert len(posbench.runs(tmp_path / "study")) == 7
+    assert table.tokens["rope"] == 38_912 != template.training.tokens and pd.isna(table.tokens["t5"])
 
 
 def test_metrics_have_a_row_per_step(trained: Path) -> None:
@@ -139,11 +118,6 @@ def test_what_is_no_run_gets_one_line(path: str, tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml"):
         posbench.load(tmp_path / "inner" / path)
-
-
-def test_a_study_in_place_of_a_run_is_told_what_reads_it(study: Path) -> None:
-    with pytest.raises(UserError, match=r"posbench\.runs\('.*fake'\) reads the 8 in it"):
-        posbench.load(study)
 
 
 def test_a_run_shows_its_numbers_and_nothing_that_a_browser_would_run(study: Path, tmp_path: Path) -> None:
@@ -183,11 +157,6 @@ def test_weights_and_tokenizers_of_another_run_are_refused(trained: Path, tmp_pa
         posbench.load(tmp_path / "run").model()
 
 
-def test_a_device_that_is_not_here_gets_one_line(trained: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'cuda'"):
-        posbench.load(trained).model("cdua")
-
-
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
@@ -199,18 +168,6 @@ def test_a_figure_has_a_line_per_scheme_and_shows_itself(study: Path) -> None:
     assert figure._repr_png_().startswith(b"\x89PNG")
     one = posbench.load(next(study.glob("alibi-s0-*")))
     assert [text.get_text() for text in one.plot().axes[0].texts][:2] == ["alibi", "alibi, windowed"]
-
-
-def test_runs_of_different_kinds_are_not_drawn_in_one_figure(study: Path, trained: Path) -> None:
-    with pytest.raises(UserError, match=r"may not be compared, they differ in .*training\.train_length: 16 or 64"):
-        posbench.plot(study, posbench.load(trained))
-
-
-def test_a_run_that_failed_has_no_figure(study: Path) -> None:
-    with pytest.raises(UserError, match="nothing to plot: expected a run that has ended"):
-        posbench.load(next(study.glob("t5-s0-*"))).plot()
-    with pytest.raises(UserError, match="nothing to plot: give runs"):
-        posbench.plot()
 
 
 # -- training and evaluation -------------------------------------------------------------------------------------------
@@ -245,13 +202,6 @@ def test_training_returns_the_run_and_leaves_nothing_else_behind(
     assert _state() == before
     assert set(more.curve().length) == {16, 32, 64} and set(run.curve().length) == {16, 32}
     assert capsys.readouterr().out == ""  # what it has to say is in what it returns
-
-
-def test_the_same_overrides_are_the_same_run(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(trained.parent.parent.parent)
-    written = (trained / "evaluation.jsonl").read_bytes()
-    run = posbench.train(["encoding=alibi", *TINY])
-    assert run.folder.resolve() == trained.resolve() and (trained / "evaluation.jsonl").read_bytes() == written
 
 
 def test_training_works_outside_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,31 +248,6 @@ def test_mistakes_are_exceptions_of_one_line(
     with pytest.raises(UserError, match=message) as error:
         posbench.train(overrides)
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
-
-
-def test_mistakes_in_an_evaluation_are_exceptions_too(trained: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'length'"):
-        posbench.evaluate(trained, ["lenght=32"])
-    with pytest.raises(UserError, match="overrides are a list"):
-        posbench.evaluate(trained, "length=32")
-    with pytest.raises(UserError, match="is not a run folder"):
-        posbench.evaluate(trained.parent / "nothing")
-
-
-def test_a_log_that_is_set_up_gets_the_records(
-    trained: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(trained.parent.parent.parent)
-    with caplog.at_level("INFO", "posbench"):
-        posbench.evaluate(trained)
-    assert repr(posbench.load(trained)) in caplog.text
-
-
-def test_the_package_lists_all_that_it_has() -> None:
-    assert set(posbench.__all__) < set(dir(posbench))
-    assert all(getattr(posbench, name).__doc__ for name in posbench.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
-        _ = posbench.trian
 
 
 # -- the notebook ------------------------------------------------------------------------------------------------------

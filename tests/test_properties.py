@@ -1,17 +1,10 @@
 """The tutorials' properties: measured values against the expected table, and against derivations where a page errs."""
 
-import dataclasses
-import io
-import itertools
-import json
 import math
-import re
-import sys
 
 import pytest
 import torch
 
-import posbench
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.show import codes, properties
@@ -140,30 +133,6 @@ def _figures(one: properties.Properties, title: str) -> dict[str, float]:
     return getattr(one, title).figures
 
 
-def test_every_scheme_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(properties, "_measure_one", lambda scheme: scheme.name)
-    assert properties.measure() == posbench.encodings.names()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_the_overview_fits_80_columns_and_cuts_nothing(
-    of_the_tutorials: list[properties.Properties], encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With rows for all encodings: measured ones under every name."""
-    turns = zip(posbench.encodings.names(), itertools.cycle(of_the_tutorials), strict=False)
-    rows = [dataclasses.replace(one, name=name) for name, one in turns]
-    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(properties, "measure", lambda names: rows)
-    properties.main()
-    out.flush()
-    lines = out.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
-    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
-    assert {"max.", "length"} <= set(re.findall(r"[\w.]+", " ".join(lines)))
-
-
 @pytest.mark.full
 def test_every_disagreement_with_the_tutorials_is_explained_and_nothing_else_is(
     of_the_tutorials: list[properties.Properties],
@@ -212,30 +181,6 @@ def test_schemes_run_in_double_precision_by_one_thread_within_the_probe_only() -
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
     assert torch.zeros(1).double().float().dtype == torch.float32
-
-
-@pytest.mark.full
-def test_measuring_twice_gives_the_same_and_leaves_the_random_state_alone() -> None:
-    before = torch.random.get_rng_state()
-    first, second = (properties.measure(["learned", "cope"]) for _ in range(2))
-    assert first == second
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_json_carries_every_verdict_and_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    properties.main(["binary"], as_json=True)
-    (one,) = json.loads(capsys.readouterr().out)
-    assert one["name"] == "binary"
-    assert one["relative_code"]["verdict"] == "no"
-    assert one["relative_code"]["tutorials"] == "yes"
-    assert "two digits" in one["relative_code"]["explanation"]
-    assert set(one) == {field.name for field in dataclasses.fields(properties.Properties)}
-
-
-def test_names_print_their_figures_and_explanations(capsys: pytest.CaptureFixture[str]) -> None:
-    properties.main(["binary"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "no*" in out and "residual 0.566" in out and "1 and 2 differ in two digits" in out
 
 
 def test_a_misspelt_name_gets_one_line() -> None:

@@ -14,11 +14,9 @@ from fake_study import SCHEMES, Truth, configured, read_csv, read_rows, write_ro
 
 from posbench import report
 from posbench.config.schema import Config
-from posbench.errors import UserError
-from posbench.report import figures, latex, text
+from posbench.report import figures, latex
 
 PDFLATEX = shutil.which("pdflatex")
-HOSTILE = "[x] * \\input{x} ^^M % # & $x^2$ _{y} ~"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,13 +69,6 @@ def test_the_table_has_the_headline_a_label_and_true_minus_signs(written: Path) 
     assert rows["learned"][1:3] == ["undefined", "undefined"]
 
 
-def test_the_caption_is_short_and_what_the_numbers_rest_on_is_a_comment(written: Path) -> None:
-    table = (written / "table.tex").read_text()
-    assert "5 seeds" in caption(table) and len(caption(table)) < 400
-    comments = " ".join(line[2:] for line in table.splitlines() if line.startswith("% "))
-    assert "Command: " in comments and "sha256 c0ffee000000" in comments and "Command" not in caption(table)
-
-
 @pytest.mark.full
 def test_bold_are_the_best_and_what_is_not_told_from_it(study: Path, tmp_path: Path) -> None:
     rows = cells(table_of(study, tmp_path, "nll_1x,nll_16x,rise_4x,reach"))
@@ -103,29 +94,6 @@ def test_with_fewer_seeds_than_a_claim_takes_nothing_is_bold(template: Config, t
     assert "mathbf" not in table and "Bold" not in table and "4 seeds" in caption(table)
 
 
-def test_columns_without_a_value_are_left_out_and_named(template: Config, tmp_path: Path) -> None:
-    one = write_study(tmp_path / "one", template, {"rope": SCHEMES["rope"]}, seeds=1)
-    table = table_of(one, tmp_path / "out", "nll_1x, sd_seeds,learned,rise_32x,against_nll_1x,perplexity")
-    assert cells(table)["scheme"] == [r"nll 1$\times$", "ppl"]
-    assert "one seed" in caption(table) and "ddagger" not in table
-    told = "value for it: sd_seeds, learned, rise_32x, against_nll_1x. Evaluated here: 1x, 2x, 4x, 8x, 16x."
-    assert text.markdown(told) in (tmp_path / "out" / "report.md").read_text()
-    table_of(one, tmp_path / "out")  # of the usual columns those without a value are nobody's wish
-    assert "Not in table.tex" not in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_marks_stand_in_the_cells_where_seeds_differ(template: Config, tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "some", template, {"rope": SCHEMES["rope"]})
-    write_run(folder, configured(template, "alibi", 0), SCHEMES["alibi"])
-    table = table_of(folder, tmp_path / "out")
-    assert cells(table)["alibi"][1].endswith(r"$$^\ddagger$") and r"\ddagger$: one checkpoint" in caption(table)
-
-
-def test_a_column_that_is_not_known_is_one_clear_line_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--columns has no 'rize_4x': did you mean 'rise_4x'"):
-        report.main([tmp_path / "nowhere"], columns="nll_1x,rize_4x")
-
-
 def test_latex_spells_out_every_special_character() -> None:
     assert latex.latex(r"\input{a}_$#%&~^") == (
         r"\textbackslash{}input\{a\}\_\$\#\%\&\textasciitilde{}\textasciicircum{}"
@@ -147,24 +115,11 @@ def typeset(folder: Path) -> str:
     return done.stdout
 
 
-needs_latex = pytest.mark.skipif(PDFLATEX is None, reason="no pdflatex (apt-get install texlive-latex-recommended)")
-
-
-@needs_latex
-@pytest.mark.parametrize("columns", [None, "nll_1x,rise_2x,rise_4x,rise_8x,rise_16x", "runs,verdict"])
-def test_it_fits_a_column_or_says_that_it_takes_the_page(study: Path, tmp_path: Path, columns: str | None) -> None:
-    table = table_of(study, tmp_path, columns)
-    assert (r"\begin{table}" in table) == (columns is None)
+@pytest.mark.skipif(PDFLATEX is None, reason="no pdflatex (apt-get install texlive-latex-recommended)")
+def test_it_fits_a_column_of_a_paper(study: Path, tmp_path: Path) -> None:
+    table_of(study, tmp_path)
     said = typeset(tmp_path)
     assert "Overfull" not in said and "too narrow" not in said
-
-
-@needs_latex
-def test_names_of_strangers_are_only_text_to_latex(template: Config, tmp_path: Path) -> None:
-    for option in (HOSTILE, HOSTILE[1:]):
-        write_run(tmp_path / "study", configured(template, "cope", 0, option=option), SCHEMES["none"], command=HOSTILE)
-    table_of(tmp_path / "study", tmp_path)
-    typeset(tmp_path)
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------

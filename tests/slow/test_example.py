@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import support
-import test_docs
 from test_docs import PACKAGE, run
 
 from posbench.config import plain_yaml
@@ -15,7 +14,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return test_docs.installed(tmp_path_factory.mktemp("example"))
+    folder = tmp_path_factory.mktemp("example") / "site"
+    support.installed(PACKAGE, folder)
+    return folder
 
 
 def test_its_own_tests_pass(site: Path, tmp_path: Path) -> None:
