@@ -1,9 +1,8 @@
-"""Writing files so that a kill, a crash or a full disk never leaves half of one behind; reading, locks, digests.
+"""Writing files so that a kill, a crash or a full disk never leaves half of one behind; locks, digests.
 
 A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place.
 """
 
-import atexit
 import contextlib
 import errno
 import fcntl
@@ -13,19 +12,15 @@ import os
 import re
 import secrets
 import shutil
-import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-from posbench.errors import PosbenchError, RunFailed, UserError
+from posbench.errors import PosbenchError, RunFailed
 
 logger = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
-_OF_A_PROCESS, _HELD = "posbench-", ".held"  # a folder in the system's temporary one, and its lock
 _LOOK_EVERY_SECONDS, _TELL_EVERY_SECONDS = 0.1, 60.0  # while a lock is waited for
 _LOOKS, _LOOK_AGAIN_SECONDS = 10, 0.01  # otherwise: probing a lock takes it for a moment, so try again briefly
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -36,55 +31,15 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
 
 
-def until_exit() -> Path:
-    """Make a folder for this process alone, which is removed when it ends."""
-    lasting = contextlib.ExitStack()
-    atexit.register(lasting.close)
-    return lasting.enter_context(of_this_process())
-
-
-@contextlib.contextmanager
-def of_this_process() -> Iterator[Path]:
-    """Make a folder for this process alone. It is removed afterwards, or after a kill when the next one is made."""
-    owner = os.getpid()
-    _remove_of_killed(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=_OF_A_PROCESS))
-    held = os.open(folder / "held", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        with contextlib.suppress(OSError):  # no locks here: the folder stays after a kill
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(folder / "held", folder / _HELD)  # locked before it has the name that others look for
-        yield folder
-    finally:
-        if os.getpid() == owner:  # not in a process that was forked from it
-            delete(folder)
-        os.close(held)
-
-
-def _remove_of_killed(temporary: Path) -> None:
-    """Remove the folders of processes of this user that ended without removing them: nobody holds their locks."""
-    for folder in temporary.glob(f"{_OF_A_PROCESS}*"):
-        with contextlib.suppress(OSError):
-            status = folder.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                continue
-            held = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                delete(folder)
-            finally:
-                os.close(held)
-
-
 def temporary(path: Path) -> Path:
     """A fresh name beside `path`, of the pattern that `remove_stale` knows as ours."""
     return path.with_name(f".tmp-{secrets.token_hex(8)}-{path.name}")
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what killed processes left half-written in a folder that the caller owns. Links are left alone."""
+    """Remove what killed processes left half-written in a folder that the caller owns."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if _TEMPORARY.fullmatch(path.name) and not path.is_symlink():
+        if _TEMPORARY.fullmatch(path.name):
             delete(path)
 
 
@@ -116,30 +71,6 @@ def write_new(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def read(path: Path, most: int) -> bytes:
-    """All of a regular file.
-
-    Args:
-        most: bytes; a file's size costs its maker nothing, and its reader memory.
-
-    Raises:
-        UserError: it is larger, or nothing that ends, such as a pipe.
-        OSError: it cannot be read.
-    """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path} is not a regular file: refused")
-        if status.st_size > most:
-            raise UserError(f"{path} has {status.st_size:,} bytes: expected at most {most:,}")
-        return file.read()
-
-
-def open_itself(path: Path) -> BinaryIO:
-    """Open a file for reading, without waiting for a pipe. Raises OSError if it is a link or cannot be opened."""
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
 
 
 def sha256(path: Path) -> bytes:

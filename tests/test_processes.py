@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from support import write_words
 
 import posbench.processes
 import posbench.training.train
-from posbench import files, machine
+from posbench import machine
 from posbench.config.overrides import apply
 from posbench.config.schema import Config
 from posbench.data.batches import own_rows
@@ -556,24 +555,6 @@ def test_who_waits_ends_when_the_process_that_had_the_store_is_killed(
     assert capfd.readouterr().err.count("Exception raised from") <= 2  # torch's, once for each look at the store
 
 
-KILLED = "import os, signal; from posbench import files; files.until_exit(); os.kill(os.getpid(), signal.SIGKILL)"
-
-
-def test_what_a_killed_process_left_in_the_temporary_folder_goes_with_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)})
-    (left,) = tmp_path.glob("posbench-*")
-    with files.of_this_process() as alive:
-        assert not left.exists()
-        (tmp_path / "posbench-theirs").mkdir()  # without a lock: nothing says that its process is gone
-        (tmp_path / "posbench-link").symlink_to(alive)
-        (tmp_path / "posbench-file").write_text("")
-        there = set(tmp_path.iterdir())
-        with files.of_this_process() as another:
-            assert set(tmp_path.iterdir()) == there | {another} and alive.is_dir()
-    assert not alive.exists() and not another.exists()
 
 
 def test_processes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ renamed into place under a lock: it is there as a whole or not at all. Finding i
 """
 
 import array
+import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -121,7 +122,8 @@ def cache_folder(setting: str | None) -> Path:
         with tempfile.TemporaryFile(dir=folder / "tokens"):
             return folder
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        aside = files.until_exit()
+        aside = Path(tempfile.mkdtemp(prefix="posbench-"))
+        atexit.register(files.delete, aside)
         logger.warning("cache %s cannot be written (%s): tokens are kept in %s for this run only", folder, error, aside)
         return aside
 

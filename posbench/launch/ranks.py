@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 import torch.distributed
 import yaml
 
-from posbench import files, machine
+from posbench import machine
 from posbench.config.overrides import Asked
 from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import PosbenchError, UserError
@@ -168,7 +169,8 @@ def _started_here(config: Config, size: int, run: Path | None = None) -> Iterato
     threads = _threads(config, size)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={_loopback()}")  # exactly this one; it would take any other first
-    with files.of_this_process() as place:
+    with tempfile.TemporaryDirectory(prefix="posbench-") as folder:
+        place = Path(folder)
         (place / _CONFIG).write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
         if run is not None:
             (place / _RUN).symlink_to(run.absolute())
