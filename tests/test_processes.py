@@ -555,8 +555,6 @@ def test_who_waits_ends_when_the_process_that_had_the_store_is_killed(
     assert capfd.readouterr().err.count("Exception raised from") <= 2  # torch's, once for each look at the store
 
 
-
-
 def test_processes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posbench.processes, "_JOIN_SECONDS", 0.1)
     store = dist.FileStore(str(tmp_path / "store"), 3)
