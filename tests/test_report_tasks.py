@@ -183,9 +183,6 @@ def test_medians_and_ranges_are_over_all_seeds_and_those_that_learned_are_a_seco
     assert (rope.learned, rope.seeds) == (4, 5) and rope.ranked
     assert rope.at[TRAINED].accuracy == Spread(0.995, 0.5, 0.995, 5)
     assert rope.at[TRAINED].of_learned == Spread(0.995, 0.995, 0.995, 4)  # the seed of 0.5 is not in it
-    (more,) = [one for one in task_tables.more_tables(list(found.values())) if "only" in one.title]
-    assert more.title == "Learned seeds only, %" and list(rows_of(more)) == ["rope"]
-    assert rows_of(more)["rope"]["1x"] == "99.5"
     assert alibi.at[DOUBLE].accuracy == Spread(0.88, 0.86, 0.9, 5)
     assert alibi.at[TRAINED].exact_match == Spread(1.0, 1.0, 1.0, 5)
     assert (alibi.steps, rope.steps, found["none"].steps) == (400.0, 300.0, math.inf)
@@ -317,8 +314,6 @@ def test_tables_show_the_trivial_reader_and_guessing_and_whole_answers_beside_to
     assert "; a trivial reader 66 %." in " ".join(task_tables.answer(found))
     assert rows_of(paper)["trivial reader"] == rows_of(paper)["trivial reader"] | {"1x": "66.0", "1x whole": ""}
     assert rows_of(paper)["rope"]["2x whole"] == "100.0"
-    (runs,) = [table for table in task_tables.more_tables(found) if table.title == "Every run"]
-    assert runs.columns[4:] == [head for ratio in (1, 2, 4) for head in (f"{ratio}x", f"{ratio}x whole")]
     drawn = task_figure.of_group(passkey, found)
     assert drawn is not None
     dashes = [[line for line in axis.lines if line.get_linestyle() == "--"] for axis in drawn.axes]

@@ -6,7 +6,7 @@ from typing import Any
 from posbench.config.external import ModelElsewhere, TrainedElsewhere, TrainedOn
 from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
-from posbench.report import families, lines
+from posbench.report import families
 from posbench.report.comparison import load
 from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Group
@@ -95,8 +95,6 @@ def _marks(group: Group, summaries: list[Summary]) -> list[str]:
         "dashed: attention narrowed to the training length": windowed,
         "dotted: with an extension": any(one.kind not in (PLAIN, WINDOWED) for one in curves),
         "grey, in the picture with a row per family: for comparison": families_apart and (windowed or group.reference),
-        "arrow: leaves the picture, its highest value is said": lines.outside(group, summaries),
-        "stop sign: undefined": any(one.plain.undefined_at for one in summaries),
     }
     banded = "; ".join(words for words, there in bands.items() if there)
     said = "; ".join(words for words, there in marks.items() if there)
@@ -181,7 +179,7 @@ def of_task(group: Group, found: list[Standing]) -> str:
         + ("hollow: did not learn; " if any(one.learned < one.seeds for one in found) else "")
         + f"thin line: the gate, {100 * GATE:g} %"
         + ("; dashes: a trivial reader" if known_at(found, "trivial") else "")
-        + ("; stop sign: undefined." if any(one.undefined_at for one in found) else "."),
+        + ".",
         _commands(group),
     ]
     return " ".join(sentences)

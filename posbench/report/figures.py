@@ -64,7 +64,7 @@ class Row:
     @property
     def height(self) -> float:
         """Inches, room for the names below each other included."""
-        most = max(sum(ends.lines_of_text(line) for line in shown) for shown in (self.level, self.rise))
+        most = max(sum(len(ends.said(line).splitlines()) for line in shown) for shown in (self.level, self.rise))
         return max(LOW if self.title else HIGH, NAME_LINE * (most + 1))
 
 
@@ -112,15 +112,14 @@ def draw(group: Group, summaries: list[Summary], kind: "type[Figure] | None" = N
     rows = _rows(group, summaries, looks)
     widths = WIDTHS if any(one.n_done > 1 for one in summaries) else WIDTHS[:2]
     figure, axes = sheet(widths, [row.height for row in rows], kind)
-    outside = lines.outside(group, summaries)
     named = []
     for column, shown in enumerate(([row.level for row in rows], [row.rise for row in rows])):
-        named += _column(list(axes[column]), group, summaries, shown, outside)
+        named += _column(list(axes[column]), group, summaries, shown)
         headings(axes[column], [row.title for row in rows], HEADINGS[column], UNITS[column][len(rows) > 1])
     for axis in axes[1]:
         axis.axhline(0, color="#555555", linewidth=0.9, zorder=1.5)
     if len(widths) > 2:
-        _strips(list(axes[2]), rows, looks, outside)
+        _strips(list(axes[2]), rows, looks)
     return finished(figure, named)
 
 
@@ -188,12 +187,10 @@ def _windowed(group: Group, summaries: list[Summary], colour: str) -> list[tuple
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def _column(
-    axes: "list[Axes]", group: Group, summaries: list[Summary], rows: list[list[Line]], outside: set[str]
-) -> "Panels":
+def _column(axes: "list[Axes]", group: Group, summaries: list[Summary], rows: list[list[Line]]) -> "Panels":
     """Panels below each other that share an axis."""
     shown = [line for row in rows for line in row]
-    limits = lines.limits(shown, outside) if shown else (0.0, 1.0)
+    limits = lines.limits(shown) if shown else (0.0, 1.0)
     named = []
     for axis, row in zip(axes, rows, strict=True):
         for line in row:
@@ -249,14 +246,14 @@ def headings(axes: "Sequence[Axes]", titles: Sequence[str], heading: str, unit: 
 # -- every seed --------------------------------------------------------------------------------------------------------
 
 
-def _strips(axes: "list[Axes]", rows: list[Row], looks: dict[str, Style], outside: set[str]) -> None:
+def _strips(axes: "list[Axes]", rows: list[Row], looks: dict[str, Style]) -> None:
     """Every seed a point: a mean hides two groups, and with them its bar is left out."""
     known = {one.scheme.label: _seeds(one) for row in rows for one in row.members if _seeds(one)}
     if not known:  # nothing was measured there
         for axis in axes:
             axis.set_visible(False)
         return
-    shown = [0.0, *(value for label, values in known.items() if label not in outside for value in values)]
+    shown = [0.0, *(value for values in known.values() for value in values)]
     room = 0.06 * max(max(shown) - min(shown), 0.02)
     for axis, row in zip(axes, rows, strict=True):
         axis.set_xlim(min(shown) - room, max(shown) + room)
@@ -272,11 +269,6 @@ def _strip(axis: "Axes", members: list[Summary], looks: dict[str, Style]) -> Non
         axis.scatter(values, row + offsets, color=look.colour, marker=look.mark, s=22, alpha=0.85, linewidth=0)
         if len(values) > 1 and not one.bimodal:
             axis.plot([np.mean(values)] * 2, [row - 0.34, row + 0.34], color=look.colour, linewidth=1.6)
-        if max(values) > axis.get_xlim()[1]:
-            axis.text(
-                0.99, row, f"up to {max(values):.2f} \N{RIGHTWARDS ARROW}", transform=axis.get_yaxis_transform(),
-                ha="right", va="center", color=look.colour, fontsize=ends.FONT,
-            )  # fmt: skip
     axis.axvline(0, color=DARK, linewidth=0.9)
     names = [one.scheme.label + (" (two groups)" if one.bimodal else "") for one in reversed(members)]
     axis.set_yticks(range(len(members)), [ends.wrapped(name) for name in names], fontsize=ends.FONT)

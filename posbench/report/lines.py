@@ -1,16 +1,12 @@
 """The numbers behind the panels of a picture: one line per scheme, and the visible range of values."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from posbench.evaluation.intervals import Interval
-from posbench.report.comparison.load import Group
 from posbench.report.comparison.summary import Curve, Point, Summary
 from posbench.report.styles import Style
 from posbench.run_folder.rows import PLAIN
-
-FAR = 2.0  # times as high as the next line
-HUGE = 2.0  # nats per token above the lowest; a line beyond both leaves the picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,38 +69,11 @@ def _seeds(points: list[Point], values: list[dict[int, float]]) -> list[list[tup
     return [[(point.ratio, found[seed]) for point, found in measured if seed in found] for seed in seeds]
 
 
-def outside(group: Group, summaries: list[Summary]) -> set[str]:
-    """Labels of schemes whose level or rise would flatten all others; a picture prints their maximum instead."""
-    reference = group.reference.label if group.reference else None
-    found = set()
-    for build in (level, rise):
-        drawn = [build(one, one.plain, Style("", "", "")) for one in summaries]
-        drawn = [line for line in drawn if line.points]
-        floor = min((line.bottom for line in drawn), default=0.0)
-        found |= huge({line.label: line.top for line in drawn}, floor, reference)
-    return found
-
-
-def huge(tops: Mapping[str, float], floor: float, kept: str | None) -> set[str]:
-    """Labels of the lines that would flatten all others: at most a quarter of them, and never `kept`.
-
-    Each is more than `HUGE` above the floor, and `FAR` times as high above it as the highest of the rest.
-    """
-    ordered = sorted(tops, key=lambda label: tops[label])
-    for count in range(len(ordered) // 4, 0, -1):
-        rest, highest = ordered[:-count], set(ordered[-count:])
-        least = max(HUGE, FAR * (tops[rest[-1]] - floor))
-        if kept not in highest and all(tops[label] - floor > least for label in highest):
-            return highest
-    return set()
-
-
-def limits(lines: Sequence[Line], outside: set[str]) -> tuple[float, float]:
-    """The range of an axis: all lines except those outside, and bands up to a quarter beyond on either side."""
-    inside = [line for line in lines if line.label not in outside] or lines
-    low, high = min(line.bottom for line in inside), max(line.top for line in inside)
+def limits(lines: Sequence[Line]) -> tuple[float, float]:
+    """The range of an axis: all lines, and bands up to a quarter beyond on either side."""
+    low, high = min(line.bottom for line in lines), max(line.top for line in lines)
     reach = max(high - low, 0.02)
-    bands = [band for line in inside for _, band in line.band]
+    bands = [band for line in lines for _, band in line.band]
     least = max(min([low, *(band.low for band in bands)]), low - reach / 4)
     most = min(max([high, *(band.high for band in bands)]), high + reach / 4)
     return least - 0.05 * reach, most + 0.05 * reach

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from posbench import tasks
-from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
+from posbench.evaluation.answers import GATE, TRAINED, Place
 from posbench.report import tables
 from posbench.report.answer import few_seeds
 from posbench.report.comparison import standing
@@ -27,8 +27,7 @@ def main_tables(group: Group, found: list[Standing]) -> list[Table]:
 
 def more_tables(found: list[Standing]) -> list[Table]:
     """The tables of the written report only."""
-    more = [_of_learned(found), _variants(found), _changed(found), _runs(found)]
-    return [table.filled() for table in more if table.rows]
+    return [table.filled() for table in (_variants(found), _changed(found)) if table.rows]
 
 
 def answer(found: list[Standing]) -> list[str]:
@@ -156,21 +155,6 @@ def _against(group: Group, found: list[Standing]) -> Table:
     return Table(f"Against {label}", columns, rows, note, (6, 4, 2, 1))
 
 
-def _of_learned(found: list[Standing]) -> Table:
-    """Of schemes whose seeds learned in part: beside the comparison over all seeds, never instead of it."""
-    places = columns_of(found)
-    rows = []
-    for one in found:
-        if one.ranked and one.learned < one.seeds:
-            cells = [spread(at.of_learned if at else None) for at in map(one.at.get, places)]
-            rows.append([Value(one.scheme.label), learned(one), *cells])
-    note = (
-        "% of answer tokens right over the seeds that learned alone, median [least-most]. This selects seeds by their "
-        "outcome, so nothing is ranked or tested by it."
-    )
-    return Table("Learned seeds only, %", ["scheme", "learned", *map(heading, places)], rows, note)
-
-
 def _variants(found: list[Standing]) -> Table:
     own = [place for place in standing.places(found) if place.variant]
     spots = sorted({place[1:] for place in own}, key=lambda spot: (spot[1], spot[0]))
@@ -216,33 +200,6 @@ def _natural(name: str) -> tuple[str, float, str]:
         return key, math.inf, value
 
 
-def _runs(found: list[Standing]) -> Table:
-    places = [TRAINED, *(Place("", ratio, 0) for ratio in ENDPOINTS)]
-    rows = []
-    for one in found:
-        for run in one.scheme.runs:
-            if run.answers.at:
-                cells = []
-                for at in map(run.answers.at.get, places):
-                    cells += [of_run(at), tables.percent(at.exact_match if at else None)]
-                reached = run.answers.steps_to_gate
-                rows.append(
-                    [
-                        Value(one.scheme.label),
-                        Value(str(run.config.seed), run.config.seed),
-                        Value({True: "yes", False: "no", None: "not known"}[standing.learned(run)]),
-                        Value("-") if reached is None else tables.whole(reached),
-                        *cells,
-                    ]
-                )
-    note = (
-        "Token accuracy, %, with its 95 % interval over problems (bootstrap; where every token is right, that of the "
-        "share of problems): it speaks for this very checkpoint on other such problems. There is none if fewer than "
-        "half of the problems differ. whole: % of problems whose every token is right."
-    )
-    return Table("Every run", ["scheme", "seed", "learned", "steps", *_both_headings(places)], rows, note)
-
-
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
@@ -285,17 +242,6 @@ def spread(found: Spread | None) -> Value:
         return Value("")
     low, median, high = (f"{100 * value:.1f}" for value in (found.low, found.median, found.high))
     return Value(median if low == high else f"{median} [{low}-{high}]", 100 * found.median)
-
-
-def of_run(one: Answer | None) -> Value:
-    """One run's accuracy with its interval."""
-    if one is None:
-        return Value("")
-    if one.accuracy is None:
-        return Value(one.status.replace("_", " "))
-    interval = one.interval
-    between = f" [{100 * interval[0]:.1f}-{100 * interval[1]:.1f}]" if interval else ""
-    return Value(f"{100 * one.accuracy:.1f}{between}", 100 * one.accuracy)
 
 
 def _both(one: Standing, places: Sequence[Place]) -> list[Value]:
