@@ -12,7 +12,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from posbench.config import compose, history, overrides, schema, sources
-from posbench.config.identity import run_folder, run_id
+from posbench.config.identity import run_id
 from posbench.config.schema import Config, TrainingConfig, from_container, load_saved, to_container
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import UserError
@@ -312,25 +312,6 @@ def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path: Path, monkeypat
     assert composed(f"data.tokenizer={tmp_path}/desk/mine.json").data.tokenizer == "mine.json"
     assert composed(f"data.dataset={tmp_path}/desk/texts").data.dataset == "texts"
     assert composed("data.dataset=x/y", "data.tokenizer=x/z").data.dataset == "x/y"  # a name, there is no such folder
-
-
-@pytest.mark.parametrize("before", ["./a.txt", "../desk/a.txt", "{here}/a.txt"])
-def test_a_run_from_before_paths_had_one_spelling_is_found_by_its_own(
-    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "desk").mkdir()
-    monkeypatch.chdir(tmp_path / "desk")
-    before = before.format(here=tmp_path / "desk")
-    config = composed("data.path=a.txt")
-    old = dataclasses.replace(config, data=dataclasses.replace(config.data, path=before))
-    assert run_id(old) != run_id(config)
-    folder = run_folder(old)
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(to_container(old)))
-    assert compose.single([f"data.path={before}"]) == old
-    again = "a.txt" if Path(before).is_absolute() else before
-    assert run_folder(compose.single([f"data.path={again}"])) == folder
-    assert compose.combinations([[f"data.path={before}"]])[0][1] == old
 
 
 def test_containers_round_trip(tiny_config: Config) -> None:

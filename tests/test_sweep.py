@@ -180,8 +180,8 @@ def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message:
     [
         ("- encoding=rope\n", "is not a sweep: expected 'sets'"),
         ("sets: []\n", "is not a sweep: expected 'sets'"),
-        ("sets: [encoding=rope]\nshard: [seed=1]\n", "unknown key 'shard': did you mean 'shared'?"),
-        ("sets: [{encoding: rope}]\n", "expected a list such as '- encoding=rope,alibi'"),
+        ("sets: [encoding=rope]\nshard: [seed=1]\n", "shard is ['seed=1']: expected 'sets' and 'shared'"),
+        ("sets: [{encoding: rope}]\n", "lists of overrides"),
         ('sets: ["encoding=\'rope"]\n', "no closing quotation"),
     ],
 )
@@ -584,6 +584,7 @@ def test_a_scheme_whose_rates_all_fail_keeps_its_own(overrides: list[str]) -> No
 def test_a_rate_at_the_edge_of_the_grid_is_warned_about(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     best = {"rope": 0.002, "alibi": 0.004}
     monkeypatch.setattr(
         states,

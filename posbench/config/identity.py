@@ -3,13 +3,12 @@
 import dataclasses
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from posbench.config.external import AnyConfig, digest
 from posbench.config.history import without_neutral
-from posbench.config.schema import SAVED, Config, to_container
+from posbench.config.schema import Config, to_container
 
 # What may change without making it another run.
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
@@ -43,28 +42,20 @@ def moved_aside(name: str) -> bool:
 def is_one_run(one: AnyConfig, other: AnyConfig) -> bool:
     """Whether two configurations ask for the same weights, however their paths are spelt."""
     if isinstance(one, Config) and isinstance(other, Config):
-        one, other = _spelt(one, _relative), _spelt(other, _relative)
+        one, other = in_one_spelling(one), in_one_spelling(other)
     return run_id(one) == run_id(other)
 
 
-def in_one_spelling(config: Config, study: Path | None = None) -> Config:
+def in_one_spelling(config: Config) -> Config:
     """The configuration with each path to text or a tokenizer spelt in one way, so that one file makes one run.
 
-    A path below the current folder becomes relative to it, any other absolute. If a run already exists under the given
-    spelling, or under absolute paths, the configuration keeps that run's spelling.
-
-    Args:
-        study: the folder that the run is looked for in, the configuration's own unless another is given.
+    A path below the current folder becomes relative to it, any other absolute.
     """
-    one = _spelt(config, _relative)
-    spellings = [one, *(each for each in (config, _spelt(config, os.path.abspath)) if each != one)]
-    return next((each for each in spellings if (run_folder(each, study) / SAVED).is_file()), one)
 
-
-def _spelt(config: Config, spell: Callable[[str], str]) -> Config:
     def one(path: str | None, is_path: bool) -> str | None:
         here = os.path.expanduser(path) if path else path
-        return spell(here) if here and (is_path or os.path.exists(here)) else path  # else a name: on the hub, or bpe
+        is_here = here and (is_path or os.path.exists(here))  # else it is a name: on the hub, or bpe
+        return _relative(here) if here and is_here else path
 
     data = config.data
     path, dataset, tokenizer = one(data.path, True), one(data.dataset, False), one(data.tokenizer, False)

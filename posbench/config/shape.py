@@ -25,25 +25,16 @@ def shape_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Shape":
     )
 
 
-def on_meta(config: Config) -> "Encoding":
-    """The encoding of a configuration on torch's device `meta`: shapes only, so it takes no memory. Built once.
-
-    Raises:
-        UserError: an option is wrong.
-        RuntimeError, TypeError, OverflowError: more numbers than 64 bits can count, or the constructor of an encoding
-            from elsewhere reads its numbers.
-    """
-    return _on_meta(config.encoding.name, shape_of(config), _Options(config.encoding.options))
-
-
 def planned(config: Config) -> "Encoding":
     """The encoding of a configuration with all its options checked; on `meta` if its constructor reads no numbers.
+
+    On torch's device `meta` there are shapes only, so it takes no memory. It is built once.
 
     Raises:
         UserError: an option is wrong.
     """
     try:
-        return on_meta(config)
+        return _on_meta(config.encoding.name, shape_of(config), _Options(config.encoding.options))
     except (RuntimeError, TypeError, OverflowError):
         return encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
 

@@ -14,7 +14,7 @@ from posbench.config.identity import run_folder
 from posbench.config.overrides import full_key, parted, refuse_twice
 from posbench.config.schema import Config
 from posbench.config.shipped import chosen
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import UserError
 from posbench.evaluation.check import check
 
 
@@ -131,15 +131,13 @@ def _parts(path: Path) -> tuple[list[list[str]], list[str]]:
     content = plain_yaml.load(path)
     if not isinstance(content, dict) or not content.get("sets"):
         raise UserError(f"{path} is not a sweep: expected 'sets', a list such as '- encoding=rope,alibi'")
-    for key in content.keys() - {"sets", "shared"}:
-        raise UserError(f"{path}: unknown key '{key}'{did_you_mean(key, ('sets', 'shared'))} (sets, shared)")
-    lines = {key: content.get(key) or [] for key in ("sets", "shared")}
-    for key, value in lines.items():
-        if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
-            raise UserError(f"{path}: {key} is {value!r}: expected a list such as '- encoding=rope,alibi'")
+    for key, value in content.items():
+        lines = value if isinstance(value, list) else [None]
+        if key not in ("sets", "shared") or not all(isinstance(line, str) for line in lines):
+            raise UserError(f"{path}: {key} is {value!r}: expected 'sets' and 'shared', lists of overrides")
     try:
-        sets = [shlex.split(line) for line in lines["sets"]]
-        return sets, [override for line in lines["shared"] for override in shlex.split(line)]
+        sets = [shlex.split(line) for line in content["sets"]]
+        return sets, [override for line in content.get("shared", []) for override in shlex.split(line)]
     except ValueError as error:  # a quotation mark without its partner
         raise UserError(f"{path}: {str(error).lower()}") from None
 
