@@ -208,7 +208,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[plans.Plan]
     monkeypatch.setattr(reproduce, "SEEDS", range(5, 10))
     made: list[plans.Plan] = []
 
-    def execute(todo: list[plans.Plan], _n_jobs: Any, _hydra: Any, _command: str, more: pool.More) -> dict[str, Status]:
+    def execute(todo: list[plans.Plan], _n_jobs: Any, _command: str, more: pool.More) -> dict[str, Status]:
         status: dict[str, Status] = {}
         while todo:
             for plan in todo:
