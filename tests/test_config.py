@@ -425,7 +425,7 @@ def test_the_table_of_numbers_is_whole() -> None:
 @pytest.mark.parametrize("key", NUMBERS)
 def test_every_number_has_bounds_that_its_message_names(tiny_config: Config, key: str) -> None:
     *sections, name = key.split(".")
-    for value in (-1, 3 * 10**39, 1e300, float("nan"), float("inf"), -float("inf")):
+    for value in (-1, float("nan"), float("inf"), -float("inf")):
         plain: Any = to_container(tiny_config)
         section = plain
         for one in sections:
@@ -433,16 +433,15 @@ def test_every_number_has_bounds_that_its_message_names(tiny_config: Config, key
         section[name] = [value] if isinstance(section[name], list) else value
         if key == "training.betas":
             section[name] = [value, 0.9]
-        if key == "seed" and value > 0:
-            plain["seed"] = 10 * value  # seeds have 63 bits
         began = time.monotonic()
         with pytest.raises(UserError) as caught:
             from_container(plain)
             pytest.fail(f"{key}={value} is taken")
         assert time.monotonic() - began < 1
         said = str(caught.value)
-        assert "\n" not in said and ("expected a whole number" in said or re.search(r"expected .*\d", said)), said
-        assert name in said or "evaluation reaches" in said, said
+        assert name in said and "\n" not in said and ("finite number" in said or re.search(r"expected .*\d", said)), (
+            said
+        )
 
 
 def test_an_uneven_batch_is_refused_at_once(tiny_config: Config) -> None:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posbench.config.checks import plain_name, within
+from posbench.config.checks import at_least, plain_name
 from posbench.config.history import completed, without_neutral
 from posbench.config.schema import (
     Config,
@@ -27,7 +27,6 @@ from posbench.config.schema import (
     validate,
 )
 from posbench.errors import UserError
-from posbench.options import MOST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +44,7 @@ class ModelElsewhere:
 
     def __post_init__(self) -> None:
         plain_name("model.name", self.name)
-        within(1, MOST, self, "model", "n_layers", "n_heads", "d_model")
+        at_least(1, self, "model", "n_layers", "n_heads", "d_model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ class TrainingElsewhere:
     tokens = learning_rate = None  # not known; no fields, so not saved
 
     def __post_init__(self) -> None:
-        within(2, MOST, self, "training", "train_length")
+        at_least(2, self, "training", "train_length")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +66,7 @@ class ReadingConfig:
     first: bool  # whether that token also replaces the first one of every window
 
     def __post_init__(self) -> None:
-        within(0, MOST, self, "reading", "separator")
+        at_least(0, self, "reading", "separator")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +124,7 @@ class TrainedOn:
     def __post_init__(self) -> None:
         plain_name("study", self.study)
         plain_name("encoding.name", self.encoding.name)
-        within(0, 2**63 - 1, self, "run", "seed")
+        at_least(0, self, "run", "seed")
         if self.data.task is not None:
             raise UserError("data.source is task: expected text, on which such a model is trained")
         if self.evaluation.at_tokens and self.evaluation.at_tokens[-1] > self.training.tokens:

@@ -17,7 +17,7 @@ def strict(cls: type) -> type:
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
             strict(field.type)
     cls.__pydantic_config__ = pydantic.ConfigDict(  # type: ignore[attr-defined]
-        extra="forbid", coerce_numbers_to_str=True
+        extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
     )
     return cls
 
@@ -48,7 +48,7 @@ def _expected(error: Mapping[str, Any]) -> str:
 
 _EXPECTED = {
     "int": "expected a whole number",
-    "finite_number": "expected a whole number",  # not infinity, not NaN
+    "finite_number": "expected a finite number",
     "float": "expected a number",
     "bool": "expected true or false",
     "string": "expected text",

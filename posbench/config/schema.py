@@ -11,19 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from posbench.config.checks import MOST_TOKENS, above_zero, fraction, plain_name, within
+from posbench.config.checks import above_zero, at_least, fraction, plain_name
 from posbench.config.history import completed
 from posbench.config.messages import in_one_line, strict
 from posbench.errors import UserError
-from posbench.options import LARGEST, MOST
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _Section = TypeVar("_Section")
 SAVED = "config.yaml"  # its file in a run folder
-MOST_THREADS = 1024  # of a CPU; OpenMP ends the process if the system refuses it so many
-LONGEST = 10**9  # training lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +39,8 @@ class AttentionConfig:
     sinks: int = 0  # keys at the beginning that every query sees beside its window
 
     def __post_init__(self) -> None:
-        within(1, MOST, self, "model.attention", "window")
-        within(0, MOST, self, "model.attention", "sinks")
+        at_least(1, self, "model.attention", "window")
+        at_least(0, self, "model.attention", "sinks")
         if self.sinks and self.window is None:
             raise UserError(f"model.attention.sinks is {self.sinks}: expected 0, or a model.attention.window beside it")
 
@@ -76,7 +73,7 @@ class ModelConfig:
         return -(-8 * self.d_model // 96) * 32 if self.mlp == "swiglu" else 4 * self.d_model
 
     def __post_init__(self) -> None:
-        within(1, MOST, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
+        at_least(1, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
         if self.d_model % self.n_heads:
             below = self.d_model - self.d_model % self.n_heads
             near = " or ".join(str(width) for width in (below, below + self.n_heads) if width)
@@ -107,8 +104,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         plain_name("data.name", self.name)
-        within(1, MOST, self, "data", "max_documents", "vocab_size", "test_pieces")
-        within(0, LONGEST, self, "data", "offset")
+        at_least(1, self, "data", "max_documents", "vocab_size", "test_pieces")
+        at_least(0, self, "data", "offset")
         if (self.source == "task") != (self.task is not None):
             raise UserError(f"data.source is {self.source}, data.task {self.task}: choose a task with data=task/NAME")
         if self.task is not None and not isinstance(self.task.get("name"), str):
@@ -134,11 +131,11 @@ class TrainingConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"]  # of matrix products
 
     def __post_init__(self) -> None:
-        within(2, MOST, self, "training", "train_length")
-        within(1, MOST, self, "training", "batch_size", "accumulation")
-        within(self.tokens_per_step, MOST_TOKENS, self, "training", "tokens")
-        within(0, MOST_TOKENS, self, "training", "warmup_tokens")
-        within(0, LARGEST, self, "training", "weight_decay")
+        at_least(2, self, "training", "train_length")
+        at_least(1, self, "training", "batch_size", "accumulation")
+        at_least(self.tokens_per_step, self, "training", "tokens")
+        at_least(0, self, "training", "warmup_tokens")
+        at_least(0, self, "training", "weight_decay")
         above_zero(self, "training", "learning_rate", "clip")
         fraction(self, "training", "decay_fraction", "final_learning_rate")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -198,21 +195,19 @@ class EvaluationConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of matrix products; auto = the training's
 
     def __post_init__(self) -> None:
-        within(1, MOST, self, "evaluation", "targets", "blocks", "batch_tokens", "stride")
-        within(1, math.inf, self, "evaluation", "longest")  # its bound stands below
-        within(0, MOST, self, "evaluation", "sinks")
+        at_least(1, self, "evaluation", "targets", "blocks", "batch_tokens", "stride")
+        at_least(1, self, "evaluation", "longest")
+        at_least(0, self, "evaluation", "sinks")
         ratios = list(self.ratios)
-        if not ratios or ratios != sorted(set(ratios)) or not all(0 < ratio < math.inf for ratio in ratios):
+        if not ratios or ratios != sorted(set(ratios)) or not all(ratio > 0 for ratio in ratios):
             raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers above 0, such as [0.5, 1, 2]")
-        if (furthest := max(ratios[-1], self.longest or 1)) > LONGEST:
-            raise UserError(f"evaluation reaches {furthest:g} training lengths: expected at most {LONGEST:,}")
         if list(self.at_tokens) != sorted(set(self.at_tokens)) or not all(tokens >= 0 for tokens in self.at_tokens):
             told = f"evaluation.at_tokens is {list(self.at_tokens)}"
             raise UserError(f"{told}: expected ascending numbers of tokens, such as [500000, 1000000]")
         if not self.protocols or len(set(self.protocols)) < len(self.protocols):
             raise UserError(f"evaluation.protocols is {list(self.protocols)}: expected at least one, each once")
-        if not all(1 <= offset <= LONGEST for offset in self.offsets):
-            raise UserError(f"evaluation.offsets is {list(self.offsets)}: expected positions from 1 to {LONGEST:,}")
+        if not all(offset >= 1 for offset in self.offsets):
+            raise UserError(f"evaluation.offsets is {list(self.offsets)}: expected positions from 1 on")
         for name in ("extensions", "tasks", "offsets"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise UserError(f"evaluation.{name} is {list(getattr(self, name))}: expected each once")
@@ -255,9 +250,9 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")
-        within(1, MOST_THREADS, self, "runtime", "threads")
-        within(1, MOST, self, "runtime", "processes")
-        within(1, MOST_TOKENS, self, "runtime", *every)
+        at_least(1, self, "runtime", "threads")
+        at_least(1, self, "runtime", "processes")
+        at_least(1, self, "runtime", *every)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +271,7 @@ class StartConfig:
     warmup_tokens: int
 
     def __post_init__(self) -> None:
-        within(1, MOST_TOKENS, self, "start", "train_length", "batch_size", "steps", "tokens")
+        at_least(1, self, "start", "train_length", "batch_size", "steps", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)

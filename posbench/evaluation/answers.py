@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.config.external import AnyConfig
-from posbench.config.schema import LONGEST
 from posbench.evaluation.intervals import clopper_pearson
 from posbench.evaluation.measure import Headline, Learned, Measure
 from posbench.run_folder.jsonl import number, read_jsonl
@@ -122,7 +121,7 @@ class Answers(Measure):
     @classmethod
     def of(cls, folder: Path, config: AnyConfig, rows: Sequence[EvaluationRow]) -> "Answers":
         blocks = evaluation_blocks(folder)
-        own = [row for row in rows if row.protocol == cls.protocol and 1 / LONGEST <= row.length_ratio <= LONGEST]
+        own = [row for row in rows if row.protocol == cls.protocol]
         newest = newest_of_split(own, headline_split(own, config.evaluation.split))
         at = {place_of(row): _answer(row, blocks.get(row.blocks_key, [])) for row in newest}
         return cls(dict(sorted(at.items())), steps_to_gate(read_jsonl(folder / METRICS)))
