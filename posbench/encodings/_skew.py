@@ -4,20 +4,18 @@ Position n acts on queries and keys as exp(n·A / u), where u is the training le
 -A) with square blocks along its diagonal. All exp(n·A / u) commute, so a logit depends on content and distance alone.
 
 The exponential is never formed for each n. Blocks of two channels turn by an angle per step, as in RoPE. For wider
-blocks, n is written in binary: a vector is multiplied by exp(2^b·A / u) for each digit b of n that is 1. Positions 0 ..
-T-1 are split as n = m·high + low with m about sqrt(T): 2 m matrices are made, and a vector is multiplied by two of
-them. Fractional positions are refused, though the exponential exists there.
+blocks, n is written in binary: a vector is multiplied by exp(2^b·A / u) for each digit b of n that is 1. Fractional
+positions are refused, though the exponential exists there.
 """
 
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape, count_from_0, on_host, once
+from posbench.encodings.base import Encoding, Shape, on_host, once
 from posbench.errors import UserError
 
 _Made = TypeVar("_Made")
@@ -54,10 +52,6 @@ class Skew(Encoding):
         places = once(positions, _places, lambda: _places(positions))
         with torch.autocast(q.device.type, enabled=False):
             steps = self._shared(positions, "steps", lambda: self._steps(layer, places, q.device))
-            if places > 1 and count_from_0(positions):
-                split = places // 2
-                powers = self._shared(positions, "powers", lambda: (_powers(steps[:split]), _powers(steps[split:])))
-                return self._moved_in_two(q, *powers), self._moved_in_two(k, *powers)
             digits = once(positions, _digits, lambda: _digits(positions, places))
             return self._moved(q, steps, digits), self._moved(k, steps, digits)
 
@@ -98,20 +92,6 @@ class Skew(Encoding):
             blocks = torch.where(one, blocks @ step.mT, blocks)
         return blocks.transpose(2, 3).flatten(-2).to(a.dtype)
 
-    def _moved_in_two(self, a: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """q or k (B, H, T, Dh), rotated to 0 .. T-1 by the powers (m, 1|H, N, b, b) of one step and of m steps."""
-        batch, heads, length, _ = a.shape
-        x = F.pad(a.float(), (0, 0, 0, -length % len(low)))
-        x = x.view(batch, heads, -1, len(low), a.shape[3] // self.block, self.block)  # (B, H, T / m, m, N, b)
-        moved = _by_each(x.permute(3, 1, 4, 0, 2, 5), low)  # (m, H, N, B, T / m, b)
-        moved = _by_each(moved.permute(4, 1, 2, 3, 0, 5), high)  # (T / m, H, N, B, m, b)
-        return moved.permute(3, 1, 0, 4, 2, 5).flatten(4).flatten(2, 3)[:, :, :length].to(a.dtype)
-
-
-def _by_each(x: Tensor, powers: Tensor) -> Tensor:
-    """Vectors (S, H, N, *, *, b), each multiplied by the power (S or more, 1|H, N, b, b) of its index."""
-    return (x.flatten(3, 4) @ powers[: len(x)].mT).view(x.shape)
-
 
 def _places(positions: Tensor) -> int:
     """Number of binary digits of the largest position."""
@@ -121,11 +101,3 @@ def _places(positions: Tensor) -> int:
 def _digits(positions: Tensor, places: int) -> list[Tensor]:
     """Per binary digit, lowest first: a mask (1|B, 1, 1, T, 1) of the positions (1|B, T) where it is 1."""
     return [(positions >> place & 1).bool()[:, None, None, :, None] for place in range(places)]
-
-
-def _powers(steps: list[Tensor]) -> Tensor:
-    """All powers of a matrix from 0 on, (S, 1|H, N, b, b), from its powers 1, 2, 4 ..."""
-    powers = torch.eye(steps[0].shape[-1], device=steps[0].device).expand(1, *steps[0].shape)
-    for step in steps:
-        powers = torch.cat((powers, step @ powers))
-    return powers

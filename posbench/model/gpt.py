@@ -8,12 +8,11 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from posbench import encodings
@@ -232,28 +231,11 @@ class Attention(nn.Module):
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
         """States (B, T, D) to queries, keys and values (B, H, T, Dh)."""
         packed = self.qkv(x).view(*x.shape[:2], 3, self.n_heads, -1)
-        if torch.compiler.is_compiling():  # which lays them out as kernels read them, in the pass that writes them
-            heads: tuple[Tensor, ...] = packed.permute(2, 0, 3, 1, 4).contiguous().unbind()
-        else:
-            heads = _Heads.apply(packed)  # type: ignore[no-untyped-call]
-        return heads
+        return packed.permute(2, 0, 3, 1, 4).unbind()  # type: ignore[no-any-return]
 
     def joined(self, attended: Tensor) -> Tensor:
         """Attention's output (B, H, T, Dh) to what is added to the states (B, T, D)."""
         return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-
-class _Heads(torch.autograd.Function):
-    """Packed projections (B, T, 3, H, Dh) as q, k and v; plain indexing would lay their gradients out twice."""
-
-    @staticmethod
-    def forward(ctx: Any, packed: Tensor) -> tuple[Tensor, ...]:
-        return packed.permute(2, 0, 3, 1, 4).unbind()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return torch.stack([gradient.transpose(1, 2) for gradient in gradients], dim=2)
 
 
 class MLP(nn.Module):

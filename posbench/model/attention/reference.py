@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, check_length, fitting, part_of, rotated_by
 from posbench.errors import UserError
@@ -177,8 +175,8 @@ def logits_of(encoding: Encoding, rows: Rows) -> Tensor:
     logits = (rows.q @ rows.k.mT).float() * encoding.logit_scale
     for bias in biases_of(encoding, rows):
         logits = logits + bias
-    masked: Tensor = _Masked.apply(encoding.scores(logits, rows), rows.visible)  # type: ignore[no-untyped-call]
-    return masked
+    # Chosen, not added, for what is hidden may be no number: XPos' logits of keys after the query are not, far out.
+    return torch.where(rows.visible, encoding.scores(logits, rows), -math.inf)
 
 
 def biases_of(encoding: Encoding, rows: Rows) -> list[Tensor]:
@@ -189,24 +187,6 @@ def biases_of(encoding: Encoding, rows: Rows) -> list[Tensor]:
         fitting(encoding, "distance_bias", by_distance, (encoding.shape.n_heads, *rows.distance.shape), "(H, *S)")
         found.append(by_distance.movedim(0, 1))  # (H, 1|B, Tq, Tk) -> (1|B, H, Tq, Tk)
     return found if bias is None else [*found, bias]
-
-
-class _Masked(torch.autograd.Function):
-    """Logits with -inf where a key is not visible; `masked_fill` and its gradient take three times as long on CPUs.
-
-    Chosen, not added, for what is hidden may be no number: XPos' logits of keys after the query are not, far out.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, visible: Tensor) -> Tensor:
-        ctx.save_for_backward(visible)
-        return torch.where(visible, logits, -math.inf)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (visible,) = ctx.saved_tensors
-        return gradient * visible.to(gradient.dtype), None
 
 
 def narrower(first: int | None, second: int | None) -> int | None:
