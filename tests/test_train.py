@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from disks import in_child
 from support import encoding_installed, snapshot, write_words
 
 import posbench.training.step
@@ -454,20 +452,6 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
 # -- checkpoints that are written while training goes on ---------------------------------------------------------------
 
 
-def slow_writes(patch: pytest.MonkeyPatch, step: int, until: threading.Event) -> threading.Event:
-    """The write of a checkpoint after so many steps waits until that is set; what is returned is set as it begins."""
-    begun, save = threading.Event(), checkpoint.save
-
-    def slow(folder: pathlib.Path, at: int, *given: Any) -> pathlib.Path:
-        if at == step:
-            begun.set()
-            assert until.wait(60), "training waits for the checkpoint"
-        return save(folder, at, *given)
-
-    patch.setattr(checkpoint, "save", slow)
-    return begun
-
-
 def no_room_for(patch: pytest.MonkeyPatch, step: int) -> None:
     """The disk is full as the checkpoint after so many steps is written."""
     write_new = files.write_new
@@ -478,55 +462,6 @@ def no_room_for(patch: pytest.MonkeyPatch, step: int) -> None:
         write_new(path, data)
 
     patch.setattr(files, "write_new", full)
-
-
-def test_training_goes_on_while_a_checkpoint_is_written_up_to_the_next(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(config, tmp_path / "whole", [])
-    folder, written = tmp_path / "run", threading.Event()
-    begun = slow_writes(monkeypatch, 5, written)
-
-    def see(step: int) -> None:
-        if step == 9:
-            assert begun.is_set() and not written.is_set() and checkpoint.newest(folder) is None
-            assert load_record(folder)["attempts"][-1]["steps"] == 0, "nothing is said to be saved that is not"
-            threading.Timer(0.3, written.set).start()
-        if step == 10:  # the next checkpoint was begun: this one is there
-            assert checkpoint.at(folder, 5, checkpoint.WEIGHTS) is not None
-            assert load_record(folder)["attempts"][-1]["steps"] >= 5
-
-    seen_updates(monkeypatch, see)
-    train(config, folder, [])
-    assert weights_sha256(folder) == weights_sha256(tmp_path / "whole") and losses(folder) == losses(tmp_path / "whole")
-    found = checkpoint.at(folder, 10, checkpoint.STATE)
-    assert found is not None and load_record(folder)["attempts"][-1]["steps"] == STEPS
-
-
-def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before_and_changes_no_number(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
-    train(config, tmp_path / "whole", [])
-    folder = tmp_path / "run"
-
-    def killed() -> None:
-        patch = pytest.MonkeyPatch()
-        begun = slow_writes(patch, 10, threading.Event())
-
-        def see(step: int) -> None:
-            if step == 11:
-                assert begun.wait(60)
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        seen_updates(patch, see)
-        train(config, folder, [])
-
-    assert in_child(killed) == -signal.SIGKILL
-    newest = checkpoint.newest(folder)
-    assert newest is not None and newest.step == 5
-    assert [step for step, *_ in losses(folder)][-1] == 11, "the metrics are ahead, and are cut back"
-    train(config, folder, [])
-    assert weights_sha256(folder) == weights_sha256(tmp_path / "whole") and losses(folder) == losses(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("step", [5, STEPS])
@@ -540,7 +475,7 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_the_same
     assert (record["status"], record["reason"]) == ("failed", "disk")
     assert record["attempts"][-1]["steps"] == (0 if step == 5 else 10)
     assert not (tmp_path / "run" / "evaluation.jsonl").exists()
-    assert len(losses(tmp_path / "run")) <= (9 if step == 5 else STEPS), "it goes on up to the next checkpoint at most"
+    assert len(losses(tmp_path / "run")) == step
 
 
 def test_a_run_that_was_told_to_stop_is_not_called_saved_where_its_checkpoint_was_not_written(
@@ -559,13 +494,14 @@ def test_a_signal_at_the_end_of_training_stops_it_before_the_evaluation(
     if when == "the last update":
         seen_updates(monkeypatch, lambda step: step == STEPS - 1 and signal.raise_signal(signal.SIGTERM))
     else:
-        end = checkpoint.Writer.__exit__
+        save = checkpoint.save
 
-        def told_to_stop(writer: checkpoint.Writer, *error: Any) -> None:
-            end(writer, *error)
-            signal.raise_signal(signal.SIGTERM)
+        def told_to_stop(folder: pathlib.Path, step: int, *given: Any) -> pathlib.Path:
+            if step == STEPS:
+                signal.raise_signal(signal.SIGTERM)
+            return save(folder, step, *given)
 
-        monkeypatch.setattr(checkpoint.Writer, "__exit__", told_to_stop)
+        monkeypatch.setattr(checkpoint, "save", told_to_stop)
     with pytest.raises(Stopped, match=f"stopped by SIGTERM after step {STEPS}; saved"):
         train(config, tmp_path / "run", [])
     assert load_record(tmp_path / "run")["status"] == "stopped" and not (tmp_path / "run" / "evaluation.jsonl").exists()

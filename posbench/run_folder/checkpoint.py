@@ -3,8 +3,7 @@
 Neither safetensors nor torch's format notices damage, so a manifest holds a sha256 of each file, and nothing is used
 unverified.
 A checkpoint is written to a temporary folder and renamed: it exists as a whole or not at all. All bytes are made in
-memory first, so the bytes that are hashed are those written. Training waits for a copy of the tensors alone: a
-`Writer` does the rest beside it.
+memory first, so the bytes that are hashed are those written.
 """
 
 import dataclasses
@@ -15,10 +14,8 @@ import logging
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from posbench import files
@@ -111,70 +108,6 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
     kept = [at for at in steps if at <= step][:_KEEP]
     _remove(steps[at] for at in steps if at not in kept)
     return path
-
-
-class Writer:
-    """Writes the checkpoints of a training while it goes on, one at a time. The `with` block ends after the last one.
-
-    Args:
-        folder: the run folder.
-        written: called in the training's own thread with the step of each checkpoint that is on the disk.
-    """
-
-    def __init__(self, folder: Path, written: Callable[[int], object]) -> None:
-        self._folder, self._written = folder, written
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._underway: tuple[int, Future[Path]] | None = None
-
-    def begin(self, step: int, model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> None:
-        """Copy what is saved and begin to write it; arguments and errors are those of `save`.
-
-        The checkpoint before it is complete by then: no more than one copy is held, and a kill loses no
-        more updates than twice those between two checkpoints.
-
-        Raises:
-            RunFailed: as `save`, of the checkpoint before it.
-        """
-        from torch.utils import _pytree
-
-        self.finish()
-        model, optimizer = _pytree.tree_map(_on_the_host, (model, optimizer))
-        self._underway = step, self._thread.submit(save, self._folder, step, model, optimizer, state)
-
-    def look(self) -> None:
-        """Take note of a checkpoint that is complete by now. Raises RunFailed as `save`."""
-        if self._underway and self._underway[1].done():
-            self.finish()
-
-    def finish(self) -> None:
-        """Wait until what was begun is written. Raises RunFailed as `save`."""
-        if self._underway:
-            step, writing = self._underway
-            writing.result()
-            self._underway = None
-            self._written(step)
-
-    def __enter__(self) -> "Writer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._thread:  # waits for it, whatever ended the training: the folder is this run's until then
-            try:
-                self.finish()
-            except Exception as failure:
-                if error is None:
-                    raise
-                if failure is not error:
-                    logger.warning("the last checkpoint was not written: %s", failure)
-
-
-def _on_the_host(value: Any) -> Any:
-    """A copy of a tensor in the host's memory, which no update changes; anything else as it is."""
-    import torch
-
-    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:

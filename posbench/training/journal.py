@@ -48,15 +48,11 @@ class Journal:
         return int(step)
 
     def progress(self, step: int) -> contextlib.AbstractContextManager[object]:
-        """Show progress from that step on while this lasts. At its end all checkpoints are written, or one failed."""
+        """Show progress from that step on while this lasts."""
         return contextlib.nullcontext()
 
     def made(self, step: int, loss: float) -> None:
-        """Take note of an update whose loss, in nats per token, is known.
-
-        Raises:
-            RunFailed: a checkpoint that was begun could not be written.
-        """
+        """Take note of an update whose loss, in nats per token, is known."""
 
     def log_update(self, step: int, loss: float, norm: float, rate: float) -> None:
         """Log an update: loss in nats per token, gradient norm before clipping, learning rate."""
@@ -65,13 +61,10 @@ class Journal:
         """Append a row to the metrics."""
 
     def save(self, step: int, learner: Learner) -> None:
-        """Begin to write a checkpoint, once the one before it is written. Raises RunFailed if that one was not."""
-
-    def saved(self) -> None:
-        """Wait until the checkpoint that was begun is written. Raises RunFailed if it was not."""
+        """Write a checkpoint. Raises RunFailed if there is no room."""
 
     def pause(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """Count nothing as training while this lasts. It begins when all is saved; raises as `saved`."""
+        """Count nothing as training while this lasts."""
         return contextlib.nullcontext()
 
     def finish(self, learner: Learner) -> None:
@@ -118,14 +111,10 @@ class RunJournal(Journal):
 
     @contextlib.contextmanager
     def progress(self, step: int) -> Iterator[None]:
-        with (
-            checkpoint.Writer(self.run.folder, self._written) as self._writer,
-            console.progress(self.total, step, self.full_speed) as self._bar,
-        ):
+        with console.progress(self.total, step, self.full_speed) as self._bar:
             yield
 
     def made(self, step: int, loss: float) -> None:
-        self._writer.look()
         self.divergence.look(step, loss)
         self._bar.advance(loss, self._tokens(step))
 
@@ -150,14 +139,11 @@ class RunJournal(Journal):
             **({} if learner.scale is None else {"loss_scale": learner.scale.state_dict()}),
             "peak_memory_bytes": self.spent.most_memory(learner.device),
         }
-        self._writer.begin(step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
-
-    def saved(self) -> None:
-        self._writer.finish()
+        checkpoint.save(self.run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
+        self.run.update_attempt(steps=step - self.first)
 
     @contextlib.contextmanager
     def pause(self, device: torch.device) -> Iterator[None]:
-        self.saved()  # a disk that is full is said before hours of evaluation
         self.spent.memory_before = self.spent.most_memory(device)
         wall, cpu = time.monotonic(), self.spent.world.cpu_seconds()
         yield
@@ -170,9 +156,6 @@ class RunJournal(Journal):
     def finish(self, learner: Learner) -> None:
         memory = self.spent.most_memory(learner.device)
         self.run.update(tokens=self._tokens(self.total), peak_memory_bytes=memory, **self.spent.so_far())
-
-    def _written(self, step: int) -> None:
-        self.run.update_attempt(steps=step - self.first)
 
     def _tokens(self, step: int) -> int:
         return step * self.training.tokens_per_step

@@ -258,7 +258,6 @@ def fit(
             if due(runtime.checkpoint_every_steps, step, total) or stopped:
                 journal.save(step, learner)
             if stopped:
-                journal.saved()
                 raise _stopped(stopped, step)
     if world.received and world.rank == 0:  # while it wrote the last checkpoint; it tells the others
         raise _stopped(world.received[0], step)
