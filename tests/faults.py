@@ -121,7 +121,7 @@ def faults_of(folder: Path, every: int) -> list[str]:
     """What of a folder whose owner was killed cannot be read, or is lost.
 
     Args:
-        every: steps between checkpoints: one is written before the next begins, so no kill loses more than twice that.
+        every: steps between checkpoints; no kill loses more.
     """
     try:
         if (folder / "config.yaml").exists():
@@ -136,7 +136,7 @@ def faults_of(folder: Path, every: int) -> list[str]:
         return [f"{folder.name}: {error}"]
     step = newest.step if newest else 0
     faults = [f"{folder.name}: {path.name} is damaged" for path in _checkpoints(folder) if not _verifies(path)]
-    if max(logged, default=0) - step > 2 * every:
+    if max(logged, default=0) - step > every:
         faults.append(f"{folder.name}: step {logged[-1]} was logged, step {step} is saved")
     return faults
 
