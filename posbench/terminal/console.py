@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.text import Text
 
-from posbench.terminal import cell, exits
+from posbench.terminal import exits
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def log_to_terminal() -> None:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Within it, show posbench's log, in a notebook as one rewritten line; restores logging afterwards.
+    """Within it, show posbench's log; restores logging afterwards.
 
     If the caller has set up logging, records go only there.
     """
@@ -92,9 +92,7 @@ def log_shown() -> Iterator[None]:
 def _handler() -> logging.Handler:
     handler: logging.Handler
     form = exits.SpeltOut("%(message)s")
-    if cell.is_here():
-        handler = cell.LastLine()
-    elif stderr.is_terminal:
+    if stderr.is_terminal:
         plain = NullHighlighter()  # None would colour numbers and paths
         handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False, highlighter=plain)
     else:
@@ -120,9 +118,7 @@ def progress(total: int, start: int, full_speed: float | None = None) -> "Iterat
         console=stderr,
         transient=True,
     )
-    if cell.is_here():
-        yield _Cell(bar, total, start, full_speed)
-    elif stderr.is_terminal:
+    if stderr.is_terminal:
         with bar:
             yield _Bar(bar, total, start, full_speed)
     else:
@@ -137,20 +133,6 @@ class _Bar:
 
     def advance(self, loss: float, tokens: int) -> None:
         self.bar.update(self.task, advance=1, said=_said(loss, self.speed.at(tokens), self.full_speed))
-
-
-class _Cell(_Bar):
-    """The bar in a notebook, without rich's own display, which needs widgets. It stays, with the last update's loss."""
-
-    def __init__(self, bar: Progress, total: int, start: int, full_speed: float | None) -> None:
-        super().__init__(bar, total, start, full_speed)
-        self.left = total - start
-        self.output = cell.Output()
-
-    def advance(self, loss: float, tokens: int) -> None:
-        super().advance(loss, tokens)
-        self.left -= 1
-        self.output.show(self.bar.make_tasks_table(self.bar.tasks), at_once=self.left == 0)
 
 
 class _Lines:
