@@ -187,16 +187,11 @@ def test_a_peer_runs_beside_posbench(
     sizes = dataclasses.replace(speed.find_shape("demo"), train_length=8, batch_size=2)
     monkeypatch.setattr(speed, "SHAPES", {"small": sizes})
     command = ["bench_peers.py", "nanogpt", "--shape", "small", "--rounds", "2", "--threads", "1"]
-    monkeypatch.setattr(sys, "argv", [*command, "--json"])
-    peers.main()
-    rows = json.loads(capsys.readouterr().out)
-    assert "fp32" in {row["dtype"] for row in rows} and {row["peer"] for row in rows} == {"nanogpt"}
-    assert [sum(row[mark] for row in rows) for mark in ("default", "fastest")] == [1, 1]
-    assert all(row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
     monkeypatch.setattr(sys, "argv", command)
     peers.main()
     *table, empty, caption = capsys.readouterr().out.splitlines()
-    assert len(table) == len(rows) + 2 and empty == "" and "2 x 8 tokens per step" in caption
+    assert len(table) == 3 and table[2].startswith("| nanogpt | sdpa | ") and empty == ""
+    assert "2 x 8 tokens per step" in caption
 
 
 def test_the_nanogpt_peer_computes_what_posbench_does(peers: ModuleType) -> None:
@@ -212,13 +207,12 @@ def test_the_nanogpt_peer_computes_what_posbench_does(peers: ModuleType) -> None
 
 def test_an_unknown_peer_is_one_line(peers: ModuleType) -> None:
     with pytest.raises(UserError, match=r"unknown peer 'lama': did you mean 'llama'\?"):
-        peers.measure(["lama"], speed.find_shape("demo"), rounds=1, threads=1)
+        peers.measure(["lama"], speed.find_shape("demo"), rounds=1, threads=1, compiled=False)
 
 
 @pytest.mark.slow
 def test_every_peer_is_of_posbenchs_size_and_trains(quick: None, peers: ModuleType) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("x_transformers")
-    rows, _ = peers.measure(list(peers.PEERS), speed.find_shape("demo", 64), rounds=1, threads=1)
-    assert {row.peer for row in rows} == set(peers.PEERS)
-    assert all(sum(row.default for row in rows if row.peer == name) == 1 for name in peers.PEERS)
+    table = peers.measure(list(peers.PEERS), speed.find_shape("demo", 64), rounds=1, threads=1, compiled=False)
+    assert all(f"| {name} |" in table for name in peers.PEERS)
