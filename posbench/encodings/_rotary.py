@@ -19,7 +19,7 @@ from torch import Tensor
 from posbench import machine
 from posbench.encodings.base import Encoding, Shape, on_host, once
 from posbench.errors import UserError
-from posbench.kernels.fused import fused_on_cuda, fusible
+from posbench.kernels.fused import fusible
 
 Layout = Literal["half", "interleaved"]
 
@@ -137,34 +137,17 @@ def turn(x: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
     turning = laid[0].shape[-1] * (2 if len(laid) == 1 else 1)
     if turning < x.shape[-1]:
         return torch.cat((turn(x[..., :turning], laid), x[..., turning:]), dim=-1) if turning else x
-    on_cuda = x.device.type == "cuda"
-    if len(laid) == 1 and on_cuda:
-        return _turn_interleaved(x, torch.view_as_real(laid[0]))
     if len(laid) == 1:
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * laid[0]).flatten(-2).to(x.dtype)
-    return (_turn_halves_on_cuda if on_cuda else _turn_halves)(x, *laid)
+    return _turn_halves(x, *laid)
 
 
-# (x_a + i·x_b)(c + i·s) = (x_a·c - x_b·s) + i·(x_b·c + x_a·s). On CUDA, one kernel for each layout reads and
-# writes x once. Complex numbers would need a copy to fp32, the product and a copy back.
-
-
-@fused_on_cuda
-def _turn_interleaved(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate x by turns (1|B, 1, T, P, 2) of real and imaginary parts."""
-    a, b = x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1)
-    cosine, sine = turns.unbind(-1)
-    return torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1).flatten(-2).to(x.dtype)
-
-
-def _halves_turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+@fusible()
+def _turn_halves(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     wide = x.float()
     partner = torch.cat(wide.chunk(2, dim=-1)[::-1], dim=-1)
     return torch.addcmul(wide * cosine, partner, sine).to(x.dtype)
-
-
-_turn_halves, _turn_halves_on_cuda = fusible()(_halves_turned), fused_on_cuda(_halves_turned)
 
 
 def has_fp64(device: torch.device) -> torch.device:

@@ -1,4 +1,4 @@
-"""Functions of plain torch operations, compiled to one kernel on CUDA or where a run asks for it, else run as they are.
+"""Functions of plain torch operations, compiled where a run asks for it, else run as they are.
 
 A whole model is not compiled. The compiler cannot see into hand-written kernels, and without them attention is slower
 than what it gains elsewhere; a piece per block instead is one graph however many blocks there are, takes seconds to
@@ -10,10 +10,9 @@ import contextvars
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 # Not of the compiler: the kernel ran, its results may be half written, and after an assertion nothing runs any more.
@@ -50,18 +49,6 @@ def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_
                 said = str(error).partition("\n")[0]
                 logger.warning("%s cannot be compiled here: %s; it runs uncompiled", function.__name__, said)
         return function(*args, **kwargs)
-
-    return call
-
-
-def fused_on_cuda(function: Callable[Concatenate[Tensor, _P], _R]) -> Callable[Concatenate[Tensor, _P], _R]:
-    """The function, `fused` if its first tensor is on CUDA."""
-    in_one = fused(function)
-
-    @functools.wraps(function)
-    def call(first: Tensor, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        alone = first.device.type == "cuda" and not torch.compiler.is_compiling()
-        return (in_one if alone else function)(first, *args, **kwargs)
 
     return call
 
