@@ -4,8 +4,6 @@ import dataclasses
 import json
 import re
 import shlex
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -305,26 +303,16 @@ def test_the_page_says_what_the_kept_rows_say() -> None:
 
 
 @pytest.mark.full
-def test_rows_without_weights_count_as_done_and_their_claims_are_recomputed_without_posbench(
+def test_rows_without_weights_count_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`posbench sweep` continues from docs/rows/six.tar.xz, and a script of NumPy alone has the ledger's figures."""
+    """`posbench sweep` continues from docs/rows/six.tar.xz."""
     monkeypatch.chdir(tmp_path)
     with tarfile.open(ROOT / "docs" / "rows" / "six.tar.xz") as packed:
         packed.extractall("outputs", filter="data")
     words = ["experiment=reader", "study=six", "encoding=rope,alibi", "seed=0,1", "tracking=none"]
     assert support.posbench("sweep", *words, "--dry-run") == 0
     assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
-    script = [sys.executable, str(ROOT / "scripts" / "recompute_claims.py"), "outputs/six"]
-    lines = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
-    recomputed = {line.split()[0]: [float(value) for value in line.split("by seed ")[1].split()] for line in lines}
-    names = ("rope", "alibi", "fox")
-    runs = {name: [load.read(run) for run in Path("outputs/six").glob(f"{name}-*")] for name in names}
-    for one in claim.read(list(recomputed)):
-        (found,) = outcome.judge([(one, runs)])
-        assert found.interval and found.interval.each == pytest.approx(recomputed[one.id], abs=6e-5)
-    source = (ROOT / "scripts" / "recompute_claims.py").read_text(encoding="utf-8")
-    assert "posbench" not in "".join(line for line in source.splitlines() if "import" in line)
 
 
 def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
