@@ -5,9 +5,6 @@ from typing import Any, NoReturn
 
 from posbench.errors import OptionError, UserError, did_you_mean
 
-MOST = 10**12  # of anything that is counted, such as channels or sequences of a batch: no machine holds as many
-LARGEST = 1e38  # of a number that is multiplied with weights or gradients: fp32 ends above it
-
 
 def checked(
     given: Mapping[str, Any], hints: Mapping[str, Any], defaults: Mapping[str, Any], owner: str, section: str = ""
@@ -34,30 +31,16 @@ def typed(value: Any, hint: Any, option: str, owner: str, default: Any) -> Any:
     """An option's value as the annotation it was declared with.
 
     Raises:
-        OptionError: it is of another type, or no machine computes with a number of that size; the line names the
-            option, its owner and its default.
+        OptionError: it is of another type, or not finite; the line names the option, its owner and its default.
     """
     import pydantic
 
     try:
-        found = pydantic.TypeAdapter(hint).validate_python(value)
+        return pydantic.TypeAdapter(hint, config={"allow_inf_nan": False}).validate_python(value)
     except pydantic.ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
         wrong = f"{message[0].lower()}{message[1:]}"
-    else:
-        wrong = next(filter(None, map(_beyond, found if isinstance(found, tuple | list) else (found,))), "")
-    if wrong:
-        raise OptionError(option, f"is {value!r} for '{owner}': {wrong} (default {default!r})")
-    return found
-
-
-def _beyond(value: object) -> str:
-    """What is wrong with the size of a number; empty if nothing is, or it is no number."""
-    if isinstance(value, int) and abs(value) > MOST:
-        return f"expected at most {MOST:,}"
-    if isinstance(value, float) and not (value == 0 or 1 / LARGEST <= abs(value) <= LARGEST):
-        return f"expected 0, or an absolute value from {1 / LARGEST:g} to {LARGEST:g}"
-    return ""
+        raise OptionError(option, f"is {value!r} for '{owner}': {wrong} (default {default!r})") from None
 
 
 def reject(option: str, owner: str, accepted: Iterable[str], otherwise: str = "") -> NoReturn:

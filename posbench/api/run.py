@@ -1,7 +1,6 @@
 """A run folder as a Python object."""
 
 import functools
-import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,8 @@ from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.errors import UserError
 from posbench.evaluation.measure import Headline
 from posbench.report.comparison.load import RunData, read
-from posbench.run_folder.finding import run_folders
 from posbench.run_folder.jsonl import number, read_jsonl
-from posbench.run_folder.names import CONFIG, METRICS
+from posbench.run_folder.names import METRICS
 from posbench.run_folder.rows import COLUMNS, evaluation_blocks
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ _COUNTS = (
 
 
 def load(run: str | Path) -> "LoadedRun":
-    """Read a run folder, finished or not; a folder that a stranger made is only read.
+    """Read a run folder, finished or not.
 
     Args:
         run: the folder, `outputs/STUDY/RUN`.
@@ -39,10 +37,7 @@ def load(run: str | Path) -> "LoadedRun":
     Raises:
         UserError: it is no run folder, or its files cannot be read as what they should be.
     """
-    folder = Path(run)
-    if not (folder / CONFIG).is_file() and folder.is_dir():
-        _refuse_several(folder)
-    return LoadedRun(read(folder))
+    return LoadedRun(read(Path(run)))
 
 
 class LoadedRun:
@@ -186,29 +181,9 @@ class LoadedRun:
         numbers = "".join(f", {name} {value}" for name, value in self._shown())
         return f"<run {self.id}: {self.status}{numbers}; {self.folder}>"
 
-    def _repr_html_(self) -> str:
-        cells = [("status", self.status), *self._shown()]
-        head, body = (
-            "".join(f"<t{tag}>{html.escape(cell[at])}</t{tag}>" for cell in cells) for at, tag in ((0, "h"), (1, "d"))
-        )
-        title = f"<b>{html.escape(self.id)}</b> <code>{html.escape(str(self.folder))}</code>"
-        return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
-
     def _shown(self) -> list[tuple[str, str]]:
         """The known values, by name."""
         named = ((name, self.headline.get(name)) for name in self.data.results.main)
         return [
             (name, value if isinstance(value, str) else f"{value:.4g}") for name, value in named if value is not None
         ]
-
-
-def _refuse_several(folder: Path) -> None:
-    """Refuse a folder of runs, with the call that reads them all."""
-    try:
-        inside = run_folders([folder])
-    except UserError:
-        return
-    raise UserError(
-        f"{folder} is not a run folder: posbench.runs('{folder}') reads the {len(inside)} in it, or load one, "
-        f"'{inside[0]}'"
-    )
