@@ -486,7 +486,7 @@ def test_the_rotations_ramp_is_warned_about_once_and_only_where_no_pair_turns_of
         ("rope", "yarn", {"bta": 4}, r"'yarn' has no option 'bta': it accepts .*; did you mean 'beta'\?"),
         ("rope", "rerope", {"factor": 4}, r"'rerope' has no option 'factor': it accepts window"),
         ("rope", "pi", {"factor": 0.5}, r"factor is 0.5: expected at least 1"),
-        ("rope", "pi", {"factor": math.inf}, r"factor is inf for .pi.: expected 0, or an absolute value"),
+        ("rope", "pi", {"factor": math.inf}, r"factor is inf for .pi.: input should be a finite number"),
         ("rope", "pi", {"factor": "four"}, r"factor is 'four' for 'pi': .*number.* \(default None\)"),
         ("rope", "yarn", {"ramp": "cosine"}, r"ramp is 'cosine' for 'yarn': .*'index' or 'rotations'"),
         ("rope", "yarn", {"alpha": 32, "beta": 1}, r"alpha, beta is 32, 1: expected 0 < alpha < beta"),
