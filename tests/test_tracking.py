@@ -231,21 +231,6 @@ def test_a_broken_wandb_costs_one_warning_and_no_metrics(
     assert "\n" not in warning
 
 
-def test_a_slow_wandb_drops_rows_and_says_so(
-    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    gate = threading.Event()
-    logged: list[Any] = []
-    fake_wandb(monkeypatch, init=lambda **_: (gate.wait(), fake_session(logged.append))[1])
-    monkeypatch.setattr(tracking, "_QUEUE_ROWS", 5)
-    with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
-        for step in range(1, 13):
-            tracker.metrics({"step": step, "tokens": step})
-        threading.Timer(0.1, gate.set).start()
-    assert [row["step"] for row in logged] == [1, 2, 3, 4]  # what the run is stands in the queue, too
-    assert "8 rows are only in" in caplog.text
-
-
 # -- online or offline -------------------------------------------------------------------------------------------------
 
 

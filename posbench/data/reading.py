@@ -14,7 +14,6 @@ import io
 import itertools
 import json
 import logging
-import os
 import re
 import sysconfig
 import zlib
@@ -82,11 +81,7 @@ def find(path: str) -> list[Path]:
     files = [here] if here.is_file() else sorted(map(Path, glob.glob(str(here), recursive=True)))
     files = [file for file in files if file.is_file()]
     if not files:
-        if os.path.lexists(here):  # a pipe, a device, a link that leads nowhere
-            raise UserError(f"data.path: '{path}' is neither a file nor a folder: write its text to a file first")
         nearby = [p.name for p in here.parent.iterdir()] if here.parent.is_dir() else []
-        if re.match(r"https?:/", path):
-            raise UserError(f"data.path is '{path}': text is read from this machine, so download it first")
         hub = f": a data set of the hub is data.dataset={path}" if re.fullmatch(r"[\w-]+/[\w-]+", path) else ""
         raise UserError(f"data.path: no file matches '{path}'{did_you_mean(here.name, nearby) or hub}")
     for file in files:

@@ -7,17 +7,12 @@ sha256 of each. A document takes 56 bytes of memory.
 import array
 import hashlib
 import itertools
-import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-logger = logging.getLogger(__name__)
-
-TELL_EVERY_SECONDS = 10.0
 Span = tuple[int, int, int]  # number of a document, first character, end
 
 
@@ -87,7 +82,7 @@ def characters(texts: Sequence[str]) -> np.ndarray:
 
 def write(folder: Path, splits: Mapping[str, Iterable[str]]) -> dict[str, int]:
     """Write the documents of all splits into a folder, and return how many each has."""
-    at, tell_at = 0, time.monotonic() + TELL_EVERY_SECONDS
+    at = 0
     rows, keys, counts = array.array("q"), bytearray(), {}
     with (folder / "text").open("xb") as file:
         for split, texts in splits.items():
@@ -98,9 +93,6 @@ def write(folder: Path, splits: Mapping[str, Iterable[str]]) -> dict[str, int]:
                 rows.extend((at, at + len(raw), len(text)))
                 keys += hashlib.sha256(raw).digest()
                 at += len(raw)
-                if time.monotonic() > tell_at:
-                    logger.info("read %s MB of text, %s documents", f"{at / 1e6:,.0f}", f"{len(rows) // 3:,}")
-                    tell_at = time.monotonic() + TELL_EVERY_SECONDS
             counts[split] = (len(rows) - before) // 3
     np.save(folder / "rows.npy", np.frombuffer(rows, dtype=np.int64).reshape(-1, 3))
     np.save(folder / "keys.npy", np.frombuffer(keys, dtype="S32"))

@@ -6,7 +6,6 @@ renamed into place under a lock: it is there as a whole or not at all. Finding i
 """
 
 import array
-import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -14,7 +13,6 @@ import importlib.metadata
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,17 +113,8 @@ def prepare_all(configs: Iterable[Config]) -> list[Tokens]:
 
 
 def cache_folder(setting: str | None) -> Path:
-    """Return the cache folder: the setting, or `posbench` in the user's cache; a temporary one if it is unwritable."""
-    folder = Path(setting).expanduser() if setting else files.user_cache()
-    try:
-        (folder / "tokens").mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder / "tokens"):
-            return folder
-    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        aside = Path(tempfile.mkdtemp(prefix="posbench-"))
-        atexit.register(files.delete, aside)
-        logger.warning("cache %s cannot be written (%s): tokens are kept in %s for this run only", folder, error, aside)
-        return aside
+    """Return the cache folder: the setting, or `posbench` in the user's cache."""
+    return Path(setting).expanduser() if setting else files.user_cache()
 
 
 def _key(config: DataConfig, source: corpus.Source, own: Tokenizer | None = None, separator: int | None = None) -> str:

@@ -1,11 +1,10 @@
 """Evaluate a run from its folder and write the rows into it."""
 
 import collections
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ logger = logging.getLogger(__name__)
 def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None:
     """Evaluate a finished run's newest checkpoint; only what is missing is computed.
 
-    An evaluation is no attempt: `run.json` keeps the outcome of the training. Errors here go to `log.txt`.
+    An evaluation is no attempt: `run.json` keeps the outcome of the training.
 
     Args:
         world: the processes that evaluate together, of which this is the first; `evaluate_beside` runs in the others.
@@ -67,7 +66,6 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     with (
         Run.open(folder, config, command=None) as run,
         tracking.mirror(config, run) as tracker,
-        _early_end_noted(run, world),
         ended_in_words(),
     ):
         run.log_to_file()
@@ -105,19 +103,6 @@ def evaluate_beside(folder: Path, config: Config, world: World) -> None:
         tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)
         model = with_weights(folder, config, tokens.tokenizer, weights).to(device)
         compute_share(model, tokens, config, step, device, world)
-
-
-@contextlib.contextmanager
-def _early_end_noted(run: Run, world: World) -> Iterator[None]:
-    def note(error: BaseException) -> None:
-        run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
-
-    try:
-        with world.last_resort(note):
-            yield
-    except BaseException as error:
-        note(world.cause(error))
-        raise
 
 
 def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:

@@ -32,7 +32,6 @@ from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.subject import HuggingFaceModel, extension_of, position_of
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
-from posbench.run_folder.log import kept
 from posbench.run_folder.names import MODEL, RECORD
 from posbench.run_folder.rows import EvaluationRow
 from posbench.run_folder.tracking import Mirror
@@ -121,11 +120,11 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     subject, results = _made(found, asked)
     folder = Path(asked.base.runtime.outputs) / STUDY / results.id
     command = ["posbench", "evaluate", word, *overrides]
-    with kept() as logged, ended_in_words():
+    with ended_in_words():
         tokens = data.prepare(results.data, data.cache_folder(asked.base.runtime.cache), results.reading.separator)
     refuse_other_ids(tokens, subject.config.vocab_size)
     with Run.open(folder, results, command) as run, _outcome_kept(run), ended_in_words():
-        run.log_to_file(logged)
+        run.log_to_file()
         run.begin_attempt(Where(str(asked.device), subject.precision, torch.get_num_threads()))
         _refuse_other_text(run, tokens)
         record(run, subject, tokens, results.reading)
@@ -328,7 +327,6 @@ def _outcome_kept(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
         run.ended_by(error)
         raise
     run.finish("done")

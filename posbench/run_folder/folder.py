@@ -42,7 +42,6 @@ class Run:
         self._command = None if command is None else shlex.join(command)
         self._held = contextlib.ExitStack()  # until `close`
         self._held.callback(os.close, lock)
-        self._log_file: logging.FileHandler | None = None
         self._began = False  # whether this process began an attempt
         self.record = self._first_record(config)
 
@@ -82,7 +81,6 @@ class Run:
     def close(self) -> None:
         """Release the folder."""
         self._held.close()
-        self._log_file = None
 
     # -- run.json --------------------------------------------------------------------------------------------------
 
@@ -247,17 +245,10 @@ class Run:
     def cut_metrics(self, offset: int) -> None:
         """Drop rows logged after a checkpoint, which will be logged again, and half lines."""
         path = self.folder / METRICS
-        if not path.exists():
-            if offset:
-                logger.warning("%s is gone: its curve begins at the checkpoint", path)
-            return
-        with open(path, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size < offset:
-                told = "%s has lost %s bytes of what was logged before the checkpoint: its curve has a gap"
-                logger.warning(told, path, f"{offset - size:,}")
-            file.truncate(min(offset, size))
-            drop_half_line(file)
+        if path.exists():
+            with open(path, "r+b") as file:
+                file.truncate(min(offset, file.seek(0, os.SEEK_END)))
+                drop_half_line(file)
 
     def whole_rows(self) -> list[EvaluationRow]:
         """The rows whose blocks are all there. Blocks that are double, damaged or of no such row are dropped."""
@@ -275,19 +266,11 @@ class Run:
         append(self.folder / BLOCKS, [block.to_json(row) for block in blocks], durable=True)
         append(self.folder / EVALUATION, [row.to_json()], durable=True)
 
-    def log_to_file(self, earlier: Iterable[logging.LogRecord] = ()) -> None:
-        """Copy posbench's log into `log.txt` while the run is owned, beginning with earlier records."""
-        self._log_file = LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
-        self._log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        for record in earlier:
-            self._log_file.handle(record)
-        self._held.enter_context(heard_by(self._log_file))
-
-    def note(self, text: str) -> None:
-        """Log to `log.txt` only."""
-        if self._log_file:
-            known = {"name": "posbench", "levelno": logging.ERROR, "levelname": "ERROR", "msg": text}
-            self._log_file.handle(logging.makeLogRecord(known))
+    def log_to_file(self) -> None:
+        """Copy posbench's log into `log.txt` while the run is owned."""
+        log_file = LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
+        log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._held.enter_context(heard_by(log_file))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """`log.txt` of a run folder: what posbench logs, one line per record."""
 
 import contextlib
-import logging.handlers
-import sys
+import logging
 from collections.abc import Iterator
 
 from posbench.run_folder.facts import iso
@@ -19,14 +18,6 @@ class OneLine(SpeltOut):
 class LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Stay silent: a full disk ends the run by the records that matter, not by a traceback per line here."""
-
-
-@contextlib.contextmanager
-def kept() -> Iterator[list[logging.LogRecord]]:
-    """Collect log records for the `log.txt` of a run that has no folder yet."""
-    handler = logging.handlers.MemoryHandler(capacity=sys.maxsize, flushLevel=sys.maxsize)
-    with heard_by(handler):
-        yield handler.buffer
 
 
 @contextlib.contextmanager

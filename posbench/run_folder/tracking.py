@@ -1,6 +1,6 @@
 """The mirror of the run folder, at a tracker. It may fail, hang or be missing: training neither stops nor waits.
 
-All of W&B (`wandb_session`), its import included, happens in one background thread that is fed by a bounded queue.
+All of W&B (`wandb_session`), its import included, happens in one background thread that is fed by a queue.
 TensorBoard's files (`tensorboard`) are written anew from the run folder at each start.
 """
 
@@ -9,7 +9,6 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from posbench.run_folder.tensorboard import TensorBoard
 
 logger = logging.getLogger(__name__)
-_QUEUE_ROWS = 10_000
 _FINISH_SECONDS = 15.0  # for the rest to be sent
 Takes = dict[str, Callable[[Any], object]]  # what a session does with each kind of message
 
@@ -83,9 +81,8 @@ class _AtWandb(Mirror):
         self._run = run
         self._new = not run.record["attempts"]  # nothing of it can be at W&B
         self._metrics_file = run.folder / METRICS
-        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(_QUEUE_ROWS)
+        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._facts: dict[str, Any] = {}
-        self._dropped = 0
         self._broken = False
         self._ended = threading.Event()
 
@@ -124,27 +121,16 @@ class _AtWandb(Mirror):
     def finish(self, record: Mapping[str, Any]) -> None:
         if not self.begun:
             return
-        deadline = time.monotonic() + _FINISH_SECONDS
         self._facts |= facts(self._config, record)
-        with contextlib.suppress(queue.Full):
-            if not self._broken:
-                self._queue.put(("finish", (dict(record), self._facts)), timeout=_FINISH_SECONDS)
-        if not self._ended.wait(max(0.0, deadline - time.monotonic())):
+        self._put("finish", (dict(record), self._facts))
+        if not self._ended.wait(_FINISH_SECONDS):
             self._give_up(f"no answer within {_FINISH_SECONDS:.0f} s")
             self._abandon()
-        elif self._dropped and not self._broken:
-            logger.warning("W&B was too slow: %d rows are only in %s", self._dropped, self._metrics_file)
         self._broken = True  # what comes after is not logged
 
     def _put(self, kind: str, value: Any) -> None:
-        if self._broken:
-            return
-        try:
-            self._queue.put_nowait((kind, value))
-        except queue.Full:
-            self._dropped += 1
-            if self._dropped == 1:
-                logger.warning("W&B is slow: rows it cannot take are only in %s", self._metrics_file)
+        if not self._broken:
+            self._queue.put((kind, value))
 
     def _give_up(self, reason: str) -> None:
         if not self._broken:

@@ -82,21 +82,13 @@ class SpeltOut(logging.Formatter):
 def tolerant_output() -> None:
     """Keep working whatever happens to stdout and stderr.
 
-    A reader that stops (`| head`) or a closed stream (`>&-`) ends only the output. A terminal without Unicode shows
-    `\\u2026`.
+    A reader that stops (`| head`) ends only the output. A terminal without Unicode shows `\\u2026`.
     """
-    for number in range(3):  # a file opened later must not take the place of a closed stream
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
     sys.stdout = _tolerant(sys.stdout, sys.__stdout__, 1)
     sys.stderr = _tolerant(sys.stderr, sys.__stderr__, 2)
 
 
-def _tolerant(stream: "TextIO | None", original: "TextIO | None", number: int) -> TextIO:
-    if stream is None:  # closed from the start
-        return io.TextIOWrapper(io.BufferedWriter(_Pipe(number, "w", closefd=False)), encoding="utf-8")
+def _tolerant(stream: TextIO, original: "TextIO | None", number: int) -> TextIO:
     if stream is original and isinstance(stream, io.TextIOWrapper):
         stream.flush()
         return io.TextIOWrapper(

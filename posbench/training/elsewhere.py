@@ -35,7 +35,6 @@ from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
-from posbench.run_folder.log import kept
 from posbench.run_folder.names import MODEL, TOKENIZER
 from posbench.run_folder.rows import evaluation_rows, headline_split
 from posbench.terminal.signals import ended_in_words
@@ -91,7 +90,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     if not restart:
         held_config(folder, config)
     threads = machine.set_threads(config.runtime.threads)
-    with kept() as logged, ended_in_words():
+    with ended_in_words():
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache), config.reading.separator)
         job.refuse_other_ids(tokens, config.data.vocab_size)
     batches = tokens.batches(config.training, config.seed)
@@ -102,7 +101,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         failures_recorded(run, World()),
         ended_in_words(),
     ):
-        run.log_to_file(logged)
+        run.log_to_file()
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
         run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))

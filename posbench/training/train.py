@@ -34,7 +34,6 @@ from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
-from posbench.run_folder.log import kept
 from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.wandb_session import Target, in_sweep
 from posbench.terminal.signals import ended_in_words, stop_signals
@@ -78,7 +77,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads or world.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
-    with kept() as logged, ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
+    with ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
         tokens = prepare(config.data, config.runtime.cache)
         if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
             own = f"data.tokenizer={config.start.run}/{TOKENIZER}"
@@ -91,7 +90,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         failures_recorded(run, world),
         ended_in_words(),
     ):
-        run.log_to_file(logged)
+        run.log_to_file()
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         run.warn_of_other_code()
         where = Where(
