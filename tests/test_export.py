@@ -459,21 +459,3 @@ def test_the_code_on_the_card_runs_without_posbench(tiny_config: Config, tmp_pat
     with torch.inference_mode():
         expected = model_of(run, load_config(run), own)(torch.tensor(ids))
     torch.testing.assert_close(torch.tensor(logits), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_strangers_names_on_the_card_are_data(tiny_config: Config, tmp_path: Path) -> None:
-    config = configured(tiny_config, {"name": "rope"})
-    odd = "# x\n```\n</div><script>`|[a](b)"
-    data = dataclasses.replace(config.data, dataset=odd, path="/home/someone/private/text.txt")
-    run = written(tmp_path, dataclasses.replace(config, data=data))
-    record = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(record | {"id": odd}))
-    row = {"length": 24, "length_ratio": 1.0, "split": "test", "checkpoint_step": 4, "status": "ok", "nll": 1.5}
-    lines = [json.dumps(row | {"protocol": name}) for name in ("fixed_target", "x|y`<b>")]
-    (run / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
-    export.export(run, tmp_path / "out")
-    page = (tmp_path / "out" / "README.md").read_text()
-    shown = re.sub(r"^    .*$", "", page, flags=re.M)  # what is indented is code
-    shown = re.sub(r"`[^`\n]+`", "", re.sub(r"```python\n.*?```", "", shown, flags=re.S))
-    assert not re.search(r"[<>`]|script|\[a\]", shown)
-    assert r"| `x\|y'<b>` | 24 | 1 | 1.5000 |" in page and "someone" not in page

@@ -1,12 +1,7 @@
-"""The page of an exported model: what it is, how to load it, its limits and its results.
-
-Content of the run's files is untrusted data here too: names are set as code and the configuration as an indented block,
-so that neither becomes a link, a heading or HTML.
-"""
+"""The page of an exported model: what it is, how to load it, its limits and its results."""
 
 import json
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -20,7 +15,7 @@ from posbench.huggingface.package import transformers
 from posbench.huggingface.parity import Agreement
 from posbench.run_folder.rows import EvaluationRow
 
-_SHAPING = ("encoding", "model", "data", "training", "seed")  # sections shown on the card
+_SHAPING = ("encoding", "model", "training", "seed")  # sections shown on the card
 
 
 def card(
@@ -42,71 +37,26 @@ def card(
     finished = "" if step >= config.training.steps else f" The training is not finished: {step} updates are done."
     if start := config.start:
         finished += f" It began from a run that was trained on {start.tokens:,} tokens at {start.train_length:,}."
+    kind = f"a stock `{stock.architecture}`" if not stock.code else _CODE.format(version=__version__)
+    plain = {key: value for key, value in to_container(config).items() if key in _SHAPING}
     sections = [
         _front("positional-encoding", config.encoding.name),
-        f"# {_code(record.get('id'))}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "
-        f"{length:,} tokens by posbench, as {_kind(stock)}.{finished}",
-        _use(stock),
-        _limits(config, stock),
+        f"# {record.get('id')}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "
+        f"{length:,} tokens of `{_text_of(config)}` by posbench, as {kind}.{finished}",
+        _USE.format(trust=", trust_remote_code=True" if stock.code else "", separator=SEPARATOR),
+        _limits(stock),
         _results(rows),
         _same(agreements),
-        _versions(stock),
-        f"## Configuration\n\n{_indented(_shaping(config))}",
+        f"## Configuration\n\n```yaml\n{yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)}```",
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def of_trained_on(
-    config: TrainedOn, command: object, rows: Sequence[EvaluationRow], agreements: Sequence[Agreement]
-) -> str:
-    """The page of a model that was trained on: from what, how long, and what it does to its level."""
-    model, training = config.model, config.training
-    base = {"base_model": model.source} if model.revision else {}
-    commit = f" at {model.revision[:12]}" if model.revision else ""
-    done = (
-        f"`{model.kind}` model {_code(model.source)}{commit} (sha256 `{model.sha256[:12]}`), trained at "
-        f"{config.start.train_length:,} tokens, was trained on by posbench {__version__} at "
-        f"**{training.train_length:,} tokens**: {training.tokens:,} tokens of {_text_of(config)} in {training.steps:,} "
-        f"updates, learning rate {training.learning_rate:g}, seed {config.seed}. Its positions: "
-        f"`{config.encoding.name}`."
-    )
-    options = f"    {json.dumps(config.encoding.options, sort_keys=True)}\n\n    {command}"
-    sections = [
-        _front("long-context", config.encoding.name, **base),
-        f"# {_code(config.id)}\n\nThe {done}\n\n{options}",
-        "The licence and the limits of the model that it began from hold for it, too.",
-        *(
-            _results([row for row in rows if row.tokens == tokens], f"after {tokens:,} tokens")
-            for tokens in sorted({row.tokens for row in rows if row.tokens is not None})
-        ),
-        _same(agreements),
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _kind(stock: Stock) -> str:
-    if not stock.code:
-        return f"a stock `{stock.architecture}`"
-    needed = f"posbench {__version__}, which is not on PyPI (the package there is another project)"
-    return f"its own class. **It needs {needed}, and `trust_remote_code=True`**"
-
-
-def _front(*tags: str, **more: str) -> str:
-    facts = {"library_name": "transformers", "pipeline_tag": "text-generation", **more, "tags": ["posbench", *tags]}
-    return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
-
-
-def _use(stock: Stock) -> str:
-    trust = ", trust_remote_code=True" if stock.code else ""
-    loaded = (
-        "The folder's `modeling_posbench.py` imports posbench and nothing else. After `import "
-        "posbench.huggingface.modeling` the model loads without `trust_remote_code`:"
-        if stock.code
-        else "Plain transformers, without code from elsewhere:"
-    )
-    return f"""## Use
-
-{loaded}
+_CODE = (
+    "its own class. **It needs posbench {version}, which is not on PyPI (the package there is another project), and "
+    "`trust_remote_code=True`**; after `import posbench.huggingface.modeling` it loads without that"
+)
+_USE = """## Use
 
 ```python
 import torch
@@ -118,13 +68,45 @@ ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]]
 logits = model(ids).logits
 ```
 
-In training {_code(SEPARATOR)} began every document. The tokenizer does not add it, and reads the same characters in a
-text as plain text: put its id first yourself, as above. Generation also ends at this id."""
+In training `{separator}` began every document. The tokenizer does not add it, and reads the same characters in a text
+as plain text: put its id first yourself, as above. Generation also ends at this id."""
 
 
-def _limits(config: Config, stock: Stock) -> str:
-    length = config.training.train_length
-    lines = [f"Trained at {length:,} tokens, on {_text_of(config)}. It is a model for measuring, not for use."]
+def of_trained_on(
+    config: TrainedOn, command: object, rows: Sequence[EvaluationRow], agreements: Sequence[Agreement]
+) -> str:
+    """The page of a model that was trained on: from what, how long, and what it does to its level."""
+    model, training = config.model, config.training
+    base = {"base_model": model.source} if model.revision else {}
+    commit = f" at {model.revision[:12]}" if model.revision else ""
+    done = (
+        f"`{model.kind}` model `{model.source}`{commit} (sha256 `{model.sha256[:12]}`), trained at "
+        f"{config.start.train_length:,} tokens, was trained on by posbench {__version__} at "
+        f"**{training.train_length:,} tokens**: {training.tokens:,} tokens of `{_text_of(config)}` in "
+        f"{training.steps:,} updates, learning rate {training.learning_rate:g}, seed {config.seed}. Its positions: "
+        f"`{config.encoding.name}`."
+    )
+    options = f"    {json.dumps(config.encoding.options, sort_keys=True)}\n\n    {command}"
+    sections = [
+        _front("long-context", config.encoding.name, **base),
+        f"# {config.id}\n\nThe {done}\n\n{options}",
+        "The licence and the limits of the model that it began from hold for it, too.",
+        *(
+            _results([row for row in rows if row.tokens == tokens], f"after {tokens:,} tokens")
+            for tokens in sorted({row.tokens for row in rows if row.tokens is not None})
+        ),
+        _same(agreements),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _front(*tags: str, **more: str) -> str:
+    facts = {"library_name": "transformers", "pipeline_tag": "text-generation", **more, "tags": ["posbench", *tags]}
+    return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
+
+
+def _limits(stock: Stock) -> str:
+    lines = ["It is a model for measuring, not for use."]
     if stock.code:
         lines.append("It has no key-value cache, and refuses padding: all inputs of a batch have one length.")
     if stock.longest is not None:
@@ -147,10 +129,9 @@ def _results(rows: Sequence[EvaluationRow], when: str = "") -> str:
         nll = f"{row.nll:.4f}" if row.measured else row.status
         interval = "" if row.ci_low is None or row.ci_high is None else f"{row.ci_low:.4f} to {row.ci_high:.4f}"
         byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
-        name = _code(row.curve_name).replace("|", "\\|")
-        cells = [name, f"{row.length:,}", f"{row.length_ratio:g}", nll, interval, byte]
+        cells = [f"`{row.curve_name}`", f"{row.length:,}", f"{row.length_ratio:g}", nll, interval, byte]
         lines.append(f"| {' | '.join(cells)} |")
-    about = f"On the {_code(rows[0].split)} text, measured by posbench on the run itself."
+    about = f"On the `{rows[0].split}` text, measured by posbench on the run itself."
     return f"## Results{when and f', {when}'}\n\n" + about + "\n\n" + "\n".join(lines)
 
 
@@ -159,37 +140,11 @@ def _same(agreements: Sequence[Agreement]) -> str:
     lengths = ", ".join(f"{one.length:,}" for one in agreements)
     return (
         f"## Parity\n\nOn {lengths} random tokens, the logits differ from those of the run's own model by "
-        f"at most {worst:.1e} of the largest, in fp32 on a CPU. `posbench_parity.json` has each length."
-    )
-
-
-def _versions(stock: Stock) -> str:
-    cache = "true: `generate()` has the same logits with a cache" if stock.cached else "false (see Limits)"
-    return (
-        f"## Versions\n\nWritten and compared with transformers {_code(transformers().__version__)} and posbench "
-        f"{_code(__version__)}. Other versions and other dtypes were not compared. `use_cache` is {cache}."
+        f"at most {worst:.1e} of the largest, in fp32 on a CPU, with transformers {transformers().__version__} and "
+        f"posbench {__version__}. Other versions and dtypes were not compared. `posbench_parity.json` has each length."
     )
 
 
 def _text_of(config: Trains) -> str:
     data = config.data
-    return _code(data.name if data.dataset is None else f"{data.dataset} {data.subset or ''}".strip())
-
-
-def _shaping(config: Config) -> str:
-    """The settings that shape the weights, as YAML; of a path only the last name: paths describe the machine."""
-    plain = {key: value for key, value in to_container(config).items() if key in _SHAPING}
-    for key in ("path", "dataset", "tokenizer"):
-        if plain["data"][key] is not None and PurePath(plain["data"][key]).is_absolute():
-            plain["data"][key] = PurePath(plain["data"][key]).name
-    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    return text
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-def _code(value: object) -> str:
-    """Text as inline code."""
-    return f"`{str(value).replace('`', chr(39))}`"
+    return data.name if data.dataset is None else f"{data.dataset} {data.subset or ''}".strip()

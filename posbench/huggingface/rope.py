@@ -6,6 +6,7 @@ transformers then rotates by the same frequencies, in every rotary module and fo
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,30 +97,18 @@ def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
                 given = rotary(torch.zeros(1, dtype=torch.float32, device=device), positions.to(device), *kind)
             angle, factor = each.rope.inv_freq(_CPU), each.rope.attention_factor
             wanted = torch.cat([angle.cos(), angle.sin()]) * factor
-            found.append(min(_error(form, wanted) for form in _forms(given, len(angle))))
+            halves = [part[0, 0, : len(angle)].cpu().double() for part in given]  # each number stands there twice
+            found.append(_error(torch.cat(halves), wanted))
     return max(found)
 
 
 def _error(given: Tensor, wanted: Tensor) -> float:
     """Of cosines and sines (2 * pairs,), as `difference` has it."""
+    if given.shape != wanted.shape:
+        return math.inf
     turned, angle = (torch.atan2(sin, cos) for cos, sin in (given.chunk(2), wanted.chunk(2)))
     relative = ((turned - angle).abs() / angle.abs().clamp_min(1e-9)).max()
     return float(torch.maximum((given - wanted).abs().max(), relative / 10))
-
-
-def _forms(given: Any, pairs: int) -> Iterator[Tensor]:
-    """Cosines and sines (2 * pairs,) of the first position, as a rotary module may return them.
-
-    As complex numbers, or each number twice: halves of a head apart, or side by side.
-    """
-    parts = (given.real, given.imag) if isinstance(given, Tensor) else given
-    rows = [part[0, 0].cpu().double() for part in parts]
-    if any(len(row) not in (pairs, 2 * pairs) for row in rows):
-        yield torch.full((2 * pairs,), torch.inf)
-        return
-    yield torch.cat([row[:pairs] for row in rows])
-    if all(len(row) == 2 * pairs for row in rows):
-        yield torch.cat([row[::2] for row in rows])
 
 
 def agrees(model: nn.Module, turns: list[Turns], length: int) -> bool:

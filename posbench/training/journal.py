@@ -220,22 +220,19 @@ class _Speed:
 
 
 class _Divergence:
-    """Warn once if the loss stays above twice its best: it is finite, and the run is lost all the same."""
+    """Warn if the loss stays above twice its best: it is finite, and the run is lost all the same."""
 
     def __init__(self, total: int) -> None:
         self.patience = max(20, total // 100)  # updates
-        self.best, self.above, self.told = math.inf, 0, False
+        self.best, self.above = math.inf, 0
 
     def look(self, step: int, loss: float) -> None:
         """After an update: its loss in nats per token."""
         self.best = min(self.best, loss)
         self.above = self.above + 1 if loss > 2 * self.best else 0
-        if self.above == self.patience and not self.told:
-            self.told = True
-            told = (
-                "the loss is %.3f at step %d, above twice its best (%.3f) for %d updates: it diverges slowly; a lower "
-            )
-            logger.warning(told + "training.learning_rate usually helps", loss, step, self.best, self.patience)
+        if self.above == self.patience:
+            told = "the loss is %.3f at step %d, above twice its best (%.3f) for %d updates: it diverges slowly"
+            logger.warning(f"{told}; a lower training.learning_rate usually helps", loss, step, self.best, self.above)
 
 
 class _Spent:
