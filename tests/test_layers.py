@@ -23,6 +23,7 @@ ROOMS = [
     "huggingface",
     "evaluation",
     "show",
+    "results",
     "run_folder",
     "data",
     "model",

@@ -1,0 +1,394 @@
+"""Each scheme of one setting: its loss, what longer contexts add, how it differs from a reference, and in words.
+
+Every difference is paired by seed and unit of text. Words go by the same interval as numbers, adjusted by Bonferroni
+for the k schemes shown: .05/(2(k-1)) for the two differences of each from the reference, one-sided .05/k for `holds_to`
+and for `uses`. So each of these three families has a wrong word in at most 5 % of reports with ordinary seeds. "Not
+resolved" is not "equal".
+"""
+
+import itertools
+import math
+from collections import Counter
+from typing import Any, Final, Literal
+
+import numpy as np
+import pandas as pd
+
+from posbench.errors import UserError
+from posbench.results.estimate import Estimate, Floats, estimate, in_two_groups
+from posbench.run_folder.rows import PLAIN, WINDOWED
+
+REFERENCE = "rope"
+RISE_LIMIT = 0.05  # nats per token above the loss at the training length: a scheme holds up to there
+USES_LIMIT = 0.02  # nats per token that less context may cost where it is as good as all
+LEAST = 0.02  # nats per token: a smaller difference has no word
+ENDPOINT_RATIO = 4  # training lengths at which the rise is compared
+ENOUGH_SEEDS = 5  # for a word; intervals of fewer are over documents alone, for these very checkpoints
+ENOUGH_SEEDS_IN_GROUPS = 8  # the same where seeds fall into two groups
+HALF = 1 / 2  # of the tokens in one document: nothing is said of other text
+ALPHA = 0.05
+Learned = Literal["yes", "no", "not resolved"]
+NOT_RESOLVED: Final = "not resolved"
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+class Losses:
+    """The losses of schemes by label, variant and length, all on the same targets in the same precision.
+
+    Args:
+        rows: of one protocol, a run for each label and seed. Runs on other targets than most are left out.
+
+    Attributes:
+        train_length: in tokens.
+        sums: (seeds, units) nats by label, variant and length, where every seed that has the row has a loss; the n-gram
+            model's with variant `ngram`, at the training length.
+        tokens: (units,); one unit where a row lacks its sums by document.
+        largest_document: share of the tokens in one document; 0 where documents are not known.
+        documents: number of documents.
+        seeds: by label, those that are on these targets.
+    """
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self.train_length = int(rows["train_length"].iloc[0]) if len(rows) else 0
+        targets = rows["targets_sha256"].astype(str) + rows["dtype"].astype(str)
+        measured, plain = rows["status"] == "ok", rows["variant"] == PLAIN
+        at_one = plain & (rows["length"] == self.train_length)
+        common = Counter(targets[measured & at_one] if (measured & at_one).any() else targets[measured]).most_common(1)
+        others = measured & (targets != common[0][0]) if common else measured
+        rows = rows[~others & ~rows["folder"].isin(rows["folder"][others & at_one])]
+        if rows.duplicated(["label", "seed", "variant", "length"]).any():
+            raise ValueError("one seed of a scheme counts once")
+        self.seeds: dict[str, list[int]] = {str(k): sorted(set(v)) for k, v in rows.groupby("label")["seed"]}
+        ok = rows[rows["status"] == "ok"]
+        if ok["targets_sha256"].nunique() > 1:
+            raise ValueError("losses on different targets are not subtracted")
+        by_unit = bool(len(ok)) and ok["unit_nll"].notna().all()
+        tokens = ok["unit_tokens"].iloc[0] if by_unit else ok["n_tokens"].iloc[:1].fillna(1)
+        self.tokens: Floats = np.asarray(tokens, dtype=np.float64)
+        documents = np.unique(ok["unit_documents"].iloc[0], return_inverse=True)[1] if by_unit else np.zeros(0, int)
+        shares = np.bincount(documents, self.tokens) / self.tokens.sum() if by_unit else np.zeros(0)
+        self.documents, self.largest_document = len(shares), float(shares.max(initial=0.0))
+        self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
+        self._statuses: dict[tuple[str, str, int], list[str]] = {}
+        for (label, variant, length), same in rows.sort_values("seed").groupby(["label", "variant", "length"]):
+            key = str(label), str(variant), int(length)
+            self._statuses[key] = list(same["status"])
+            if (same["status"] == "ok").all():
+                self.sums[key] = self._stacked(same, "nll", by_unit)
+                if key[1:] == (PLAIN, self.train_length) and same["ngram_nll"].notna().all():
+                    of_ngram = self._stacked(same, "ngram", by_unit and same["unit_ngram"].notna().all())
+                    self.sums[key[0], "ngram", self.train_length] = of_ngram
+
+    def _stacked(self, rows: pd.DataFrame, name: str, by_unit: bool) -> pd.DataFrame:
+        if by_unit:
+            return pd.DataFrame(np.stack(list(rows[f"unit_{name}"])).astype(np.float64), index=rows["seed"])
+        means = rows["nll" if name == "nll" else "ngram_nll"].to_numpy(np.float64)
+        return pd.DataFrame(means[:, None] * (self.tokens / len(self.tokens)), index=rows["seed"])
+
+    @property
+    def keys(self) -> list[tuple[str, str, int]]:
+        """Return label, variant and length of all that was asked for."""
+        return list(self._statuses)
+
+    def lengths(self, label: str | None = None, variant: str = PLAIN) -> list[int]:
+        """Return the lengths, in tokens, that any scheme was asked for, or all seeds of one; no text was too short."""
+        known = {key: self.status(key[0], key[2], variant) for key in self.keys if key[1] == variant}
+        if label is not None:
+            known = {key: status for key, status in known.items() if key[0] == label and status != "missing"}
+        return sorted({length for (_, _, length), status in known.items() if status != "too_short"})
+
+    def status(self, label: str, length: int, variant: str = PLAIN) -> str:
+        """Return ok, or why there is no loss: undefined, failed, too_short, or missing (in some seeds or all)."""
+        statuses = self._statuses.get((label, variant, length), [])
+        bad = next((status for status in statuses if status != "ok"), None)
+        return bad or ("ok" if len(statuses) == len(self.seeds.get(label, ())) > 0 else "missing")
+
+    def level(self, label: str, length: int, variant: str = PLAIN) -> pd.DataFrame | None:
+        """Return the sums at a length, (seeds, units); None where there are none."""
+        return self.sums.get((label, variant, length))
+
+    def rise(self, label: str, length: int, variant: str = PLAIN) -> pd.DataFrame | None:
+        """Return what a context adds to the sums at the training length; below 0 it helps."""
+        return difference(self.level(label, length, variant), self.level(label, self.train_length))
+
+    def estimate(self, sums: pd.DataFrame) -> Estimate:
+        """Estimate the mean, nats per token, for other seeds on other text."""
+        return estimate(sums.to_numpy(), self.tokens)
+
+    def of_checkpoints(self, sums: pd.DataFrame) -> Estimate:
+        """Estimate the mean over documents alone, for these very checkpoints."""
+        return estimate(sums.to_numpy().mean(0, keepdims=True), self.tokens)
+
+    def for_words(self, sums: pd.DataFrame) -> Estimate:
+        """Estimate what words about one scheme go by: as `estimate`, of few seeds as `of_checkpoints`."""
+        return self.estimate(sums) if len(sums) >= ENOUGH_SEEDS else self.of_checkpoints(sums)
+
+
+def difference(sums: pd.DataFrame | None, base: pd.DataFrame | None) -> pd.DataFrame | None:
+    """Return the difference paired by seed and unit; None where one is missing or no seed is in both."""
+    paired = None if sums is None or base is None else (sums - base).dropna()
+    return paired if paired is not None and len(paired) else None
+
+
+# -- one scheme --------------------------------------------------------------------------------------------------------
+
+
+def learned(losses: Losses, label: str) -> Learned | None:
+    """Tell whether a scheme beats the best n-gram model at the training length, by its 95 % interval; None: unknown."""
+    length = losses.train_length
+    above = difference(losses.level(label, length), losses.level(label, length, "ngram"))
+    if above is None:
+        return None
+    gap = losses.for_words(above)
+    if math.isnan(gap.error):  # rows of earlier versions: the difference decides
+        return "yes" if gap.mean < 0 else "no"
+    return "yes" if gap.high() < 0 else "no" if gap.low() > 0 else NOT_RESOLVED
+
+
+def may_claim(gate: str | None) -> bool:
+    """Tell whether rises, reach and use of context may be put into words: it has learned, or that is not known."""
+    return gate in (None, "yes")
+
+
+def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
+    """Return the longest context, in tokens, that adds at most `RISE_LIMIT` by its one-sided bound, as shorter ones.
+
+    None if nothing beyond the training length was measured.
+    """
+    longer = [length for length in losses.lengths(label) if length > losses.train_length]
+    held = itertools.takewhile(lambda length: _bound(losses, label, length, alpha) <= RISE_LIMIT, longer)
+    return max(held, default=losses.train_length) if longer else None
+
+
+def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
+    """Return the shortest context, in tokens, that costs at most `USES_LIMIT` by its one-sided bound, as longer ones.
+
+    None if nothing shorter than that context was measured: less could be as good.
+    """
+    shorter = [length for length in reversed(losses.lengths(label)) if length < losses.train_length]
+    enough = list(itertools.takewhile(lambda length: _bound(losses, label, length, alpha) <= USES_LIMIT, shorter))
+    return min(enough, default=losses.train_length) if len(enough) < len(shorter) else None
+
+
+def _bound(losses: Losses, label: str, length: int, alpha: float) -> float:
+    """Return the one-sided upper bound of a rise; infinite where there is none, as where it is undefined."""
+    rise = losses.rise(label, length)
+    bound = math.nan if rise is None else losses.for_words(rise).high(2 * alpha)
+    return math.inf if math.isnan(bound) else bound
+
+
+def word(gap: Estimate, alpha: float, more: str, less: str, least: float = LEAST) -> str:
+    """Return the word for a difference that its interval at this level tells from 0, else `NOT_RESOLVED`."""
+    low, high = gap.low(alpha), gap.high(alpha)
+    if abs(gap.mean) < least or not (low > 0 or high < 0):
+        return NOT_RESOLVED
+    return more if low > 0 else less
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFrame:
+    """Return the main rows on text of the newest checkpoints of runs that are done, each seed once."""
+    done = (frame["run_status"] == "done") & ~frame["repeated"]
+    return frame[done & frame["newest"] & (frame["protocol"] == protocol) & frame["task"].isna()]
+
+
+def reference_label(frame: pd.DataFrame, wanted: str | None = None) -> str | None:
+    """Return the label of the scheme that others are compared with: of that label, else of that encoding, else None.
+
+    Of several, one with the usual rotary base comes first, then the one with most finished seeds.
+
+    Args:
+        frame: of one setting.
+        wanted: a label or an encoding; None: `REFERENCE`.
+    """
+    runs = frame.drop_duplicates("folder")
+    matching = runs[runs["label"] == (wanted or REFERENCE)]
+    matching = matching if len(matching) else runs[runs["encoding"] == (wanted or REFERENCE)]
+    unusual = matching["scheme"].str.contains('"encoding.base": (?!10000[,}])')
+    ranks = [
+        (bool(unusual[same.index[0]]), -int((same["run_status"] == "done").sum()), str(label))
+        for label, same in matching.groupby("label")
+    ]
+    return min(ranks)[2] if ranks else None
+
+
+def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LEAST) -> pd.DataFrame:
+    """Compare the schemes of one setting on text.
+
+    Args:
+        frame: rows of `results.frame.read`, of one setting.
+        reference: a label or an encoding; None: `REFERENCE`.
+        least: nats per token; a smaller difference has no word.
+
+    Returns:
+        A row per scheme, the lowest loss first, those without a finished run last. All in nats per token unless said.
+        `label`, `encoding`, `seeds` (that have a loss at 1x), `runs`, `not_done` ("2 diverged"), `left_out` (seeds on
+        other targets), `parameters`, `encoding_parameters`, `trained_tokens`, `learning_rate`, `tokens_per_second`.
+        `nll`: at the training length, with `nll_sd` over seeds and `nll_text_error`, the standard error over documents
+        for these checkpoints; `perplexity`, `bits_per_byte`; `ngram` and whether it beats that: `learned`.
+        `rise_2x`, ...: what so many training lengths add, and `rise_2x_status` (ok, undefined ...).
+        `above_windowed`: the loss at the longest length less that with attention narrowed to the training length.
+        `nll_difference`: from the reference; `rise_difference`: of the rise at 4x; each with `_adjusted_low` and
+        `_adjusted_high` (Bonferroni); `nll_word`, `rise_word` (empty where there is none) and `nll_why`, `rise_why`.
+        Each of these has `_low` and `_high` (95 %), `_min` and `_max` over seeds, `_groups` (seeds fall in two).
+        `holds_to` in tokens, `holds_further` (nothing longer was measured), `uses` in tokens.
+        `attrs`: `reference`, `train_length`, `ratios` (longer ones), `schemes` (k), `documents`, `tokens`.
+
+    Raises:
+        UserError: there is no such reference.
+    """
+    if frame["setting"].nunique() > 1:
+        raise ValueError("schemes are compared in one setting")
+    base = reference_label(frame, reference)
+    if reference is not None and base is None:
+        known = ", ".join(sorted({*frame["label"], *frame["encoding"].dropna()}))
+        raise UserError(f"no scheme is called '{reference}': expected one of {known}")
+    rows = main_rows(frame)
+    losses = Losses(rows)
+    length, at_one = losses.train_length, rows[(rows["variant"] == PLAIN) & (rows["length_ratio"] == 1)]
+    shown = [label for label in losses.seeds if losses.level(label, length) is not None]
+    base = base if base in shown else None
+    runs = frame[~frame["repeated"]].drop_duplicates("folder")
+    table = pd.DataFrame(
+        [
+            _facts(same, losses)
+            | (
+                {"bits_per_byte": at_one.loc[at_one["label"] == label, "bits_per_byte"].mean()}
+                if label in shown
+                else {}
+            )
+            | (_numbers(losses, str(label), len(shown)) if label in shown else {})
+            | (
+                _against(losses, str(label), base, len(shown), least)
+                if label in shown and base not in (None, label)
+                else {}
+            )
+            for label, same in runs.groupby("label")
+        ]
+    )
+    if shown:
+        table = table.sort_values(["nll", "label"], na_position="last", ignore_index=True)
+    table.attrs = {
+        "reference": base,
+        "train_length": length,
+        "ratios": [further / length for further in losses.lengths() if further > length],
+        "schemes": len(shown),
+        "documents": losses.documents,
+        "tokens": int(losses.tokens.sum()),
+    }
+    return table
+
+
+def _facts(runs: pd.DataFrame, losses: Losses) -> dict[str, Any]:
+    """Return a scheme's facts beside its losses."""
+    done, not_done = runs[runs["run_status"] == "done"], runs.loc[runs["run_status"] != "done", "run_status"]
+    first = (done if len(done) else runs).iloc[0]
+    level = losses.level(first["label"], losses.train_length)
+    speeds = done["trained_tokens"].astype("float64") / done["train_seconds"]
+    return {
+        "label": first["label"],
+        "encoding": first["encoding"],
+        "seeds": 0 if level is None else len(level),
+        "runs": len(runs),
+        "not_done": ", ".join(f"{count} {status}" for status, count in not_done.value_counts().items()),
+        "left_out": len(done) - len(losses.seeds.get(first["label"], ())),
+        **{name: first[name] for name in ("parameters", "encoding_parameters", "trained_tokens", "learning_rate")},
+        "tokens_per_second": speeds.median(),
+    }
+
+
+def _numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
+    """Return the columns of a scheme on its own."""
+    length, longer = losses.train_length, [n for n in losses.lengths() if n > losses.train_length]
+    level, ngram, gate = losses.level(label, length), losses.level(label, length, "ngram"), learned(losses, label)
+    assert level is not None
+    row = _interval("nll", losses, level) | {
+        "nll_sd": float(np.std(losses.estimate(level).seeds, ddof=1)) if len(level) > 1 else math.nan,
+        "nll_text_error": losses.of_checkpoints(level).error,
+        "perplexity": math.exp(losses.estimate(level).mean),
+        "ngram": math.nan if ngram is None else losses.estimate(ngram).mean,
+        "learned": gate,
+    }
+    for further in longer:
+        name = f"rise_{further / length:g}x"
+        row |= {f"{name}_status": losses.status(label, further)} | _interval(name, losses, losses.rise(label, further))
+    if longer:
+        narrowed = losses.level(label, longer[-1], WINDOWED)
+        row |= _interval("above_windowed", losses, difference(losses.level(label, longer[-1]), narrowed))
+    if may_claim(gate) and losses.largest_document < HALF:
+        reach = holds_to(losses, label, ALPHA / schemes)
+        row |= {"holds_to": reach, "holds_further": reach == max(losses.lengths(label))}
+        row["uses"] = uses(losses, label, ALPHA / schemes)
+    return row
+
+
+def _against(losses: Losses, label: str, reference: str, schemes: int, least: float) -> dict[str, Any]:
+    """Return the columns of a scheme's differences from the reference: of the loss at 1x, and of the rise at 4x."""
+    gates = {name: learned(losses, name) for name in (label, reference)}
+    gate = next((f"{name} has not learned" if known == "no" else f"whether {name} has learned is not resolved"
+                 for name, known in gates.items() if not may_claim(known)), "")  # fmt: skip
+    row: dict[str, Any] = {}
+    for name, ratio, measure, words, why in (
+        ("nll", 1, losses.level, ("worse", "better"), ""),
+        ("rise", ENDPOINT_RATIO, losses.rise, ("rises more", "rises less"), gate),
+    ):
+        length, alpha = ratio * losses.train_length, ALPHA / max(1, 2 * (schemes - 1))
+        paired = difference(measure(label, length), measure(reference, length))
+        if paired is None:
+            bad = [(one, status) for one in (label, reference) if (status := losses.status(one, length)) != "ok"]
+            missing = f"{bad[0][0]} is {bad[0][1].replace('_', ' ')} at {ratio}x" if bad else "no seed in common"
+            row |= {f"{name}_word": "", f"{name}_why": why or missing}
+            continue
+        gap = losses.estimate(paired)
+        row |= _interval(f"{name}_difference", losses, paired)
+        row |= {f"{name}_difference_adjusted_{end}": getattr(gap, end)(alpha) for end in ("low", "high")}
+        enough = ENOUGH_SEEDS_IN_GROUPS if in_two_groups(gap.seeds) else ENOUGH_SEEDS
+        said = word(gap, alpha, *words, least)
+        if not why and losses.largest_document >= HALF:
+            why = f"one document has {losses.largest_document:.0%} of the targets"
+        if not why and len(paired) < (ENOUGH_SEEDS if said == NOT_RESOLVED else enough):
+            why = f"{len(paired)} of {enough} seeds" + (", which fall in two groups" if enough > ENOUGH_SEEDS else "")
+        row |= {f"{name}_word": "" if why else said, f"{name}_why": why}
+    return row
+
+
+def _interval(name: str, losses: Losses, sums: pd.DataFrame | None) -> dict[str, Any]:
+    """Return the mean of sums with its 95 % interval and its seeds, as columns of this name; none without sums."""
+    if sums is None:
+        return {}
+    mean = losses.estimate(sums)
+    return {
+        name: mean.mean,
+        f"{name}_low": mean.low(),
+        f"{name}_high": mean.high(),
+        f"{name}_min": min(mean.seeds),
+        f"{name}_max": max(mean.seeds),
+        f"{name}_groups": in_two_groups(mean.seeds),
+    }
+
+
+def curves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves of one setting's schemes: a row per label, variant and length that was asked for.
+
+    `ratio` (length / training length), `status`, `seeds`; in nats per token `nll` with `nll_low` and `nll_high`, the
+    95 % interval over seeds on this text (of one seed: over documents); `rise`, what the context adds to the plain loss
+    at 1x, and `from_plain`, the variant less the plain model at that length, both as columns of `compare`.
+    """
+    losses = Losses(main_rows(frame))
+    points = []
+    for label, variant, length in losses.keys:
+        sums, plain = losses.level(label, length, variant), losses.level(label, length)
+        row = {"label": label, "variant": variant, "length": length, "ratio": length / losses.train_length}
+        row |= {"status": losses.status(label, length, variant), "seeds": 0 if sums is None else len(sums)}
+        if sums is not None:
+            on_text = sums.sum(axis=1).to_frame().to_numpy()
+            band = estimate(on_text, losses.tokens.sum(keepdims=True)) if len(sums) > 1 else losses.estimate(sums)
+            row |= {"nll": band.mean, "nll_low": band.low(), "nll_high": band.high()}
+        row |= _interval("rise", losses, losses.rise(label, length, variant))
+        row |= _interval("from_plain", losses, difference(sums, plain)) if variant != PLAIN else {}
+        points.append(row)
+    return pd.DataFrame(points)

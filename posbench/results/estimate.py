@@ -1,0 +1,126 @@
+"""Means with their errors over units of text, over seeds, or over both at once.
+
+The unit of text is the document, never a token and not a block: blocks of one document are alike, and intervals that
+take them for independent cover far less than they say (tests/test_coverage.py, on losses of trained models).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+FEW_DOCUMENTS = 8  # fewer are no units to go by: their text is cut into segments
+SEGMENTS = 16  # in all
+LEAST_GAP = 0.1  # nats per token, between two groups of seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean with its standard error and the degrees of freedom of that; nats per token."""
+
+    mean: float
+    error: float  # nan where nothing tells it
+    df: float
+    seeds: tuple[float, ...] = ()  # the mean of each seed
+    units: int = 0  # of text that the interval goes over; 0: the interval is for this very text
+
+    def half(self, alpha: float = 0.05) -> float:
+        """Return half of the width of the two-sided interval that misses with probability alpha."""
+        from scipy import special
+
+        return float(special.stdtrit(self.df, 1 - alpha / 2)) * self.error if self.error else 0.0
+
+    def low(self, alpha: float = 0.05) -> float:
+        """Return the lower end of the two-sided interval that misses with probability alpha."""
+        return self.mean - self.half(alpha)
+
+    def high(self, alpha: float = 0.05) -> float:
+        """Return the upper end of the two-sided interval that misses with probability alpha."""
+        return self.mean + self.half(alpha)
+
+    def p(self, expected: float = 0.0) -> float:
+        """Return p of the two-sided t-test that the mean is `expected`."""
+        from scipy import special
+
+        if not self.error:
+            return float(self.mean == expected)
+        return float(2 * special.stdtr(self.df, -abs(self.mean - expected) / self.error))
+
+
+def estimate(sums: Floats, tokens: Floats) -> Estimate:
+    """Estimate the token-weighted mean for other seeds on other text like this.
+
+    Seeds and units of text are crossed random factors: the variance of the mean is that over seeds plus that over
+    units, less that of what is left, which both contain (Cameron, Gelbach & Miller, 2011, "Robust Inference With
+    Multiway Clustering", section 2.1), all of the linearised ratio of sums (Cochran, 1977, "Sampling Techniques",
+    section 6.5). Degrees of freedom: Satterthwaite (1946). Of one seed the interval goes over units alone and speaks of
+    that checkpoint; of one unit it goes over seeds alone and speaks of this text; of one of each there is none.
+
+    Args:
+        sums: (seeds, units), nats.
+        tokens: (units,).
+    """
+    n_seeds, n_units = sums.shape
+    mean = float(sums.sum() / (n_seeds * tokens.sum()))
+    residuals = (sums - mean * tokens) / tokens.mean()
+    by_seed, by_unit = residuals.mean(1), residuals.mean(0)
+    each = tuple((mean + by_seed).tolist())
+    over_seeds = float(by_seed.var(ddof=1)) / n_seeds if n_seeds > 1 else math.nan
+    over_units = float(by_unit.var(ddof=1)) / n_units if n_units > 1 else math.nan
+    if n_seeds == 1:
+        return Estimate(mean, math.sqrt(over_units), max(1, n_units - 1), each, n_units)
+    if n_units == 1:
+        return Estimate(mean, math.sqrt(over_seeds), n_seeds - 1, each)
+    rest = residuals - by_seed[:, None] - by_unit
+    in_both = float((rest**2).sum()) / ((n_seeds - 1) * (n_units - 1) * n_seeds * n_units)
+    variance = max(over_seeds + over_units - in_both, over_seeds, over_units)
+    spread = over_seeds**2 / (n_seeds - 1) + over_units**2 / (n_units - 1)
+    return Estimate(mean, math.sqrt(variance), variance**2 / spread if spread else n_seeds - 1, each, n_units)
+
+
+def in_two_groups(values: Sequence[float]) -> bool:
+    """Tell whether seeds fall into two groups, or one lies apart: a mean and its interval would hide that.
+
+    The widest gap between neighbours is at least `LEAST_GAP`, and half of the range; with one value on a side, twice
+    the range of the rest. It is a hint to look at each seed and no test: of five normal values with a spread much
+    larger than `LEAST_GAP` one set in four meets it, of ten one in a hundred.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    if len(ordered) < 4 or not np.isfinite(ordered).all():
+        return False
+    gaps, span = np.diff(ordered), ordered[-1] - ordered[0]
+    widest = gaps.max()
+    if widest < LEAST_GAP:
+        return False
+    alone = gaps.argmax() in (0, len(gaps) - 1) and widest >= 2 * (span - widest)
+    return bool(alone or gaps[1:-1].max() >= max(LEAST_GAP, span / 2))
+
+
+def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:
+    """Number the units of text, from 0 on, that blocks belong to.
+
+    Units are documents. Where there are fewer than `FEW_DOCUMENTS`, they are segments: the separate stretches that were
+    held out, or parts of the documents. Intervals over segments speak for these very documents.
+
+    Args:
+        documents: (blocks,) the document of each block, in the order of the text.
+        stretches: (blocks,) the held-out stretch of each; None if all of a document's text is in one.
+
+    Returns:
+        (blocks,) the unit of each.
+    """
+    numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
+    if len(numbers) >= FEW_DOCUMENTS:
+        return document
+    if stretches is not None and len(np.unique(stretches)) >= FEW_DOCUMENTS:
+        return np.unique(stretches, return_inverse=True)[1]
+    parts = np.minimum(np.maximum(1, np.round(SEGMENTS * blocks / len(documents)).astype(np.int64)), blocks)
+    place = np.empty(len(documents), np.int64)  # of a block in its document
+    place[np.argsort(document, kind="stable")] = np.concatenate([np.arange(n) for n in blocks])
+    segments = np.cumsum([0, *parts])[document] + place * parts[document] // blocks[document]
+    return np.asarray(segments, dtype=np.int64)

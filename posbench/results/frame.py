@@ -1,0 +1,376 @@
+"""Run folders and kept studies as one tidy frame: a row per run, protocol, variant, task, length and tokens trained.
+
+A row has the facts of its run, its numbers, and its sums by unit of text as lists of equal length: `unit_documents`
+(the document that each unit stands in), `unit_tokens`, `unit_nll` and `unit_ngram` (nats). A run without results keeps
+one row, so that it is counted. What is undefined has its `status` and `reason` and no number: select `status == "ok"`
+before lists are stacked. Whatever is printed, drawn or exported is a selection or a pivot of this frame.
+"""
+
+import functools
+import hashlib
+import json
+import re
+import typing
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from posbench.config import history, plain_yaml, shipped
+from posbench.config.identity import NOT_IDENTITY, one_number
+from posbench.config.schema import flat, saved_container
+from posbench.errors import UserError
+from posbench.results.estimate import units_of_text
+from posbench.run_folder import rows as files
+from posbench.run_folder.finding import run_folders
+from posbench.run_folder.folder import load_record
+from posbench.run_folder.jsonl import number, read_jsonl
+from posbench.run_folder.lock import died
+from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, METRICS
+
+SUFFIX = ".parquet"  # of a study in one file
+GATE = 0.99  # share of right tokens at every trained length from which on a run has learned a task
+
+_TEXTS = (
+    "folder", "run", "study", "encoding", "run_status", "run_reason", "trained_task", "text", "text_sha256",
+    "text_split", "tokenizer_sha256", "installed_encodings", "command", "settings",
+)  # fmt: skip
+_WHOLE = ("seed", "train_length", "trained_tokens", "parameters", "encoding_parameters", "steps_to_gate")
+_NUMBERS = ("learning_rate", "train_seconds", "cpu_seconds", "evaluate_seconds")
+_FACTS = (*_TEXTS, *_WHOLE, *_NUMBERS)
+_MARKS = ("variant", "main", "newest")
+_LISTS = ("unit_documents", "unit_tokens", "unit_nll", "unit_ngram")
+_COLUMNS = [*_FACTS, *files.COLUMNS, *_MARKS, *_LISTS]
+_DERIVED = ("setting", "scheme", "label", "options", "repeated")
+_HINTS = typing.get_type_hints(files.EvaluationRow)
+_TYPES = {name: "Int64" for name in _COLUMNS if name in _WHOLE or _HINTS.get(name) in (int, int | None)}
+_TYPES |= {name: "float64" for name in _COLUMNS if name in _NUMBERS or _HINTS.get(name) in (float, float | None)}
+
+# What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
+# Where a run began belongs to its scheme as well.
+_RATE, _START = "training.learning_rate", "start"
+_SCHEME = ("encoding.", "model.attention.", _RATE)
+_NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
+_TEXT = ("data.name", "data.task", "data.offset")  # the digest of the text stands for the rest of `data`
+_OFF = ("null", "false", "0")  # as JSON: an option that is off, or left as it is
+_RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
+
+
+def read(paths: Iterable[Path]) -> pd.DataFrame:
+    """Read runs into one frame.
+
+    Args:
+        paths: run folders, study folders, globs, and studies that `save` wrote (`*.parquet`).
+
+    Returns:
+        A row per run and `RowKey`; of a run without rows one row. The columns of `EvaluationRow` and the sums by unit,
+        beside the facts of the run, among them:
+        `run_status`: done, running, stopped, died, unreadable, or why it failed (diverged, oom ...); `run_reason`.
+        `trained_task`: None for text. `settings`: JSON of its configuration, dotted keys, without what is null.
+        `setting`: digest of all that must be equal in runs that are compared (text, tokenizer, model, budget).
+        `scheme`: JSON of what makes its scheme beside the name of the encoding.
+        `label`: the encoding, with the options that tell it from the others of its setting.
+        `options`: those that tell runs of one encoding apart anywhere in the frame.
+        `repeated`: whether another run has the same setting, scheme and seed, which counts once.
+        `variant`: plain, windowed, or the name of an extension.
+        `main`: whether the row is of the split that its run asks for, on the targets that its curve shares; `newest`:
+        and of the newest checkpoint.
+
+    Raises:
+        UserError: a path that does not exist, or no run at all. A run that cannot be read is a row that says so.
+    """
+    every = list(dict.fromkeys(Path(path) for path in paths))
+    studies = [path for path in every if path.suffix == SUFFIX]
+    folders = run_folders([path for path in every if path not in studies]) if len(studies) < len(every) else []
+    parts = [_load(path) for path in studies]
+    if folders:
+        rows = [row for folder in folders for row in _rows_of_run(folder)]
+        parts.append(_typed(pd.DataFrame(rows, columns=_COLUMNS)))
+    frame = _with_derived(pd.concat(parts, ignore_index=True))
+    if frame.duplicated(["folder", *files.EVALUATION_KEY]).any():
+        raise ValueError("a run has two rows of one key")
+    return frame
+
+
+def save(frame: pd.DataFrame, path: Path) -> None:
+    """Write a study as one Parquet file: all of the frame but where its folders lay.
+
+    Sums are rounded to 2^-13 nats per unit of text: a power of two is as exact as 1e-4 and takes less than 1e-3.
+    """
+    exact = 2**13
+    sums = {
+        name: [None if each is None else (np.round(each * exact) / exact).astype(np.float32) for each in frame[name]]
+        for name in ("unit_nll", "unit_ngram")
+    }
+    stored = frame[[name for name in _COLUMNS if name not in ("folder", "perplexity", "bits_per_byte")]].assign(**sums)
+    stored = stored.astype(dict.fromkeys(("ci_low", "ci_high", "seconds"), np.float32))
+    others = [name for name in stored if name not in _LISTS] + [f"{n}.list.element" for n in _LISTS if n != "unit_nll"]
+    stored.to_parquet(
+        path, index=False, compression="zstd", compression_level=19, use_dictionary=others,
+        column_encoding={"unit_nll.list.element": "BYTE_STREAM_SPLIT"},
+    )  # fmt: skip
+
+
+def _load(path: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    text, per_byte = frame["protocol"].isin(files.PAIRED), frame["n_tokens"] / frame["n_bytes"] / np.log(2)
+    frame["folder"] = [str(path.with_suffix("") / run) for run in frame["run"]]
+    frame["perplexity"] = np.exp(frame["nll"]).where(text)
+    frame["bits_per_byte"] = (frame["nll"] * per_byte).where(text)
+    return _typed(frame.reindex(columns=_COLUMNS))
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with None where a text or a list is missing, and whole numbers that may be missing."""
+    for name in _COLUMNS:
+        if name in ("main", "newest"):
+            frame[name] = frame[name].eq(True)
+        else:
+            frame[name] = frame[name].astype(_TYPES.get(name, "object"))
+            if name not in _TYPES:
+                frame[name] = frame[name].where(frame[name].notna(), None)
+    return frame
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def _rows_of_run(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run with its facts; of one that cannot be read a single row that says why."""
+    facts: dict[str, Any] = {"folder": str(folder), "run": folder.name}
+    try:
+        facts |= _facts(folder)
+        rows = _rows(folder, json.loads(facts["settings"]).get("evaluation.split", ""))
+    except Exception as error:  # whatever is wrong with one run is said in its row, and the others are read
+        return [facts | {"run_status": "unreadable", "run_reason": str(error) or type(error).__name__}]
+    return [facts | row for row in rows] or [facts]
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Return the facts of a run; no encoding is imported for it."""
+    record, container = load_record(folder), saved_container(folder / CONFIG)
+    elsewhere = "reading" in container and _START not in container  # a model that was only evaluated here
+    container = container if elsewhere else history.completed(container)
+    settings = {key: value for key, value in one_number(flat(container)).items() if value is not None}
+    if "start.run" in settings:
+        settings["start.encoding"] = match[1] if (match := _RUN_NAME.match(Path(settings["start.run"]).name)) else None
+    status, task = record["status"], settings.get("data.task.name")
+    if status == "failed":
+        status = record.get("reason") or status
+    if status == "running" and died(folder):
+        status = "died"
+    data, parameters = record.get("data") or {}, record.get("parameters") or {}
+    return {
+        "study": settings.get("study"),
+        "encoding": settings["model.name" if elsewhere else "encoding.name"],
+        "seed": settings.get("seed", 0),  # of a model that was trained elsewhere it is not known
+        "run_status": status,
+        "run_reason": record.get("message"),
+        "train_length": settings["training.train_length"],
+        "learning_rate": settings.get(_RATE),
+        "trained_tokens": record.get("tokens"),
+        "trained_task": task,
+        "parameters": parameters.get("total"),
+        "encoding_parameters": parameters.get("encoding"),
+        **{name: number(record.get(name)) for name in ("train_seconds", "cpu_seconds", "evaluate_seconds")},
+        "steps_to_gate": _steps_to_gate(read_jsonl(folder / METRICS)) if task else None,
+        "text": data.get("name"),
+        "text_sha256": data.get("sha256"),
+        "text_split": data.get("split"),
+        "tokenizer_sha256": record.get("tokenizer_sha256"),
+        "installed_encodings": _json(record.get("installed_encodings") or {}),
+        "command": record.get("command"),
+        "settings": _json(settings),
+    }
+
+
+def _steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the first step whose validation reached the gate; of rows of one step the later one counts."""
+    by_step = {number(row.get("step")): number(row.get("validation/accuracy")) for row in metrics}
+    reached = [step for step, share in by_step.items() if step is not None and share is not None and share >= GATE]
+    return int(min(reached)) if reached else None
+
+
+def _rows(folder: Path, asked: str) -> list[dict[str, Any]]:
+    """Return a run's rows as columns, with their marks and their sums by unit of text."""
+    rows = files.evaluation_rows(folder)
+    split = files.headline_split(rows, asked)
+    by_step: dict[int, list[files.EvaluationRow]] = {}
+    for row in rows:
+        if row.split == split:
+            by_step.setdefault(row.checkpoint_step, []).append(row)
+    main = {row.key for of_step in by_step.values() for row in files.on_shared_targets(of_step)}
+    last = max((step for step, of_step in by_step.items() if any(row.is_headline for row in of_step)), default=None)
+    sums = _sums_by_unit(folder)
+    return [
+        row.to_json()
+        | {"extension_options": _json(row.extension_options) if row.extension_options else None}
+        | {"status": "failed" if row.status == "ok" and not row.measured else row.status}
+        | {"variant": row.kind, "main": row.key in main, "newest": row.key in main and row.checkpoint_step == last}
+        | sums.get(row.blocks_key, {})
+        for row in rows
+    ]
+
+
+def _sums_by_unit(folder: Path) -> dict[Any, dict[str, Any]]:
+    """Return each row's sums by unit of text, by its key and targets: its own `units`, else of the file of blocks.
+
+    `units` are lists of document, nats, tokens, and nats of the n-gram model. Problems have none.
+    """
+    sets: dict[Any, list[dict[str, Any]]] = {}
+    for block in read_jsonl(folder / BLOCKS):
+        key = tuple(map(block.get, files.EVALUATION_KEY)), block.get("targets_sha256")
+        if block["block"] == 0:
+            sets[key] = []  # the last set of a row counts
+        if block.get("document") is not None:
+            sets.setdefault(key, []).append(block)
+    sums = {key: _of_blocks(blocks) for key, blocks in sets.items() if blocks}
+    for line in read_jsonl(folder / EVALUATION):
+        if units := line.get("units"):
+            key = tuple(map(line.get, files.EVALUATION_KEY)), line.get("targets_sha256")
+            sums[key] = _lists(*np.array([unit[:4] for unit in units], dtype=np.float64).T)
+    return sums
+
+
+def _of_blocks(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums by unit of one row's blocks; none if a block lacks its loss."""
+    nll, tokens, ngram = (
+        np.array([block.get(column) for block in blocks], dtype=np.float64)  # None is nan
+        for column in ("nll_sum", "n_tokens", "ngram_sum")
+    )
+    documents = np.array([block["document"] for block in blocks])
+    stretches = [block["stretch"] for block in blocks if block.get("stretch") is not None]
+    unit = units_of_text(documents, np.array(stretches) if len(stretches) == len(blocks) else None)
+    _, first = np.unique(unit, return_index=True)
+    return _lists(documents[first], *(np.bincount(unit, values) for values in (nll, tokens, ngram)))
+
+
+def _lists(documents: Any, nll: Any, tokens: Any, ngram: Any) -> dict[str, Any]:
+    """Return the columns `_LISTS` of a row; None where a sum is not known."""
+    if not np.isfinite(nll).all() or not (tokens > 0).all():
+        return {}
+    sums = (documents.astype(np.int32), tokens.astype(np.int32), nll, ngram if np.isfinite(ngram).all() else None)
+    return dict(zip(_LISTS, sums, strict=True))
+
+
+# -- what is compared, and what it is called ---------------------------------------------------------------------------
+
+
+def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with the columns `_DERIVED`, which depend on what else is in it."""
+    runs = frame.drop_duplicates("folder").set_index("folder")
+    settings = [json.loads(text) if text else {} for text in runs["settings"]]
+    runs["scheme"] = [_json(_scheme(each)) for each in settings]
+    runs["setting"] = _digests([_json(_asked(each)) for each in settings], runs)
+    runs["label"] = runs["options"] = ""
+    for column, keys in (("label", ["setting", "encoding"]), ("options", ["encoding"])):
+        for _, same in runs.groupby(keys):
+            names = _names(same["scheme"].unique(), str(same["encoding"].iloc[0]) if column == "label" else None)
+            runs.loc[same.index, column] = same["scheme"].map(names)
+    finished_first = runs.sort_values("run_status", key=lambda status: status != "done", kind="stable")
+    again = finished_first.duplicated(["setting", "encoding", "scheme", "seed"])
+    runs["repeated"] = again & (runs["text_sha256"].notna() | runs["text_split"].notna())
+    derived = runs[list(_DERIVED)].reindex(frame["folder"]).set_axis(frame.index)
+    return pd.concat([frame, derived], axis=1)
+
+
+def _digests(asked: Sequence[str], runs: pd.DataFrame) -> list[str]:
+    """Return the digest of each run's setting; a run that ended before it knew its text joins one that asked alike."""
+    texts = list(zip(runs["text_sha256"], runs["text_split"], runs["tokenizer_sha256"], strict=True))
+    known = {one: text for one, text in reversed(list(zip(asked, texts, strict=True))) if any(text[:2])}
+    whole = ([one, text if any(text[:2]) else known.get(one, text)] for one, text in zip(asked, texts, strict=True))
+    return [hashlib.sha256(_json(each).encode()).hexdigest()[:12] for each in whole]
+
+
+def _asked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that must be equal in runs that are compared: model, initialisation, budget, kind of text."""
+    asked = {k: v for k, v in settings.items() if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)}
+    if "start.tokens" in settings:  # compared with training as long from 0
+        asked["training.tokens"] = settings["start.tokens"] + settings["training.tokens"]
+        asked["training.warmup_tokens"] = settings["start.warmup_tokens"]
+    return asked
+
+
+def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes a run's scheme: the encoding's options, its learning rate, where it began."""
+    options = {key: value for key, value in settings.items() if key.startswith(_SCHEME)}
+    if "start.tokens" in settings:
+        options |= {f"start.{name}": settings[f"start.{name}"] for name in ("encoding", "tokens")}
+        options |= {_START: settings["start.train_length"], "start.warmup_tokens": settings["training.warmup_tokens"]}
+    return options
+
+
+def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
+    """Return, by scheme of one encoding, what tells it from the others: `base=500`, `start=128`.
+
+    A value is not spelt out if more than half of the schemes have it, else if it switches the option off. A run that
+    begins from another has a rate of its own, which is left out unless nothing else tells schemes apart.
+
+    Args:
+        encoding: stands before that; or the name of the configuration choice that has a scheme's options.
+    """
+    every = {scheme: json.loads(scheme) for scheme in schemes}
+    begun = _differing([options for options in every.values() if _START in options])
+    keys = [key for key in _differing(list(every.values())) if not key.startswith(f"{_START}.") or key in begun]
+    if _START in keys and len({_json({**options, _RATE: None}) for options in every.values()}) == len(every):
+        keys = [key for key in keys if key != _RATE]
+    parts: dict[str, list[str]] = {}
+    for scheme, options in every.items():
+        pattern = _patterns().get(_json({k: v for k, v in options.items() if k.startswith("encoding.")}))
+        parts[scheme] = [pattern or encoding] if encoding else []
+        for key in keys:
+            value, name = options.get(key), key if key.startswith(_START) else key.rpartition(".")[2]
+            if not (encoding and pattern and key.startswith("encoding.")) and _json(value) != _usual(
+                key, every.values()
+            ):
+                parts[scheme].append(f"{name}={shown(value)}")
+    return {scheme: " ".join(words) for scheme, words in parts.items()}
+
+
+def _usual(key: str, every: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the value of an option, as JSON, that is not spelt out; None if there is none."""
+    counts = Counter(_json(options.get(key)) for options in every)
+    value, count = counts.most_common(1)[0]
+    off = next((off for off in _OFF if off in counts), None)
+    return _OFF[0] if key.startswith(_START) else value if 2 * count > counts.total() else off
+
+
+@functools.cache
+def _patterns() -> dict[str, str]:
+    """Return the names of configuration choices such as `layered/gemma3` by their options."""
+    named = {}
+    for name, path in shipped.nested("encoding").items():
+        options = one_number(flat(history.completed({"encoding": plain_yaml.load(path)})))
+        named[_json({k: v for k, v in options.items() if k.startswith("encoding.") and v is not None})] = name
+    return named
+
+
+def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """Return, by setting, the values of the compared keys that are not the same in all settings of the frame."""
+    runs = frame[frame["settings"].notna()].drop_duplicates("setting").set_index("setting")
+    texts = runs[["text_sha256", "text_split", "tokenizer_sha256"]].to_dict("index")
+    asked = {str(setting): _asked(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
+    keys = _differing(list(asked.values()))
+    return {setting: {key: shown(values.get(key)) for key in keys} for setting, values in asked.items()}
+
+
+def shown(value: Any) -> str:
+    """Return a setting as text, digests by their first digits."""
+    return _DIGEST.sub(r"\1", value if isinstance(value, str) else _json(value))
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys, sorted, whose values are not the same in all."""
+    keys = sorted({key for setting in settings for key in setting})
+    return [key for key in keys if len({_json(setting.get(key)) for setting in settings}) > 1]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,337 @@
+"""The frame, the intervals, the comparison and its words, tasks, and a run in a few numbers."""
+
+import json
+import math
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from numpy.typing import NDArray
+
+from posbench.errors import UserError
+from posbench.results import compare, tasks
+from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
+from posbench.results.estimate import Estimate, estimate, in_two_groups, units_of_text
+from posbench.results.frame import differing_settings, read, save
+from posbench.results.headline import headline
+
+ROWS = Path(__file__).parents[1] / "docs" / "rows"
+FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "frozen.json").read_text(encoding="utf-8"))
+Row = Any  # of a table
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kept studies, unpacked."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name in ("six", "six_demo", "ledger", "catalogue"):
+        with tarfile.open(ROWS / f"{name}.tar.xz") as packed:
+            packed.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def studies(folders: Path) -> dict[str, pd.DataFrame]:
+    return {name: read([folders / name]) for name in ("six", "six_demo", "ledger")}
+
+
+# -- numbers and words of the kept rows --------------------------------------------------------------------------------
+
+# Words of six_demo: differences at the training length need no gate; rises do, which rope has not passed.
+DEMO = {
+    "fox": ("better", ""),
+    "t5": ("better", ""),
+    "alibi": (NOT_RESOLVED, ""),
+    "none": ("worse", ""),
+    "sinusoidal": ("worse", ""),
+}
+WORDS = {"rises less": "rises less", "not resolved at 1x": NOT_RESOLVED, "not resolved at 4x": NOT_RESOLVED}
+WORDS |= {"worse at 1x": "worse", "better at 1x": "better"}
+
+
+def cell(row: Row, name: str) -> str:
+    """A mean with its interval, or with the range of seeds in two groups, as tables have printed it."""
+    if row[f"{name}_groups"]:
+        return f"{row[name]:+.3f} [{row[f'{name}_min']:.3f}, {row[f'{name}_max']:.3f}]"
+    return f"{row[name]:+.3f} ±{(row[f'{name}_high'] - row[f'{name}_low']) / 2:.3f}"
+
+
+def cells(table: pd.DataFrame) -> list[list[str]]:
+    """The cells of the three main tables; adjusted intervals are left out, which have replaced joint ones."""
+    rows: list[list[str]] = [[], [], []]
+    ratios = [f"rise_{ratio:g}x" for ratio in table.attrs["ratios"]]
+    frozen = []
+    for row in table.to_dict("records"):
+        label, loss = row["label"], f"{row['nll']:.3f}"
+        numbers = [f"{row[name]:.3f}" for name in ("nll_sd", "nll_text_error")]
+        rows[0] = [label, str(row["seeds"]), loss, row["learned"], *numbers, f"{row['perplexity']:.2f}"]
+        rows[0] += [f"{row['bits_per_byte']:.3f}"]
+        reach = "" if math.isnan(row["holds_to"]) else f"{'≥ ' * row['holds_further']}{row['holds_to']:.0f}"
+        context = "" if math.isnan(row["uses"]) else f"{row['uses']:.0f}"
+        rows[1] = [label, loss, *(cell(row, name) for name in ratios), row["learned"], reach, context]
+        rows[2] = [label, cell(row, "nll_difference"), cell(row, "rise_difference")] if label != "rope" else []
+        frozen += [list(each) for each in rows if each]
+    return frozen
+
+
+def frozen_cells(study: str) -> list[list[str]]:
+    rows = []
+    for row in FROZEN["tables"][study]:
+        if row[1].isdigit():
+            rows.append(row[:8])
+        elif row[-1] == "" or row[-1].isdigit():
+            rows.append(row)
+        else:
+            rows.append([row[0], row[1], row[3] if len(row) > 4 else row[2]])
+    return rows
+
+
+@pytest.mark.parametrize("study", ["six", "six_demo"])
+def test_the_frame_gives_the_frozen_numbers(studies: dict[str, pd.DataFrame], study: str) -> None:
+    assert sorted(cells(compare.compare(studies[study]))) == sorted(frozen_cells(study))
+
+
+def test_words_of_six_are_the_frozen_ones_and_those_of_six_demo_need_no_gate_at_1x(
+    studies: dict[str, pd.DataFrame],
+) -> None:
+    table = compare.compare(studies["six"])
+    assert table.attrs == {
+        "reference": "rope", "train_length": 128, "ratios": [2, 4, 8], "schemes": 6, "documents": 49, "tokens": 4096,
+    }  # fmt: skip
+    assert list(table["label"]) == ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]  # by loss
+    table = table.set_index("label")
+    for label, *_, words in (row for row in FROZEN["tables"]["six"] if ";" in row[-1]):
+        frozen = {WORDS[word] for word in words.split("; ")}
+        assert {table.loc[label, "rise_word"], table.loc[label, "nll_word"]} == frozen
+    demo = compare.compare(studies["six_demo"]).set_index("label")
+    assert {label: (demo.loc[label, "nll_word"], demo.loc[label, "rise_word"]) for label in DEMO} == DEMO
+    assert demo.loc["fox", "rise_why"] == "whether rope has learned is not resolved"
+    assert demo.loc["none", "rise_why"] == "none has not learned"
+
+
+def test_labels_and_settings_of_a_large_study(studies: dict[str, pd.DataFrame], folders: Path) -> None:
+    frame = studies["ledger"]
+    (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
+    table = compare.compare(frame[frame["setting"] == text])
+    assert table.attrs["reference"] == "rope base=10000"
+    assert {"rope base=128", "drope", "xpos"} < set(table["label"])
+    assert set(differing_settings(frame)) == set(frame["setting"])
+    catalogue = read([folders / "catalogue"])
+    assert {"layered/gemma3", "layered/llama4"} < set(catalogue["label"])
+    table = compare.compare(catalogue)
+    assert set(table["nll_why"].dropna()) == {"1 of 5 seeds"}
+    assert set(table.loc[table["rise_4x_status"] == "undefined", "rise_why"]) >= {"learned is undefined at 4x"}
+
+
+# -- the frame ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_is_kept_in_one_small_file(studies: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    path = tmp_path / "six.parquet"
+    save(studies["six"], path)
+    assert path.stat().st_size < 310_000
+    again = read([path])
+    pd.testing.assert_frame_equal(
+        again.drop(columns=["folder", "unit_nll", "unit_ngram"]),
+        studies["six"].drop(columns=["folder", "unit_nll", "unit_ngram"]),
+        rtol=1e-6,
+    )
+    assert sorted(cells(compare.compare(again))) == sorted(frozen_cells("six"))
+    assert len(read([path, path])) == len(again)
+
+
+def write_units(folder: Path) -> None:
+    """Rewrite a run so that its rows hold their sums and there is no file of blocks."""
+    rows = read([folder])
+    lines = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line, row in zip(lines, rows.to_dict("records"), strict=True):
+        lists = (row[name].tolist() for name in ("unit_documents", "unit_nll", "unit_tokens", "unit_ngram"))
+        line["units"] = [list(unit) for unit in zip(*lists, strict=True)]
+    (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / "evaluation_blocks.jsonl").unlink()
+
+
+def test_rows_that_hold_their_sums_read_as_those_with_blocks(folders: Path, tmp_path: Path) -> None:
+    run = next((folders / "six").glob("rope-s0-*"))
+    copy = shutil.copytree(run, tmp_path / run.name)
+    write_units(copy)
+    pd.testing.assert_frame_equal(read([copy]).drop(columns="folder"), read([run]).drop(columns="folder"))
+
+
+def test_a_broken_run_stops_no_other(folders: Path, tmp_path: Path) -> None:
+    runs = [shutil.copytree(run, tmp_path / run.name) for run in sorted((folders / "six_demo").glob("rope-*"))]
+    (runs[0] / "config.yaml").write_text("study: [", encoding="utf-8")
+    (runs[1] / "evaluation.jsonl").write_text("not JSON\n", encoding="utf-8")
+    config = yaml.safe_load((runs[2] / "config.yaml").read_text(encoding="utf-8"))
+    config["encoding"] = {"name": "of_a_package_that_is_gone", "sharpness": 2}
+    (runs[2] / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (runs[3] / "run.json").write_text(json.dumps({"status": "failed", "reason": "oom", "message": "no memory"}))
+    frame = read([tmp_path])
+    runs_ = frame.drop_duplicates("folder").set_index("folder")
+    assert list(runs_.loc[[str(run) for run in runs], "run_status"]) == ["unreadable"] * 2 + ["done", "oom", "done"]
+    assert "line 1" in runs_.loc[str(runs[1]), "run_reason"]
+    table = compare.compare(frame[frame["setting"] == runs_.loc[str(runs[4]), "setting"]]).set_index("label")
+    assert list(table.index) == ["rope", "of_a_package_that_is_gone"] or set(table.index) > {"rope"}
+    assert (table.loc["rope", "seeds"], table.loc["rope", "not_done"]) == (1, "1 unreadable, 1 oom")
+
+
+def with_changed(frame: pd.DataFrame, label: str, length: int, **values: Any) -> pd.DataFrame:
+    """The frame with other values in the fixed_target rows of a scheme at a length."""
+    at = (frame["label"] == label) & (frame["length"] == length) & (frame["protocol"] == "fixed_target")
+    changed = frame.copy()
+    for name, value in values.items():
+        changed[name] = changed[name].where(~at, value)
+    return changed
+
+
+def test_what_is_undefined_is_no_number(studies: dict[str, pd.DataFrame]) -> None:
+    lost = dict.fromkeys(("nll", "targets_sha256", "unit_nll", "unit_tokens", "unit_ngram"))
+    frame = with_changed(studies["six"], "alibi", 512, status="undefined", **lost)
+    alibi = compare.compare(frame).set_index("label").loc["alibi"]
+    assert (alibi["rise_4x_status"], alibi["rise_why"]) == ("undefined", "alibi is undefined at 4x")
+    assert math.isnan(alibi["rise_4x"])
+    assert (alibi["rise_word"], alibi["holds_to"], alibi["holds_further"]) == ("", 256, False)
+    assert alibi["nll_word"] == NOT_RESOLVED
+    points = compare.curves(frame).set_index(["label", "variant", "length"])
+    assert points.loc[("alibi", "plain", 512), "status"] == "undefined"
+    assert math.isnan(points.loc[("alibi", "plain", 512), "nll"])
+    assert points["nll"].notna().sum() == len(points) - 2  # the plain curve and the windowed one
+
+
+def test_what_was_scored_on_other_tokens_is_left_out(studies: dict[str, pd.DataFrame]) -> None:
+    six = studies["six"]
+    other = six["targets_sha256"].where(~((six["label"] == "fox") & (six["seed"] == 0)), "other")
+    table = compare.compare(six.assign(targets_sha256=other)).set_index("label")
+    assert (table.loc["fox", "seeds"], table.loc["fox", "left_out"], table.loc["fox", "nll_why"]) == (
+        4,
+        1,
+        "4 of 5 seeds",
+    )
+    rows = main_rows(six)
+    with pytest.raises(ValueError, match="counts once"):
+        Losses(pd.concat([rows, rows]))
+    with pytest.raises(ValueError, match="one setting"):
+        compare.compare(studies["ledger"])
+    with pytest.raises(UserError, match="no scheme is called 'rop'"):
+        compare.compare(six, "rop")
+
+
+def test_the_context_used_is_said_only_where_less_was_measured(studies: dict[str, pd.DataFrame]) -> None:
+    rows = main_rows(studies["six"])
+    assert compare.uses(Losses(rows), "none") == 64
+    assert compare.uses(Losses(rows[rows["length"] >= 64]), "none") is None
+    assert compare.uses(Losses(rows[rows["length"] >= 128]), "none") is None
+
+
+def test_words_need_seeds_and_documents(studies: dict[str, pd.DataFrame]) -> None:
+    six = studies["six"]
+    few = compare.compare(six[six["seed"] < 4]).set_index("label")
+    assert set(few["nll_why"].dropna()) == {"4 of 5 seeds", "4 of 8 seeds, which fall in two groups"}
+    one = six.copy()
+    one["unit_documents"] = [None if each is None else np.minimum(each, 1) for each in one["unit_documents"]]
+    table = compare.compare(one).set_index("label")
+    assert table.loc["none", "nll_why"].startswith("one document has 9")
+    assert table["holds_to"].isna().all() if "holds_to" in table else True
+
+
+# -- intervals and words, simulated ------------------------------------------------------------------------------------
+
+
+def drawn(rng: np.random.Generator, schemes: int, seeds: int, documents: int) -> NDArray[np.float64]:
+    """Losses per token around 0, (schemes, seeds, documents), all schemes equal; documents move all alike and each."""
+    common, of_scheme = rng.normal(0, 0.3, documents), rng.normal(0, 0.1, (schemes, 1, documents))
+    spread = np.resize([0.09, 0.03, 0.02, 0.1, 0.02, 0.02], schemes)[:, None, None]
+    rest = rng.normal(0, 0.05, (schemes, seeds, documents))
+    return np.asarray(common + of_scheme + rng.normal(size=(schemes, seeds, 1)) * spread + rest)
+
+
+@pytest.mark.parametrize(("seeds", "documents"), [(5, 20), (5, 50), (10, 50)])
+def test_intervals_cover_and_wrong_words_are_rare(seeds: int, documents: int) -> None:
+    rng = np.random.default_rng(0)
+    schemes, reports = 6, 400
+    tokens = np.full(documents, 80.0)
+    covered, wrong, wrong_reach = [], [], []
+    for _ in range(reports):
+        losses = drawn(rng, schemes, seeds, documents) * tokens
+        gaps = [estimate(losses[k] - losses[0], tokens) for k in range(1, schemes)]
+        covered += [gap.low() <= 0 <= gap.high() for gap in gaps]
+        wrong.append(any(compare.word(gap, 0.05 / (schemes - 1), "worse", "better") != NOT_RESOLVED for gap in gaps))
+        bounds = [estimate(each, tokens).high(2 * 0.05 / schemes) for each in losses]
+        wrong_reach.append(any(bound <= 0 for bound in bounds))  # of a rise that is just too much
+    error = math.sqrt(0.05 * 0.95 / reports)
+    assert 0.93 < np.mean(covered) < 0.98
+    assert np.mean(wrong) < 0.05 + 3 * error
+    assert np.mean(wrong_reach) < 0.05 + 3 * error
+
+
+def test_an_estimate_is_the_crossed_interval() -> None:
+    sums, tokens = np.array([[2.0, 9.0, 4.0], [4.0, 6.0, 2.0]]), np.array([1.0, 3.0, 1.0])
+    both = estimate(sums, tokens)
+    assert both.mean == pytest.approx(27 / 10)
+    assert both.seeds == pytest.approx((3.0, 2.4))
+    residuals = (sums - 2.7 * tokens) / (5 / 3)
+    by_seed, by_unit = residuals.mean(1).var(ddof=1) / 2, residuals.mean(0).var(ddof=1) / 3
+    rest = residuals - residuals.mean(1, keepdims=True) - residuals.mean(0)
+    variance = max(by_seed + by_unit - (rest**2).sum() / (1 * 2 * 2 * 3), by_seed, by_unit)
+    assert both.error == pytest.approx(math.sqrt(variance))
+    assert both.df == pytest.approx(variance**2 / (by_seed**2 / 1 + by_unit**2 / 2))
+    assert estimate(sums[:1], tokens).df == 2
+    assert math.isnan(estimate(sums[:1, :1], tokens[:1]).high())
+    assert estimate(sums.sum(1, keepdims=True), tokens.sum(keepdims=True)).error == pytest.approx(0.3)
+    assert Estimate(1.0, 0.5, 4.0, (1.0,)).p(1.0) == 1
+
+
+def test_seeds_in_two_groups_and_segments_of_few_documents() -> None:
+    assert in_two_groups([0, 0.01, 0.02, 1, 1.01])
+    assert in_two_groups([0, 0.01, 0.02, 0.03, 1])
+    assert not in_two_groups([0, 0.25, 0.5, 0.75, 1])
+    assert not in_two_groups([0, 0.01, 0.02, 0.09])
+    assert list(units_of_text(np.arange(8).repeat(2), None)) == list(np.arange(8).repeat(2))
+    assert list(units_of_text(np.zeros(32, int), None)) == list(np.arange(16).repeat(2))
+    assert list(units_of_text(np.zeros(16, int), np.arange(16) // 2)) == list(np.arange(16) // 2)
+
+
+# -- tasks, and one run ------------------------------------------------------------------------------------------------
+
+
+def test_tasks_of_the_kept_rows(studies: dict[str, pd.DataFrame]) -> None:
+    frame = studies["ledger"]
+    table = tasks.compare_tasks(frame[frame["trained_task"] == "copy"])
+    assert list(table["label"]) == ["alibi", "rope", "randomized", "none"]
+    alibi, *_, none = table.to_dict("records")
+    assert (alibi["learned"], alibi["seeds"], table.attrs) == (5, 5, {"reference": "rope", "tests": 5})
+    assert (alibi["learned_low"], alibi["learned_high"]) == (pytest.approx(0.478176, abs=1e-6), 1)
+    assert (alibi["accuracy_2x_word"], alibi["accuracy_4x_word"]) == ("better", "better")
+    assert alibi["accuracy_2x_p"] == pytest.approx(5 * 2 / 252)
+    assert (none["learned_word"], none["accuracy_2x_why"]) == ("learned by fewer seeds", "not learned")
+    flip_flop = tasks.compare_tasks(frame[frame["trained_task"] == "flip_flop"])
+    assert flip_flop.attrs["reference"] == "alibi"
+    places = tasks.accuracies(frame[frame["trained_task"] == "flip_flop"])
+    assert set(places["of_task"]) == {"", "ignore=0.1", "ignore=0.98"}
+
+
+def test_a_seed_that_diverged_has_no_answer_right(studies: dict[str, pd.DataFrame]) -> None:
+    frame = studies["ledger"]
+    copy = frame[frame["trained_task"] == "copy"]
+    lost = (copy["label"] == "alibi") & (copy["seed"] == copy["seed"].min())
+    diverged = copy.assign(run_status=copy["run_status"].where(~lost, "diverged"))
+    alibi = tasks.compare_tasks(diverged).set_index("label").loc["alibi"]
+    assert (alibi["learned"], alibi["seeds"], alibi["accuracy_1x_min"]) == (4, 5, 0)
+
+
+def test_one_run_in_a_few_numbers(studies: dict[str, pd.DataFrame]) -> None:
+    six = studies["six"]
+    run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
+    assert run["learned"] == "yes"
+    assert (run["reach"], run["uses"], run["rise_16x"]) == (128, 64, None)
+    assert run["rise_4x"] == pytest.approx(float(run["nll_4x"]) - float(run["nll_1x"]))  # type: ignore[arg-type]
+    ledger = studies["ledger"]
+    answers = headline(ledger[ledger["run"] == ledger.loc[ledger["trained_task"] == "copy", "run"].iloc[0]])
+    assert (answers["learned"], answers["accuracy_1x"]) == ("yes", pytest.approx(0.999628))
+    nothing = six[six["run"] == six["run"].iloc[0]].iloc[:0]
+    assert headline(nothing)["nll_1x"] is None
