@@ -1,11 +1,9 @@
-"""Pictures: the numbers behind them, what the terminal prints, and the PNG file."""
+"""Pictures: the numbers behind them, and the PNG file."""
 
 import collections
-import io
 import itertools
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,44 +124,6 @@ def test_the_order_of_words_does_not_matter() -> None:
     np.testing.assert_allclose(first, -1 / 4)  # one token apart, first head
 
 
-# -- the terminal ------------------------------------------------------------------------------------------------------
-
-
-def test_terminal_pictures_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    command.main(["sinusoidal", "rope", "alibi"])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= 80
-    assert any("Added to the logit" in line and "Mean attention" in line for line in lines)  # two side by side
-    assert "64 tokens" in lines[-1]
-
-
-def test_terminal_pictures_survive_an_ascii_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
-    command.main(["learned", "rope"])
-    command.main(["rope"], phrase="ma fille a appelé son frère", words="fille,appelé")
-    command.main(["rope"], phrase="ma fille a " + "très " * 20 + "souvent appelé", words="fille,appelé")
-    sys.stdout.flush()
-    shown = " ".join(raw.getvalue().decode("ascii").split())
-    assert "|" in shown and "souvent appel?'" in shown  # a long heading has its end
-
-
-def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    command.main(["alibi"])
-    assert "\x1b[94m" in capsys.readouterr().out  # bright blue
-    monkeypatch.setenv("NO_COLOR", "1")
-    command.main(["alibi"])
-    assert "\x1b[94m" not in capsys.readouterr().out
-
-
-def test_terminal_says_who_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    command.main(["rope", "sinusoidal"], phrase=PHRASE, words="daughter,called")
-    out = capsys.readouterr().out
-    assert "stays" in out and "changes by" in out
-
-
 # -- PNG files and mistakes --------------------------------------------------------------------------------------------
 
 
@@ -265,7 +225,7 @@ def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:
 )
 def test_mistakes_get_one_line(names: list[str], phrase: str | None, words: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        command.main(names, None, phrase, words)
+        command.main(names, phrase=phrase, words=words)
 
 
 # -- the gallery -------------------------------------------------------------------------------------------------------

@@ -126,13 +126,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(before)
 
 
-def test_a_run_is_drawn_in_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drawing_a_run_changes_nothing_in_its_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = support.snapshot(run)
     assert support.posbench("show", str(run)) == 0
-    out = capsys.readouterr().out
-    assert f"{run.name} (t5, trained)" in out and "Added to the logit" in out and "by head" in out
-    assert "Mean attention, its own text" in out and "1 at 16, 2 at 32, 3 at 64" in out
-    assert "marks the training length, 16 tokens." in out
+    assert capsys.readouterr().out == "show.png\n" and Path("show.png").read_bytes().startswith(b"\x89PNG")
+    picture = trained.picture(run)
+    assert (picture.name, picture.subtitle) == (run.name, "t5, trained")
+    assert {"Added to the logit", "Mean attention, its own text"} <= {panel.title for panel in picture.panels}
     assert support.snapshot(run) == before
 
 
@@ -208,10 +208,8 @@ def test_options_after_a_name_are_its_own(words: list[str]) -> None:
     np.testing.assert_allclose(wavelengths.series["wavelength"], 2 * np.pi * 100 ** (np.arange(8) / 8), rtol=1e-6)
 
 
-def test_a_picture_says_which_options_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
-    command.main(["rope", "encoding.base=100", "rope"])
-    out = capsys.readouterr().out
-    assert " rope base=100 " in out and " rope ─" in out
+def test_a_picture_says_which_options_it_is_of() -> None:
+    assert panels.picture(schemes.scheme("rope", ["encoding.base=100"], panels.SHAPE)).name == "rope base=100"
 
 
 def test_options_of_what_an_encoding_stands_around() -> None:

@@ -405,7 +405,7 @@ def show(
         typer.Argument(help="Encodings, each followed by its options, such as rope base=100; and run folders."),
     ],
     text: Annotated[bool, typer.Option("--text", help="Print text instead: formula, paper, options.")] = False,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")] = None,
     phrase: Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")] = None,
     words: Annotated[
         str | None, typer.Option(metavar="A,B", help="Two words of the phrase; their logit is drawn.")
@@ -413,7 +413,7 @@ def show(
 ) -> None:
     """Draw an encoding, or what a run's encoding has learned.
 
-    In the terminal or as a PNG file; --text describes it in words. A run is drawn with its learned weights, and with
+    As a PNG file; --text describes it in words. A run is drawn with its learned weights, and with
     the attention of its model on its own test text.
     """
     if text:
@@ -429,7 +429,7 @@ def show(
 
     from posbench.show import command
 
-    command.main(names, png, phrase, words)
+    command.main(names, png or Path(command.PNG), phrase, words)
 
 
 @app.command()

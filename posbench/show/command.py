@@ -1,17 +1,19 @@
-"""`posbench show`: pictures of encodings and of trained runs, in the terminal or as a PNG file."""
+"""`posbench show`: pictures of encodings and of trained runs, as a PNG file."""
 
 from pathlib import Path
 
 from posbench.errors import UserError
-from posbench.show import characters, panels, plots, schemes
+from posbench.show import panels, plots, schemes
+
+PNG = "show.png"
 
 
-def main(names: list[str], png: Path | None = None, phrase: str | None = None, words: str | None = None) -> None:
+def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, words: str | None = None) -> None:
     """Draw encodings and trained runs side by side.
 
     Args:
         names: encodings or patterns of layers, each followed by its options (rope base=100), and run folders.
-        png: write the picture here; default: draw in the terminal.
+        png: write the picture here.
         phrase: draw instead how the logit of two of its words changes as the phrase moves along a sentence.
         words: these two words, separated by a comma.
 
@@ -28,11 +30,8 @@ def main(names: list[str], png: Path | None = None, phrase: str | None = None, w
     else:
         chosen = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked]
         pictures = [panels.moving(chosen, phrase, _pair(words))]
-    if png is None:
-        characters.print_pictures(pictures)
-    else:
-        plots.save_pictures(pictures, png)
-        print(png)
+    plots.save_pictures(pictures, png)
+    print(png)
 
 
 def _picture(name: str, options: list[str]) -> panels.Picture:
