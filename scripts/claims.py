@@ -13,16 +13,13 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
 
 def kept() -> list[Finding]:
-    """The findings of all claims by docs/rows/ledger*.tar.xz."""
+    """The findings of all claims by docs/rows/ledger.tar.xz."""
     entries = claim.read(["all"])
-    usual = reproduce.needed(entries, [])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for path in (DOCS / "rows").glob("ledger*.tar.xz"):
-            with tarfile.open(path) as packed:
-                packed.extractall(folder, filter="data")
-        settings = {name: text for name, text in claim.settings().items() if (folder / f"ledger_{name}").is_dir()}
-        return reproduce.judged(entries, usual, reproduce.elsewhere(entries, [], usual, settings), folder)
+        with tarfile.open(DOCS / "rows" / "ledger.tar.xz") as packed:
+            packed.extractall(folder, filter="data")
+        return reproduce.judged(entries, reproduce.needed(entries, []), folder)
 
 
 def main() -> None:

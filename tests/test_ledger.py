@@ -19,7 +19,7 @@ from posbench.cli.listing import listing
 from posbench.config.schema import Config
 from posbench.config.shipped import choices
 from posbench.errors import UserError
-from posbench.launch import plans, pool, sweep
+from posbench.launch import plans, sweep
 from posbench.launch.states import Status
 from posbench.ledger import claim, outcome, page, reproduce
 from posbench.ledger.claim import Term
@@ -201,23 +201,17 @@ def test_few_seeds_and_models_that_read_little_have_no_outcome(template: Config,
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[plans.Plan]:
-    """The plans that were run: each wrote what its encoding's truth says. Wider, ALiBi does not hold."""
+    """The plans that were run: each wrote what its encoding's truth says."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reproduce, "SEEDS", range(5, 10))
     made: list[plans.Plan] = []
 
-    def execute(todo: list[plans.Plan], _n_jobs: Any, _command: str, more: pool.More) -> dict[str, Status]:
-        status: dict[str, Status] = {}
-        while todo:
-            for plan in todo:
-                if not plan.folder.exists():
-                    made.append(plan)
-                    truth = TRUTHS[plan.config.encoding.name]
-                    used = TRUTHS["rope"] if plan.config.model.d_model == 256 else truth
-                    write_run(plan.folder.parent, plan.config, used, cpu_seconds=90.0)
-            status |= {plan.id: Status("done") for plan in todo}
-            todo = more(status)
-        return status
+    def execute(todo: list[plans.Plan], _n_jobs: Any, _command: str) -> dict[str, Status]:
+        for plan in todo:
+            if not plan.folder.exists():
+                made.append(plan)
+                write_run(plan.folder.parent, plan.config, TRUTHS[plan.config.encoding.name], cpu_seconds=90.0)
+        return {plan.id: Status("done") for plan in todo}
 
     monkeypatch.setattr(sweep, "execute", execute)
     return made
@@ -257,42 +251,9 @@ def test_what_five_seeds_settle_gets_no_more(
     assert "2 claims: 1 supported, 1 open" in capsys.readouterr().out
 
 
-@pytest.mark.full
-def test_a_claim_is_fragile_if_another_setting_says_the_opposite(
-    tmp_path: Path, trained: list[plans.Plan], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The setting that is the usual one already adds no runs."""
-    write(tmp_path)
-    reproduce.reproduce(["mine", "experiment=demo", "fragility=true"], config_dir=tmp_path)
-    assert {plan.folder.parent.name for plan in trained} == {"ledger", "ledger_gpt2_init", "ledger_wider"}
-    assert len(trained) == 15
-    content = json.loads((tmp_path / "outputs/ledger/claims/mine.json").read_text())
-    other = {name: found["outcome"] for name, found in content["other_settings"].items()}
-    assert other == {"gpt2_init": "supported", "wider": "contradicted"}
-    assert content["outcome"] == "supported" and content["stands_in"] == [1, 2] and content["fragile"]
-    assert "1 fragile" in capsys.readouterr().out
-    assert "| fragile: stands in 1 of 2 |" in (tmp_path / "outputs/ledger/claims/claims.md").read_text()
-    with pytest.raises(UserError, match=r"'fragility=maybe': expected fragility=true or fragility=false"):
-        reproduce.reproduce(["mine", "fragility=maybe"], config_dir=tmp_path)
-
-
-def test_the_page_says_where_another_setting_has_another_outcome() -> None:
-    rises, costs, holds = claim.read(["rope_breaks", "nope_costs", "alibi_holds"])
-    unlearned = Finding(costs, "not learned", "none is not shown to have learned more than an n-gram model")
-    text = page.page([
-        Finding(rises, "supported", shares=((5, 5), (0, 5)), p=0.01, elsewhere={
-            "demo": Finding(rises, "open", shares=((3, 5), (0, 5)), p=0.2)
-        }),
-        Finding(costs, "supported", shares=((5, 5), (0, 5)), p=0.01, elsewhere={"demo": unlearned}),
-        Finding(holds, "open", shares=((4, 5), (0, 5)), p=0.3, minutes=61.2, elsewhere={
-            "demo": Finding(holds, "open", shares=((4, 5), (1, 5)), p=0.4)
-        }),
-    ])  # fmt: skip
-    assert (
-        "In the setting demo, 3 claims: 2 open, 1 not learned. Of the 2 tested in both, 1 came out otherwise.\n\n"
-        "| claim | outcome | in demo |\n|---|---|---|\n"
-        "| rope_breaks | supported: 5 of 5 against 0 of 5 seeds | open: 3 of 5 against 0 of 5 seeds |\n\n"
-    ) in text
+def test_a_section_says_what_a_claim_cost() -> None:
+    (holds,) = claim.read(["alibi_holds"])
+    text = page.page([Finding(holds, "open", shares=((4, 5), (0, 5)), p=0.3, minutes=61.2)])
     assert "- Cost: training its runs took 61 CPU minutes.\n" in text
 
 

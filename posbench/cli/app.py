@@ -213,8 +213,7 @@ def reproduce(
     """Test what the literature claims, on fresh seeds.
 
     Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
-    supported, contradicted, open, not learned, or not testable here. fragility=true tries them in other settings, too.
-    A claim is a file of configs/claim.
+    supported, contradicted, open, not learned, or not testable here. A claim is a file of configs/claim.
     """
     from posbench.ledger import reproduce as ledger
 

@@ -29,7 +29,6 @@ POLL_SECONDS = 0.2
 _PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _PROCESSES.set_forkserver_preload(["__main__", "posbench.launch.preload"])
 Show = Callable[[dict[str, Status]], None]  # called repeatedly with the status of every job, by id
-More = Callable[[dict[str, Status]], list[Plan]]  # called if a job could start and none waits: jobs to be added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +39,10 @@ class _Started:
     process: multiprocessing.process.BaseProcess
 
 
-def run(todo: list[Plan], slots: list[dict[str, str]], show: Show, more: More | None = None) -> dict[str, Status]:
+def run(todo: list[Plan], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
     """Run jobs until none can be run any more.
 
     Args:
-        todo: it gets the jobs that `more` adds.
         slots: one entry per process at a time: environment variables for whoever runs in it.
 
     Returns:
@@ -59,8 +57,6 @@ def run(todo: list[Plan], slots: list[dict[str, str]], show: Show, more: More | 
         told = 0  # signals passed on
         while True:
             free = [slot for slot in slots if all(slot is not one.slot for one in running)]
-            if more and not stopped:
-                _add(todo, status, len(free), more)
             if not running and (stopped or all(one.name in FINAL for one in status.values())):
                 break
             waiting = [] if stopped else [job for job in todo if status[job.id] == states.WAITING]
@@ -82,12 +78,6 @@ def run(todo: list[Plan], slots: list[dict[str, str]], show: Show, more: More | 
         name = signal.Signals(stopped[0]).name
         raise Stopped(stopped[0], f"stopped by {name}; what was running has saved itself, the same sweep continues")
     return status
-
-
-def _add(todo: list[Plan], status: dict[str, Status], room: int, more: More) -> None:
-    while sum(one == states.WAITING for one in status.values()) < room and (added := more(status)):
-        todo += added
-        status |= {job.id: states.before(job) for job in added}
 
 
 def gpus(each: int = 1) -> list[dict[str, str]]:

@@ -147,19 +147,14 @@ def _grid(own: dict[str, str]) -> list[float]:
     return sorted({float(factor) for factor in grid})
 
 
-def execute(
-    todo: list[Plan], n_jobs: int | None, command: str | None = None, more: pool.More | None = None
-) -> dict[str, Status]:
-    """Run plans, and those that `more` adds. Given the sweep's command, `sweep.json` records them."""
+def execute(todo: list[Plan], n_jobs: int | None, command: str | None = None) -> dict[str, Status]:
+    """Run plans. Given the sweep's command, `sweep.json` records them."""
     slots = _slots(todo, n_jobs)
     threads = _threads(todo, len(slots))
     todo = [job.with_threads(threads) for job in todo]
 
-    def added(status: dict[str, Status]) -> list[Plan]:
-        return [job.with_threads(threads) for job in more(status)] if more else []
-
     show = table.Lines(todo).show
-    return pool.run(todo, slots, _recorded(todo, command, show) if command else show, added)
+    return pool.run(todo, slots, _recorded(todo, command, show) if command else show)
 
 
 def _threads(todo: list[Plan], at_a_time: int) -> int:

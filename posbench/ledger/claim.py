@@ -15,7 +15,6 @@ from posbench.config.shipped import choices, chosen, configs_dir
 from posbench.errors import UserError, unknown
 
 SHARED = "_runs"  # the file of runs that several claims need, by name
-SETTINGS = "_settings"  # the file of other settings in which claims are tried again, by name
 
 Outcome = Literal["supported", "contradicted", "open", "not learned", "not testable here", "not run"]
 _TERM = re.compile(
@@ -155,11 +154,6 @@ def _runs(claim: Claim, own: Path | None) -> dict[str, str]:
         else:
             raise unknown("run", one, shared, f"runs that claims share: {', '.join(shared)}")
     return found
-
-
-def settings(own: Path | None = None) -> dict[str, str]:
-    """By name, the overrides of other settings in which a claim is tried again. Raises UserError: not such a file."""
-    return _named(SETTINGS, own)
 
 
 def _named(file: str, own: Path | None) -> dict[str, str]:

@@ -4,8 +4,6 @@ A figure is computed for every seed and judged by its interval over seeds and do
 Holm's adjustment goes over the claims that were asked for together. A claim may be judged twice, with the first five
 seeds and with all ten, so each time has half of the 5 %. Nothing is said of schemes that have not learned more than an
 n-gram model, nor of those that read less than half of their training length.
-
-A claim may be tried again in other settings. It is fragile if one of them says the opposite.
 """
 
 import dataclasses
@@ -26,7 +24,6 @@ from posbench.run_folder.rows import PLAIN, EvaluationRow, newest_of_split
 LOOKS = (5, 10)  # seeds with which a claim is judged; other numbers of finished seeds are cut to these
 ALPHA = 0.05 / len(LOOKS)
 Runs = Mapping[str, Sequence[RunData]]  # by name in the claim
-_DECIDED: set[Outcome] = {"supported", "contradicted"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +37,6 @@ class Finding:
     shares: tuple[tuple[int, int], tuple[int, int]] | None = None  # seeds that answer right, of all: more, than
     p: float | None = None  # two-sided, adjusted over the claims asked for
     minutes: float = 0.0  # CPU time of training the runs that it has, shared ones included
-    elsewhere: dict[str, "Finding"] = dataclasses.field(default_factory=dict)  # by the name of another setting
-
-    @property
-    def stands(self) -> tuple[int, int] | None:
-        """How many other settings have the same outcome, of how many that tested it; None: none did."""
-        tested = [other for other in self.elsewhere.values() if other.p is not None]
-        return (sum(one.outcome == self.outcome for one in tested), len(tested)) if tested else None
-
-    @property
-    def fragile(self) -> bool:
-        """Whether another setting says the opposite."""
-        found = {one.outcome for one in (self, *self.elsewhere.values())}
-        return self.outcome in _DECIDED and found >= _DECIDED
 
 
 def judge(entries: Sequence[tuple[Entry, Runs]]) -> list[Finding]:

@@ -26,41 +26,19 @@ assert set(ORDER) == set(get_args(Outcome))
 
 def page(findings: Sequence[Finding]) -> str:
     """All findings as Markdown: in how many claims what was found, picture, table, sections."""
-    rows = sorted(findings, key=lambda one: (one.outcome != "contradicted", not one.fragile, ORDER.index(one.outcome)))
+    rows = sorted(findings, key=lambda one: (one.outcome != "contradicted", ORDER.index(one.outcome)))
     lines = [summary(findings), ""]
     if any(one.interval for one in findings):
         lines += [f"![Intervals of the claims against their margins]({PICTURE}.png)", ""]
         lines += [_ABOUT_INTERVALS, ""]
-    lines += ["| claim | outcome | other settings | ours | margin | published | predicted |", "|---|" + "---|" * 6]
+    lines += ["| claim | outcome | ours | margin | published | predicted |", "|---|" + "---|" * 5]
     for one in rows:
         source, predicted = one.entry.claim.source, one.entry.claim.prediction.outcome
         said = f"[{markdown(one.entry.claim.sentence)}](#{one.entry.id})"
         published = markdown(source.published or "")
-        cells = [said, one.outcome, _stands(one), told(one), _margin(one), published, predicted]
+        cells = [said, one.outcome, told(one), _margin(one), published, predicted]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_settings(rows), *map(_section, rows)])
-
-
-def _settings(rows: Sequence[Finding]) -> list[str]:
-    """A line of each other setting: how many claims could be tested there, and which have another outcome."""
-    lines = []
-    for name in dict.fromkeys(name for one in rows for name in one.elsewhere):
-        tried = [one for one in rows if name in one.elsewhere]
-        both = [one for one in tried if one.p is not None and one.elsewhere[name].p is not None]
-        other = [one for one in both if one.elsewhere[name].outcome != one.outcome]
-        counted = Counter(one.elsewhere[name].outcome for one in tried)
-        outcomes = ", ".join(f"{counted[outcome]} {outcome}" for outcome in ORDER if counted[outcome])
-        compared = f" Of the {len(both)} tested in both, {len(other)} came out otherwise." if both else ""
-        lines.append(f"In the setting {name}, {number_of(tried)}: {outcomes}.{compared}")
-        if other:
-            lines += ["", f"| claim | outcome | in {name} |", "|---|---|---|"]
-            lines += [
-                f"| {one.entry.id} | {one.outcome}: {told(one)} "
-                f"| {one.elsewhere[name].outcome}: {told(one.elsewhere[name])} |"
-                for one in other
-            ]
-        lines.append("")
-    return lines
+    return "\n".join([*lines, "", *map(_section, rows)])
 
 
 def _section(one: Finding) -> str:
@@ -72,19 +50,11 @@ def _section(one: Finding) -> str:
     said = " ".join([f"Source, read {source.read}: {where}: {source.says}.", *more])
     notes = [said, *([f"Note: {claim.note}."] if claim.note else [])]
     notes += [f"Predicted on {claim.prediction.made}: {claim.prediction.outcome}, since {claim.prediction.why}."]
-    notes += [f"In {name}: {other.outcome}. {told(other)}".rstrip() for name, other in one.elsewhere.items()]
     notes += [f"Cost: training its runs took {one.minutes:,.0f} CPU minutes."] if one.minutes else []
     lines = [f"- {markdown(note)}" for note in notes]
     test = f"{claim.figure}, {_margin(one)}" if claim.figure else _asked(one)
     lines += [f"- Test: {markdown(test)}; `posbench reproduce {one.entry.id}`", ""]
     return "\n".join([f"### {one.entry.id}\n", f"{markdown(claim.sentence)} {found}.\n", *lines])
-
-
-def _stands(one: Finding) -> str:
-    if one.stands is None:
-        return ""
-    stands, of = one.stands
-    return f"{'fragile: ' if one.fragile else ''}stands in {stands} of {of}"
 
 
 def _margin(one: Finding) -> str:
@@ -110,15 +80,13 @@ def told(one: Finding) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How many claims have each outcome, how many were predicted, and how many are fragile."""
+    """How many claims have each outcome, and how many were predicted."""
     counted = Counter(one.outcome for one in findings)
     said = ", ".join(f"{counted[name]} {name}" for name in ORDER if counted[name])
     tested = [one for one in findings if one.p is not None]
     right = sum(one.entry.claim.prediction.outcome == one.outcome for one in tested)
-    fragile = sum(one.fragile for one in findings)
     parts = [f"{number_of(findings)}: {said}."]
     parts += [f"{right} of {len(tested)} as predicted."] if tested else []
-    parts += [f"{fragile} fragile: another setting says the opposite."] if fragile else []
     return " ".join(parts)
 
 
@@ -157,7 +125,7 @@ def picture(findings: Sequence[Finding]) -> "Figure | None":
             ends = [one.entry.direction * (end - one.entry.margin) for end in (one.interval.low, one.interval.high)]
             colour = _COLOURS.get(one.outcome, figures.GREY)
             axis.plot(ends, [place] * 2, color=colour, linewidth=2)
-            axis.plot(_beyond(one), place, marker="D" if one.fragile else "o", color=colour)
+            axis.plot(_beyond(one), place, marker="o", color=colour)
         axis.axvline(0, color=figures.DARK)
         axis.set_xscale("symlog", linthresh=0.1)
         low, high = axis.get_xlim()
@@ -165,7 +133,7 @@ def picture(findings: Sequence[Finding]) -> "Figure | None":
         axis.set_xticks(ticks, [f"{tick:+g}" if tick else "margin" for tick in ticks])
         axis.minorticks_off()
         axis.set_yticks(range(len(shown)), [f"{one.entry.id} ({one.outcome})" for one in shown])
-        axis.set_xlabel("nats per token beyond the margin, to the right as claimed; diamond: fragile")
+        axis.set_xlabel("nats per token beyond the margin, to the right as claimed")
     return figure
 
 

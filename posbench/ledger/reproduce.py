@@ -1,25 +1,23 @@
 """`posbench reproduce`: make the runs that claims need, judge them, and write down what was found.
 
 Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used to make a prediction. A claim is judged
-with the first five of them, and with all ten if five leave it open; in other settings (`fragility=true`) with the first
-five, in a study of each setting.
+with the first five of them, and with all ten if five leave it open.
 """
 
 import dataclasses
 import json
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config.overrides import parted, value
+from posbench.config.overrides import parted
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, sweep
 from posbench.launch.plans import Plan
-from posbench.launch.pool import More
-from posbench.launch.states import FINAL, Status
+from posbench.launch.states import Status
 from posbench.ledger import claim, outcome, page
 from posbench.ledger.claim import Entry
 from posbench.ledger.outcome import LOOKS, Finding
@@ -42,8 +40,7 @@ def reproduce(
     """Test claims on fresh seeds.
 
     Args:
-        words: names of claims, or `all`; `fragility=true` to try them in other settings, too; then overrides
-            for all runs, such as `experiment=demo study=ledger_demo`.
+        words: names of claims, or `all`; then overrides for all runs, such as `experiment=demo study=ledger_demo`.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print what it would take.
@@ -53,52 +50,33 @@ def reproduce(
         PosbenchError: some runs failed; the others are done and the claims are judged by them.
     """
     names = [word for word in words if "=" not in word]
-    own = [word for word in words if word.partition("=")[0] == "fragility"]
-    overrides = [word for word in words if "=" in word and word not in own]
+    overrides = [word for word in words if "=" in word]
     if not names:
         raise UserError("which claims? posbench reproduce all, or names from 'posbench list claims'")
-    fragility = [value(word.partition("=")[2]) for word in own]
-    if not all(isinstance(wanted, bool) for wanted in fragility):
-        raise UserError(f"'{own[0]}': expected fragility=true or fragility=false")
     entries = claim.read(names, config_dir)
     usual = needed(entries, overrides, config_dir)
-    settings = claim.settings(config_dir) if any(fragility) else {}
-    again = elsewhere(entries, overrides, usual, settings, config_dir)
-    other = [plan for part in again.values() for plan in _plans(part)]
-    every = _merged([*_plans(usual), *other])
+    every = _merged(_plans(usual))
     console.log_to_terminal()
     if dry_run:
         print(f"{page.number_of(entries)}. At most, if no claim is settled by {LOOKS[0]} seeds:")
         print(sweep.cost(every))
         return
     command = shlex.join(["posbench", "reproduce", *words])
-    first = _merged([*_plans(_up_to(LOOKS[0], usual)), *other])
-    status = sweep.execute(first, n_jobs, command, _looking_again(entries, usual))
-    findings = judged(entries, usual, again)
+    status: dict[str, Status] = {}
+    left = [entry.id for entry in entries]
+    for seeds in LOOKS:
+        if left:
+            logger.info("with %d seeds: %s", seeds, ", ".join(left))
+            due = _merged(_plans(_up_to(seeds, {name: usual[name] for name in left})))
+            status |= sweep.execute(due, n_jobs, command)
+        left = [one.entry.id for one in judged(entries, usual) if one.outcome in ("open", "not run")]
+    findings = judged(entries, usual)
     folder = _plans(usual)[0].folder.parent / FOLDER
     write(findings, usual, folder, command)
     print(page.summary(findings))
     print(f"Claims: {folder / PAGE}, and a JSON file of each")
     if failed := [name for name, one in status.items() if one.name != "done"]:
         raise PosbenchError(f"{len(failed)} of {len(status)} runs not done: {', '.join(failed)}")
-
-
-def _looking_again(entries: Sequence[Entry], usual: Needed) -> More:
-    """A sweep asks this for further runs. Once all runs of a look have ended, it gives those of claims still open."""
-    looks = list(LOOKS[1:])
-
-    def more(status: Mapping[str, Status]) -> list[Plan]:
-        while looks and all(one.name in FINAL for one in status.values()):
-            left = [one.entry.id for one in judged(entries, usual) if one.outcome in ("open", "not run")]
-            seeds = looks.pop(0)
-            if left:
-                logger.info("not settled yet, with %d seeds next: %s", seeds, ", ".join(left))
-            due = _merged(_plans(_up_to(seeds, {name: usual[name] for name in left})))
-            if new := [plan for plan in due if plan.id not in status]:
-                return new
-        return []
-
-    return more
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -132,33 +110,6 @@ def _keys(overrides: list[str]) -> set[str]:
     return {key for key, _ in map(parted, overrides)}
 
 
-def elsewhere(
-    entries: Sequence[Entry],
-    overrides: list[str],
-    usual: Needed,
-    settings: Mapping[str, str],
-    config_dir: Path | None = None,
-) -> dict[str, Needed]:
-    """By setting, the runs of claims there. A claim whose runs the setting does not change is left out."""
-    known = {plan.id: plan for plan in _plans(usual)}
-    found = {}
-    for name, text in settings.items():
-        own = shlex.split(text)
-        changed = _keys(own)
-        keys = {"study", *changed}
-        study = dict(map(parted, overrides)).get("study", STUDY)
-        asked = [*(one for one in overrides if parted(one)[0] not in keys), *own, f"study={study}_{name}"]
-        open_to_it = [
-            entry for entry in entries if any(changed - _keys(shlex.split(text)) for text in entry.runs.values())
-        ]
-        every = needed(open_to_it, asked, config_dir, SEEDS[: LOOKS[0]])
-        shared = {
-            id_: {run: [known.get(p.id, p) for p in each] for run, each in by.items()} for id_, by in every.items()
-        }
-        found[name] = {id_: by for id_, by in shared.items() if any(plan.id not in known for plan in _plans({id_: by}))}
-    return found
-
-
 def _up_to(seeds: int, part: Needed) -> Needed:
     """The runs of the first so many seeds."""
     return {id_: {name: each[:seeds] for name, each in by_name.items()} for id_, by_name in part.items()}
@@ -184,31 +135,17 @@ def _merged(todo: list[Plan]) -> list[Plan]:
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-def judged(
-    entries: Sequence[Entry], usual: Needed, again: dict[str, Needed] | None = None, among: Path | None = None
-) -> list[Finding]:
+def judged(entries: Sequence[Entry], part: Needed, among: Path | None = None) -> list[Finding]:
     """The findings, by the run folders that there are.
 
     Args:
-        again: the runs in other settings, by name.
         among: a folder of studies to look in; None: where runs are made.
     """
-    found = {name: {one.entry.id: one for one in _judged(entries, part, among)} for name, part in (again or {}).items()}
-    return [
-        dataclasses.replace(one, elsewhere={
-            name: part[one.entry.id] for name, part in found.items()
-            if one.entry.id in part and part[one.entry.id].outcome != "not run"
-        })
-        for one in _judged(entries, usual, among)
-    ]  # fmt: skip
-
-
-def _judged(entries: Sequence[Entry], part: Needed, among: Path | None) -> list[Finding]:
     there = {p.folder: among / p.folder.parent.name / p.id if among else p.folder for p in _plans(part)}
     runs = {folder: load.read(place) for folder, place in there.items() if (place / "run.json").is_file()}
     return outcome.judge([
         (entry, {name: [runs[p.folder] for p in each if p.folder in runs] for name, each in part[entry.id].items()})
-        for entry in entries if entry.id in part
+        for entry in entries
     ])  # fmt: skip
 
 
@@ -236,9 +173,6 @@ def _content(one: Finding) -> dict[str, Any]:
         "claim": dataclasses.asdict(claim_),
         "cpu_minutes": round(one.minutes, 1),  # of training its runs, shared ones included
         "as_predicted": claim_.prediction.outcome == one.outcome if one.p is not None else None,
-        "other_settings": {name: _outcome(other) for name, other in one.elsewhere.items()},
-        "stands_in": one.stands,  # of how many other settings that could test it
-        "fragile": one.fragile,
     }
 
 
