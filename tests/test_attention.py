@@ -346,8 +346,6 @@ def test_a_window_hides_the_same_keys_on_every_path(name: str, window: int) -> N
     assert error(fast, rows) < 1e-5
     with torch.no_grad():
         assert error(attention(encoding, q, k, v, x, positions, 0, window, consecutive=True), rows) < 1e-5
-        if name == "none":
-            assert error(dispatch.windowed(q, k, v, encoding.logit_scale, window), rows) < 1e-5
 
 
 def test_on_cpus_the_fused_kernel_serves_where_nothing_is_added_and_it_is_faster(

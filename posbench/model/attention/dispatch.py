@@ -92,7 +92,9 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Bias | None, wi
         return tiled_attention(q, k, v, scale, added, window)
     if window is None or window >= q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    return windowed(q, k, v, scale, window)
+    index = torch.arange(q.shape[2], device=q.device)
+    gap = index[:, None] - index
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(gap >= 0) & (gap < window), scale=scale)
 
 
 def _sums_in_any_order(q: Tensor) -> bool:
@@ -167,21 +169,3 @@ def _added(encoding: Encoding, rows: Rows) -> Bias | None:
         return None
     total = sum(found[1:], found[0]).expand(-1, rows.q.shape[1], *rows.visible.shape)
     return LaidOut(total[0] if len(total) == 1 else total)
-
-
-def windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """Sliding-window attention by blocks of `window` query rows, O(window x length) in time and memory."""
-    index = torch.arange(2 * window, device=q.device)
-    gap = index[window:, None] - index[None, :]  # (window, 2 window): a block's rows against its own and the last keys
-    visible = (gap >= 0) & (gap < window)
-    out = []
-    for start in range(0, q.shape[2], window):
-        stop = min(q.shape[2], start + window)
-        first = max(0, start - window)
-        mask = visible[: stop - start, window - (start - first) : window + stop - start]
-        out.append(
-            F.scaled_dot_product_attention(
-                q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], attn_mask=mask, scale=scale
-            )
-        )
-    return torch.cat(out, dim=2)
