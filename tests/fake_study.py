@@ -117,7 +117,7 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
         "reason": None,
         "message": None,
         "command": f"posbench train encoding={config.encoding.name} seed={config.seed}",
-        "attempts": [],
+        "attempt": None,
         "tokens": config.training.tokens,
         "train_seconds": 40.0 if config.encoding.name == "none" else 44.0,
         "data": {"name": "text", "revision": None, "sha256": "c0ffee" + "0" * 58, "split": "document", "tokens": {}},

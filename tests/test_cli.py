@@ -631,7 +631,7 @@ def test_an_evaluation_has_a_precision_of_its_own() -> None:
     assert train(*given, "precision=bf16") == 0
     folder = the_run()
     assert dtypes(folder) == {"bf16"}
-    assert load_record(folder)["attempts"][0]["dtype"] == "fp32"
+    assert load_record(folder)["attempt"]["dtype"] == "fp32"
     assert posbench("evaluate", str(folder), "precision=fp32") == 0
     assert dtypes(folder) == {"fp32"}
     assert train(*given, "precision=bf16") == 0 and runs() == [folder.name]  # it makes no other run

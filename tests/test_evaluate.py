@@ -695,7 +695,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(
         evaluate_run(folder, asked)
     assert [row.length for row in evaluation_rows(folder)[len(first) :]] == [96, 128]
     record = load_record(folder)
-    assert (record["status"], record["attempts"]) == ("done", before["attempts"])
+    assert (record["status"], record["attempt"]) == ("done", before["attempt"])
     assert record["evaluate_seconds"] > before["evaluate_seconds"]
 
 

@@ -128,7 +128,7 @@ def test_several_processes_give_what_one_gives(
     assert trained(config, tmp_path / "several", size) == [0] * (size - 1)
     assert_alike(tmp_path / "one", tmp_path / "several")
     record = load_record(tmp_path / "several")
-    assert (record["status"], record["attempts"][-1]["processes"]) == ("done", size)
+    assert (record["status"], record["attempt"]["processes"]) == ("done", size)
     assert record["cpu_seconds"] > 0
 
 
@@ -234,7 +234,7 @@ def test_a_run_goes_on_in_another_number_of_processes_and_says_so(
         trained(config, tmp_path / "run", before)
     assert trained(config, tmp_path / "run", after) == [0] * (after - 1)
     assert f"continuing with processes {before} -> {after}: the weights will not be those" in caplog.text
-    assert [attempt["bit_exact"] for attempt in load_record(tmp_path / "run")["attempts"]] == [True, False]
+    assert load_record(tmp_path / "run")["attempt"]["bit_exact"] is False
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 
@@ -443,7 +443,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(
     newest = checkpoint.newest(tmp_path / "run")
     assert newest is not None and newest.step == 8
     assert trained(config, tmp_path / "run", 2) == [0]
-    assert load_record(tmp_path / "run")["attempts"][-1]["bit_exact"] is True
+    assert load_record(tmp_path / "run")["attempt"]["bit_exact"] is True
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 

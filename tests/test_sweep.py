@@ -260,7 +260,6 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
 
     monkeypatch.setattr(pool, "_start", None)  # a second sweep starts no process
     sweep.sweep(arguments)
-    assert [len(states.record(job)["attempts"]) for job in todo] == [1, 1]
 
 
 CRASH = """
@@ -306,7 +305,7 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     assert states.status(segfault) == Status("failed", "signal", "killed by SIGSEGV")
     assert states.status(killed).reason == "signal"  # the kernel does not say that it was for memory
     assert "killed by SIGKILL" in str(states.status(killed).message)
-    assert states.record(segfault)["attempts"][-1]["ended"]
+    assert states.record(segfault)["attempt"]["ended"]
     shown = capsys.readouterr().err
     assert "Not done" in shown
     assert "All 2 runs with encoding=crash failed." in shown

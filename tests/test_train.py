@@ -284,7 +284,6 @@ def test_a_finished_run_is_not_trained_again_and_only_missing_rows_are_computed(
     wider = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=(1, 2)))
     train(wider, folder, [])
     assert weights_sha256(folder) == before and len(losses(folder)) == STEPS
-    assert len(load_record(folder)["attempts"]) == 3
 
 
 def reword(config: Config, word: str) -> None:
@@ -473,7 +472,7 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_the_same
         train(config, tmp_path / "run", [])
     record = load_record(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("failed", "disk")
-    assert record["attempts"][-1]["steps"] == (0 if step == 5 else 10)
+    assert record["attempt"]["steps"] == (0 if step == 5 else 10)
     assert not (tmp_path / "run" / "evaluation.jsonl").exists()
     assert len(losses(tmp_path / "run")) == step
 
@@ -573,7 +572,7 @@ def test_bf16_autocast_trains_close_to_fp32(config: Config, tmp_path: pathlib.Pa
     train(half, tmp_path / "bf16", [])
     pairs = list(zip(losses(tmp_path / "fp32"), losses(tmp_path / "bf16"), strict=True))
     assert max(abs(one - two) for (_, one, _), (_, two, _) in pairs) < 0.02  # bf16 has 8 bits: 0.4 % of a logit
-    assert load_record(tmp_path / "bf16")["attempts"][0]["dtype"] == "bf16"
+    assert load_record(tmp_path / "bf16")["attempt"]["dtype"] == "bf16"
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config) -> None:
@@ -621,10 +620,8 @@ def test_weight_decay_spares_norms_and_the_encodings_parameters(config: Config) 
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("before", ["state", "attempt"])
 def test_a_run_does_not_go_on_in_another_precision(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, before: str
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, precision="auto"))
     folder = tmp_path / "run"
@@ -636,12 +633,10 @@ def test_a_run_does_not_go_on_in_another_precision(
         pytest.raises(UserError, match="trained in fp32 up to step 5, here it would go on in bf16") as caught,
     ):
         patch.setattr(machine, "bf16_is_fast", lambda device: True)
-        if before == "attempt":  # a checkpoint of an earlier version
-            patch.setattr(checkpoint.Checkpoint, "state", lambda self: {})
         train(config, folder, [])
     assert "\n" not in str(caught.value) and snapshot(folder / "checkpoint") == kept
     train(config, folder, [])
-    assert load_record(folder)["status"] == "done" and load_record(folder)["attempts"][-1]["bit_exact"] is True
+    assert load_record(folder)["status"] == "done" and load_record(folder)["attempt"]["bit_exact"] is True
     monkeypatch.setattr(machine, "bf16_is_fast", lambda device: True)
     train(config, folder, [])  # nothing is left to train
 
@@ -663,27 +658,7 @@ def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
     train(config, tmp_path / "run", [])
     assert f"continuing with {changed}: the weights will not be those of an uninterrupted run" in caplog.text
-    assert [attempt["bit_exact"] for attempt in load_record(tmp_path / "run")["attempts"]] == [True, False]
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("left", [0, 100, None])
-def test_metrics_that_were_lost_are_said(
-    config: Config,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    left: int | None,
-) -> None:
-    stop_after(7, config, tmp_path / "run", monkeypatch)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    if left is None:
-        metrics.unlink()
-    else:
-        os.truncate(metrics, left)
-    train(config, tmp_path / "run", [])
-    assert "metrics.jsonl is gone" in caplog.text or "metrics.jsonl has lost" in caplog.text
-    assert losses(tmp_path / "run")[-1][0] == STEPS
+    assert load_record(tmp_path / "run")["attempt"]["bit_exact"] is False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])

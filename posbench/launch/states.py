@@ -38,7 +38,7 @@ def record(plan: Plan) -> dict[str, Any]:
 
 
 def status(plan: Plan) -> Status:
-    """How the newest attempt in `run.json` stands, whether or not the process that wrote it is alive.
+    """How the last attempt in `run.json` stands, whether or not the process that wrote it is alive.
 
     A run that is done counts as running while rows are added, and as failed where `reason` says that this ended early.
     """

@@ -98,6 +98,7 @@ class Run:
         A run that is done stays done while rows are added, so that a kill takes nothing from it.
         """
         self._began = True
+        before = self.record["attempt"] or {}
         if isinstance(self._config, Config) and self.record["status"] != "done":
             _ask_for(self.folder, self._config.evaluation)
         attempt = {
@@ -106,7 +107,7 @@ class Run:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             **where._asdict(),
-            "bit_exact": bit_exact,
+            "bit_exact": bit_exact and (before.get("bit_exact", True) or not has_weights(self.folder)),
             "steps": 0,
         }
         self.update(
@@ -116,7 +117,7 @@ class Run:
             block=self._block(),
             installed_encodings=self._installed_encodings(),
             command=self._command or self.record["command"],
-            attempts=[*self.record["attempts"], attempt],
+            attempt=attempt,
             versions=versions(),
             git=git_state(),
         )
@@ -136,11 +137,7 @@ class Run:
 
     def update_attempt(self, **fields: Any) -> None:
         """Set fields of the current attempt, such as `steps`, the updates it made."""
-        *before, current = self.record["attempts"]
-        unknown = fields.keys() - current.keys()
-        if unknown:
-            raise ValueError(f"an attempt has no {sorted(unknown)}")
-        self.update(attempts=[*before, {**current, **fields}])
+        self.update(attempt={**self.record["attempt"], **fields})
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
         """Record how the attempt ended: `done`, `failed` or `stopped`. A run that is done stays done.
@@ -212,7 +209,7 @@ class Run:
             "reason": None,
             "message": None,
             "command": self._command,
-            "attempts": [],
+            "attempt": None,  # the last one
             "parameters": {"total": None, "encoding": None, "non_embedding": None},
             **dict.fromkeys(("tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes")),
             "data": None,
@@ -315,9 +312,9 @@ def load_record(folder: Path) -> dict[str, Any]:
 
 
 def attempt_is_open(record: Mapping[str, Any]) -> bool:
-    """Whether the newest attempt of a `run.json` has not ended in words: it is under way, or was killed."""
-    attempts = record.get("attempts")
-    return bool(attempts) and attempts[-1].get("ended", "") is None  # type: ignore[index]
+    """Whether the last attempt of a `run.json` has not ended in words: it is under way, or was killed."""
+    attempt = record.get("attempt")
+    return attempt is not None and attempt["ended"] is None
 
 
 def refuse_other_block(folder: Path) -> None:

@@ -79,7 +79,7 @@ class _AtWandb(Mirror):
     def __init__(self, config: Trains, run: Run) -> None:
         self._config = config
         self._run = run
-        self._new = not run.record["attempts"]  # nothing of it can be at W&B
+        self._new = not run.record["wandb"]  # nothing of it can be there
         self._metrics_file = run.folder / METRICS
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._facts: dict[str, Any] = {}

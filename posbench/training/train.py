@@ -129,7 +129,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         run.finish("done")
         if config.runtime.clean:
             checkpoint.keep_weights(run.folder, config.training.steps)
-        if not n_rows and not run.record["attempts"][-1]["steps"]:
+        if not n_rows and not run.record["attempt"]["steps"]:
             logger.info("finished; nothing to do: %s", run.folder)
             if config.tracking.backend == "wandb" and in_sweep():
                 _tell_the_agent(config, run)
@@ -180,8 +180,7 @@ def goes_on_exactly(run: Run, config: Trains, here: Where) -> bool:
     found = checkpoint.newest(run.folder, (checkpoint.STATE,))
     if found is None or found.step >= config.training.steps:
         return True
-    trained = (attempt for attempt in reversed(run.record["attempts"]) if attempt.get("steps"))
-    before = here._asdict() | next(trained, {}) | found.state()
+    before = here._asdict() | found.state()
     if before["dtype"] != here.dtype:
         was = before["dtype"]
         raise UserError(

@@ -86,7 +86,7 @@ def test_two_processes_give_what_one_gives(started: str) -> None:
     )
     errors = two.communicate()[1]
     assert two.returncode == 0 and errors.count("Run folder") <= 1, errors
-    assert record("two")["attempts"][-1]["processes"] == 2
+    assert record("two")["attempt"]["processes"] == 2
     assert losses("two") == pytest.approx(losses("one"), abs=1.5e-6) and len(losses("one")) == 16
     for row, expected in zip(evaluation_rows(folder("two")), evaluation_rows(folder("one")), strict=True):
         assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.targets_sha256 == expected.targets_sha256
