@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posbench.config.checks import at_least, plain_name
 from posbench.config.history import completed, without_neutral
 from posbench.config.schema import (
     Config,
@@ -42,10 +41,6 @@ class ModelElsewhere:
     n_heads: int | None  # None: it has no attention
     d_model: int
 
-    def __post_init__(self) -> None:
-        plain_name("model.name", self.name)
-        at_least(1, self, "model", "n_layers", "n_heads", "d_model")
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainingElsewhere:
@@ -54,9 +49,6 @@ class TrainingElsewhere:
     train_length: int  # tokens per sequence
     tokens = learning_rate = None  # not known; no fields, so not saved
 
-    def __post_init__(self) -> None:
-        at_least(2, self, "training", "train_length")
-
 
 @dataclasses.dataclass(frozen=True)
 class ReadingConfig:
@@ -64,9 +56,6 @@ class ReadingConfig:
 
     separator: int  # id of the token before each document
     first: bool  # whether that token also replaces the first one of every window
-
-    def __post_init__(self) -> None:
-        at_least(0, self, "reading", "separator")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +72,6 @@ class TrainedElsewhere:
     seed = None  # not known; no field, so not saved
 
     def __post_init__(self) -> None:
-        plain_name("study", self.study)
-        plain_name("encoding.name", self.encoding.name)
         if self.data.task is not None:
             raise UserError("data.source is task: expected text, which a model that was trained elsewhere reads")
 
@@ -122,9 +109,6 @@ class TrainedOn:
     runtime: RuntimeConfig
 
     def __post_init__(self) -> None:
-        plain_name("study", self.study)
-        plain_name("encoding.name", self.encoding.name)
-        at_least(0, self, "run", "seed")
         if self.data.task is not None:
             raise UserError("data.source is task: expected text, on which such a model is trained")
         if self.evaluation.at_tokens and self.evaluation.at_tokens[-1] > self.training.tokens:

@@ -140,7 +140,7 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
         UserError: it cannot be loaded, is not causal, or a setting does not fit it.
         RunFailed: memory ran out.
     """
-    checkpoint, longest = found.checkpoint, longest_of(asked.settings, asked.train_length)
+    checkpoint, longest = found.checkpoint, max(lengths_of(asked.settings, asked.train_length))
     library = building.configuration(checkpoint, longest)
     config = library.get_text_config()
     precision = precision_of(checkpoint, asked.settings, asked.device)
@@ -213,12 +213,6 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
         train_length=length,
         bos=own.get("bos"),
     )
-
-
-def longest_of(settings: EvaluationConfig, train_length: int) -> int:
-    """Length of the longest window, in tokens."""
-    lengths = lengths_of(settings, train_length)
-    return max(lengths)
 
 
 def precision_of(checkpoint: Checkpoint, settings: EvaluationConfig, device: torch.device) -> str:

@@ -25,6 +25,7 @@ from posbench.config.schema import Config, EvaluationConfig, validate
 from posbench.data import tokens as data
 from posbench.errors import RunFailed, Undefined, UserError
 from posbench.evaluation.job import show_results
+from posbench.evaluation.plan import lengths_of
 from posbench.huggingface import building, job, learning, rope, saving
 from posbench.huggingface.folder import FAMILIES
 from posbench.huggingface.job import Found
@@ -249,7 +250,7 @@ def _extended(
         UserError: the model cannot be read at that length, or not be extended in that way.
     """
     source, length = found.checkpoint, base.training.train_length
-    library = building.configuration(source, max(length, job.longest_of(base.evaluation, length)))
+    library = building.configuration(source, max(length, *lengths_of(base.evaluation, length)))
     position = position_of(source, library)
     if position == "learned" and length > library.max_position_embeddings:
         told = f"{source.kind} has a table of {library.max_position_embeddings:,} positions"
