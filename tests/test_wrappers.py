@@ -484,7 +484,7 @@ def test_position_coupling_numbers_the_papers_problem_as_its_drawing_does_and_in
         ("shape", {"shift": 0}, "encoding.shift is 0 for 'shape': expected a number of tokens from 1 to 16,777,216"),
         ("shape", {"inner": "randomized"}, "encoding.inner is 'randomized', which chooses positions itself: expected"),
         ("cape", {"global_shift": -1.0}, "encoding.global_shift is -1 for 'cape': expected a number of tokens of at"),
-        ("cape", {"local_shift": float("nan")}, "encoding.local_shift is nan for 'cape': input should be a finite number"),
+        ("cape", {"local_shift": float("nan")}, "encoding.local_shift is nan for 'cape': input should be a finite"),
         ("cape", {"scaling": 0.5}, "encoding.scaling is 0.5 for 'cape': expected a number of at least 1 (default"),
         ("cape", {"inner": "shape"}, "encoding.inner is 'shape', which chooses positions itself: expected another"),
         ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which refuses fractional positions: expected one"),
