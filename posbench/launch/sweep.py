@@ -66,7 +66,7 @@ def sweep(
         slurm.submit(missing, shlex.split(slurm_options), config_dir, dry_run)
         return
     if dry_run:
-        print(cost([*tuning.trials(todo, grid), *tuning.as_far_as_known(todo, grid)]))
+        print(cost([*tuning.trials(todo, grid), *todo]))
         return
     left = [job.config for job in missing]
     for line in states.other_code(job for job, finished in found if finished):

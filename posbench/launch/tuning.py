@@ -47,17 +47,6 @@ def tuned(todo: list[Plan], grid: list[float], run: Callable[[list[Plan]], dict[
     return [at_rate(job, rows[group(job)]["chosen"]) for job in todo]
 
 
-def as_far_as_known(todo: list[Plan], grid: list[float]) -> list[Plan]:
-    """The jobs of a sweep at their best learning rates where earlier trials have settled them, else as configured."""
-    known = {}
-    for name, job in _groups(todo).items():
-        tried = trials([job], grid)
-        status = {trial.id: states.before(trial) for trial in tried}
-        if tried and all(one.name == "done" for one in status.values()):
-            known[name] = _row(job, tried, status)["chosen"]
-    return [at_rate(job, known[group(job)]) if group(job) in known else job for job in todo]
-
-
 def at_rate(job: Plan, rate: float) -> Plan:
     """A job at a learning rate, as the single run `posbench train ... training.learning_rate=...` would be."""
     overrides = [override for override in job.overrides if parted(override)[0] != _KEY]
