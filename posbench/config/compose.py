@@ -9,6 +9,7 @@ import dataclasses
 import fnmatch
 import functools
 import itertools
+import json
 import logging
 import math
 import re
@@ -139,7 +140,7 @@ def _composed(chosen: tuple[str, ...], folders: Folders) -> DictConfig:
     """What Hydra makes of the chosen files. A caller's own Hydra is there again afterwards."""
     theirs = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    search = ",".join(f"'file://{folder}'" for folder in folders)
+    search = ",".join(json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders)
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(configs_dir()), job_name="posbench"):
             return compose(PRIMARY, overrides=[*([f"hydra.searchpath=[{search}]"] if folders else []), *chosen])
