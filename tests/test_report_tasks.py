@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_study import SCHEMES, groups_of, read_csv, read_rows, write_rows, write_study
-from fake_tasks import OFFSET, PROBLEMS, TOKENS, Skill, task_config, write_task_run
+from fake_tasks import OFFSET, Skill, task_config, write_task_run
 from scipy import stats
 
 import posbench
@@ -326,37 +326,6 @@ def test_the_reference_is_rope_else_none_else_the_first(template: Config, tmp_pa
     for scheme, expected in (("fox", "fox"), ("alibi", "alibi"), ("none", "none"), ("rope", "rope")):
         write_task_run(tmp_path, task_config(template), scheme, 0, Skill())
         assert standing.reference(groups_of(tmp_path)[0]).label == expected
-
-
-@pytest.mark.full
-def test_one_runs_interval_is_over_its_problems(found: dict[str, Standing]) -> None:
-    run = found["alibi"].scheme.runs[0]
-    all_right, at_double = run.answers.at[TRAINED], run.answers.at[DOUBLE]
-    assert all_right.interval == pytest.approx((0.025 ** (1 / PROBLEMS), 1.0))
-    assert at_double.accuracy == 0.9 and at_double.interval == (0.9, 0.9)  # one wrong in every problem: no spread
-    far = run.answers.at[Place("", 1.5, 0)]  # a tenth of the problems have one wrong of ten
-    assert far.accuracy == pytest.approx(0.99) and far.interval is not None
-    fewest, most = stats.binom.ppf((0.025, 0.975), PROBLEMS, 0.1)  # such problems among as many drawn again
-    in_all = PROBLEMS * TOKENS
-    assert far.interval == pytest.approx((1 - most / in_all, 1 - fewest / in_all), abs=1 / in_all)
-    assert far.exact_interval == pytest.approx(clopper_pearson(90, PROBLEMS))
-
-
-@pytest.mark.parametrize(("distinct", "counted"), [(None, PROBLEMS), (PROBLEMS, PROBLEMS), (60, 60), (49, None)])
-def test_intervals_count_problems_that_differ_and_are_missing_if_most_repeat(
-    found: dict[str, Standing], distinct: int | None, counted: int | None
-) -> None:
-    known = found["alibi"].scheme.runs[0].answers.at
-    all_right, most = (
-        dataclasses.replace(one, row=dataclasses.replace(one.row, n_distinct=distinct))
-        for one in (known[TRAINED], known[Place("", 1.5, 0)])
-    )
-    if counted is None:
-        assert (all_right.interval, all_right.exact_interval, most.interval, most.exact_interval) == (None,) * 4
-    else:
-        assert all_right.interval == pytest.approx((0.025 ** (1 / counted), 1.0))
-        assert most.exact_interval == pytest.approx(clopper_pearson(round(0.9 * counted), counted))
-        assert most.interval is not None
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal import chart, console, tables
 
 FLAT = 10.0  # percent: curves that span less look flat
-_SPARE = ("nll", "by chance", "95 %")  # columns, the least important first
+_SPARE = ("nll", "by chance")  # columns, the least important first
 
 
 def title_of(config: AnyConfig) -> str:
@@ -64,19 +64,18 @@ def _points(answers: list[Answer], column: str) -> dict[int, float]:
 def _table(answers: list[Answer], title: str, out: Console) -> Table:
     """One line per length. Rows of earlier versions do not know the trivial reader."""
     floors = ["trivial reader", "by chance"] if any(answer.trivial is not None for answer in answers) else []
-    names = ["length", "tokens right", "95 %", *floors, "whole answers", "nll"]
+    names = ["length", "tokens right", *floors, "whole answers", "nll"]
     lines = [
         [
             _length(answer.row),
             _percent(answer.row, answer.accuracy),
-            "{:.1f}..{:.1f}".format(*(100 * bound for bound in answer.interval)) if answer.interval else "",
             *("" if share is None else f"{share:.1%}" for share in (answer.trivial, answer.chance)[: len(floors)]),
             _percent(answer.row, answer.exact_match) if answer.row.status == "ok" else "",
             "" if answer.row.nll is None else f"{answer.row.nll:.3f}",
         ]
         for answer in answers
     ]
-    caption = "percent, each token after the right ones before it; 95 %: over problems, for this checkpoint"
+    caption = "percent, each token after the right ones before it"
     return tables.fitted(out, names, lines, [names.index(name) for name in _SPARE if name in names], title, caption)
 
 

@@ -6,26 +6,17 @@ window changed it. Files may come from strangers: a share that is none is missin
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from posbench.config.external import AnyConfig
-from posbench.evaluation.intervals import clopper_pearson
 from posbench.evaluation.measure import Headline, Learned, Measure
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import METRICS
-from posbench.run_folder.rows import PLAIN, BlockRow, EvaluationRow, evaluation_blocks, headline_split, newest_of_split
+from posbench.run_folder.rows import PLAIN, EvaluationRow, headline_split, newest_of_split
 
 GATE = 0.99  # share of right tokens at every trained length from which on a run has learned the task
-RESAMPLES = 2000
-MOST_PROBLEMS = 4096  # that are resampled; a test has hundreds
-
-Integers = NDArray[np.int64]
 
 
 class Place(NamedTuple):
@@ -50,8 +41,6 @@ class Answer:
     """The answers at one place."""
 
     row: EvaluationRow
-    correct: Integers | None  # right tokens per problem; None where the file lacks them
-    tokens: Integers | None  # of its answer
 
     @property
     def accuracy(self) -> float | None:
@@ -78,32 +67,6 @@ class Answer:
         """The row's status; `failed` if it has no number."""
         return "failed" if self.row.status == "ok" and self.accuracy is None else self.row.status
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % of the accuracy of this very checkpoint, over problems; None if they are not known or mostly repeat.
-
-        The percentile bootstrap over problems, whose tokens are right or wrong together. If all tokens are right, or
-        none is, it has no width. The bound is then that of the share of such problems (`exact_interval`).
-        """
-        if self.correct is None or self.tokens is None or not 2 <= len(self.tokens) <= MOST_PROBLEMS:
-            return None
-        if self.row.is_repetitive or self.correct.sum() in (0, self.tokens.sum()):
-            return self.exact_interval
-        drawn = _resamples(len(self.tokens))
-        low, high = np.quantile((drawn @ self.correct) / (drawn @ self.tokens), (0.025, 0.975))
-        return float(low), float(high)
-
-    @property
-    def exact_interval(self) -> tuple[float, float] | None:
-        """95 % of the share of problems whose every token is right (Clopper & Pearson).
-
-        It counts problems that differ: equal ones have equal answers. None if fewer than half of them differ.
-        """
-        if self.correct is None or self.tokens is None or self.row.is_repetitive:
-            return None
-        count = len(self.tokens) if self.row.n_distinct is None else min(self.row.n_distinct, len(self.tokens))
-        return clopper_pearson(round(count * float((self.correct == self.tokens).mean())), count)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answers(Measure):
@@ -120,10 +83,9 @@ class Answers(Measure):
 
     @classmethod
     def of(cls, folder: Path, config: AnyConfig, rows: Sequence[EvaluationRow]) -> "Answers":
-        blocks = evaluation_blocks(folder)
         own = [row for row in rows if row.protocol == cls.protocol]
         newest = newest_of_split(own, headline_split(own, config.evaluation.split))
-        at = {place_of(row): _answer(row, blocks.get(row.blocks_key, [])) for row in newest}
+        at = {place_of(row): Answer(row) for row in newest}
         return cls(dict(sorted(at.items())), steps_to_gate(read_jsonl(folder / METRICS)))
 
     @staticmethod
@@ -171,22 +133,6 @@ def steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
     by_step = {number(row.get("step")): _share(number(row.get("validation/accuracy"))) for row in metrics}
     reached = [step for step, share in by_step.items() if step is not None and share is not None and share >= GATE]
     return int(min(reached)) if reached else None
-
-
-def _answer(row: EvaluationRow, blocks: Sequence[BlockRow]) -> Answer:
-    pairs = [(block.n_correct, block.n_tokens) for block in blocks]
-    known = [(right, of) for right, of in pairs if right is not None and of is not None and 0 <= right <= of >= 1]
-    if not known or len(known) < len(pairs):
-        return Answer(row, None, None)
-    correct, tokens = np.array(known, dtype=np.int64).T
-    return Answer(row, correct, tokens)
-
-
-@functools.lru_cache(maxsize=1)
-def _resamples(count: int) -> NDArray[np.float64]:
-    """(RESAMPLES, count): how often each problem is drawn, the same for every run."""
-    rng = np.random.default_rng(0)
-    return rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES).astype(np.float64)
 
 
 def _share(value: float | None) -> float | None:
