@@ -1,15 +1,9 @@
 """The benchmark: its arithmetic, its fairness and its output. Never how fast anything is."""
 
 import contextlib
-import dataclasses
-import importlib
 import io
 import json
 import os
-import pathlib
-import sys
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,11 +14,9 @@ from support import posbench
 from posbench import encodings
 from posbench.bench import speed, timing
 from posbench.bench.timing import Timings, load_average, step_memory, take_turns
-from posbench.errors import UserError
-from posbench.model.gpt import build
+from posbench.model.gpt import build, train_flops_per_token
 
 CPU = torch.device("cpu")
-SCRIPT = pathlib.Path(__file__).parent.parent / "scripts" / "bench_peers.py"
 SMALL = ["--length", "16", "--rounds", "1", "--threads", "1", "training.batch_size=2", "training.precision=fp32"]
 
 
@@ -33,7 +25,6 @@ def rows() -> dict[str, dict[str, Any]]:
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(timing, "TURN_SECONDS", 1e-2)
-        patch.setattr(timing, "MATMUL_SIZE", {"cpu": 512})
         assert posbench("bench", "rope", "none", "learned", "--json", *SMALL) == 0
     found: list[dict[str, Any]] = json.loads(out.getvalue())
     assert [row["encoding"] for row in found] == ["rope", "none", "learned"]
@@ -43,14 +34,6 @@ def rows() -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TURN_SECONDS", 1e-3)
-    monkeypatch.setattr(timing, "MATMUL_SIZE", {"cpu": 64})
-
-
-@pytest.fixture(scope="module")
-def peers() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))
-        yield importlib.import_module(SCRIPT.stem)
 
 
 @pytest.mark.full
@@ -58,18 +41,15 @@ def test_the_command_reports_every_scheme_asked_for(rows: dict[str, dict[str, An
     for row in rows.values():
         assert (row["shape"], row["train_length"], row["batch_size"]) == ("demo", 16, 2)
         assert (row["device"], row["dtype"], row["threads"], row["rounds"]) == ("cpu", "fp32", 1, 1)
-        assert row["train_tokens_per_second"] > 0 and row["train_tokens_per_cpu_second"] > 0
-        assert 0 < row["peak_fraction"] < 1.5
+        assert row["train_tokens_per_second"] > 0
         assert row["ratio_to_none_low"] <= row["ratio_to_none"] <= row["ratio_to_none_high"]
         assert [one["length"] for one in row["evaluation"]] == [16, 64, 256]
-        expected = row["train_tokens_per_second"] * row["train_flops_per_token"] / row["matmul_flops_per_second"]
-        assert row["peak_fraction"] == pytest.approx(expected, rel=1e-9)  # one round: nothing to take a median of
 
 
 @pytest.mark.full
 def test_none_is_exactly_as_fast_as_itself(rows: dict[str, dict[str, Any]]) -> None:
-    keys = ("ratio_to_none", "ratio_to_none_low", "ratio_to_none_high", "ratio_to_none_cpu")
-    assert [rows["none"][key] for key in keys] == [1, 1, 1, 1]
+    keys = ("ratio_to_none", "ratio_to_none_low", "ratio_to_none_high")
+    assert [rows["none"][key] for key in keys] == [1, 1, 1]
     assert all(one["ratio_to_none"] == 1 for one in rows["none"]["evaluation"])
 
 
@@ -104,11 +84,10 @@ def test_an_unknown_name_is_one_line_before_any_work(
 
 
 @pytest.mark.full
-def test_markdown_is_a_table_of_equally_many_cells(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
-    speed.main(["rope", "training.batch_size=2"], length=16, rounds=2, threads=1, style="markdown")
-    header, rule, row, empty, caption = capsys.readouterr().out.splitlines()
-    assert header.count("|") == rule.count("|") == row.count("|") == 10
-    assert row.startswith("| rope | ") and empty == "" and "2 x 16 tokens per step" in caption
+def test_the_table_has_a_row_for_each_encoding(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    speed.main(["rope", "training.batch_size=2"], length=16, rounds=2, threads=1)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rope" in shown and "2 x 16 tokens per step" in shown
 
 
 @pytest.mark.full
@@ -124,7 +103,7 @@ def test_flops_agree_with_a_count_by_hand() -> None:
     model = build(speed.configuration("none", sizes, threads=1, overrides=[]), sizes.vocab_size)
     weights = 4 * 12 * 128**2 + 2048 * 128
     forward = 2 * weights + 4 * 32.5 * (2 * 128 + 2 * 128)
-    assert speed.train_flops_per_token(model, 64) == 3 * forward == 6_491_136
+    assert train_flops_per_token(model, 64) == 3 * forward == 6_491_136
 
 
 def test_flops_agree_with_torchs_own_counter() -> None:
@@ -134,7 +113,7 @@ def test_flops_agree_with_torchs_own_counter() -> None:
     model = build(speed.configuration("none", sizes, 1, ["training.train_length=2"]), sizes.vocab_size)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(3, 1, dtype=torch.long)).sum().backward()
-    assert counter.get_total_flops() == 3 * speed.train_flops_per_token(model, 1)
+    assert counter.get_total_flops() == 3 * train_flops_per_token(model, 1)
 
 
 def test_another_length_keeps_the_tokens_of_a_batch() -> None:
@@ -145,17 +124,17 @@ def test_another_length_keeps_the_tokens_of_a_batch() -> None:
 def test_ratios_are_paired_within_rounds() -> None:
     """The machine slows down threefold, the scheme takes twice as long as none in every round."""
     wall = {"none": np.array([1.0, 2.0, 3.0]), "slow": np.array([2.0, 4.0, 6.0])}
-    timings = Timings(wall, wall, np.ones(3))
+    timings = Timings(wall)
     assert [timings.ratio("slow", "none", quantile) for quantile in (0.25, 0.5, 0.75)] == [0.5] * 3
 
 
 def test_contenders_take_equally_many_turns_in_alternating_order(quick: None) -> None:
     turns: list[str] = []
-    timings = take_turns({name: lambda n=name: turns.append(n) for name in "abc"}, 4, CPU, torch.float32)  # type: ignore[misc]
+    timings = take_turns({name: lambda n=name: turns.append(n) for name in "abc"}, 4, CPU)  # type: ignore[misc]
     assert turns.count("a") == turns.count("b") == turns.count("c")
     order = [name for name, before in zip(turns[9:], ["", *turns[9:]], strict=False) if name != before]
     assert "".join(order) == "abcbabcba"  # abc cba abc cba, where equal neighbours are one
-    assert all(len(seconds) == 4 for seconds in (*timings.wall.values(), *timings.cpu.values(), timings.peaks))
+    assert all(len(seconds) == 4 for seconds in timings.seconds.values())
 
 
 def test_memory_of_a_step_is_its_fullest_moment() -> None:
@@ -178,41 +157,3 @@ def test_a_busy_machine_is_pointed_out(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == ""
     assert load_average(3) == 2.2
     assert "busy (load average 2.2, 4 cores, 3 wanted here)" in capsys.readouterr().err
-
-
-@pytest.mark.full
-def test_a_peer_runs_beside_posbench(
-    quick: None, peers: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = dataclasses.replace(speed.find_shape("demo"), train_length=8, batch_size=2)
-    monkeypatch.setattr(speed, "SHAPES", {"small": sizes})
-    command = ["bench_peers.py", "nanogpt", "--shape", "small", "--rounds", "2", "--threads", "1"]
-    monkeypatch.setattr(sys, "argv", command)
-    peers.main()
-    *table, empty, caption = capsys.readouterr().out.splitlines()
-    assert len(table) == 3 and table[2].startswith("| nanogpt | sdpa | ") and empty == ""
-    assert "2 x 8 tokens per step" in caption
-
-
-def test_the_nanogpt_peer_computes_what_posbench_does(peers: ModuleType) -> None:
-    sizes = speed.find_shape("demo")
-    ours = build(speed.configuration("learned", sizes, 1, []), sizes.vocab_size)
-    theirs = peers.NanoGPT(sizes, "sdpa")
-    weights = {name.replace(".attention.", ".").replace(".mlp.", "."): p for name, p in ours.state_dict().items()}
-    weights["positions.weight"] = weights.pop("encoding.table")
-    theirs.load_state_dict(weights)
-    ids = torch.randint(sizes.vocab_size, (2, 64))
-    torch.testing.assert_close(ours(ids), theirs(ids), atol=1e-4, rtol=0)
-
-
-def test_an_unknown_peer_is_one_line(peers: ModuleType) -> None:
-    with pytest.raises(UserError, match=r"unknown peer 'lama': did you mean 'llama'\?"):
-        peers.measure(["lama"], speed.find_shape("demo"), rounds=1, threads=1, compiled=False)
-
-
-@pytest.mark.slow
-def test_every_peer_is_of_posbenchs_size_and_trains(quick: None, peers: ModuleType) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("x_transformers")
-    table = peers.measure(list(peers.PEERS), speed.find_shape("demo", 64), rounds=1, threads=1, compiled=False)
-    assert all(f"| {name} |" in table for name in peers.PEERS)

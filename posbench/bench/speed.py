@@ -1,8 +1,7 @@
-"""`posbench bench`: how fast each encoding trains and evaluates, and how much of the machine it uses.
+"""`posbench bench`: how fast each encoding trains and evaluates, and the memory that a step takes.
 
 In each round every encoding repeats the very step of `posbench train` on random tokens, and its speed is divided by
-that of `none` in the same round: of such ratios even a restless machine gives a usable median. Beside them stands the
-speed of a plain matrix product, and `peak_fraction` is the share of it that the model's own arithmetic reaches.
+that of `none` in the same round: of such ratios even a restless machine gives a usable median.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ from posbench.errors import UserError, unknown
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
-from posbench.model.gpt import GPT, build, train_flops_per_token
+from posbench.model.gpt import GPT, build
 from posbench.terminal import console, exits, tables
 from posbench.training.step import Outcome, begin_update, learner_for
 
@@ -69,7 +68,6 @@ class Evaluated:
 
     length: int
     tokens_per_second: float | None = None
-    tokens_per_cpu_second: float | None = None
     ratio_to_none: float | None = None
 
 
@@ -90,12 +88,7 @@ class Result:
     ratio_to_none: float  # of train_tokens_per_second
     ratio_to_none_low: float
     ratio_to_none_high: float
-    ratio_to_none_cpu: float  # of train_tokens_per_cpu_second
     train_tokens_per_second: float  # by the wall clock
-    train_tokens_per_cpu_second: float  # by processor time, all threads together
-    train_flops_per_token: int
-    matmul_flops_per_second: float
-    peak_fraction: float  # train_tokens_per_second x train_flops_per_token / matmul_flops_per_second
     peak_memory_bytes: int  # weights, optimizer state, and all that one step holds at its fullest
     evaluation: tuple[Evaluated, ...]
 
@@ -106,13 +99,13 @@ def main(
     length: int | None = None,
     rounds: int = 5,
     threads: int | None = None,
-    style: str = "table",
+    as_json: bool = False,
 ) -> None:
     """Measure and print.
 
     Args:
         words: names of encodings, and overrides such as `training.precision=fp32`.
-        style: table, json or markdown. The others: see `measure`.
+        as_json: print JSON. The others: see `measure`.
 
     Raises:
         UserError: an unknown name, shape or override.
@@ -126,11 +119,8 @@ def main(
     if "evaluation.precision" in keys:
         raise UserError("bench trains and evaluates in one precision: training.precision sets it")
     results = measure(names, shape, length, rounds, threads, overrides)
-    if style == "json":
+    if as_json:
         print(json.dumps([dataclasses.asdict(result) for result in results], indent=2, allow_nan=False))
-    elif style == "markdown":
-        print(markdown(_headers(results[0]), [_cells(result) for result in results]))
-        print(f"\n{_caption(results[0])}")
     else:
         _print_table(results)
 
@@ -165,10 +155,10 @@ def measure(
     steps = {name: TrainingStep(model, configs[name], text, device, dtype) for name, model in models.items()}
     memory = {name: step_memory(models[name], step.learner.optimizer, step, device) for name, step in steps.items()}
     logger.info("training: %d rounds of %s", rounds, ", ".join(models))
-    trained = take_turns(steps, rounds, device, dtype)
+    trained = take_turns(steps, rounds, device)
     lengths = [ratio * base.training.train_length for ratio in LENGTH_RATIOS]
     evaluated = {window: _evaluate(models, text, window, rounds, device, dtype) for window in lengths}
-    tokens, flops = base.training.tokens_per_step, train_flops_per_token(models[BASE], base.training.train_length)
+    tokens = base.training.tokens_per_step
     return [
         Result(
             encoding=name,
@@ -184,12 +174,7 @@ def measure(
             ratio_to_none=trained.ratio(name, BASE),
             ratio_to_none_low=trained.ratio(name, BASE, quantile=0.25),
             ratio_to_none_high=trained.ratio(name, BASE, quantile=0.75),
-            ratio_to_none_cpu=float(np.median(trained.cpu[BASE] / trained.cpu[name])),
-            train_tokens_per_second=float(np.median(tokens / trained.wall[name])),
-            train_tokens_per_cpu_second=float(np.median(tokens / trained.cpu[name])),
-            train_flops_per_token=flops,
-            matmul_flops_per_second=float(np.median(trained.peaks)),
-            peak_fraction=float(np.median(tokens * flops / trained.wall[name] / trained.peaks)),
+            train_tokens_per_second=float(np.median(tokens / trained.seconds[name])),
             peak_memory_bytes=memory[name],
             evaluation=tuple(_evaluated(name, window, len(text.ids), t) for window, t in evaluated.items()),
         )
@@ -279,13 +264,6 @@ class TrainingStep:
             before.read()  # one update late, as `posbench train` on CUDA
 
 
-def training_step(config: Config, vocab_size: int, model: nn.Module | None = None) -> TrainingStep:
-    """That of a configuration, where and as it says, of its model or of another that is called alike."""
-    device, dtype = setup(config)
-    model = (build(config, vocab_size) if model is None else model).to(device)
-    return TrainingStep(model, config, random_text(vocab_size, config), device, dtype)
-
-
 def _evaluate(
     models: dict[str, GPT], text: TokenSplit, length: int, rounds: int, device: torch.device, dtype: torch.dtype
 ) -> Timings:
@@ -301,17 +279,16 @@ def _evaluate(
         name: m for name, m in models.items() if m.encoding.max_length is None or m.encoding.max_length >= length
     }
     logger.info("evaluation at %d tokens: %d rounds of %s", length, rounds, ", ".join(defined))
-    return take_turns({name: scoring(name, model) for name, model in defined.items()}, rounds, device, dtype)
+    return take_turns({name: scoring(name, model) for name, model in defined.items()}, rounds, device)
 
 
 def _evaluated(name: str, length: int, size: int, timings: Timings) -> Evaluated:
-    if name not in timings.wall:
+    if name not in timings.seconds:
         return Evaluated(length)
     tokens = (size - 1) // length * length
     return Evaluated(
         length,
-        tokens_per_second=float(np.median(tokens / timings.wall[name])),
-        tokens_per_cpu_second=float(np.median(tokens / timings.cpu[name])),
+        tokens_per_second=float(np.median(tokens / timings.seconds[name])),
         ratio_to_none=timings.ratio(name, BASE),
     )
 
@@ -319,19 +296,13 @@ def _evaluated(name: str, length: int, size: int, timings: Timings) -> Evaluated
 # -- how it is printed -------------------------------------------------------------------------------------------------
 
 
-def markdown(headers: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, the first column to the left and numbers to the right."""
-    rule = ["---", *["---:"] * (len(headers) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, rule, *rows))
-
-
-# Columns that a narrow terminal leaves out, the least important first: quartiles, memory, share of the peak.
-_SPARE = (3, 5, 4)
+# Columns that a narrow terminal leaves out, the least important first: quartiles, memory.
+_SPARE = (3, 4)
 
 
 def _headers(result: Result) -> list[str]:
     lengths = [f"eval {one.length:,}" for one in result.evaluation]
-    return ["encoding", "train", "of none", "quartiles", "of peak", "MiB", *lengths]
+    return ["encoding", "train", "of none", "quartiles", "MiB", *lengths]
 
 
 def _cells(result: Result) -> list[str]:
@@ -340,19 +311,17 @@ def _cells(result: Result) -> list[str]:
         f"{result.train_tokens_per_second:,.0f}",
         f"{result.ratio_to_none:.2f}",
         f"{result.ratio_to_none_low:.2f}-{result.ratio_to_none_high:.2f}",
-        f"{result.peak_fraction:.0%}",
         f"{result.peak_memory_bytes / 2**20:,.0f}",
         *("-" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}" for one in result.evaluation),
     ]
 
 
 def _caption(result: Result) -> str:
-    peak = result.matmul_flops_per_second / 1e9
     return (
         f"Tokens per second in training and in evaluation by length; {result.shape}, "
         f"{result.batch_size} x {result.train_length} tokens per step, "
         f"{result.dtype}, {result.device}, {exits.counted(result.threads, 'thread')}, "
-        f"medians of {result.rounds} rounds. Peak: a matrix product, {peak:,.0f} GFLOP/s. torch {torch.__version__}."
+        f"medians of {result.rounds} rounds. torch {torch.__version__}."
     )
 
 

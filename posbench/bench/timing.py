@@ -19,61 +19,45 @@ Call = Callable[[], object]
 
 TURN_SECONDS = 0.25  # the quickest contender's turn lasts at least so long, far above the clock's grain
 WARM_UP = 2  # calls before anything is timed: caches, tables, the optimizer's state
-MATMUL_SIZE = {"cpu": 2048}  # of the square matrices whose product is the machine's peak
-MATMUL_SIZE_ACCELERATOR = 8192
-MATMUL_TRIES = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Timings:
     """Seconds that one call took, by contender, one figure per round."""
 
-    wall: dict[str, Floats]
-    cpu: dict[str, Floats]  # processor time, all threads together
-    peaks: Floats  # (rounds,) FLOP per second of a plain matrix product in the same round
+    seconds: dict[str, Floats]
 
     def ratio(self, name: str, base: str, quantile: float = 0.5) -> float:
-        """The speed relative to `base` in the same round, by wall clock: the median over rounds."""
-        return float(np.quantile(self.wall[base] / self.wall[name], quantile))
+        """The speed relative to `base` in the same round: the median over rounds."""
+        return float(np.quantile(self.seconds[base] / self.seconds[name], quantile))
 
 
-def take_turns(contenders: Mapping[str, Call], rounds: int, device: torch.device, dtype: torch.dtype) -> Timings:
+def take_turns(contenders: Mapping[str, Call], rounds: int, device: torch.device) -> Timings:
     """Time the contenders in rounds; in each, every one is called equally often, in an order that reverses."""
     for call in contenders.values():
         for _ in range(WARM_UP):
             call()
-    calls = math.ceil(TURN_SECONDS / min(_timed(call, 1, device)[0] for call in contenders.values()))
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-    peaks = []
+    calls = math.ceil(TURN_SECONDS / min(_timed(call, 1, device) for call in contenders.values()))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds):
-        peaks.append(matmul_peak(device, dtype))
         for name in list(contenders)[:: 1 if turn % 2 == 0 else -1]:
             seconds[name].append(_timed(contenders[name], calls, device))
-    figures = {name: np.array(pairs).T for name, pairs in seconds.items()}
-    wall, cpu = ({name: both[i] for name, both in figures.items()} for i in range(2))
-    return Timings(wall, cpu, np.array(peaks))
+    return Timings({name: np.array(each) for name, each in seconds.items()})
 
 
-def _timed(call: Call, calls: int, device: torch.device) -> tuple[float, float]:
-    """Wall and processor seconds per call."""
+def _timed(call: Call, calls: int, device: torch.device) -> float:
+    """Seconds per call."""
     _wait_for(device)
-    wall, cpu = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
     for _ in range(calls):
         call()
     _wait_for(device)
-    return (time.perf_counter() - wall) / calls, (time.process_time() - cpu) / calls
+    return (time.perf_counter() - started) / calls
 
 
 def _wait_for(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP per second of a large square matrix product, the best of a few tries."""
-    size = MATMUL_SIZE.get(device.type, MATMUL_SIZE_ACCELERATOR)
-    a, b = torch.randn(2, size, size, device=device).to(dtype)
-    return 2 * size**3 / min(_timed(lambda: a @ b, 1, device)[0] for _ in range(MATMUL_TRIES))
 
 
 def step_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: Call, device: torch.device) -> int:

@@ -444,14 +444,11 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; medians are over these.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
     """Measure the speed and memory of encodings side by side.
 
-    Tokens per second, peak memory, and the share of the machine's peak compute.
+    Tokens per second and peak memory.
     """
-
-    style = "json" if as_json else "markdown" if markdown else "table"
     from posbench.bench import speed
 
-    speed.main(words or [], shape, length, rounds, threads, style)
+    speed.main(words or [], shape, length, rounds, threads, as_json)
