@@ -218,13 +218,6 @@ def test_code_loads_where_it_is_trusted_and_refuses_padding(tiny_config: Config,
     assert 0 < loss < 100 and refused.startswith("padding")
 
 
-def test_weights_of_another_block_are_refused() -> None:
-    from posbench.huggingface.modeling import PosbenchConfig
-
-    with pytest.raises(ValueError, match=r"install posbench 9\.9\.9"):
-        PosbenchConfig(block=99, posbench_version="9.9.9")
-
-
 # -- the run's own curve -----------------------------------------------------------------------------------------------
 
 

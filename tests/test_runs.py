@@ -5,7 +5,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +19,7 @@ from posbench import files
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, UserError
-from posbench.model import gpt
-from posbench.run_folder import checkpoint, lock
+from posbench.run_folder import lock
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
@@ -41,7 +39,7 @@ def test_run_json_has_every_promised_key_from_the_start(tmp_path: Path, tiny_con
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert list(record) == [
-        "schema", "id", "study", "encoding", "seed", "block", "installed_encodings", "status", "reason", "message",
+        "schema", "id", "study", "encoding", "seed", "installed_encodings", "status", "reason", "message",
         "command", "attempt", "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds",
         "peak_memory_bytes", "data", "tokenizer_sha256", "support", "wandb", "versions", "git",
     ]  # fmt: skip
@@ -139,48 +137,6 @@ def test_a_runs_name_is_that_of_its_configuration(tmp_path: Path, tiny_config: C
         run.update(id="../../of a stranger")
     with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
         assert run.id == run_id(tiny_config)
-
-
-def test_a_run_of_another_definition_of_the_block_is_refused(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "run"
-    with Run.open(folder, tiny_config, COMMAND) as run:
-        assert run.record["block"] is None  # not trained yet
-        run.begin_attempt(Where("cpu", "fp32", 1))
-        assert run.record["block"] == gpt.BLOCK == 1
-    monkeypatch.setattr(gpt, "BLOCK", 2)
-    with Run.open(folder, tiny_config, COMMAND) as run:
-        run.begin_attempt(Where("cpu", "fp32", 1))
-        assert run.record["block"] == 2  # it had no weights to misread
-        checkpoint.save(folder, 1, {"w": torch.ones(2)}, {}, {})
-    monkeypatch.setattr(gpt, "BLOCK", 3)
-    before = (folder / "run.json").read_bytes()
-    message = "was trained with definition 2 of the model's block, here is 3"
-    for refused in (lambda: Run.open(folder, tiny_config, COMMAND), lambda: checkpoint.trained(folder)):
-        with pytest.raises(UserError, match=re.escape(message)):
-            refused()
-    assert (folder / "run.json").read_bytes() == before
-    with Run.open(folder, tiny_config, COMMAND, restart=True) as run:
-        run.begin_attempt(Where("cpu", "fp32", 1))
-        assert run.record["block"] == 3
-
-
-def test_runs_from_before_the_block_was_recorded_have_the_first(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "run"
-    with Run.open(folder, tiny_config, COMMAND) as run:
-        del run.record["block"]
-        run.update()
-        checkpoint.save(folder, 1, {"w": torch.ones(2)}, {}, {})
-    with Run.open(folder, tiny_config, COMMAND) as run:
-        run.begin_attempt(Where("cpu", "fp32", 1))
-        assert run.record["block"] == 1
-    assert checkpoint.trained(folder).step == 1
-    monkeypatch.setattr(gpt, "BLOCK", 2)
-    with pytest.raises(UserError, match="definition 1"):
-        checkpoint.trained(folder)
 
 
 def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config) -> None:

@@ -275,11 +275,7 @@ def test_weights_that_changed_since_are_refused(here: Path) -> None:
         train.train(dataclasses.replace(plan.config, start=other), here / "run", [])
     copy = here / "copy"
     shutil.copytree(source("rope"), copy)
-    record = json.loads((copy / "run.json").read_text())
-    (copy / "run.json").write_text(json.dumps({**record, "block": 999}))
     moved = dataclasses.replace(plan.config.start, run=str(copy))
-    with pytest.raises(UserError, match="block"):
-        train.train(dataclasses.replace(plan.config, start=moved), here / "other", [])
     shutil.rmtree(copy)
     with pytest.raises(UserError, match="no such folder any more"):
         train.train(dataclasses.replace(plan.config, start=moved), here / "gone", [])

@@ -25,7 +25,7 @@ from posbench.config.schema import Config, ModelConfig, validate
 from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.base import Shape
 from posbench.huggingface.architectures import Stock
-from posbench.model.gpt import BLOCK, GPT
+from posbench.model.gpt import GPT
 
 KIND = "posbench"
 FILE = "modeling_posbench.py"
@@ -42,7 +42,6 @@ class PosbenchConfig(PretrainedConfig):  # type: ignore[no-untyped-call, misc, u
         encoding: Mapping[str, Any] | None = None,
         train_length: int = 1,
         vocabulary: tuple[str, ...] = (),
-        block: int = BLOCK,
         posbench_version: str = __version__,
         **others: Any,
     ) -> None:
@@ -53,19 +52,10 @@ class PosbenchConfig(PretrainedConfig):  # type: ignore[no-untyped-call, misc, u
             encoding: its section `encoding`: `name` and options.
             train_length: tokens, what the encoding takes as its training length.
             vocabulary: token texts by id, for encodings that read them.
-            block: which definition of the block the weights are of.
             posbench_version: the version that wrote the folder.
-
-        Raises:
-            ValueError: this version of posbench has another definition of the block.
         """
-        if block != BLOCK:
-            raise ValueError(
-                f"these weights are of another definition of posbench's block: install posbench {posbench_version} "
-                f"(this is {__version__})"
-            )
         self.model, self.encoding, self.train_length = dict(model or {}), dict(encoding or {}), train_length
-        self.vocabulary, self.block, self.posbench_version = list(vocabulary), block, posbench_version
+        self.vocabulary, self.posbench_version = list(vocabulary), posbench_version
         self.hidden_size = self.model.get("d_model", 0)
         self.num_hidden_layers = self.model.get("n_layers", 0)
         self.num_attention_heads = self.model.get("n_heads", 0)

@@ -25,10 +25,6 @@ from posbench.model.attention.dispatch import attention
 from posbench.model.attention.reference import narrower
 from posbench.randomness import derive, generator
 
-# Which definition of the block this is, recorded with every run. Raise it with any change here or below that gives
-# trained weights another meaning, such as GELU's exact form in place of the tanh one: older runs are then refused, not
-# misread.
-BLOCK = 1
 RMS_EPS = 1e-6
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from posbench import files
 from posbench.errors import UserError
-from posbench.run_folder.folder import refuse_other_block
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,12 +143,11 @@ def trained(folder: Path) -> Checkpoint:
     """The newest checkpoint of a run whose weights verify, to evaluate or to export.
 
     Raises:
-        UserError: no checkpoint, none that verifies, or weights for another definition of the model's block.
+        UserError: no checkpoint, or none that verifies.
     """
     found = newest(folder, (WEIGHTS,))
     if found is None:
         raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
-    refuse_other_block(folder)
     return found
 
 

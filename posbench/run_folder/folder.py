@@ -55,8 +55,7 @@ class Run:
             restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
 
         Raises:
-            UserError: another process owns the folder, it holds another run, or one of another definition of the
-                model's block.
+            UserError: another process owns the folder, or it holds another run.
         """
         lock = take(folder)
         try:
@@ -65,8 +64,6 @@ class Run:
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
             id = run_id(_keep_config(folder, config))
-            if has_weights(folder) and isinstance(config, Config):
-                refuse_other_block(folder)
             return cls(folder, config, id, command, lock)
         except BaseException:
             os.close(lock)
@@ -114,21 +111,12 @@ class Run:
             status="done" if self.record["status"] == "done" else "running",
             reason=None,
             message=None,
-            block=self._block(),
             installed_encodings=self._installed_encodings(),
             command=self._command or self.record["command"],
             attempt=attempt,
             versions=versions(),
             git=git_state(),
         )
-
-    def _block(self) -> int | None:
-        """The definition of the model's block; a model from elsewhere has none of ours."""
-        from posbench.model.gpt import BLOCK
-
-        if not isinstance(self._config, Config):
-            return None
-        return (self.record["block"] or 1) if has_weights(self.folder) else BLOCK
 
     def _installed_encodings(self) -> dict[str, str]:
         if not isinstance(self._config, Config) or has_weights(self.folder):
@@ -203,7 +191,6 @@ class Run:
             "study": config.study,
             "encoding": config.encoding.name,
             "seed": config.seed,
-            "block": None,  # the definition of the model's block that it was trained with
             "installed_encodings": {},  # the sha256 of their source files when training began, by name; not of ours
             "status": "running",
             "reason": None,
@@ -315,19 +302,6 @@ def attempt_is_open(record: Mapping[str, Any]) -> bool:
     """Whether the last attempt of a `run.json` has not ended in words: it is under way, or was killed."""
     attempt = record.get("attempt")
     return attempt is not None and attempt["ended"] is None
-
-
-def refuse_other_block(folder: Path) -> None:
-    """Refuse a run that was trained with another definition of the model's block than `model.gpt.BLOCK`."""
-    from posbench.model.gpt import BLOCK
-
-    record = load_record(folder) if (folder / RECORD).exists() else {}
-    trained = record.get("block") or 1  # what runs before the key had
-    if trained != BLOCK:
-        raise UserError(
-            f"{folder} was trained with definition {trained} of the model's block, here is {BLOCK}: "
-            "use the posbench that its run.json names, or train it anew"
-        )
 
 
 def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:

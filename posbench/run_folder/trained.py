@@ -9,7 +9,7 @@ from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
 from posbench.model.gpt import GPT, build
 from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_record, refuse_other_block
+from posbench.run_folder.folder import load_record
 from posbench.run_folder.names import TOKENIZER
 
 
@@ -56,7 +56,6 @@ def begin_from(model: nn.Module, start: StartConfig) -> dict[str, Tensor]:
     found = checkpoint.at(folder, start.steps, checkpoint.WEIGHTS)
     if found is None or found.digest(checkpoint.WEIGHTS) != start.weights_sha256:
         raise UserError(f"start.run is {folder}: its weights are not those that this run was to begin from")
-    refuse_other_block(folder)
     weights = found.weights()
     give_weights(model, weights, folder)
     return weights
