@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from posbench.errors import UserError
 from posbench.results import compare, tasks
 from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
-from posbench.results.estimate import Estimate, estimate, in_two_groups, units_of_text
+from posbench.results.estimate import estimate, in_two_groups, units_of_text
 from posbench.results.frame import differing_settings, read, save
 from posbench.results.headline import headline
 
@@ -283,7 +283,6 @@ def test_an_estimate_is_the_crossed_interval() -> None:
     assert estimate(sums[:1], tokens).df == 2
     assert math.isnan(estimate(sums[:1, :1], tokens[:1]).high())
     assert estimate(sums.sum(1, keepdims=True), tokens.sum(keepdims=True)).error == pytest.approx(0.3)
-    assert Estimate(1.0, 0.5, 4.0, (1.0,)).p(1.0) == 1
 
 
 def test_seeds_in_two_groups_and_segments_of_few_documents() -> None:

@@ -42,68 +42,67 @@ class Losses:
 
     Attributes:
         train_length: in tokens.
-        sums: (seeds, units) nats by label, variant and length, where every seed that has the row has a loss; the n-gram
-            model's with variant `ngram`, at the training length.
-        tokens: (units,); one unit where a row lacks its sums by document.
-        largest_document: share of the tokens in one document; 0 where documents are not known.
-        documents: number of documents.
-        seeds: by label, those that are on these targets.
+        seeds: number of seeds by label that are on these targets.
+        sums: (seeds, units) nats by label, variant and length, where all seeds that were asked have a loss; those of
+            the n-gram model have variant `ngram`. One unit where a row lacks its sums by document.
+        tokens: (units,).
+        bits_per_byte: of a nat per token.
+        documents, largest_document: their number, and the share of the tokens in one; 0 where they are not known.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self.train_length = int(rows["train_length"].iloc[0]) if len(rows) else 0
         targets = rows["targets_sha256"].astype(str) + rows["dtype"].astype(str)
-        measured, plain = rows["status"] == "ok", rows["variant"] == PLAIN
-        at_one = plain & (rows["length"] == self.train_length)
-        common = Counter(targets[measured & at_one] if (measured & at_one).any() else targets[measured]).most_common(1)
-        others = measured & (targets != common[0][0]) if common else measured
+        measured = rows["status"] == "ok"
+        at_one = measured & (rows["variant"] == PLAIN) & (rows["length"] == self.train_length)
+        common = Counter(targets[at_one if at_one.any() else measured]).most_common(1)
+        others = measured & (targets != (common[0][0] if common else ""))
         rows = rows[~others & ~rows["folder"].isin(rows["folder"][others & at_one])]
         if rows.duplicated(["label", "seed", "variant", "length"]).any():
             raise ValueError("one seed of a scheme counts once")
-        self.seeds: dict[str, list[int]] = {str(k): sorted(set(v)) for k, v in rows.groupby("label")["seed"]}
         ok = rows[rows["status"] == "ok"]
         if ok["targets_sha256"].nunique() > 1:
             raise ValueError("losses on different targets are not subtracted")
-        by_unit = bool(len(ok)) and ok["unit_nll"].notna().all()
-        tokens = ok["unit_tokens"].iloc[0] if by_unit else ok["n_tokens"].iloc[:1].fillna(1)
+        self.seeds: dict[str, int] = {str(label): seeds.nunique() for label, seeds in rows.groupby("label")["seed"]}
+        first = ok[ok["unit_tokens"].notna()].iloc[:1]
+        tokens = first["unit_tokens"].iloc[0] if len(first) else ok["n_tokens"].iloc[:1].fillna(1)
         self.tokens: Floats = np.asarray(tokens, dtype=np.float64)
-        documents = np.unique(ok["unit_documents"].iloc[0], return_inverse=True)[1] if by_unit else np.zeros(0, int)
-        shares = np.bincount(documents, self.tokens) / self.tokens.sum() if by_unit else np.zeros(0)
-        self.documents, self.largest_document = len(shares), float(shares.max(initial=0.0))
+        self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)
+        documents = (
+            np.unique(first["unit_documents"].iloc[0], return_inverse=True)[1] if len(first) else np.zeros(0, int)
+        )
+        by_document = np.bincount(documents, self.tokens) if len(first) else np.zeros(0)
+        self.documents, self.largest_document = (
+            len(by_document),
+            float(by_document.max(initial=0) / max(1, self.tokens.sum())),
+        )
         self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
-        self._statuses: dict[tuple[str, str, int], list[str]] = {}
+        self.statuses: dict[tuple[str, str, int], list[str]] = {}
         for (label, variant, length), same in rows.sort_values("seed").groupby(["label", "variant", "length"]):
-            key = str(label), str(variant), int(length)
-            self._statuses[key] = list(same["status"])
+            self.statuses[label, variant, int(length)] = list(same["status"])
             if (same["status"] == "ok").all():
-                self.sums[key] = self._stacked(same, "nll", by_unit)
-                if key[1:] == (PLAIN, self.train_length) and same["ngram_nll"].notna().all():
-                    of_ngram = self._stacked(same, "ngram", by_unit and same["unit_ngram"].notna().all())
-                    self.sums[key[0], "ngram", self.train_length] = of_ngram
+                self.sums[label, variant, int(length)] = self._stacked(same["nll"], same["unit_nll"], same["seed"])
+                if variant == PLAIN and same["ngram_nll"].notna().all():
+                    of_ngram = self._stacked(same["ngram_nll"], same["unit_ngram"], same["seed"])
+                    self.sums[label, "ngram", int(length)] = of_ngram
 
-    def _stacked(self, rows: pd.DataFrame, name: str, by_unit: bool) -> pd.DataFrame:
-        if by_unit:
-            return pd.DataFrame(np.stack(list(rows[f"unit_{name}"])).astype(np.float64), index=rows["seed"])
-        means = rows["nll" if name == "nll" else "ngram_nll"].to_numpy(np.float64)
-        return pd.DataFrame(means[:, None] * (self.tokens / len(self.tokens)), index=rows["seed"])
-
-    @property
-    def keys(self) -> list[tuple[str, str, int]]:
-        """Return label, variant and length of all that was asked for."""
-        return list(self._statuses)
+    def _stacked(self, means: pd.Series, sums: pd.Series, seeds: pd.Series) -> pd.DataFrame:
+        if sums.notna().all():
+            return pd.DataFrame(np.stack(list(sums)).astype(np.float64), index=seeds)
+        return pd.DataFrame((means * self.tokens.sum()).to_numpy()[:, None], index=seeds)
 
     def lengths(self, label: str | None = None, variant: str = PLAIN) -> list[int]:
         """Return the lengths, in tokens, that any scheme was asked for, or all seeds of one; no text was too short."""
-        known = {key: self.status(key[0], key[2], variant) for key in self.keys if key[1] == variant}
+        known = {key: self.status(key[0], key[2], variant) for key in self.statuses if key[1] == variant}
         if label is not None:
             known = {key: status for key, status in known.items() if key[0] == label and status != "missing"}
         return sorted({length for (_, _, length), status in known.items() if status != "too_short"})
 
     def status(self, label: str, length: int, variant: str = PLAIN) -> str:
         """Return ok, or why there is no loss: undefined, failed, too_short, or missing (in some seeds or all)."""
-        statuses = self._statuses.get((label, variant, length), [])
+        statuses = self.statuses.get((label, variant, length), [])
         bad = next((status for status in statuses if status != "ok"), None)
-        return bad or ("ok" if len(statuses) == len(self.seeds.get(label, ())) > 0 else "missing")
+        return bad or ("ok" if len(statuses) == self.seeds.get(label, -1) else "missing")
 
     def level(self, label: str, length: int, variant: str = PLAIN) -> pd.DataFrame | None:
         """Return the sums at a length, (seeds, units); None where there are none."""
@@ -115,11 +114,12 @@ class Losses:
 
     def estimate(self, sums: pd.DataFrame) -> Estimate:
         """Estimate the mean, nats per token, for other seeds on other text."""
-        return estimate(sums.to_numpy(), self.tokens)
+        by_unit = sums.shape[1] == len(self.tokens)
+        return estimate(sums.to_numpy(), self.tokens if by_unit else self.tokens.sum(keepdims=True))
 
     def of_checkpoints(self, sums: pd.DataFrame) -> Estimate:
         """Estimate the mean over documents alone, for these very checkpoints."""
-        return estimate(sums.to_numpy().mean(0, keepdims=True), self.tokens)
+        return self.estimate(sums.mean().to_frame().T)
 
     def for_words(self, sums: pd.DataFrame) -> Estimate:
         """Estimate what words about one scheme go by: as `estimate`, of few seeds as `of_checkpoints`."""
@@ -128,8 +128,12 @@ class Losses:
 
 def difference(sums: pd.DataFrame | None, base: pd.DataFrame | None) -> pd.DataFrame | None:
     """Return the difference paired by seed and unit; None where one is missing or no seed is in both."""
-    paired = None if sums is None or base is None else (sums - base).dropna()
-    return paired if paired is not None and len(paired) else None
+    if sums is None or base is None:
+        return None
+    if sums.shape[1] != base.shape[1]:  # one lacks its sums by document
+        sums, base = sums.sum(axis=1).to_frame(), base.sum(axis=1).to_frame()
+    paired = (sums - base).dropna()
+    return paired if len(paired) else None
 
 
 # -- one scheme --------------------------------------------------------------------------------------------------------
@@ -247,35 +251,22 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
     if reference is not None and base is None:
         known = ", ".join(sorted({*frame["label"], *frame["encoding"].dropna()}))
         raise UserError(f"no scheme is called '{reference}': expected one of {known}")
-    rows = main_rows(frame)
-    losses = Losses(rows)
-    length, at_one = losses.train_length, rows[(rows["variant"] == PLAIN) & (rows["length_ratio"] == 1)]
-    shown = [label for label in losses.seeds if losses.level(label, length) is not None]
+    losses = Losses(main_rows(frame))
+    shown = [label for label in losses.seeds if losses.level(label, losses.train_length) is not None]
     base = base if base in shown else None
-    runs = frame[~frame["repeated"]].drop_duplicates("folder")
-    table = pd.DataFrame(
-        [
-            _facts(same, losses)
-            | (
-                {"bits_per_byte": at_one.loc[at_one["label"] == label, "bits_per_byte"].mean()}
-                if label in shown
-                else {}
-            )
-            | (_numbers(losses, str(label), len(shown)) if label in shown else {})
-            | (
-                _against(losses, str(label), base, len(shown), least)
-                if label in shown and base not in (None, label)
-                else {}
-            )
-            for label, same in runs.groupby("label")
-        ]
-    )
+    schemes = []
+    for label, runs in frame[~frame["repeated"]].drop_duplicates("folder").groupby("label"):
+        schemes.append(_facts(runs, losses))
+        if label in shown:
+            schemes[-1] |= _numbers(losses, str(label), len(shown))
+            schemes[-1] |= _against(losses, str(label), base, len(shown), least) if base not in (None, label) else {}
+    table = pd.DataFrame(schemes)
     if shown:
         table = table.sort_values(["nll", "label"], na_position="last", ignore_index=True)
     table.attrs = {
         "reference": base,
-        "train_length": length,
-        "ratios": [further / length for further in losses.lengths() if further > length],
+        "train_length": losses.train_length,
+        "ratios": [length / losses.train_length for length in losses.lengths() if length > losses.train_length],
         "schemes": len(shown),
         "documents": losses.documents,
         "tokens": int(losses.tokens.sum()),
@@ -295,7 +286,7 @@ def _facts(runs: pd.DataFrame, losses: Losses) -> dict[str, Any]:
         "seeds": 0 if level is None else len(level),
         "runs": len(runs),
         "not_done": ", ".join(f"{count} {status}" for status, count in not_done.value_counts().items()),
-        "left_out": len(done) - len(losses.seeds.get(first["label"], ())),
+        "left_out": len(done) - losses.seeds.get(first["label"], 0),
         **{name: first[name] for name in ("parameters", "encoding_parameters", "trained_tokens", "learning_rate")},
         "tokens_per_second": speeds.median(),
     }
@@ -310,6 +301,7 @@ def _numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
         "nll_sd": float(np.std(losses.estimate(level).seeds, ddof=1)) if len(level) > 1 else math.nan,
         "nll_text_error": losses.of_checkpoints(level).error,
         "perplexity": math.exp(losses.estimate(level).mean),
+        "bits_per_byte": losses.estimate(level).mean * losses.bits_per_byte,
         "ngram": math.nan if ngram is None else losses.estimate(ngram).mean,
         "learned": gate,
     }
@@ -339,7 +331,7 @@ def _against(losses: Losses, label: str, reference: str, schemes: int, least: fl
         length, alpha = ratio * losses.train_length, ALPHA / max(1, 2 * (schemes - 1))
         paired = difference(measure(label, length), measure(reference, length))
         if paired is None:
-            bad = [(one, status) for one in (label, reference) if (status := losses.status(one, length)) != "ok"]
+            bad = [(who, status) for who in (label, reference) if (status := losses.status(who, length)) != "ok"]
             missing = f"{bad[0][0]} is {bad[0][1].replace('_', ' ')} at {ratio}x" if bad else "no seed in common"
             row |= {f"{name}_word": "", f"{name}_why": why or missing}
             continue
@@ -347,12 +339,12 @@ def _against(losses: Losses, label: str, reference: str, schemes: int, least: fl
         row |= _interval(f"{name}_difference", losses, paired)
         row |= {f"{name}_difference_adjusted_{end}": getattr(gap, end)(alpha) for end in ("low", "high")}
         enough = ENOUGH_SEEDS_IN_GROUPS if in_two_groups(gap.seeds) else ENOUGH_SEEDS
-        said = word(gap, alpha, *words, least)
+        verdict = word(gap, alpha, *words, least)
         if not why and losses.largest_document >= HALF:
             why = f"one document has {losses.largest_document:.0%} of the targets"
-        if not why and len(paired) < (ENOUGH_SEEDS if said == NOT_RESOLVED else enough):
+        if not why and len(paired) < (ENOUGH_SEEDS if verdict == NOT_RESOLVED else enough):
             why = f"{len(paired)} of {enough} seeds" + (", which fall in two groups" if enough > ENOUGH_SEEDS else "")
-        row |= {f"{name}_word": "" if why else said, f"{name}_why": why}
+        row |= {f"{name}_word": "" if why else verdict, f"{name}_why": why}
     return row
 
 
@@ -380,13 +372,12 @@ def curves(frame: pd.DataFrame) -> pd.DataFrame:
     """
     losses = Losses(main_rows(frame))
     points = []
-    for label, variant, length in losses.keys:
+    for label, variant, length in losses.statuses:
         sums, plain = losses.level(label, length, variant), losses.level(label, length)
         row = {"label": label, "variant": variant, "length": length, "ratio": length / losses.train_length}
         row |= {"status": losses.status(label, length, variant), "seeds": 0 if sums is None else len(sums)}
         if sums is not None:
-            on_text = sums.sum(axis=1).to_frame().to_numpy()
-            band = estimate(on_text, losses.tokens.sum(keepdims=True)) if len(sums) > 1 else losses.estimate(sums)
+            band = losses.estimate(sums if len(sums) == 1 else sums.sum(axis=1).to_frame())
             row |= {"nll": band.mean, "nll_low": band.low(), "nll_high": band.high()}
         row |= _interval("rise", losses, losses.rise(label, length, variant))
         row |= _interval("from_plain", losses, difference(sums, plain)) if variant != PLAIN else {}

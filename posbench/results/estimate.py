@@ -43,14 +43,6 @@ class Estimate:
         """Return the upper end of the two-sided interval that misses with probability alpha."""
         return self.mean + self.half(alpha)
 
-    def p(self, expected: float = 0.0) -> float:
-        """Return p of the two-sided t-test that the mean is `expected`."""
-        from scipy import special
-
-        if not self.error:
-            return float(self.mean == expected)
-        return float(2 * special.stdtr(self.df, -abs(self.mean - expected) / self.error))
-
 
 def estimate(sums: Floats, tokens: Floats) -> Estimate:
     """Estimate the token-weighted mean for other seeds on other text like this.
@@ -69,18 +61,18 @@ def estimate(sums: Floats, tokens: Floats) -> Estimate:
     mean = float(sums.sum() / (n_seeds * tokens.sum()))
     residuals = (sums - mean * tokens) / tokens.mean()
     by_seed, by_unit = residuals.mean(1), residuals.mean(0)
-    each = tuple((mean + by_seed).tolist())
+    means = tuple((mean + by_seed).tolist())
     over_seeds = float(by_seed.var(ddof=1)) / n_seeds if n_seeds > 1 else math.nan
     over_units = float(by_unit.var(ddof=1)) / n_units if n_units > 1 else math.nan
     if n_seeds == 1:
-        return Estimate(mean, math.sqrt(over_units), max(1, n_units - 1), each, n_units)
+        return Estimate(mean, math.sqrt(over_units), max(1, n_units - 1), means, n_units)
     if n_units == 1:
-        return Estimate(mean, math.sqrt(over_seeds), n_seeds - 1, each)
+        return Estimate(mean, math.sqrt(over_seeds), n_seeds - 1, means)
     rest = residuals - by_seed[:, None] - by_unit
     in_both = float((rest**2).sum()) / ((n_seeds - 1) * (n_units - 1) * n_seeds * n_units)
     variance = max(over_seeds + over_units - in_both, over_seeds, over_units)
     spread = over_seeds**2 / (n_seeds - 1) + over_units**2 / (n_units - 1)
-    return Estimate(mean, math.sqrt(variance), variance**2 / spread if spread else n_seeds - 1, each, n_units)
+    return Estimate(mean, math.sqrt(variance), variance**2 / spread if spread else n_seeds - 1, means, n_units)
 
 
 def in_two_groups(values: Sequence[float]) -> bool:

@@ -24,7 +24,7 @@ from posbench.config.identity import NOT_IDENTITY, one_number
 from posbench.config.schema import flat, saved_container
 from posbench.errors import UserError
 from posbench.results.estimate import units_of_text
-from posbench.run_folder import rows as files
+from posbench.run_folder import rows as run_rows
 from posbench.run_folder.finding import run_folders
 from posbench.run_folder.folder import load_record
 from posbench.run_folder.jsonl import number, read_jsonl
@@ -43,9 +43,9 @@ _NUMBERS = ("learning_rate", "train_seconds", "cpu_seconds", "evaluate_seconds")
 _FACTS = (*_TEXTS, *_WHOLE, *_NUMBERS)
 _MARKS = ("variant", "main", "newest")
 _LISTS = ("unit_documents", "unit_tokens", "unit_nll", "unit_ngram")
-_COLUMNS = [*_FACTS, *files.COLUMNS, *_MARKS, *_LISTS]
+_COLUMNS = [*_FACTS, *run_rows.COLUMNS, *_MARKS, *_LISTS]
 _DERIVED = ("setting", "scheme", "label", "options", "repeated")
-_HINTS = typing.get_type_hints(files.EvaluationRow)
+_HINTS = typing.get_type_hints(run_rows.EvaluationRow)
 _TYPES = {name: "Int64" for name in _COLUMNS if name in _WHOLE or _HINTS.get(name) in (int, int | None)}
 _TYPES |= {name: "float64" for name in _COLUMNS if name in _NUMBERS or _HINTS.get(name) in (float, float | None)}
 
@@ -91,7 +91,7 @@ def read(paths: Iterable[Path]) -> pd.DataFrame:
         rows = [row for folder in folders for row in _rows_of_run(folder)]
         parts.append(_typed(pd.DataFrame(rows, columns=_COLUMNS)))
     frame = _with_derived(pd.concat(parts, ignore_index=True))
-    if frame.duplicated(["folder", *files.EVALUATION_KEY]).any():
+    if frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any():
         raise ValueError("a run has two rows of one key")
     return frame
 
@@ -103,7 +103,7 @@ def save(frame: pd.DataFrame, path: Path) -> None:
     """
     exact = 2**13
     sums = {
-        name: [None if each is None else (np.round(each * exact) / exact).astype(np.float32) for each in frame[name]]
+        name: [None if nats is None else (np.round(nats * exact) / exact).astype(np.float32) for nats in frame[name]]
         for name in ("unit_nll", "unit_ngram")
     }
     stored = frame[[name for name in _COLUMNS if name not in ("folder", "perplexity", "bits_per_byte")]].assign(**sums)
@@ -120,7 +120,7 @@ def _load(path: Path) -> pd.DataFrame:
         frame = pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    text, per_byte = frame["protocol"].isin(files.PAIRED), frame["n_tokens"] / frame["n_bytes"] / np.log(2)
+    text, per_byte = frame["protocol"].isin(run_rows.PAIRED), frame["n_tokens"] / frame["n_bytes"] / np.log(2)
     frame["folder"] = [str(path.with_suffix("") / run) for run in frame["run"]]
     frame["perplexity"] = np.exp(frame["nll"]).where(text)
     frame["bits_per_byte"] = (frame["nll"] * per_byte).where(text)
@@ -128,15 +128,11 @@ def _load(path: Path) -> pd.DataFrame:
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with None where a text or a list is missing, and whole numbers that may be missing."""
-    for name in _COLUMNS:
-        if name in ("main", "newest"):
-            frame[name] = frame[name].eq(True)
-        else:
-            frame[name] = frame[name].astype(_TYPES.get(name, "object"))
-            if name not in _TYPES:
-                frame[name] = frame[name].where(frame[name].notna(), None)
-    return frame
+    """Return the frame with whole numbers that may be missing, and None where a text or a list is."""
+    marks = {name: frame[name].eq(True) for name in ("main", "newest")}
+    others = [name for name in _COLUMNS if name not in _TYPES and name not in marks]
+    texts = {name: frame[name].astype("object").where(frame[name].notna(), None) for name in others}
+    return frame.astype(_TYPES).assign(**texts, **marks)
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
@@ -200,13 +196,13 @@ def _steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
 
 def _rows(folder: Path, asked: str) -> list[dict[str, Any]]:
     """Return a run's rows as columns, with their marks and their sums by unit of text."""
-    rows = files.evaluation_rows(folder)
-    split = files.headline_split(rows, asked)
-    by_step: dict[int, list[files.EvaluationRow]] = {}
+    rows = run_rows.evaluation_rows(folder)
+    split = run_rows.headline_split(rows, asked)
+    by_step: dict[int, list[run_rows.EvaluationRow]] = {}
     for row in rows:
         if row.split == split:
             by_step.setdefault(row.checkpoint_step, []).append(row)
-    main = {row.key for of_step in by_step.values() for row in files.on_shared_targets(of_step)}
+    main = {row.key for of_step in by_step.values() for row in run_rows.on_shared_targets(of_step)}
     last = max((step for step, of_step in by_step.items() if any(row.is_headline for row in of_step)), default=None)
     sums = _sums_by_unit(folder)
     return [
@@ -226,7 +222,7 @@ def _sums_by_unit(folder: Path) -> dict[Any, dict[str, Any]]:
     """
     sets: dict[Any, list[dict[str, Any]]] = {}
     for block in read_jsonl(folder / BLOCKS):
-        key = tuple(map(block.get, files.EVALUATION_KEY)), block.get("targets_sha256")
+        key = tuple(map(block.get, run_rows.EVALUATION_KEY)), block.get("targets_sha256")
         if block["block"] == 0:
             sets[key] = []  # the last set of a row counts
         if block.get("document") is not None:
@@ -234,7 +230,7 @@ def _sums_by_unit(folder: Path) -> dict[Any, dict[str, Any]]:
     sums = {key: _of_blocks(blocks) for key, blocks in sets.items() if blocks}
     for line in read_jsonl(folder / EVALUATION):
         if units := line.get("units"):
-            key = tuple(map(line.get, files.EVALUATION_KEY)), line.get("targets_sha256")
+            key = tuple(map(line.get, run_rows.EVALUATION_KEY)), line.get("targets_sha256")
             sums[key] = _lists(*np.array([unit[:4] for unit in units], dtype=np.float64).T)
     return sums
 
@@ -267,8 +263,8 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with the columns `_DERIVED`, which depend on what else is in it."""
     runs = frame.drop_duplicates("folder").set_index("folder")
     settings = [json.loads(text) if text else {} for text in runs["settings"]]
-    runs["scheme"] = [_json(_scheme(each)) for each in settings]
-    runs["setting"] = _digests([_json(_asked(each)) for each in settings], runs)
+    runs["scheme"] = [_json(_scheme(of_run)) for of_run in settings]
+    runs["setting"] = _digests([_json(_asked(of_run)) for of_run in settings], runs)
     runs["label"] = runs["options"] = ""
     for column, keys in (("label", ["setting", "encoding"]), ("options", ["encoding"])):
         for _, same in runs.groupby(keys):
@@ -284,9 +280,10 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
 def _digests(asked: Sequence[str], runs: pd.DataFrame) -> list[str]:
     """Return the digest of each run's setting; a run that ended before it knew its text joins one that asked alike."""
     texts = list(zip(runs["text_sha256"], runs["text_split"], runs["tokenizer_sha256"], strict=True))
-    known = {one: text for one, text in reversed(list(zip(asked, texts, strict=True))) if any(text[:2])}
-    whole = ([one, text if any(text[:2]) else known.get(one, text)] for one, text in zip(asked, texts, strict=True))
-    return [hashlib.sha256(_json(each).encode()).hexdigest()[:12] for each in whole]
+    pairs = list(zip(asked, texts, strict=True))
+    known = {key: text for key, text in reversed(pairs) if any(text[:2])}
+    settings = (_json([key, text if any(text[:2]) else known.get(key, text)]) for key, text in pairs)
+    return [hashlib.sha256(setting.encode()).hexdigest()[:12] for setting in settings]
 
 
 def _asked(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,7 @@ or not: to keep only those that learned would select by the outcome. A seed that
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,20 +26,19 @@ def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
     Beside the columns of the frame: `of_task` (what a test varies of the task, such as depth=0.5), `as_trained`,
     `seed_learned`. A run that diverged has a copy, with no answer right, of each row that another run has.
     """
-    rows = frame[~frame["repeated"] & (frame["protocol"] == "problems") & frame["newest"]].copy()
-    rows["of_task"] = rows["task"].astype(str).str.partition(":")[2]
-    rows["offset"], rows["steps_to_gate"] = rows["offset"].fillna(0), rows["steps_to_gate"].astype("float64")
+    once = frame[~frame["repeated"]]
+    rows = once[(once["protocol"] == "problems") & once["newest"] & (once["run_status"] == "done")].copy()
+    rows["of_task"], rows["offset"] = rows["task"].astype(str).str.partition(":")[2], rows["offset"].fillna(0)
     rows["as_trained"] = (rows["of_task"] == "") & (rows["offset"] == 0) & (rows["variant"] == PLAIN)
+    rows["steps_to_gate"] = rows["steps_to_gate"].astype("float64")
     rows.loc[rows["status"] != "ok", ["accuracy", "exact_match"]] = math.nan
-    trained = rows[rows["as_trained"] & (rows["length_ratio"] <= 1) & (rows["run_status"] == "done")]
-    known = trained.loc[trained["length_ratio"] == 1, "folder"]
+    trained = rows[rows["as_trained"] & (rows["length_ratio"] <= 1)]
     rows["seed_learned"] = ~rows["folder"].isin(trained.loc[~(trained["accuracy"] >= GATE), "folder"])
-    rows = rows[rows["folder"].isin(known)]
-    diverged = frame[~frame["repeated"] & (frame["run_status"] == "diverged")].drop_duplicates("folder")
+    rows = rows[rows["folder"].isin(trained.loc[trained["length_ratio"] == 1, "folder"])]
+    places, diverged = rows.drop_duplicates(_PLACE), once[once["run_status"] == "diverged"].drop_duplicates("folder")
     wrong = {"accuracy": 0.0, "exact_match": 0.0, "seed_learned": False, "status": "ok", "steps_to_gate": math.nan}
-    places = rows.drop_duplicates(_PLACE)
-    copies = [places.assign(**{name: run[name] for name in ("folder", "label", "encoding", "seed")}, **wrong)
-              for run in diverged.to_dict("records")]  # fmt: skip
+    names = ("folder", "label", "encoding", "seed")
+    copies = [places.assign(**{name: run[name] for name in names}, **wrong) for run in diverged.to_dict("records")]
     return pd.concat([rows, *copies], ignore_index=True)
 
 
@@ -54,12 +52,11 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     """
     places = []
     for (label, *place), same in task_rows(frame).groupby(["label", *_PLACE]):
-        bad = same.loc[same["status"] != "ok", "status"]
-        row = {"label": label, **dict(zip(_PLACE, place, strict=True)), "seeds": len(same)}
+        status = next((status for status in same["status"] if status != "ok"), "ok")
+        row = {"label": label, **dict(zip(_PLACE, place, strict=True)), "status": status, "seeds": len(same)}
         row |= {name: same[name].iloc[0] for name in ("as_trained", "problem_length", "chance", "trivial")}
-        row["status"] = bad.iloc[0] if len(bad) else "ok"
         for name in ("accuracy", "exact_match"):
-            shares = same[name] * (math.nan if len(bad) else 1)
+            shares = same[name] if status == "ok" else same[name] * math.nan
             row |= {name: shares.median(), f"{name}_min": shares.min(), f"{name}_max": shares.max()}
             row[f"{name}_of_learned"] = shares[same["seed_learned"]].median()
         places.append(row)
@@ -79,106 +76,96 @@ def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataF
         (Clopper & Pearson, 1934, as shares), `ranked` (half of them or more), `steps_to_gate` (median; infinite where
         most never got there), and `accuracy_1x` ... as of `accuracies`. Against the reference, by exact tests over
         permutations of seeds: `learned_p`, `accuracy_2x_p`, `accuracy_4x_p`, adjusted by Bonferroni for all tests of
-        the table; each with its `_difference`, its `_word`, and `_why` there is none. `attrs`: `reference`, `tests`.
+        the table; each with its `_difference`, its `_word`, and `_why` there is none, or what else is to be said.
+        `attrs`: `reference`, `tests`.
     """
-    from scipy import stats
-
     rows, places = task_rows(frame), accuracies(frame)
     if not len(rows):
         return pd.DataFrame()
     labels = set(rows["label"])
     wanted = (reference_label(frame, reference), reference_label(frame, "none"), min(labels))
     base = next(label for label in wanted if label in labels)
-    schemes, tests = [], {}
-    for label, same in rows.groupby("label"):
-        runs = same.drop_duplicates("folder")
-        seeds, learned, steps = len(runs), int(runs["seed_learned"].sum()), runs["steps_to_gate"].fillna(math.inf)
-        share = stats.binomtest(learned, seeds).proportion_ci(method="exact")
-        row: dict[str, Any] = {"label": label, "encoding": runs["encoding"].iloc[0], "seeds": seeds, "learned": learned}
-        row |= {"learned_low": float(share.low), "learned_high": float(share.high), "ranked": 2 * learned >= seeds}
-        row["steps_to_gate"] = float(np.median(steps))
-        beyond = []
-        for place in places[(places["label"] == label) & places["as_trained"]].to_dict("records"):
-            name = f"accuracy_{place['length_ratio']:.3g}x"
-            row |= {name: place["accuracy"], f"{name}_status": place["status"]}
-            row |= {f"{name}_{end}": place[f"accuracy_{end}"] for end in ("min", "max")}
-            beyond += [np.nan_to_num(place["accuracy"])] if place["length_ratio"] > 1 else []
-        row["_order"] = not row["ranked"], -float(np.mean(beyond or [0])) * row["ranked"], -row["accuracy_1x"], label
-        tests[label] = _tests(same, rows[rows["label"] == base]) if label != base else {}
-        schemes.append(row)
-    number = sum(isinstance(test, _Test) for each in tests.values() for test in each.values())
+    schemes = [
+        _scheme(same, places[(places["label"] == label) & places["as_trained"]])
+        for label, same in rows.groupby("label")
+    ]
     for row in schemes:
-        for name, test in tests[row["label"]].items():
-            row |= test.columns(name, number) if isinstance(test, _Test) else {f"{name}_word": "", f"{name}_why": test}
-    table = pd.DataFrame(sorted(schemes, key=lambda row: row["_order"])).drop(columns="_order")
+        row |= _tests(*(rows[rows["label"] == label] for label in (row["label"], base))) if row["label"] != base else {}
+    number = sum(name.endswith("_p") for row in schemes for name in row)
+    for row in schemes:
+        for name in [name[:-2] for name in row if name.endswith("_p")]:
+            row[f"{name}_p"] = min(1.0, number * row[f"{name}_p"])
+            if number * row.pop(f"{name}_least") >= ALPHA:
+                row |= {f"{name}_word": "", f"{name}_why": "too few seeds for any outcome"}
+            elif row[f"{name}_p"] >= ALPHA or abs(row[f"{name}_difference"]) < LEAST:
+                row[f"{name}_word"] = NOT_RESOLVED
+            elif row.get(name, math.nan) <= row.get(f"{name}_trivial", math.nan):
+                row[f"{name}_why"] = "no better than the trivial reader"
+    table = pd.DataFrame(sorted(schemes, key=lambda row: row["order"])).drop(columns="order")
     table.attrs = {"reference": base, "tests": number}
     return table
 
 
-class _Test(NamedTuple):
-    """An exact test over permutations of seeds that two schemes have equal means."""
+def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
+    """Return a scheme's columns, with `order` to sort by."""
+    from scipy import stats
 
-    difference: float  # of means
-    p: float  # two-sided
-    least: float  # the smallest p that so many seeds can give
-    more: str  # the word where the first has more
-    less: str
-    remark: str = ""
-
-    def columns(self, name: str, tests: int) -> dict[str, Any]:
-        """Return its columns, p adjusted for so many tests."""
-        p, small = min(1.0, tests * self.p), tests * self.least >= ALPHA
-        resolved = p < ALPHA and abs(self.difference) >= LEAST
-        said = NOT_RESOLVED if not resolved else self.more if self.difference > 0 else self.less
-        why = "too few seeds for any outcome" if small else self.remark if said == self.more else ""
-        return {
-            f"{name}_difference": self.difference,
-            f"{name}_p": p,
-            f"{name}_word": "" if small else said,
-            f"{name}_why": why,
-        }
+    runs = rows.drop_duplicates("folder")
+    learned, ranked = int(runs["seed_learned"].sum()), runs["seed_learned"].mean() >= HALF
+    share = stats.binomtest(learned, len(runs)).proportion_ci(method="exact")
+    row: dict[str, Any] = {
+        "label": runs["label"].iloc[0], "encoding": runs["encoding"].iloc[0], "seeds": len(runs), "learned": learned,
+        "learned_low": float(share.low), "learned_high": float(share.high), "ranked": bool(ranked),
+        "steps_to_gate": float(np.median(runs["steps_to_gate"].fillna(math.inf))),
+    }  # fmt: skip
+    for place in places.to_dict("records"):
+        name = f"accuracy_{place['length_ratio']:.3g}x"
+        row |= {f"{name}_{end}": place[f"accuracy_{end}"] for end in ("min", "max")}
+        row |= {name: place["accuracy"], f"{name}_status": place["status"], f"{name}_trivial": place["trivial"]}
+    beyond = places.loc[places["length_ratio"] > 1, "accuracy"].fillna(0).mean()
+    return row | {
+        "order": (not ranked, -np.nan_to_num(beyond) * ranked, -np.nan_to_num(row["accuracy_1x"]), row["label"])
+    }
 
 
-def _tests(own: pd.DataFrame, base: pd.DataFrame) -> dict[str, _Test | str]:
-    """Return the tests of a scheme against the reference by name, or why there is none."""
-    pair = [rows.drop_duplicates("folder")["seed_learned"].astype("float64") for rows in (own, base)]
-    names = ["learned", *(f"accuracy_{ratio:g}x" for ratio in RATIOS)]
-    if (seeds := min(map(len, pair))) < ENOUGH_SEEDS:
-        return dict.fromkeys(names, f"{seeds} of {ENOUGH_SEEDS} seeds")
-    tests: dict[str, _Test | str] = {"learned": _permuted(pair, "learned by more seeds", "learned by fewer seeds")}
-    for name, ratio in zip(names[1:], RATIOS, strict=True):
-        at = [rows[rows["as_trained"] & (rows["length_ratio"] == ratio)] for rows in (own, base)]
-        both = pd.concat(at)
-        bad = both.loc[both["status"] != "ok", "status"]
-        if pair[0].mean() < HALF or pair[1].mean() < HALF:
-            tests[name] = "not learned" if pair[0].mean() < HALF else "the reference has not learned"
-        elif len(bad):
-            tests[name] = str(bad.iloc[0]).replace("_", " ")
-        elif list(map(len, at)) != list(map(len, pair)):
-            tests[name] = "not tested in all seeds"
-        elif both["targets_sha256"].nunique() > 1 or both["dtype"].nunique() > 1:
-            tests[name] = "other problems or precision"
-        else:
-            beaten = at[0]["accuracy"].median() > at[0]["trivial"].min() or at[0]["trivial"].isna().all()
-            remark = "" if beaten else "not better than the trivial reader"
-            tests[name] = _permuted([rows["accuracy"] for rows in at], "better", "worse", remark)
-    return tests
+def _tests(scheme: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
+    """Return the tests of a scheme against the reference, p not yet adjusted, or why there is none.
 
-
-def _permuted(pair: Sequence["pd.Series[float]"], more: str, less: str, remark: str = "") -> _Test:
-    """Return the test of two schemes' seeds. They are not paired: were equal seeds correlated, it is conservative.
-
-    It speaks of these test problems, which are the same for all.
+    Seeds are not paired: were equal seeds correlated, the tests are conservative. They speak of these test problems.
+    `_least` is the smallest p that so many seeds can give.
     """
     from scipy import stats
 
     def difference(first: Any, second: Any, axis: int) -> Any:
         return np.mean(first, axis=axis) - np.mean(second, axis=axis)
 
-    first, second = (shares.to_numpy(np.float64) for shares in pair)
-    test = stats.permutation_test(
-        (first, second), difference, permutation_type="independent", vectorized=True, n_resamples=MOST_ORDERS,
-        batch=10_000, rng=np.random.default_rng(0),
-    )  # fmt: skip
-    least = max(2 / math.comb(len(first) + len(second), len(first)), 2 / MOST_ORDERS)
-    return _Test(float(test.statistic), float(test.pvalue), least, more, less, remark)
+    row: dict[str, Any] = {}
+    runs = [rows.drop_duplicates("folder") for rows in (scheme, base)]
+    number, learned = min(map(len, runs)), [seeds["seed_learned"].mean() for seeds in runs]
+    few = f"{number} of {ENOUGH_SEEDS} seeds" if number < ENOUGH_SEEDS else ""
+    gate = "" if min(learned) >= HALF else "not learned" if learned[0] < HALF else "the reference has not learned"
+    for name, ratio, words in (
+        ("learned", None, ("learned by more seeds", "learned by fewer seeds")),
+        *((f"accuracy_{ratio:g}x", ratio, ("better", "worse")) for ratio in RATIOS),
+    ):
+        pair, why = [seeds["seed_learned"].astype(float) for seeds in runs], few
+        if ratio is not None:
+            at = [rows[rows["as_trained"] & (rows["length_ratio"] == ratio)] for rows in (scheme, base)]
+            pair, both = [rows["accuracy"] for rows in at], pd.concat(at)
+            why = (
+                few or gate or next((str(status).replace("_", " ") for status in both["status"] if status != "ok"), "")
+            )
+            why = why or ("not tested in all seeds" if list(map(len, at)) != list(map(len, runs)) else "")
+            why = why or (
+                "other problems or precision" if (both[["targets_sha256", "dtype"]].nunique() > 1).any() else ""
+            )
+        row |= {f"{name}_word": "", f"{name}_why": why}
+        if not why:
+            test = stats.permutation_test(
+                tuple(shares.to_numpy() for shares in pair), difference, permutation_type="independent", vectorized=True,
+                n_resamples=MOST_ORDERS, batch=10_000, rng=np.random.default_rng(0),
+            )  # fmt: skip
+            row |= {f"{name}_difference": float(test.statistic), f"{name}_p": float(test.pvalue)}
+            row |= {f"{name}_least": max(2 / math.comb(sum(map(len, pair)), len(pair[0])), 2 / MOST_ORDERS)}
+            row[f"{name}_word"] = words[0] if test.statistic > 0 else words[1]
+    return row
