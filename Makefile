@@ -11,7 +11,7 @@ INSTALL := $(PIP) -c constraints.txt
 TESTS := PYTHONDONTWRITEBYTECODE= POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev locked audit test test-rest test-full test-all gpu lint format types readme docs build clean bench
+.PHONY: help demo compare install dev locked audit test test-rest test-full test-all gpu lint format types readme docs build clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -84,6 +84,10 @@ build: $(VENV)/.dev ## wheel and source archive into dist/
 
 bench: $(VENV)/.core ## speed and memory of every encoding, side by side (a quiet machine, some minutes)
 	$(BIN)/posbench bench
+
+bench-peers: $(VENV)/.core ## training speed beside other implementations
+	$(INSTALL) --group peers
+	$(BIN)/python scripts/bench_peers.py --compile
 
 clean: ## remove the environment and what was built (never outputs/)
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
