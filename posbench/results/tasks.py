@@ -162,9 +162,14 @@ def _tests(scheme: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
         row |= {f"{name}_word": "", f"{name}_why": why}
         if not why:
             test = stats.permutation_test(
-                tuple(shares.to_numpy() for shares in pair), difference, permutation_type="independent", vectorized=True,
-                n_resamples=MOST_ORDERS, batch=10_000, rng=np.random.default_rng(0),
-            )  # fmt: skip
+                tuple(shares.to_numpy() for shares in pair),
+                difference,
+                permutation_type="independent",
+                vectorized=True,
+                n_resamples=MOST_ORDERS,
+                batch=10_000,
+                rng=np.random.default_rng(0),
+            )
             row |= {f"{name}_difference": float(test.statistic), f"{name}_p": float(test.pvalue)}
             row |= {f"{name}_least": max(2 / math.comb(sum(map(len, pair)), len(pair[0])), 2 / MOST_ORDERS)}
             row[f"{name}_word"] = words[0] if test.statistic > 0 else words[1]
