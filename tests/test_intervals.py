@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from posbench.evaluation import intervals
-from posbench.evaluation.intervals import Blocks, Interval
+from posbench.evaluation.intervals import Blocks
 
 TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
 
@@ -143,11 +143,6 @@ def test_values_that_agree_to_the_last_bit_have_no_width_and_no_warning() -> Non
     assert found.low == found.mean == found.high == found.upper == 0.5
     both = intervals.over_seeds_and_text([blocks_of(np.ones(20), np.arange(20))] * 3)
     assert both is not None and both.low == both.high == 1.0
-
-
-def test_a_negated_interval_is_the_mirror_image() -> None:
-    found = Interval(0.2, 0.1, 4, 5, 20, "documents")
-    assert (found.negated().low, found.negated().high) == (-found.high, -found.low)
 
 
 # -- error rates -------------------------------------------------------------------------------------------------------

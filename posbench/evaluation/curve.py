@@ -159,8 +159,6 @@ def _not_joined(folder: Path, split: str, joined: list[EvaluationRow]) -> list[s
     each = [f"{row.curve_name} at {row.length} {row.nll:.3f}" for row in sorted(others, key=lambda row: row.length)]
     lengths = ",".join(map(str, sorted({row.length for row in every})))
     together = f"Lengths that are asked for together share their targets: length={lengths}"
-    if extensions := {row.extension for row in others if row.extension and row.window is None}:
-        together += f" extension={','.join(sorted(extensions))}"
     if all(row.protocol == "nonoverlap" for row in others):
         together = "nonoverlap has the same targets at lengths that divide the longest one"
     return [f"On other targets than the curve, so not comparable with it: {', '.join(each)}. {together}"]

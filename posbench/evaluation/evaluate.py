@@ -100,13 +100,9 @@ class Evaluation(AnyEvaluation):
     encode: Encode | None = None  # the subject's tokenizer; None: not known
 
     def planned(self) -> list[Planned]:
-        computed: dict[Forward, Floats] = {}
-
+        @functools.cache  # what rows have in common is computed for the first of them
         def nll_of(forward: Forward) -> Floats:
-            """What rows have in common is computed for the first of them and kept for the others."""
-            if forward not in computed:
-                computed[forward] = _nll(forward, self)
-            return computed[forward]
+            return _nll(forward, self)
 
         asked = measurements(self.settings, self.split, self.subject.train_length)
         return [(_described(self, one), functools.partial(_measured, self, one, nll_of)) for one in asked]

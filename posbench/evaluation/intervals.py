@@ -44,7 +44,6 @@ class Interval:
     kind: Units | None = None  # of those units
     each: tuple[float, ...] = ()  # the mean of every seed, where there are several
     text: tuple[float, float] = (0.0, 0.0)  # parts of the squared error: over units of text, and of what is left
-    of_seed: tuple[float, float] | None = None  # the variance of a single seed, and the degrees of freedom of that
 
     @property
     def over(self) -> str:
@@ -73,9 +72,6 @@ class Interval:
     def half_at(self, level: float) -> float:
         """Half of the width of the two-sided interval that misses with this probability."""
         return _quantile(self.df, 1 - level / 2) * self.error if self.error else 0.0
-
-    def negated(self) -> "Interval":
-        return dataclasses.replace(self, mean=-self.mean, each=tuple(-value for value in self.each))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -215,7 +211,7 @@ def with_seed_variance(found: Interval, variance: float, df: float) -> Interval:
     total = max(seeds + units - both, seeds, units)
     spread = seeds**2 / df + units**2 / df_units
     df_of_error = total**2 / spread if spread else df
-    return dataclasses.replace(found, error=math.sqrt(total), df=df_of_error, of_seed=(variance, df))
+    return dataclasses.replace(found, error=math.sqrt(total), df=df_of_error)
 
 
 def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:

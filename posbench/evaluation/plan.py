@@ -64,13 +64,11 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
     stride = settings.stride or max(1, train_length // 2)
 
     @functools.cache  # rows with equal windows share their forward passes
-    def planned(protocol: str, targets: int, every: tuple[int, ...]) -> dict[int, tuple[Windows, ...]]:
-        return protocols.plan(
-            protocol, split, list(every), targets, settings.blocks, settings.documents, stride, longest, train_length
-        )
-
     def plan(protocol: str, targets: int = settings.targets) -> dict[int, tuple[Windows, ...]]:
-        return planned(protocol, targets, tuple(every if protocol == "fixed_target" else lengths))
+        wanted = every if protocol == "fixed_target" else lengths
+        return protocols.plan(
+            protocol, split, wanted, targets, settings.blocks, settings.documents, stride, longest, train_length
+        )
 
     rows: list[Measurement] = []
     for protocol in settings.protocols:

@@ -15,18 +15,11 @@ MOST_TOGETHER = 8  # most schemes that a reader can tell apart in one panel
 def rows(summaries: Sequence[Found]) -> list[tuple[str, list[Found]]]:
     """Titles and schemes of the rows: one row without a title for few schemes, else one row per family.
 
-    A large family is split evenly; a family of one shares a row with its neighbour if there is room.
+    A large family is split evenly.
     """
     if len(summaries) <= MOST_TOGETHER:
         return [("", list(summaries))]
-    joined: list[tuple[str, list[Found]]] = []
-    for title, members in _by_family(summaries):
-        alone = joined and min(len(members), len(joined[-1][1])) == 1
-        if alone and len(members) + len(joined[-1][1]) <= MOST_TOGETHER:
-            before, others = joined.pop()
-            title, members = f"{before}, {title}", [*others, *members]
-        joined.append((title, members))
-    return [row for title, members in joined for row in _split(title, members)]
+    return [row for title, members in _by_family(summaries) for row in _split(title, members)]
 
 
 def _by_family(summaries: Sequence[Found]) -> list[tuple[str, list[Found]]]:
