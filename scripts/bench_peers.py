@@ -215,7 +215,8 @@ def measure(names: list[str], sizes: Sizes, rounds: int, threads: int | None, co
     for name in names:
         if name not in PEERS:
             raise UserError(f"unknown peer '{name}'{did_you_mean(name, PEERS)} (there are {', '.join(PEERS)})")
-    device, dtype = speed.setup(speed.configuration("none", sizes, threads, ["runtime.device=cpu"]))
+    base = speed.configuration("none", sizes, threads, ["runtime.device=cpu"])
+    (device, dtype), text = speed.setup(base), speed.random_text(sizes.vocab_size, base)
     machine.keep_freed_memory()
     load = load_average(torch.get_num_threads())
     contenders = {}
@@ -224,14 +225,14 @@ def measure(names: list[str], sizes: Sizes, rounds: int, threads: int | None, co
         given = ["runtime.device=cpu", f"runtime.compile={str(compiled).lower()}", *peer.overrides]
         config = speed.configuration(peer.encoding, sizes, threads, given)
         ours = build(config, sizes.vocab_size)
-        contenders[peer.ours] = speed.training_step(config, sizes.vocab_size, ours)
+        contenders[peer.ours] = speed.TrainingStep(ours, config, text, device, dtype)
         for attention in peer.attentions:
             theirs = peer.build(sizes, attention)
             ratio = sum(p.numel() for p in theirs.parameters()) / sum(p.numel() for p in ours.parameters())
             if abs(ratio - 1) > PARAMETERS_APART:
                 raise PosbenchError(f"{name} has {ratio:.3f} times as many parameters as {peer.ours}")
             model = LikePosbench(torch.compile(theirs) if compiled else theirs)
-            contenders[f"{name} {attention}"] = speed.training_step(config, sizes.vocab_size, model)
+            contenders[f"{name} {attention}"] = speed.TrainingStep(model, config, text, device, dtype)
     timings = take_turns(contenders, rounds, device)
     tokens = sizes.train_length * sizes.batch_size
     lines = ["| peer | attention | tokens/s | against | posbench / peer | quartiles |", "|---|---|---:|---|---:|---:|"]
