@@ -709,22 +709,6 @@ def test_a_data_set_of_any_name_has_the_splits_that_it_has(tmp_path: Path) -> No
         load(config("hub"), tmp_path)
 
 
-@pytest.mark.usefixtures("datasets_cache")
-def test_a_data_set_that_does_not_fit_the_disk_is_told_how_to_bound_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from datasets.packaged_modules.parquet import parquet
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError("Not enough disk space. Needed: 40.00 TiB (download: 20.00 TiB, generated: 20.00 TiB)")
-
-    monkeypatch.setattr(parquet.Parquet, "download_and_prepare", full)
-    folder = hub_copy(tmp_path / "large", train=some_rows(40))
-    with pytest.raises(UserError, match=r"no room on the disk for .* Needed: 40.00 TiB .*; data.max_documents=N reads"):
-        load(config("hub", dataset=str(folder)), tmp_path)
-    assert sum(load(config("hub", dataset=str(folder), max_documents=30), tmp_path).record["documents"].values()) == 30
-
-
 @pytest.fixture(params=["offline", "refused"])
 def without_network(request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment of a process that does not reach the hub."""

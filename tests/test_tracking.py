@@ -185,9 +185,7 @@ def test_a_run_says_in_one_line_where_wandb_has_it(
         with Run.open(tmp_path / kind, config, []) as run, tracking.mirror(config, run) as tracker:
             log_everything(run, tracker)
     offline, online = (message for message in caplog.messages if message.startswith("W&B: "))
-    assert f"an offline run is written to {tmp_path / 'offline' / 'wandb'} and nothing is sent" in offline
-    assert all(word in offline for word in ("posbench sync", "tracking.mode=online", "tracking=none"))
-    assert "this run is sent to http://w " in online and "WANDB_MODE=offline" in online and "tracking=none" in online
+    assert offline.startswith(f"W&B: {tmp_path / 'offline' / 'wandb'}") and online == "W&B: http://w"
 
 
 def test_without_tracking_wandb_is_not_imported(

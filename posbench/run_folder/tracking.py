@@ -157,7 +157,7 @@ class _AtWandb(Mirror):
 
     def _opened(self, target: Target, curves: Curves) -> Takes:
         session = Session(self._config, target, curves)
-        logger.info("%s", session.told)
+        logger.info("W&B: %s", session.where)
         return {
             "metrics": session.metrics,
             "curve": lambda item: session.curve(*item),

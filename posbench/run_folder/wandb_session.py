@@ -194,20 +194,6 @@ class Session:
         """Its page, or the offline run's folder."""
         return str(self._run.url or Path(self._run.settings.sync_dir))
 
-    @property
-    def told(self) -> str:
-        """A line for the log of a run: where it goes, and how to change that."""
-        if self._run.url:
-            return (
-                f"W&B: this run is sent to {self._run.url} (WANDB_MODE=offline keeps runs on this machine, "
-                "tracking=none turns W&B off)"
-            )
-        folder = self._target.folder
-        return (
-            f"W&B: an offline run is written to {folder / 'wandb'} and nothing is sent ('posbench sync {folder}' sends "
-            "it, tracking.mode=online sends runs as they train, tracking=none turns W&B off)"
-        )
-
     def finish(self, exit_code: int, values: Mapping[str, Any]) -> None:
         """End the session with a last summary."""
         self.summary(values)
