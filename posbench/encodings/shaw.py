@@ -38,11 +38,11 @@ class Shaw(Encoding):
     def attend(self, logits: Tensor, rows: Rows) -> Tensor:
         if self.values is None:
             return super().attend(logits, rows)
+        weights = logits.softmax(-1)
         with torch.autocast(logits.device.type, enabled=False):
-            weights = logits.softmax(-1)
             bins = weights.new_zeros(*weights.shape[:-1], 2 * self.max_distance + 1)
-            bins = bins.scatter_add(-1, self._table_rows(rows), weights)
-            return weights @ rows.v.to(weights.dtype) + bins @ self.values[rows.layer]
+            by_row = bins.scatter_add(-1, self._table_rows(rows), weights) @ self.values[rows.layer]
+        return weights @ rows.v.to(weights.dtype) + by_row
 
     def _table_rows(self, rows: Rows) -> Tensor:
         """The table row of each pair: (B, H, Tq, Tk); row 0 is K or more back, row K the query itself."""
