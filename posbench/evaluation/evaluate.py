@@ -143,7 +143,7 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
         task=measurement.task,
         documents=forward.windows[0].documents if forward.windows else None,
     )
-    if not measurement.possible:
+    if not forward.windows:
         reason = f"the {settings.split} text has too few windows of {measurement.length} tokens"
         if measurement.protocol in ("fixed_target", "task") and settings.blocks < MIN_BLOCKS:
             reason = f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS}, for an interval"

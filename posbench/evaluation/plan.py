@@ -37,11 +37,6 @@ class Measurement:
     stride: int | None = None
     task: str | None = None
 
-    @property
-    def possible(self) -> bool:
-        """Whether the text is long enough."""
-        return bool(self.forward.windows)
-
 
 def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
     """The lengths to evaluate, in tokens, ascending."""
