@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import importlib.metadata
-import os
 import platform
 import subprocess
 from pathlib import Path
@@ -54,23 +53,13 @@ def versions() -> dict[str, str]:
 def git_state() -> dict[str, Any]:
     """Commit of the checkout that posbench runs from, and whether its code was changed; nulls if it is installed."""
     root = Path(posbench.__file__).resolve().parent.parent
-    try:
-        if Path(_git_says(root, "rev-parse", "--show-toplevel")).resolve() == root:
-            commit = _git_says(root, "rev-parse", "HEAD")
+    if (root / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
             changes = _git_says(root, "status", "--porcelain", "--", "posbench", "configs")
-            return {"commit": commit, "dirty": bool(changes)}
-    except (OSError, subprocess.SubprocessError, ValueError):
-        pass
+            return {"commit": _git_says(root, "rev-parse", "HEAD"), "dirty": bool(changes)}
     return {"commit": None, "dirty": None}
 
 
 def _git_says(root: Path, *arguments: str) -> str:
-    return subprocess.run(
-        ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments],  # noqa: S607 - the user's PATH knows which
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=5,
-        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
-    ).stdout.strip()
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
