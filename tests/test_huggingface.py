@@ -29,7 +29,6 @@ from posbench.evaluation.variants import Variant
 from posbench.huggingface import building, job, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.subject import HuggingFaceModel
-from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import EvaluationRow
 
@@ -507,32 +506,6 @@ def test_rows_and_the_record_of_an_untested_kind_say_so(
     shutil.copy(on(shelf, "mamba") / "tokenizer.json", tmp_path / "bert")
     assert posbench("evaluate", "bert", *asked) == 2
     assert "is no causal model" in capsys.readouterr().err
-
-
-def test_what_ends_an_evaluation_is_reported_even_where_it_cannot_be_written_down(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_text(tmp_path / "text.txt")
-    command = ["evaluate", str(on(shelf, "gpt_neox")), *EVALUATE, "protocol=fixed_target", "windowed=false"]
-    assert posbench(*command, "length=48") == 0
-    (record,) = tmp_path.glob("outputs/models/*/run.json")
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise RunFailed("the lights went out")
-
-    monkeypatch.setattr(job, "evaluate_into", fails)
-    assert posbench(*command, "length=96") == 1
-    assert json.loads(record.read_text())["status"] == "done"  # its rows are complete
-    capsys.readouterr()
-
-    def no_room(*_: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Run, "finish", no_room)
-    assert posbench(*command, "length=96") == 1
-    said = capsys.readouterr().err
-    assert "run.json does not say how the run ended: no space left" in said and "error: the lights went out" in said
 
 
 @pytest.mark.parametrize("begins", [None, 5])
