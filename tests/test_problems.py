@@ -111,7 +111,7 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
     [
         (["data=task/copy"], "expected evaluation=problems, which experiment=tasks brings"),
         (["evaluation=problems"], "is text: expected data=task/copy or another task"),
-        (["data=copy"], "did you mean 'data=task/copy'?"),
+        (["data=copy"], "did you mean 'task/copy'?"),
         (["data=task/cpoy", "experiment=tasks"], "did you mean 'task/copy'?"),
         (["data=task/copy", "experiment=tasks", "data.task.longest=30"], "of length 30 take 62 tokens"),
         (["data=task/copy", "experiment=tasks", "data.offset=1"], "from position 1 take 43 tokens"),
@@ -120,8 +120,8 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
         (["data=task/copy", "experiment=tasks", "protocol=sliding"], "for text, but data 'copy' is a task"),
         (["data=task/copy", "experiment=tasks", "tasks=repeat"], "probes are of text"),
         (["data=task/copy", "experiment=tasks", "length=128"], "give ratio=2,4"),
-        (["data=task/copy", "experiment=tasks", "data.tokenizer=bytes"], "which a task does not read"),
-        (["data.offset=1"], "a task does, data=task/copy"),
+        (["data=task/copy", "experiment=tasks", "data.tokenizer=bytes"], "which data=task does not read"),
+        (["data.offset=1"], "data=task/copy does"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(overrides: list[str], said: str) -> None:

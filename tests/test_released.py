@@ -177,7 +177,7 @@ def test_a_preset_that_is_not_there_is_answered_with_the_nearest(capsys: pytest.
 def test_the_listing_names_presets_as_they_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert support.posbench("list") == 0
     said = capsys.readouterr().out.partition("patterns of layers:")[2].partition("extensions:")[0]
-    assert [line.split()[0] for line in said.splitlines()[2:]] == [f"layered/{preset}" for preset in PRESETS]
+    assert [line.split()[0] for line in said.splitlines()[1:]] == [f"layered/{preset}" for preset in PRESETS]
 
 
 def test_entries_that_a_model_is_too_shallow_for_are_said() -> None:

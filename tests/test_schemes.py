@@ -83,16 +83,18 @@ def index_ramp(head_dim: int, base: float, train_length: int, alpha: float, beta
     return rules.ramp("index", inv_freq, base, train_length, alpha, beta).tolist()
 
 
-def test_numbers_that_no_machine_computes_with_are_refused() -> None:
-    tried = 0
-    for name in encodings.names():
-        for option, default in encodings.options_of(name).items():
-            extremes = {int: (10**13, 10**400), float: (1e39, 1e-39, math.inf, math.nan)}.get(type(default), ())
-            for value in extremes:
-                with pytest.raises(OptionError, match=f"encoding.{option} is "):
-                    encodings.build(name, Shape(16, 2, 2, 16), {option: value})
-                tried += 1
-    assert tried > 250
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_options_that_are_not_finite_are_refused(value: float) -> None:
+    tried = [
+        (name, option)
+        for name in encodings.names()
+        for option, default in encodings.options_of(name).items()
+        if type(default) is float
+    ]
+    assert len(tried) > 50
+    for name, option in tried:
+        with pytest.raises(OptionError, match=f"encoding.{option} is "):
+            encodings.build(name, Shape(16, 2, 2, 16), {option: value})
 
 
 @pytest.mark.parametrize(("train_length", "alpha", "beta"), [(64, 40.0, 80.0), (64, 10.2, 10.3), (4, 1.0, 32.0)])
