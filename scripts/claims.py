@@ -1,13 +1,12 @@
 """Write the findings of kept rows into docs/claims.md, with their picture:  python scripts/claims.py"""
 
 import pathlib
-import shutil
 import tarfile
 import tempfile
 
 from posbench.ledger import claim, page, reproduce
 from posbench.ledger.outcome import Finding
-from posbench.report import figures
+from posbench.report import charts
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
@@ -26,9 +25,8 @@ def main() -> None:
     findings = kept()
     text = (DOCS / reproduce.PAGE).read_text(encoding="utf-8")
     (DOCS / reproduce.PAGE).write_text(page.written(text, findings), encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        if figures.write(page.picture(findings), pathlib.Path(folder), page.PICTURE):
-            shutil.copy(pathlib.Path(folder, f"{page.PICTURE}.png"), DOCS)
+    if (picture := page.picture(findings)) is not None:
+        (DOCS / f"{page.PICTURE}.png").write_bytes(charts.drawn(picture, "png"))
     print(page.summary(findings))
 
 

@@ -16,8 +16,9 @@ import yaml
 from posbench.config import compose
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, EncodingConfig, to_container
-from posbench.report.comparison import load
-from posbench.run_folder import finding
+from posbench.evaluation.levels import Levels
+from posbench.run_folder.folder import load_any_config
+from posbench.run_folder.rows import evaluation_rows
 
 RATIOS = (1, 2, 4, 8, 16)
 BLOCKS, TARGETS = 48, 8
@@ -83,15 +84,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
-def groups_of(*paths: Path) -> list[load.Group]:
-    """The sets of runs that a report on these paths has."""
-    return load.groups([load.read(folder) for folder in finding.run_folders(paths)])
-
-
-def group_of(*paths: Path) -> load.Group:
-    """The same where they are one set."""
-    (group,) = groups_of(*paths)
-    return group
+def levels_of(folder: Path) -> Levels:
+    """The losses of a run."""
+    config = load_any_config(folder)
+    return Levels.of(folder, config, evaluation_rows(folder))
 
 
 def write_study(study: Path, template: Config, schemes: dict[str, Truth] | None = None, seeds: int = 5) -> Path:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from fake_study import levels_of
 from support import posbench, write_words
 from torch import Tensor
 
@@ -35,7 +36,6 @@ from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
 from posbench.launch.job import evaluate_runs
 from posbench.model.gpt import build
-from posbench.report.comparison import load
 from posbench.run_folder import tracking
 from posbench.run_folder.folder import load_record
 from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows, every_row
@@ -561,7 +561,7 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
     trained: tuple[Config, pathlib.Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     config, folder = trained
-    first, blocks, levels = evaluation_rows(folder), evaluation_blocks(folder), load.read(folder).levels
+    first, blocks, levels = evaluation_rows(folder), evaluation_blocks(folder), levels_of(folder)
     for _ in range(2):
         evaluate_run(folder, apply(config, ["length=16,128"]))  # 128 tokens need targets of their own, 16 has them too
     assert "nothing to do" in caplog.text and "dropped" not in caplog.text
@@ -569,9 +569,9 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
     assert rows[: len(first)] == first and {row.length for row in rows[len(first) :]} == {128}
     assert {row.length for row in every if row not in rows} == {16}
     assert evaluation_blocks(folder).keys() == {row.blocks_key for row in every} > blocks.keys()
-    assert load.read(folder).levels.headline == levels.headline
+    assert levels_of(folder).headline == levels.headline
     evaluate_run(folder, apply(config, ["length=16,32,64,128"]))
-    joined = load.read(folder).levels
+    joined = levels_of(folder)
     assert joined.rise("plain", 128) is not None and len({level.targets for level in joined.at.values()}) == 1
 
 
@@ -581,12 +581,12 @@ def test_more_lengths_beyond_the_training_length_make_the_curve_and_a_row_withou
     config, folder = trained
     evaluate_run(folder, apply(config, ["length=4,8,12,16,32,64"]))  # nine rows on the run's own targets
     evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
-    levels = load.read(folder).levels
+    levels = levels_of(folder)
     assert levels.rise("plain", 128) is not None and not [n for _, n in levels.at if n < 16]
     before, blocks = evaluation_rows(folder), evaluation_blocks(folder)
     evaluate_run(folder, apply(config, ["length=16,32", "blocks=4"]))
     assert {row.status for row in every_row(folder)} == {"ok", "too_short"}
-    assert evaluation_rows(folder) == before and load.read(folder).levels.headline == levels.headline
+    assert evaluation_rows(folder) == before and levels_of(folder).headline == levels.headline
     evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
     assert evaluation_blocks(folder) == blocks and "dropped" not in caplog.text
 
@@ -595,17 +595,16 @@ def test_a_curve_has_the_training_length_and_what_is_asked_later_is_measured_at_
     trained: tuple[Config, pathlib.Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = trained
-    before = load.read(folder).levels.headline
+    before = levels_of(folder).headline
     evaluate_run(folder, apply(config, ["length=20,24,32,48,64,100"]))  # more rows than the curve, none at 16
-    found = load.read(folder)
-    assert found.levels.headline == before and found.apart == {"fixed_target", "windowed"}
+    assert levels_of(folder).headline == before
     assert posbench("report", str(folder)) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "rows on other targets than the curve of their run (fixed_target, windowed, of 1 of 1 runs)" in said
+    assert "rows on other targets than the curve of their run, of 1 of 1 runs" in said
     evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
     evaluate_runs([folder], ["extension=pi", "windowed=false"])  # on the curve's lengths and targets, not the run's own
     said = " ".join(capsys.readouterr().out.split())
-    levels = load.read(folder).levels
+    levels = levels_of(folder)
     assert {length for kind, length in levels.at if kind == "pi"} == {16, 32, 64, 128}
     assert levels.contrast((1, "pi", 128), (-1, "plain", 16)) is not None
     assert "fixed_target at 20" in said and "fixed_target at 16 " not in said  # what the curve has is no gap

@@ -4,13 +4,14 @@ import math
 from pathlib import Path
 
 import pytest
-from fake_study import Truth, configured, group_of, read_rows, write_rows, write_run
+from fake_study import Truth, configured, levels_of, read_rows, write_rows, write_run
 
 from posbench.config.schema import Config
 from posbench.evaluation import curve
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.levels import reach, uses
-from posbench.report.comparison import load, summary
+from posbench.results.compare import compare
+from posbench.results.frame import read
 from posbench.terminal import chart
 
 
@@ -28,16 +29,6 @@ def test_it_is_nll_at_1x_the_rise_beyond_and_the_reach(template: Config, tmp_pat
     assert found["reach"] == template.training.train_length
 
 
-def test_the_report_of_one_run_has_the_same_values(template: Config, tmp_path: Path) -> None:
-    folder = run_of(tmp_path, template, Truth(3.6, 0.02))
-    (of_report,) = summary.summarise(group_of(folder))
-    found = headline_of(folder)
-    assert of_report.reach is not None and of_report.nll is not None
-    assert found["reach"] == of_report.reach.length > template.training.train_length
-    assert found["nll_1x"] == pytest.approx(of_report.nll.mean, abs=1e-9)
-    assert found["rise_4x"] == pytest.approx(next(p.rises[0] for p in of_report.plain.points if p.ratio == 4))
-
-
 def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_path: Path) -> None:
     found = headline_of(run_of(tmp_path / "a", template, Truth(3.6, 0.0, last_ratio=2)))
     assert found["rise_4x"] is None and found["nll_4x"] is None and found["rise_16x"] is None
@@ -53,13 +44,13 @@ def test_rows_of_other_targets_are_in_no_curve_and_said(
     drawn: list[chart.Series] = []
     monkeypatch.setattr(chart, "draw", lambda series, *rest: drawn.extend(series) or "")
     folder = run_of(tmp_path, template, Truth(3.6, 0.1))
-    before = load.read(folder).levels
+    before = levels_of(folder)
     rows = read_rows(folder / "evaluation.jsonl")
     first = next(row for row in rows if row["length_ratio"] == 1 and row["protocol"] == "fixed_target")
     other = {"length": 9 * first["length"], "length_ratio": 9, "nll": 9.0, "targets_sha256": "0" * 64}
     windowed = {**first, **other, "window": first["length"]}
     write_rows(folder / "evaluation.jsonl", [{**first, **other}, windowed], "a")
-    assert load.read(folder).levels.at.keys() == before.at.keys()
+    assert levels_of(folder).at.keys() == before.at.keys()
     curve.print_curves(folder)
     assert drawn and all(9 * first["length"] not in series.points for series in drawn)
     said = " ".join(capsys.readouterr().out.split())
@@ -102,8 +93,6 @@ def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
     assert found["learned"] == learned and found["rise_4x"] is not None
     claims = learned in (None, "yes")
     assert (found["reach"] is not None) == claims
-    (one,) = summary.summarise(group_of(folder))
-    assert one.learned == learned and one.ranked == claims and (one.reach is not None) == claims
 
 
 # -- reach -------------------------------------------------------------------------------------------------------------
@@ -138,8 +127,7 @@ def test_a_run_and_its_report_say_how_much_context_is_used(
         folder = write_run(tmp_path, configured(template, "rope", seed), Truth(3.6, 0.1, used=24), seed_sd=0.0)
     used = headline_of(folder)["uses"]
     assert used == 32
-    (of_report,) = summary.summarise(group_of(tmp_path))
-    assert of_report.uses == 32 and [point.ratio for point in of_report.plain.points][:2] == [0.125, 0.25]
+    assert compare(read([tmp_path]))["uses"].tolist() == [32]
     curve.print_curves(folder)
     assert f"Uses {used} of its 64 tokens" in " ".join(capsys.readouterr().out.split())
     gated = write_run(tmp_path / "no", configured(template, "rope", 0), Truth(3.6, 0.1, used=24, ngram=3.5))

@@ -182,10 +182,3 @@ def test_a_reader_is_told_of_few_documents_and_of_one_that_is_most_of_the_text()
     alone = intervals.documents_of(blocks_of(np.ones(9), np.zeros(9, int)))
     assert alone is not None and alone.warning is not None
     assert alone.warning.startswith("Only one document stands behind each figure: intervals are over segments")
-
-
-@pytest.mark.parametrize(("of_one", "said"), [(49, ""), (50, "50%"), (80, "80%"), (100, "all")])
-def test_no_scheme_is_judged_where_one_document_has_half_of_the_targets(of_one: int, said: str) -> None:
-    behind = intervals.documents_of(blocks_of(np.ones(100), np.maximum(np.arange(100) - of_one + 1, 0)))
-    assert behind is not None
-    assert behind.no_verdict == (f"one document has {said} of the targets: no verdict" if said else "")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import support
 import yaml
@@ -24,7 +25,7 @@ from posbench.launch.states import Status
 from posbench.ledger import claim, outcome, page, reproduce
 from posbench.ledger.claim import Term
 from posbench.ledger.outcome import Finding
-from posbench.report.comparison import load
+from posbench.results.frame import read
 
 ROOT = Path(__file__).parents[1]
 CLAIM: dict[str, Any] = {
@@ -118,10 +119,10 @@ TRUTHS = {
 
 
 @pytest.fixture(scope="module")
-def runs(template: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[load.RunData]]:
+def runs(template: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     study = tmp_path_factory.mktemp("study")
     return {
-        name: [load.read(write_run(study, configured(template, name, seed), truth)) for seed in range(5, 15)]
+        name: read([write_run(study, configured(template, name, seed), truth) for seed in range(5, 15)])
         for name, truth in TRUTHS.items()
     }
 
@@ -133,7 +134,7 @@ def entry(figure: str, **bound: float) -> claim.Entry:
     return claim.Entry("mine", dataclasses.replace(made, **bound), terms, {term.run: "" for term in terms})
 
 
-def test_a_claim_is_supported_contradicted_open_or_not_learned(runs: dict[str, list[load.RunData]]) -> None:
+def test_a_claim_is_supported_contradicted_open_or_not_learned(runs: dict[str, pd.DataFrame]) -> None:
     asked = [
         entry("alibi 4x - alibi 1x", is_below=0.05),
         entry("rope 4x - rope 1x", is_below=0.05),
@@ -151,46 +152,47 @@ def test_a_claim_is_supported_contradicted_open_or_not_learned(runs: dict[str, l
     assert said.index("contradicted") < said.index("| supported") and "6 claims: 1 contradicted, 2 supported" in said
 
 
-def test_an_outcome_is_that_of_raw_rows(runs: dict[str, list[load.RunData]]) -> None:
+def test_an_outcome_is_that_of_raw_rows(runs: dict[str, pd.DataFrame]) -> None:
     """Seed by seed from the files, without posbench's statistics: a t-test over seeds on this very text."""
     values = []
-    for run in runs["rope"]:
-        rows = [json.loads(line) for line in (run.folder / "evaluation.jsonl").read_text().splitlines()]
+    for folder in runs["rope"].drop_duplicates("folder").sort_values("seed")["folder"]:
+        rows = [json.loads(line) for line in (Path(folder) / "evaluation.jsonl").read_text().splitlines()]
         nll = {row["length_ratio"]: row["nll"] for row in rows if row["window"] is None}
         values.append(nll[4.0] - nll[1.0])
     (found,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.3), runs)])
-    assert found.interval and found.interval.each == pytest.approx(values) and found.interval.seeds == 10
+    assert found.interval and found.interval.seeds == pytest.approx(values) and len(values) == 10
     assert found.interval.mean == pytest.approx(np.mean(values))
     over_seeds = stats.ttest_1samp(values, 0.3).pvalue
     assert found.outcome == ("supported" if np.mean(values) > 0.3 else "contradicted") and over_seeds < 0.05
 
 
-def test_claims_that_are_asked_for_together_share_the_chance_of_error(runs: dict[str, list[load.RunData]]) -> None:
+def test_claims_that_are_asked_for_together_share_the_chance_of_error(runs: dict[str, pd.DataFrame]) -> None:
     (alone,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.3), runs)])
     together = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.3), runs)] * 4)
     assert alone.p and together[0].p == pytest.approx(4 * alone.p)
 
 
-def test_seven_seeds_are_judged_as_five(runs: dict[str, list[load.RunData]]) -> None:
+def test_seven_seeds_are_judged_as_five(runs: dict[str, pd.DataFrame]) -> None:
     """A claim is judged twice at most, since every further look would add a chance of error."""
-    seven = {"rope": runs["rope"][6::-1]}
+    of_first = {number: runs["rope"][runs["rope"]["seed"] < 5 + number] for number in (5, 7)}
+    seven = {"rope": of_first[7].iloc[::-1]}
     (found,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.1), seven)])
-    (five,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.1), {"rope": runs["rope"][:5]})])
-    assert found.interval == five.interval and found.interval is not None and found.interval.seeds == 5
+    (five,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.1), {"rope": of_first[5]})])
+    assert found.interval == five.interval and found.interval is not None and len(found.interval.seeds) == 5
 
 
-def test_a_failed_run_costs_one_seed(runs: dict[str, list[load.RunData]]) -> None:
+def test_a_failed_run_costs_one_seed(runs: dict[str, pd.DataFrame]) -> None:
     claimed = entry("rope 4x - rope 1x - alibi 4x + alibi 1x", is_above=0.1)
-    (found,) = outcome.judge([(claimed, {**runs, "rope": runs["rope"][1:]})])
-    assert found.outcome == "supported" and found.interval is not None and found.interval.seeds == 5
+    (found,) = outcome.judge([(claimed, {**runs, "rope": runs["rope"][runs["rope"]["seed"] > 5]})])
+    assert found.outcome == "supported" and found.interval is not None and len(found.interval.seeds) == 5
 
 
 def test_few_seeds_and_models_that_read_little_have_no_outcome(template: Config, tmp_path: Path) -> None:
     reads_little = dataclasses.replace(TRUTHS["alibi"], used=8)
     folders = [write_run(tmp_path / "s", configured(template, "alibi", seed), reads_little) for seed in range(5)]
     found = outcome.judge([
-        (entry("alibi 4x - alibi 1x", is_below=0.05), {"alibi": [load.read(folder) for folder in folders]}),
-        (entry("alibi 4x - alibi 1x", is_below=0.05), {"alibi": [load.read(folder) for folder in folders[:4]]}),
+        (entry("alibi 4x - alibi 1x", is_below=0.05), {"alibi": read(folders)}),
+        (entry("alibi 4x - alibi 1x", is_below=0.05), {"alibi": read(folders[:4])}),
     ])  # fmt: skip
     assert [one.outcome for one in found] == ["not learned", "not run"]
     assert "alibi needs only" in found[0].why and "fewer than 5 seeds of alibi" in found[1].why

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 from numpy.typing import NDArray
+from test_frozen import cells, frozen_cells
 
 from posbench.errors import UserError
 from posbench.results import compare, tasks
@@ -21,8 +22,6 @@ from posbench.results.frame import differing_settings, read, save
 from posbench.results.headline import headline
 
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
-FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "frozen.json").read_text(encoding="utf-8"))
-Row = Any  # of a table
 
 
 @pytest.fixture(scope="module")
@@ -41,77 +40,6 @@ def studies(folders: Path) -> dict[str, pd.DataFrame]:
 
 
 # -- numbers and words of the kept rows --------------------------------------------------------------------------------
-
-# Words of six_demo: differences at the training length need no gate; rises do, which rope has not passed.
-DEMO = {
-    "fox": ("better", ""),
-    "t5": ("better", ""),
-    "alibi": (NOT_RESOLVED, ""),
-    "none": ("worse", ""),
-    "sinusoidal": ("worse", ""),
-}
-WORDS = {"rises less": "rises less", "not resolved at 1x": NOT_RESOLVED, "not resolved at 4x": NOT_RESOLVED}
-WORDS |= {"worse at 1x": "worse", "better at 1x": "better"}
-
-
-def cell(row: Row, name: str) -> str:
-    """A mean with its interval, or with the range of seeds in two groups, as tables have printed it."""
-    if row[f"{name}_groups"]:
-        return f"{row[name]:+.3f} [{row[f'{name}_min']:.3f}, {row[f'{name}_max']:.3f}]"
-    return f"{row[name]:+.3f} ±{(row[f'{name}_high'] - row[f'{name}_low']) / 2:.3f}"
-
-
-def cells(table: pd.DataFrame) -> list[list[str]]:
-    """The cells of the three main tables; adjusted intervals are left out, which have replaced joint ones."""
-    rows: list[list[str]] = [[], [], []]
-    ratios = [f"rise_{ratio:g}x" for ratio in table.attrs["ratios"]]
-    frozen = []
-    for row in table.to_dict("records"):
-        label, loss = row["label"], f"{row['nll']:.3f}"
-        numbers = [f"{row[name]:.3f}" for name in ("nll_sd", "nll_text_error")]
-        rows[0] = [label, str(row["seeds"]), loss, row["learned"], *numbers, f"{row['perplexity']:.2f}"]
-        rows[0] += [f"{row['bits_per_byte']:.3f}"]
-        reach = "" if math.isnan(row["holds_to"]) else f"{'≥ ' * row['holds_further']}{row['holds_to']:.0f}"
-        context = "" if math.isnan(row["uses"]) else f"{row['uses']:.0f}"
-        rows[1] = [label, loss, *(cell(row, name) for name in ratios), row["learned"], reach, context]
-        rows[2] = [label, cell(row, "nll_difference"), cell(row, "rise_difference")] if label != "rope" else []
-        frozen += [list(each) for each in rows if each]
-    return frozen
-
-
-def frozen_cells(study: str) -> list[list[str]]:
-    rows = []
-    for row in FROZEN["tables"][study]:
-        if row[1].isdigit():
-            rows.append(row[:8])
-        elif row[-1] == "" or row[-1].isdigit():
-            rows.append(row)
-        else:
-            rows.append([row[0], row[1], row[3] if len(row) > 4 else row[2]])
-    return rows
-
-
-@pytest.mark.parametrize("study", ["six", "six_demo"])
-def test_the_frame_gives_the_frozen_numbers(studies: dict[str, pd.DataFrame], study: str) -> None:
-    assert sorted(cells(compare.compare(studies[study]))) == sorted(frozen_cells(study))
-
-
-def test_words_of_six_are_the_frozen_ones_and_those_of_six_demo_need_no_gate_at_1x(
-    studies: dict[str, pd.DataFrame],
-) -> None:
-    table = compare.compare(studies["six"])
-    assert table.attrs == {
-        "reference": "rope", "train_length": 128, "ratios": [2, 4, 8], "schemes": 6, "documents": 49, "tokens": 4096,
-    }  # fmt: skip
-    assert list(table["label"]) == ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]  # by loss
-    table = table.set_index("label")
-    for label, *_, words in (row for row in FROZEN["tables"]["six"] if ";" in row[-1]):
-        frozen = {WORDS[word] for word in words.split("; ")}
-        assert {table.loc[label, "rise_word"], table.loc[label, "nll_word"]} == frozen
-    demo = compare.compare(studies["six_demo"]).set_index("label")
-    assert {label: (demo.loc[label, "nll_word"], demo.loc[label, "rise_word"]) for label in DEMO} == DEMO
-    assert demo.loc["fox", "rise_why"] == "whether rope has learned is not resolved"
-    assert demo.loc["none", "rise_why"] == "none has not learned"
 
 
 def test_labels_and_settings_of_a_large_study(studies: dict[str, pd.DataFrame], folders: Path) -> None:

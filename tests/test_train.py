@@ -35,7 +35,7 @@ from posbench.evaluation.job import evaluate_run
 from posbench.launch import states
 from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
-from posbench.report.comparison import load
+from posbench.results.frame import read
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.folder import Run, held_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
@@ -702,9 +702,9 @@ def test_a_run_that_was_killed_has_died_and_one_that_is_owned_is_running(
     train(config, folder, [])
     record = load_record(folder) | {"status": "running"}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    assert load.read(folder).outcome == "died"
+    assert read([folder])["run_status"].tolist()[0] == "died"
     with Run.open(folder, config, None):
-        assert load.read(folder).outcome == "running"
+        assert read([folder])["run_status"].tolist()[0] == "running"
 
 
 def test_an_end_that_cannot_be_written_down_does_not_hide_what_ended_the_run(

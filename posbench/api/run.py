@@ -8,11 +8,13 @@ import pandas as pd
 
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.errors import UserError
-from posbench.evaluation.measure import Headline
-from posbench.report.comparison.load import RunData, read
+from posbench.evaluation.headline import measure_of
+from posbench.results import frame
+from posbench.results.headline import MAIN, MAIN_OF_TASK, Headline, headline
+from posbench.run_folder.folder import load_any_config, load_record
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import METRICS
-from posbench.run_folder.rows import COLUMNS, evaluation_blocks
+from posbench.run_folder.rows import COLUMNS, evaluation_blocks, evaluation_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +39,7 @@ def load(run: str | Path) -> "LoadedRun":
     Raises:
         UserError: it is no run folder, or its files cannot be read as what they should be.
     """
-    return LoadedRun(read(Path(run)))
+    return LoadedRun(Path(run))
 
 
 class LoadedRun:
@@ -49,11 +51,14 @@ class LoadedRun:
         record: what became of it, the content of `run.json`.
     """
 
-    def __init__(self, data: RunData) -> None:
-        self.data = data
-        self.folder = data.folder
-        self.config: AnyConfig = data.config
-        self.record: dict[str, Any] = data.record
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: AnyConfig = load_any_config(folder)
+        self.record: dict[str, Any] = load_record(folder)
+        self._rows = evaluation_rows(folder)
+        self._frame = frame.read([folder])
+        if self.status == "unreadable":
+            raise UserError(f"{folder}: {self._frame['run_reason'].iloc[0]}")
 
     @property
     def id(self) -> str:
@@ -63,7 +68,7 @@ class LoadedRun:
     @property
     def status(self) -> str:
         """`done`, `running`, `stopped`, or why it failed: `diverged`, `oom`, `disk`, `error`."""
-        return self.data.outcome
+        return str(self._frame["run_status"].iloc[0])
 
     @functools.cached_property
     def headline(self) -> Headline:
@@ -72,7 +77,7 @@ class LoadedRun:
         The last two are lengths in tokens, and None for a run that has not learned. Of a run on a task: `learned`,
         `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .. (shares).
         """
-        return self.data.headline
+        return headline(self._frame)
 
     @property
     def learned(self) -> str | None:
@@ -100,8 +105,9 @@ class LoadedRun:
         Of a run on a task: `accuracy` and `exact_match`, shares of tokens and of problems, by `problem_length`; as
         trained first, then with shifted positions (`offset`), then narrowed, extended or varied.
         """
-        first = self.data.results.columns
-        rows = sorted(self.data.rows, key=self.data.results.order)
+        measure = measure_of(self.config)
+        first = measure.columns
+        rows = sorted(self._rows, key=measure.order)
         columns = ["curve", *first, *(column for column in COLUMNS if column not in first)]
         of_run = {"learned": self.learned}
         frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json(), **of_run} for row in rows], columns=columns)
@@ -123,7 +129,7 @@ class LoadedRun:
         Rows of equal `targets_sha256`, `block` and `document` are of the same tokens, in other runs, too.
         """
         found = evaluation_blocks(self.folder)
-        rows = [block.to_json(row) for row in self.data.rows for block in found.get(row.blocks_key, [])]
+        rows = [block.to_json(row) for row in self._rows for block in found.get(row.blocks_key, [])]
         return pd.DataFrame(rows)
 
     # -- the model -------------------------------------------------------------------------------------------------
@@ -173,9 +179,9 @@ class LoadedRun:
         Raises:
             UserError: the run has not ended, or nothing was evaluated.
         """
-        from posbench.api.figure import figure
+        from posbench.report import charts
 
-        return figure([self.data])
+        return charts.of_runs(self._frame)
 
     def __repr__(self) -> str:
         numbers = "".join(f", {name} {value}" for name, value in self._shown())
@@ -183,7 +189,7 @@ class LoadedRun:
 
     def _shown(self) -> list[tuple[str, str]]:
         """The known values, by name."""
-        named = ((name, self.headline.get(name)) for name in self.data.results.main)
+        named = ((name, self.headline.get(name)) for name in (MAIN if self.config.data.task is None else MAIN_OF_TASK))
         return [
             (name, value if isinstance(value, str) else f"{value:.4g}") for name, value in named if value is not None
         ]

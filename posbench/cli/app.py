@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -304,21 +304,23 @@ def report(
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B,...", help="For table.tex; default: nll_1x,rise_4x,rise_16x,reach. A wrong name lists all."
-        ),
+        typer.Option(metavar="A,B,...", help="For table.tex; default: those of the terminal. A wrong name lists all."),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(metavar="NAME", help="Scheme to compare the others with; default: rope.")
     ] = None,
+    figure: Annotated[
+        Literal["panels", "curve"],
+        typer.Option(help="What to draw: panels, or the loss by context alone, as wide as a column of a paper."),
+    ] = "panels",
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 
-    Writes the answer in words, tables, CSV, LaTeX, curves with intervals, and one HTML page.
+    Writes the answer in words, a table, CSV, LaTeX, curves with intervals, and one HTML page.
     """
     from posbench import report
 
-    report.main(paths, out, least, columns, reference)
+    report.main(paths, out, least, columns, reference, figure)
 
 
 @app.command()

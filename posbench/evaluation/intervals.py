@@ -29,7 +29,6 @@ FEW_DOCUMENTS = 8  # fewer are no units to go by
 SEGMENTS = 16  # that the text of few documents is cut into, in all
 ENOUGH_DOCUMENTS = 20  # effective number; fewer, or one with more than `LARGEST_SHARE` of the tokens: a warning
 LARGEST_SHARE = 1 / 3
-HALF = 1 / 2  # of the tokens in one document: no verdict is given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +124,6 @@ class Documents:
         if self.few:
             return f"{said}: intervals are over segments of the text and speak for no other."
         return f"{said}: intervals are less certain than they say."
-
-    @property
-    def no_verdict(self) -> str:
-        """Why no scheme may be judged on them: one document has half of the targets or more. Else empty."""
-        if self.largest < HALF:
-            return ""
-        has = "all" if self.number == 1 else f"{self.largest:.0%}"
-        return f"one document has {has} of the targets: no verdict"
 
     @property
     def few(self) -> bool:

@@ -18,10 +18,9 @@ from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, pool, slurm, states, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
-from posbench.report.comparison import load
 from posbench.run_folder import tracking
 from posbench.run_folder.folder import has_weights
-from posbench.run_folder.jsonl import number
+from posbench.run_folder.jsonl import listed, number
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
@@ -198,7 +197,7 @@ def _write(study: Path, todo: list[Plan], command: str, status: dict[str, Status
     own = {job.id: _row(job, status[job.id], command) for job in todo}
     path = study / RECORD
     study.mkdir(parents=True, exist_ok=True)
-    others = (row for row in load.listed(path, "cells") if row.get("id") not in own)
+    others = (row for row in listed(path, "cells") if row.get("id") not in own)
     earlier = [row for row in others if (study / str(row.get("id"))).is_dir()]
     content = {"schema": 1, "command": command, "cells": [*earlier, *own.values()]}
     files.write(path, json.dumps(content, indent=2).encode() + b"\n")
@@ -216,10 +215,8 @@ def _row(job: Plan, status: Status, command: str) -> dict[str, Any]:
 
 
 def _report(todo: list[Plan], status: dict[str, Status]) -> None:
-    studies = dict.fromkeys(
-        job.folder.parent for job in todo if status[job.id].name == "done" or states.is_trained(job)
-    )
-    if studies:
+    """Report on the sweep's own runs, whatever else lies in their studies."""
+    if any(status[job.id].name == "done" or states.is_trained(job) for job in todo):
         from posbench import report
 
-        report.main(list(studies))
+        report.main([job.folder for job in todo if (job.folder / "run.json").is_file()])

@@ -18,7 +18,7 @@ from posbench.config.schema import Config
 from posbench.launch import plans, states
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
-from posbench.report.comparison.load import listed
+from posbench.run_folder.jsonl import listed
 
 logger = logging.getLogger(__name__)
 

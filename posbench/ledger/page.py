@@ -1,5 +1,6 @@
 """Findings as they are read: a table with what did not hold first, a section of each claim, and one picture."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
@@ -7,8 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from posbench.errors import UserError
 from posbench.ledger.claim import Outcome
 from posbench.ledger.outcome import Finding
-from posbench.report import figures
-from posbench.report.text import markdown
+from posbench.report import charts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ _ABOUT_INTERVALS = (
     "Intervals are 95 %, of each claim alone. Outcomes go by p-values adjusted over all claims and two looks: a claim "
     "may be open although its interval lies on one side of its margin."
 )
-_COLOURS = {"contradicted": "#D55E00", "supported": "#0072B2", "open": figures.GREY}
+_COLOURS = {"contradicted": "#D55E00", "supported": "#0072B2", "open": charts.GREY}
 assert set(ORDER) == set(get_args(Outcome))
 
 
@@ -71,8 +71,8 @@ def _asked(one: Finding) -> str:
 def told(one: Finding) -> str:
     """The figure behind an outcome, or why there is none."""
     if one.interval is not None:
-        seeds = f"{one.interval.seeds} seeds"
-        return f"{one.interval.mean:+.3f} ({one.interval.low:+.3f} to {one.interval.high:+.3f}, {seeds})"
+        seeds = f"{len(one.interval.seeds)} seeds"
+        return f"{one.interval.mean:+.3f} ({one.interval.low():+.3f} to {one.interval.high():+.3f}, {seeds})"
     if one.shares is not None:
         (more, of), (than, of_than) = one.shares
         return f"{more} of {of} against {than} of {of_than} seeds"
@@ -92,6 +92,12 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def number_of(claims: Sequence[object]) -> str:
     return "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
+
+
+def markdown(text: str) -> str:
+    """Return text in one line, escaped for Markdown and HTML."""
+    escaped = re.sub(r"([\\`*|\[\]~])", r"\\\1", " ".join(text.split()))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 # -- the page of the documentation -------------------------------------------------------------------------------------
@@ -117,16 +123,16 @@ def picture(findings: Sequence[Finding]) -> "Figure | None":
     shown = sorted((one for one in findings if one.interval), key=_beyond)
     if not shown:
         return None
-    with matplotlib.rc_context(figures.SETTINGS):
+    with matplotlib.rc_context(charts.STYLE):
         figure = Figure(figsize=(8.6, 1.1 + 0.26 * len(shown)), layout="constrained")
         axis = figure.add_subplot()
         for place, one in enumerate(shown):
             assert one.interval
-            ends = [one.entry.direction * (end - one.entry.margin) for end in (one.interval.low, one.interval.high)]
-            colour = _COLOURS.get(one.outcome, figures.GREY)
+            ends = [one.entry.direction * (end - one.entry.margin) for end in (one.interval.low(), one.interval.high())]
+            colour = _COLOURS.get(one.outcome, charts.GREY)
             axis.plot(ends, [place] * 2, color=colour, linewidth=2)
             axis.plot(_beyond(one), place, marker="o", color=colour)
-        axis.axvline(0, color=figures.DARK)
+        axis.axvline(0, color=charts.DARK)
         axis.set_xscale("symlog", linthresh=0.1)
         low, high = axis.get_xlim()
         ticks = [tick for tick in (-10, -1, -0.1, 0, 0.1, 1, 10) if low <= tick <= high]

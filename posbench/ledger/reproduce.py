@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from posbench import files
 from posbench.config.overrides import parted
 from posbench.errors import PosbenchError, UserError
@@ -21,8 +23,8 @@ from posbench.launch.states import Status
 from posbench.ledger import claim, outcome, page
 from posbench.ledger.claim import Entry
 from posbench.ledger.outcome import LOOKS, Finding
-from posbench.report import figures
-from posbench.report.comparison import load
+from posbench.report import charts
+from posbench.results import frame
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
@@ -142,10 +144,18 @@ def judged(entries: Sequence[Entry], part: Needed, among: Path | None = None) ->
         among: a folder of studies to look in; None: where runs are made.
     """
     there = {p.folder: among / p.folder.parent.name / p.id if among else p.folder for p in _plans(part)}
-    runs = {folder: load.read(place) for folder, place in there.items() if (place / "run.json").is_file()}
+    made = {folder: str(place) for folder, place in there.items() if (place / "run.json").is_file()}
+    rows = (
+        frame.read(map(Path, made.values()))
+        if made
+        else pd.DataFrame(columns=["folder", "run_status", "seed", "cpu_seconds"])
+    )
+
+    def rows_of(each: Sequence[Plan]) -> pd.DataFrame:
+        return rows[rows["folder"].isin([made.get(plan.folder) for plan in each])]
+
     return outcome.judge([
-        (entry, {name: [runs[p.folder] for p in each if p.folder in runs] for name, each in part[entry.id].items()})
-        for entry in entries
+        (entry, {name: rows_of(each) for name, each in part[entry.id].items()}) for entry in entries
     ])  # fmt: skip
 
 
@@ -159,7 +169,8 @@ def write(findings: Sequence[Finding], usual: Needed, folder: Path, command: str
         runs = {name: [plan.id for plan in each] for name, each in usual[one.entry.id].items()}
         content = _content(one) | {"runs": runs, "command": command}
         files.write(folder / f"{one.entry.id}.json", json.dumps(content, indent=2).encode() + b"\n")
-    figures.write(page.picture(findings), folder, page.PICTURE)
+    if (picture := page.picture(findings)) is not None:
+        charts.save(picture, folder, page.PICTURE)
     files.write(folder / PAGE, f"# Claims\n\nCommand: `{command}`\n\n{page.page(findings)}".encode())
 
 
@@ -179,7 +190,7 @@ def _content(one: Finding) -> dict[str, Any]:
 def _outcome(one: Finding) -> dict[str, Any]:
     found = one.interval
     figure = None if found is None else {
-        "mean": found.mean, "low": found.low, "high": found.high, "over": found.over, "seeds": found.seeds,
-        "by_seed": list(found.each),
+        "mean": found.mean, "low": found.low(), "high": found.high(), "seeds": len(found.seeds),
+        "over": "seeds and documents" if found.units else "seeds", "by_seed": list(found.seeds),
     }  # fmt: skip
     return {"outcome": one.outcome, "why": one.why, "p_adjusted": one.p, "figure": figure, "seeds_right": one.shares}

@@ -1,16 +1,21 @@
-"""`posbench report`: tables, curves and one self-contained page from run folders."""
+"""`posbench report`: a short answer, one table, a figure and one self-contained page from runs."""
 
+import json
 import os
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from posbench.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    import pandas as pd
 
-    from posbench.report.comparison.load import Group, RunData
     from posbench.report.page import Section
+
+FigureKind = Literal["panels", "curve"]
+WIDTH = 100  # characters, of files and pipes
+NAME = "curves"  # .png, .pdf
 
 
 def main(
@@ -19,163 +24,183 @@ def main(
     least: float | None = None,
     columns: str | None = None,
     reference: str | None = None,
+    figure: FigureKind = "panels",
 ) -> None:
-    """Report on run folders: tables in the terminal, and files in a folder.
+    """Report on runs: a short answer and a table in the terminal, and files in a folder.
 
     Args:
-        paths: run folders, study folders, globs.
+        paths: run folders, study folders, globs, kept studies (`*.parquet`).
         out: folder for the files; default: `report` in the study's folder.
-        least: nats per token; a smaller difference is not called better or worse. None: `claims.LEAST`.
-        columns: of the LaTeX table, comma-separated. None: `latex.DEFAULT`.
-        reference: name or label of the scheme that the others are compared with. None: `rope`, of tasks without it
-            `none`.
+        least: nats per token; a smaller difference has no word. None: `compare.LEAST`.
+        columns: of the LaTeX table, comma-separated. None: those of the terminal.
+        reference: label or encoding that others are compared with. None: `rope`, of tasks without it `none`.
+        figure: `panels`, or `curve`: the loss by context alone, as wide as a column of a paper.
 
     Raises:
         UserError: a path does not exist, nothing there is a run, no such column or scheme, or the files cannot be
             written.
     """
-    from posbench.report import latex
-    from posbench.report.comparison import claims, load
+    from posbench.report import charts, page
+    from posbench.report.render import csv_text
+    from posbench.results import frame as frames
     from posbench.terminal import console as terminal
 
-    latex.check(columns)
-
-    runs, warnings = _read(paths)
-    folder = out or Path(os.path.commonpath([run.folder.absolute().parent for run in runs])) / "report"
-    warnings += load.mixed_code(runs)
-    groups = load.groups(runs, reference)
-    smallest = claims.LEAST if least is None else least
-    console = terminal.stdout()
-    if not console.is_terminal:
-        console.width = max(console.width, 132)  # files and pipes have no fixed width
+    frame = frames.read(paths)
+    runs = frame.drop_duplicates("folder")
+    if (runs["run_status"] == "unreadable").all():
+        raise UserError(f"none of the runs can be read: {runs['run_reason'].iloc[0]}")
+    folder = out or Path(os.path.commonpath([Path(run).absolute().parent for run in runs["folder"]])) / "report"
+    warnings, sections = _warnings(frame, runs), _sections(frame, least, reference, figure)
+    chosen = _chosen(columns, sections)
+    title = ", ".join(sorted(set(runs["study"].dropna())))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with console.capture() as said:
-            _write(folder, groups, runs, warnings, console, smallest, columns)
+        for number, section in enumerate(sections, start=1):
+            place = folder if number == 1 else folder / f"set-{number}"
+            place.mkdir(parents=True, exist_ok=True)
+            if section.figure is not None:
+                charts.save(section.figure, place, NAME)
+            if section.main is not None:
+                _write(place / "table.csv", section.main.csv())
+                latex = section.main.selected(chosen) if chosen else section.main
+                _write(place / "table.tex", latex.latex(f"posbench-{number}"))
+        lists = [name for name in frame if name.startswith("unit_")]
+        _write(folder / "rows.csv", csv_text(frame.drop(columns=[*lists, "settings", "scheme"])))
+        _write(folder / "index.html", page.render(title, warnings, sections, runs))
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
-    print(said.get(), end="")  # last, so that a printing error costs no file
-    where = f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)"
-    console.print(where, soft_wrap=True)
+
+    console = terminal.stdout()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    if any(section.figure is not None for section in sections):
+        console.print(f"Figure: {folder / NAME}.png; page: {folder / 'index.html'}", soft_wrap=True)
+    else:
+        console.print(f"Page: {folder / 'index.html'}", soft_wrap=True)
+    for line in warnings:
+        console.print(line, soft_wrap=True)
+    for section in sections:
+        console.print(f"{section.heading}: {section.facts}" if section.heading else f"{title}: {section.facts}")
+        for line in section.answer:
+            console.print(line, soft_wrap="\n" in line)  # a command is copied in one piece
+        if section.main is not None:
+            section.main.print(console)
 
 
-def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
-    """Every run once, and warnings about runs left out."""
-    from posbench.report.comparison import load
-    from posbench.run_folder import finding
+def _write(path: Path, text: str) -> None:
+    from posbench import files
 
-    runs, warnings = [], []
-    for folder in finding.run_folders(paths):
-        try:
-            runs.append(load.read(folder))
-        except UserError as error:
-            warnings.append(f"Left out, unreadable: {error}")
-    if not runs:
-        raise UserError(f"none of the runs can be read: {warnings[0]}")
-    runs.sort(key=lambda run: not run.done)
-    twice = load.repeated(runs)
-    warnings += [f"Left out: {run.folder} repeats a run of the same settings and seed" for run in twice]
-    runs = [run for run in runs if run not in twice]
-    if apart := [run for run in runs if run.apart]:
-        names = ", ".join(sorted(set[str]().union(*(run.apart for run in apart))))
-        warnings.append(
-            f"Left out: rows on other targets than the curve of their run ({names}, of {len(apart)} of {len(runs)} "
-            f"runs). 'posbench evaluate {apart[0].folder}' tells how to have all on the same targets"
+    files.write(path, text.encode())
+
+
+def _warnings(frame: "pd.DataFrame", runs: "pd.DataFrame") -> list[str]:
+    """Return lines on runs that are left out, failed, or differ in the code of an encoding."""
+    from posbench.terminal.exits import counted
+
+    lines = []
+    counts = Counter(runs.loc[~runs["run_status"].isin(["done", "unreadable"]), "run_status"])
+    if counts:
+        reasons = [reason for reason in runs.loc[runs["run_status"] != "done", "run_reason"].dropna()]
+        said = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+        first = f", the first: {' '.join(reasons[0].split())}" if reasons else ""
+        lines.append(f"Of {counted(len(runs), 'run')} not done: {said}{first}")
+    for run in runs[runs["run_status"] == "unreadable"].itertuples():
+        lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
+    if again := int(runs["repeated"].sum()):
+        where = runs.loc[runs["repeated"], "folder"].iloc[0]
+        lines.append(f"Left out: {counted(again, 'run')} of a setting and seed that another run has, as {where}")
+    splits = frame[frame["main"]].groupby("folder")["split"].first()
+    apart = frame[(frame["status"] == "ok") & ~frame["main"] & (frame["split"] == frame["folder"].map(splits))]
+    if len(apart):
+        number = f"{apart['folder'].nunique()} of {len(runs)} runs"
+        lines.append(
+            f"Left out: rows on other targets than the curve of their run, of {number}. "
+            f"'posbench evaluate {apart['folder'].iloc[0]}' tells how to have all on the same targets"
         )
-    return runs, warnings
+    versions: dict[str, set[str]] = {}
+    for text in runs.loc[runs["run_status"] == "done", "installed_encodings"].dropna():
+        for name, digest in json.loads(text).items():
+            versions.setdefault(name, set()).add(digest)
+    lines += [
+        f"'{name}' was trained with {len(digests)} versions of its file: 'posbench train ... --restart' trains anew"
+        for name, digests in versions.items()
+        if len(digests) > 1
+    ]
+    return lines
 
 
-def _write(
-    folder: Path,
-    groups: "list[Group]",
-    runs: "list[RunData]",
-    warnings: list[str],
-    console: "Console",
-    least: float,
-    columns: str | None,
-) -> None:
-    """Write all files of a report; print the main tables."""
-    from posbench.report import csv_files, page, tables, task, text
-    from posbench.report.comparison import load
+def _sections(frame: "pd.DataFrame", least: float | None, reference: str | None, figure: FigureKind) -> "list[Section]":
+    """Return a section for each set of runs that may be compared: text first, then those with most results."""
+    from posbench.results.frame import differing_settings
 
-    if texts := [group for group in groups if group.task is None and group.settings]:
-        keys = ", ".join(texts[0].settings)
-        warnings = [f"Not all of these runs may be compared: they are in {len(texts)} sets by {keys}", *warnings]
-    outcomes, title = tables.outcomes(runs), ", ".join(sorted({run.config.study for run in runs}))
-    text.print_lines(console, [f"{title}: {outcomes}", *warnings])
-    pieces = [f"# {text.markdown(title)}\n\n{text.markdown(outcomes)}\n"]
-    pieces += [f"**{text.markdown(warning)}**\n" for warning in warnings]
-    sections: list[Section] = []
-    for number, (group, heading) in enumerate(zip(groups, _headings(groups), strict=True), start=1):
-        place = folder
-        if number > 1:
-            place = folder / f"set-{number}"
-            place.mkdir(exist_ok=True)
-        if group.task is None:
-            made = _section(group, heading, place, least, columns)
-        else:
-            made = task.section(group, heading, place)
-        text.write(place / "table.tex", made.latex)
-        _print(console, made, with_notes=all(made.on_task != other.on_task for other in sections))
-        pieces.append(_markdown(made, folder))
+    readable = frame[frame["run_status"] != "unreadable"]
+    sets = [same for _, same in readable.groupby("setting")]
+    sets.sort(
+        key=lambda same: (same["trained_task"].iloc[0] or "", not same["newest"].any(), -same["folder"].nunique())
+    )
+    if reference is not None:
+        known = {*readable["label"], *readable["encoding"].dropna()}
+        if reference not in known:
+            raise UserError(f"no scheme is called '{reference}': expected one of {', '.join(sorted(known))}")
+    settings: dict[str, dict[str, str]] = {}
+    for _, alike in readable.groupby(readable["trained_task"].fillna("")):
+        settings |= differing_settings(alike)
+    sections = []
+    for number, same in enumerate(sets, start=1):
+        task, setting = same["trained_task"].iloc[0], str(same["setting"].iloc[0])
+        apart = ", ".join(f"{key} {value}" for key, value in settings.get(setting, {}).items())
+        name = f"Task {task}" if task else f"Set {number}" if len(sets) > 1 else ""
+        heading = f"{name}: {apart}" if apart else name
+        there = reference if reference in {*same["label"], *same["encoding"]} else None
+        made = _of_task(same, heading, there) if task else _of_text(same, heading, there, least, figure)
         sections.append(made)
-    failed = tables.not_done(load.failures(runs))
-    text.print_lines(console, (": ".join(value.text for value in row if value.text) for row in failed.rows))
-    pieces += [text.markdown_table(failed)] if failed.rows else []
-    text.write(folder / "report.md", "\n".join(pieces))
-    csv_files.write(folder, groups, runs)
-    text.write(folder / "index.html", page.render(title, outcomes, warnings, sections, failed, runs))
+    return sections
 
 
-def _section(group: "Group", heading: str, place: Path, least: float, columns: str | None) -> "Section":
-    """The section of a set of runs on text: levels and rises of nll; its pictures are written into a folder."""
-    from posbench.report import captions, figures, latex, on_the_way, page, tables
-    from posbench.report.answer import answer
-    from posbench.report.comparison import summary
+def _of_text(
+    frame: "pd.DataFrame", heading: str, reference: str | None, least: float | None, figure: FigureKind
+) -> "Section":
+    from posbench.report import answer, charts, tables
+    from posbench.report.page import Section
+    from posbench.results import compare
 
-    summaries = summary.summarise(group, least)
-    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group)
-    notes += latex.left_out(group, summaries, columns)
-    title = f"{group.runs[0].config.study} {heading.partition(':')[0]}".strip()
-    return page.Section(
-        heading=heading,
-        answer=answer(group, summaries),
-        caption=caption,
-        shown=tables.main_tables(group, summaries, least),
-        more=[*tables.more_tables(group, summaries), *on_the_way.over_training(group, summaries)],
-        notes=notes,
-        latex=latex.table(group, summaries, columns, title, " ".join([caption, *notes])),
-        pictures=figures.save(group, summaries, place),
-        pictured="Curves of nll by context length",
+    table = compare.compare(frame, reference, compare.LEAST if least is None else least)
+    more = [tables.facts_table(table)]
+    if "nll_difference" in table:
+        more.insert(0, tables.differences_table(table))
+    if training := tables.training_table(frame):
+        more.append(training)
+    return Section(
+        heading,
+        answer.facts(frame),
+        answer.of_text(frame, table),
+        charts.of_text(frame, table, only_curve=figure == "curve"),
+        tables.main_table(table),
+        [*more, *tables.other_tables(frame)],
     )
 
 
-def _print(console: "Console", made: "Section", with_notes: bool) -> None:
-    from posbench.report import text
+def _of_task(frame: "pd.DataFrame", heading: str, reference: str | None) -> "Section":
+    from posbench.report import answer, charts, tables
+    from posbench.report.page import Section
+    from posbench.results.tasks import compare_tasks
 
-    text.print_lines(console, [*([made.heading] if made.heading else []), *made.answer])
-    for table in made.shown:
-        text.print_table(console, table)
-        text.print_lines(console, [table.note] if with_notes else [])
-    text.print_lines(console, [*made.notes, made.caption])
-
-
-def _markdown(made: "Section", folder: Path) -> str:
-    from posbench.report import text
-
-    pieces = [f"## {text.markdown(made.heading)}\n"] if made.heading else []
-    pieces += [f"**{text.markdown(' '.join(made.answer))}**\n"] if made.answer else []
-    pieces += [f"![{made.pictured}]({picture.relative_to(folder)})\n" for picture in made.pictures[:1]]
-    pieces += [text.markdown(line) + "\n" for line in (made.caption, *made.notes)]
-    return "\n".join([*pieces, *map(text.markdown_table, made.tables)])
+    table = compare_tasks(frame, reference)
+    main, more = (tables.task_table(table), [tables.places_table(frame)]) if len(table) else (None, [])
+    sentences = answer.of_task(frame, table)
+    return Section(
+        heading, answer.facts(frame), sentences, charts.of_task(frame), main, [*more, *tables.other_tables(frame)]
+    )
 
 
-def _headings(groups: "list[Group]") -> list[str]:
-    """The heading of each group: `Set 2: data.sha256 c0ffee`, `Task copy`; empty for a single set of text."""
-    texts, found = sum(group.task is None for group in groups), []
-    for number, group in enumerate(groups, start=1):
-        settings = ", ".join(f"{key} {value}" for key, value in group.settings.items())
-        name = f"Task {group.task}" if group.task is not None else f"Set {number}" if texts > 1 else ""
-        name = name or ("Text" if len(groups) > 1 else "")
-        found.append(f"{name}: {settings}" if settings else name)
-    return found
+def _chosen(columns: str | None, sections: "list[Section]") -> list[str]:
+    """Return the names of the LaTeX table's columns.
+
+    Raises:
+        UserError: no table has one of these columns.
+    """
+    chosen = [name.strip() for name in columns.split(",")] if columns else []
+    known = dict.fromkeys(column.name for section in sections if section.main for column in section.main.columns)
+    for name in chosen:
+        if name not in known:
+            raise UserError(f"no column is called '{name}': expected some of {', '.join(known)}")
+    return chosen

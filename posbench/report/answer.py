@@ -1,150 +1,175 @@
-"""The answer in words: how far each scheme holds, its cost at the training length, and open questions."""
+"""The short answer above a report's table: what is best, what holds, how sure that is, and what to type next."""
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from posbench.evaluation.intervals import Documents
-from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
-from posbench.report.comparison.load import Group
-from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary, documents
+import pandas as pd
+
+from posbench.report.tables import cut
+from posbench.results.compare import ENDPOINT_RATIO, ENOUGH_SEEDS, HALF, NOT_RESOLVED, Losses, main_rows, may_claim
+from posbench.results.tasks import task_rows
+from posbench.terminal.exits import counted
+
+MOST_NAMED = 5
+LONGER = 4  # times the training that is suggested to models that have not learned
 
 
-def answer(group: Group, summaries: list[Summary]) -> list[str]:
-    """A few sentences from the words of a group; schemes that have not learned are only named.
+def facts(frame: pd.DataFrame) -> str:
+    """Return what was run: `six: 6 encodings, 5 seeds, 1.05M parameters, 4M tokens of builtin at 128 tokens`."""
+    runs = frame[~frame["repeated"]].drop_duplicates("folder")
+    done = runs[runs["run_status"] == "done"]
+    first = (done if len(done) else runs).iloc[0]
+    parts = [counted(runs["label"].nunique(), "encoding"), counted(runs["seed"].nunique(), "seed")]
+    if first["parameters"] is not None and not pd.isna(first["parameters"]):
+        parts.append(f"{first['parameters'] / 1e6:.3g}M parameters")
+    about = f"task {first['trained_task']}" if first["trained_task"] else first["text"] or "text"
+    if not pd.isna(first["trained_tokens"]):
+        about = f"{first['trained_tokens'] / 1e6:.3g}M tokens of {about}"
+    return f"{', '.join(parts)}, {about}, training length {first['train_length']}"
 
-    They speak of the primary figures alone: how far schemes hold, nll at the training length, the rise at 4x.
+
+def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
+    """Return at most four sentences on schemes that were compared on text.
+
+    Args:
+        frame: of one setting.
+        table: of `results.compare.compare`.
     """
-    unlearned = [one for one in summaries if not one.ranked]
-    ranked = [one for one in summaries if one.ranked and one.reach]
-    behind = documents(group)
-    sentences = [
-        _one_has_half(behind) if behind else "",
-        _held(ranked, group.train_length),
-        _used(ranked, group.train_length),
-        *_against(group, ranked),
-        few_seeds({one.scheme.label: one.n_done for one in ranked}),
-        _two_groups(ranked),
-    ]
-    for gate, why in (
-        ("no", "an n-gram model has no more nats at 1x"),
-        ("not resolved", "at 1x they are not resolved from an n-gram model"),
-    ):
-        sentences.append(_unlearned([one for one in unlearned if one.learned == gate], why))
-    return [sentence for sentence in sentences if sentence]
-
-
-def _one_has_half(behind: Documents) -> str:
-    """Why nothing is judged, where one document has half of the targets or more."""
-    why = behind.no_verdict
-    return f"{why[:1].upper()}{why[1:]}, since figures would speak for that document only." if why else ""
-
-
-def _held(ranked: list[Summary], train_length: int) -> str:
-    """A sentence on how far each scheme holds, the farthest first; then what breaks, then what is not resolved."""
-    longest = max((p.length for one in ranked for p in one.plain.points if p.nll is not None), default=train_length)
-    said: dict[tuple[int, int, str], list[str]] = {}  # order of the part, and what it adds -> labels
-    for one in ranked:
-        assert one.reach is not None
-        reach, undefined = one.reach, one.plain.undefined_at
-        if reach.length > train_length:
-            own = max(p.length for p in one.plain.points if p.nll is not None)
-            so_far = ", the longest measured" if reach.length == longest else ""
-            if reach.length == own < longest and undefined is None:
-                so_far = ", not measured beyond"
-            said.setdefault((0, -reach.length, so_far), []).append(one.scheme.label)
-        if reach.breaks:
-            said.setdefault((1, reach.breaks, ""), []).append(one.scheme.label)
-        if reach.length == train_length and undefined is not None and reach.resolved and reach.breaks is None:
-            said.setdefault((2, train_length, ""), []).append(one.scheme.label)
-        elif not reach.resolved:
-            said.setdefault((3, reach.length, ""), []).append(one.scheme.label)
-    parts = []
-    for (kind, number, so_far), names in sorted(said.items()):
-        length, alone = abs(number), len(names) == 1
-        times = f"{length:,} tokens, {length / train_length:g} times the training length"
-        open_after = f"{'is' if alone else 'are'} not resolved beyond {length:,}"
-        words = (
-            f"{'holds' if alone else 'hold'} to {times}{so_far}",
-            f"{'breaks' if alone else 'break'} at {times}",
-            f"{'is' if alone else 'are'} undefined beyond {length:,}",
-            open_after,
+    if not table.attrs["schemes"]:
+        return ["No run has a loss at its training length yet." + _again(frame)]
+    shown = table[table["nll"].notna()]
+    gates = shown["learned"].where(shown["learned"].notna(), None)
+    judged = shown[[may_claim(gate) for gate in gates]]
+    lines = [_at_one(shown, table.attrs)]
+    if beyond := _beyond(judged, table.attrs):
+        lines.append(beyond)
+    losses = Losses(main_rows(frame))
+    if losses.largest_document >= HALF:
+        lines.append(f"One document has {losses.largest_document:.0%} of the targets: nothing is said of other text.")
+    elif shown["seeds"].min() < ENOUGH_SEEDS and len(shown) > 1:
+        asked = ",".join(map(str, range(ENOUGH_SEEDS)))
+        lines.append(
+            f"How sure: {counted(int(shown['seeds'].min()), 'seed')} cannot tell of others; words need {ENOUGH_SEEDS}."
+            f"{command(frame, {'seed': asked})}"
         )
-        parts.append(f"{_listed(names)} {words[kind]}")
-    means = f" (a rise of at most, or above, {REACH_LIMIT:g} nats per token, by joint bounds)"
-    return f"{'; '.join(parts)}{means}." if parts and longest > train_length else ""
+    if len(unlearned := shown[~shown.index.isin(judged.index)]):
+        ngram = f" ({shown['ngram'].median():.3f})" if shown["ngram"].notna().any() else ""
+        steps = {"training.tokens": str(_tokens(frame) * LONGER)} if _tokens(frame) else {}
+        lines.append(
+            f"Not shown to have learned more than an n-gram model{ngram}: {listed(unlearned['label'])}."
+            f"{command(frame, steps) if steps else ''}"
+        )
+    return lines
 
 
-def _used(ranked: list[Summary], train_length: int) -> str:
-    """A sentence on the schemes that need less than the training length, the most first."""
-    by_use: dict[int, list[str]] = {}
-    for one in ranked:
-        if one.uses is not None and one.uses < train_length:
-            by_use.setdefault(one.uses, []).append(one.scheme.label)
+def _at_one(shown: pd.DataFrame, attrs: Mapping[Any, Any]) -> str:
+    """Return the sentence on the training length."""
+    best, base = shown.iloc[0], attrs["reference"]
+    which = "the lowest loss" if len(shown) > 1 else "a loss of"
+    text = f"At {attrs['train_length']} tokens {cut(best['label'])} has {which} {best['nll']:.3f}"
+    if len(shown) == 1:
+        return f"{text}."
+    if base is None:
+        return f"{text}; without a reference (--reference NAME) no difference is judged."
     parts = [
-        f"{_listed(names)} {'needs' if len(names) == 1 else 'need'} at most {n:,}"
-        for n, names in sorted(by_use.items(), reverse=True)
+        f"{word} than {base}: {listed(_by(shown, 'nll', word))}"
+        for word in ("better", "worse")
+        if _by(shown, "nll", word)
     ]
-    means = f"with so many, nll is higher by at most {USES_LIMIT:g} nats per token, by joint bounds"
-    return f"Of the {train_length:,} tokens of training, {'; '.join(parts)} ({means})." if parts else ""
+    if open_ := _labels(shown, "nll_word", NOT_RESOLVED):
+        parts.append(f"not resolved: {listed(open_)}")
+    return f"{text}. {'; '.join(parts)[:1].upper()}{'; '.join(parts)[1:]}." if parts else f"{text}."
 
 
-def _against(group: Group, ranked: list[Summary]) -> list[str]:
-    """Sentences on the two endpoints, and on what is not resolved."""
-    found = {one.scheme.label: one.endpoints for one in ranked if one.endpoints and one.endpoints.verdict.at_one}
-    if group.reference is None or not found:
+def _beyond(judged: pd.DataFrame, attrs: Mapping[Any, Any]) -> str:
+    """Return the sentence on longer contexts; empty if none was measured or nothing may be said."""
+    if "holds_to" not in judged or judged["holds_to"].isna().all():
+        return ""
+    length, base = attrs["train_length"], attrs["reference"]
+    held: dict[str, list[str]] = {}
+    for row in (
+        judged[judged["holds_to"].notna()].sort_values("holds_to", ascending=False, kind="stable").to_dict("records")
+    ):
+        further = " at least" if row["holds_further"] is True and row["holds_to"] > length else ""
+        held.setdefault(f"to{further} {row['holds_to'] / length:g}x", []).append(row["label"])
+    parts = [f"{listed(labels)} {far}" for far, labels in held.items()]
+    sentences = [f"Holds: {'; '.join(parts)}."]
+    words = [
+        f"{word} than {base}: {listed(_by(judged, 'rise', word))}"
+        for word in ("rises less", "rises more")
+        if _by(judged, "rise", word)
+    ]
+    sentences += [f"At {ENDPOINT_RATIO}x {'; '.join(words)}."] if words else []
+    return " ".join(sentences)
+
+
+def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
+    """Return at most three sentences on schemes that were compared on a task."""
+    if not len(table):
+        return ["No run was tested on its problems yet." + _again(frame)]
+    rows = task_rows(frame)
+    ranked = table[table["ranked"]]
+    lines = [f"Learned by most seeds: {listed(ranked['label']) or 'none'}."]
+    for ratio in (4, 2):
+        name = f"accuracy_{ratio}x"
+        if name in ranked and ranked[name].notna().any():
+            best = ranked.loc[ranked[name].idxmax()]
+            lines[0] += f" At {ratio}x the longest trained problem {best['label']} is best, {best[name]:.0%} right."
+            break
+    words = [
+        f"{word} than {table.attrs['reference']} at {ratio}x: {listed(labels)}"
+        for ratio in (2, 4)
+        for word in ("better", "worse")
+        if (labels := _labels(table, f"accuracy_{ratio}x_word", word))
+    ]
+    lines += [f"{'; '.join(words)[:1].upper()}{'; '.join(words)[1:]}."] if words else []
+    if rows.drop_duplicates("folder").groupby("label").size().min() < ENOUGH_SEEDS:
+        lines.append(f"Words need {ENOUGH_SEEDS} seeds, better ten.{command(frame, {'seed': '0,1,2,3,4,5,6,7,8,9'})}")
+    return lines
+
+
+def command(frame: pd.DataFrame, values: dict[str, str]) -> str:
+    """Return what to type for the runs of a frame with other values; empty if they have no command."""
+    asked: dict[str, list[str]] = {}
+    for text in dict.fromkeys(frame.drop_duplicates("folder")["command"].dropna()):
+        words = shlex.split(text)
+        if words[:2] != ["posbench", "train"] or any(word.startswith("-") for word in words):
+            return ""
+        for word in words[2:]:
+            key, _, value = word.partition("=")
+            if value not in asked.setdefault(key, []):
+                asked[key].append(value)
+    if not asked or any("," in value or "[" in value for values_ in asked.values() for value in values_):
+        return ""
+    merged = {key: ",".join(each) for key, each in asked.items()} | values
+    return f" Type:\n  posbench sweep {shlex.join(f'{key}={value}' for key, value in merged.items())}"
+
+
+def _again(frame: pd.DataFrame) -> str:
+    return command(frame, {}).replace("Type:", "To continue, type:")
+
+
+def _tokens(frame: pd.DataFrame) -> int:
+    known = frame["trained_tokens"].dropna()
+    return int(known.max()) if len(known) else 0
+
+
+def _labels(table: pd.DataFrame, column: str, word: str) -> list[str]:
+    return list(table.loc[table[column] == word, "label"]) if column in table else []
+
+
+def _by(table: pd.DataFrame, name: str, word: str) -> list[str]:
+    """Return the schemes with this word, each with its difference."""
+    if f"{name}_word" not in table:
         return []
-    costs: dict[str, list[str]] = {"better": [], "worse": []}
-    rises: dict[str, list[str]] = {"less": [], "worse": []}
-    unresolved: dict[str, list[str]] = {"1x": [], f"{ENDPOINT_RATIO}x": []}
-    for label, one in found.items():
-        at_one, beyond = one.verdict.at_one, one.verdict.beyond
-        for words, word, interval in ((costs, at_one, one.nll), (rises, beyond, one.rise)):
-            if interval and word in words:
-                words[word].append(f"{label} by {abs(interval.mean):.3f}")
-        for where, settled, bounds in zip(unresolved, (at_one, beyond), (one.nll_bounds, one.rise_bounds), strict=True):
-            if settled == "open" and bounds:
-                unresolved[where].append(f"{label} ({bounds.low:+.3f} to {bounds.high:+.3f})")
-    open_at = [f"at {where} {_listed(labels)}" for where, labels in unresolved.items() if labels]
-    against = f"Against {group.reference.label}"
-    return [
-        _words(f"{against} at {group.train_length:,} tokens, in nats per token", costs, {}),
-        _words(
-            f"{against}, in the rise at {ENDPOINT_RATIO}x", rises, {"less": "rises less", "worse": "extrapolates worse"}
-        ),
-        f"Not resolved, which is not equal: {'; '.join(open_at)}." if open_at else "",
-    ]
+    rows = table[table[f"{name}_word"] == word]
+    return [f"{cut(row['label'])} {row[f'{name}_difference']:+.3f}" for row in rows.to_dict("records")]
 
 
-def _words(about: str, said: dict[str, list[str]], words: dict[str, str]) -> str:
-    parts = [f"{words.get(kind, kind)}: {_listed(labels)}" for kind, labels in said.items() if labels]
-    return f"{about}, {'; '.join(parts)}." if parts else ""
-
-
-def _two_groups(ranked: list[Summary]) -> str:
-    names = [one.scheme.label for one in ranked if one.bimodal]
-    return f"Seeds in two groups, so that a mean says little (see the points): {_listed(names)}." if names else ""
-
-
-def few_seeds(of_each: Mapping[str, int]) -> str:
-    """What the seeds of each scheme are too few for; empty if they are enough."""
-    few = [label for label, seeds in of_each.items() if seeds < SEEDS_FOR_A_CLAIM]
-    if not few:
-        return ""
-    if len(few) < len(of_each):
-        return f"Fewer than {SEEDS_FOR_A_CLAIM} seeds, which speak for these checkpoints only: {_listed(few)}."
-    seeds = min(of_each.values())
-    if seeds == 1:
-        return f"With one seed this speaks for these checkpoints only; a verdict takes {SEEDS_FOR_A_CLAIM} seeds."
-    return f"With {seeds} seeds there is no verdict on schemes: that takes {SEEDS_FOR_A_CLAIM}. For rises take ten."
-
-
-def _unlearned(unlearned: list[Summary], why: str) -> str:
-    if not unlearned:
-        return ""
-    each = [f"{one.scheme.label} ({one.nll.mean:.3f})" for one in unlearned if one.nll]
-    ceilings = sorted({f"{one.gate.ceiling:.3f}" for one in unlearned if one.gate})
-    return f"Not ranked, since {why} ({', '.join(ceilings)}): {_listed(each)}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+def listed(names: Iterable[str]) -> str:
+    """Return names in one phrase, of many only the first: `fox, alibi and 17 more`."""
+    every = [cut(name) for name in names]
+    if len(every) > MOST_NAMED + 1:
+        return f"{', '.join(every[:MOST_NAMED])} and {len(every) - MOST_NAMED} more"
+    return ", ".join(every)

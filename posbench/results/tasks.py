@@ -28,7 +28,10 @@ def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """
     once = frame[~frame["repeated"]]
     rows = once[(once["protocol"] == "problems") & once["newest"] & (once["run_status"] == "done")].copy()
-    rows["of_task"], rows["offset"] = rows["task"].astype(str).str.partition(":")[2], rows["offset"].fillna(0)
+    rows["of_task"], rows["offset"] = (
+        rows["task"].map(lambda task: str(task).partition(":")[2]),
+        rows["offset"].fillna(0),
+    )
     rows["as_trained"] = (rows["of_task"] == "") & (rows["offset"] == 0) & (rows["variant"] == PLAIN)
     rows["steps_to_gate"] = rows["steps_to_gate"].astype("float64")
     rows.loc[rows["status"] != "ok", ["accuracy", "exact_match"]] = math.nan

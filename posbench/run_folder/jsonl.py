@@ -88,3 +88,13 @@ def number(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def listed(path: Path, key: str) -> list[dict[str, Any]]:
+    """Return the objects of a list in a JSON file; none if it is not such a file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return []
+    rows = content.get(key) if isinstance(content, dict) else None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
