@@ -1,6 +1,6 @@
 """Evaluate a run from its folder and write the rows into it."""
 
-import collections
+import contextlib
 import dataclasses
 import logging
 import time
@@ -49,7 +49,7 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     An evaluation is no attempt: `run.json` keeps the outcome of the training.
 
     Args:
-        world: the processes that evaluate together, of which this is the first; `evaluate_beside` runs in the others.
+        world: the processes that evaluate together. All of them do this; rank 0 writes.
 
     Raises:
         UserError: the folder holds no run or no complete checkpoint, the run was trained on another text than its
@@ -61,48 +61,26 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     device = world.device(machine.resolve(asked.device or config.runtime.device))
     check(config)
     trained = checkpoint.trained(folder)
-    machine.set_threads(asked.threads or config.runtime.threads or world.threads)
+    machine.set_threads(asked.threads or config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
+    owned = Run.open(folder, config, command=None) if world.rank == 0 else contextlib.nullcontext()
     with (
-        Run.open(folder, config, command=None) as run,
+        owned as run,
         tracking.mirror(config, run) as tracker,
         ended_in_words(),
     ):
-        run.log_to_file()
+        if run:
+            run.log_to_file()
         if trained.step < config.training.steps:
             told = "%s is not finished: it is evaluated as it stands after step %d of %d"
-            logger.warning(told, run.folder, trained.step, config.training.steps)
-        tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)
-        run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-        run.warn_of_other_code()
-        weights = trained.weights()
-        world.from_first((trained.step, weights))  # from now on the others find the text in the cache
-        model = with_weights(folder, config, tokens.tokenizer, weights).to(device)
+            logger.warning(told, folder, trained.step, config.training.steps)
+        tokens = world.after_first(lambda: prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache))
+        if run:
+            run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
+            run.warn_of_other_code()
+        model = with_weights(folder, config, tokens.tokenizer, trained.weights()).to(device)
         if not evaluate_into(run, tracker, model, tokens, config, trained.step, device, world):
-            logger.info("all requested rows exist; nothing to do: %s", run.folder)
-
-
-def evaluate_beside(folder: Path, config: Config, world: World) -> None:
-    """Evaluate a finished run as a process beyond the first: a share of the forward passes, no output.
-
-    It makes the calls of `evaluate_run` that concern all processes, in the same order.
-
-    Args:
-        config: the run's, with the settings that were asked for.
-
-    Raises:
-        Stopped: a signal asked for an end.
-        PosbenchError: what ended another process, or this one, which the first then says.
-    """
-    logging.getLogger("posbench").handlers = [logging.NullHandler()]
-    device = world.device(machine.resolve(config.runtime.device))
-    machine.set_threads(config.runtime.threads or world.threads)
-    machine.be_deterministic(device, config.runtime.deterministic)
-    with ended_in_words():
-        step, weights = world.from_first()
-        tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)
-        model = with_weights(folder, config, tokens.tokenizer, weights).to(device)
-        compute_share(model, tokens, config, step, device, world)
+            logger.info("all requested rows exist; nothing to do: %s", folder)
 
 
 def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:
@@ -113,7 +91,7 @@ def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:
 
 
 def evaluate_into(
-    run: Run,
+    run: Run | None,
     tracker: tracking.Mirror,
     model: GPT,
     tokens: Tokens | TaskData,
@@ -122,16 +100,21 @@ def evaluate_into(
     device: torch.device,
     world: World | None = None,
 ) -> int:
-    """Evaluate into a run folder and its mirror; returns how many rows were missing."""
+    """Evaluate into a run folder and its mirror; returns how many rows were missing.
+
+    Args:
+        run: None in a process beyond the first, which computes its share.
+    """
     world = world or World()
-    asked = evaluation_of(run.id, model, tokens, config, step, device, world)
+    asked = evaluation_of(run.id if run else "", model, tokens, config, step, device, world)
     try:
-        return rows_into(run, tracker, asked, world.from_first(run.whole_rows()))
+        return rows_into(run, tracker, asked, world.from_first(run.whole_rows() if run else None))
     finally:
-        show_results(run.folder, config, tracker)
+        if run:
+            show_results(run.folder, config, tracker)
 
 
-def rows_into(run: Run, tracker: tracking.Mirror, asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> int:
+def rows_into(run: Run | None, tracker: tracking.Mirror, asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> int:
     """Write the rows that are not known, one by one, so that nothing computed is lost; returns how many there were.
 
     Raises:
@@ -140,22 +123,16 @@ def rows_into(run: Run, tracker: tracking.Mirror, asked: AnyEvaluation, known: S
     started, n_rows = time.monotonic(), 0
     try:
         for row, blocks in evaluate(asked, known):
-            run.log_evaluation(row, blocks)
+            if run:
+                run.log_evaluation(row, blocks)
             tracker.curve(row)
             logger.info("%s", describe(row))
             n_rows += 1
     finally:
-        seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
-        run.update(evaluate_seconds=round(seconds, 3))
+        if run:
+            seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
+            run.update(evaluate_seconds=round(seconds, 3))
     return n_rows
-
-
-def compute_share(
-    model: GPT, tokens: Tokens | TaskData, config: Config, step: int, device: torch.device, world: World
-) -> None:
-    """Compute a share of what the first process evaluates by `evaluate_into`; arguments as there."""
-    asked = evaluation_of("", model, tokens, config, step, device, world)
-    collections.deque(evaluate(asked, world.from_first()), maxlen=0)
 
 
 def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:

@@ -64,4 +64,4 @@ def in_batches(world: World, count: int, length: int, batch_tokens: int, work: C
         work: gets the numbers of a batch's windows.
     """
     per_batch = max(1, batch_tokens // length)
-    return world.mapped(lambda first: work(slice(first, first + per_batch)), range(0, count, per_batch))
+    return world.map(lambda first: work(slice(first, first + per_batch)), range(0, count, per_batch))

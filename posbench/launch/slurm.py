@@ -18,7 +18,7 @@ _SCRIPT = """#!/bin/bash
 cd {here} || exit 1
 [ "$SLURM_CPUS_PER_TASK" ] && export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
 command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
-[ "${{SLURM_NTASKS:-1}}" -gt 1 ] && command="srun $command"  # they are the processes of one run
+[ "${{SLURM_NTASKS:-1}}" -gt 1 ] && command="srun --kill-on-bad-exit $command"  # they are the processes of one run
 eval "exec $command" &
 run=$!
 trap 'again=1; kill -TERM $run' USR1                # 120 s before the time limit: it saves itself

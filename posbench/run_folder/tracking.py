@@ -58,8 +58,11 @@ def is_at_wandb(config: Trains) -> bool:
 
 
 @contextlib.contextmanager
-def mirror(config: Trains, run: Run) -> Iterator[Mirror]:
-    """The mirror that `config.tracking` names. However the run ends, its tracker gets the status."""
+def mirror(config: Trains, run: Run | None) -> Iterator[Mirror]:
+    """The mirror that `config.tracking` names; none without a run. However a run ends, the tracker gets its status."""
+    if run is None:
+        yield Mirror()
+        return
     found = _mirror(config, run)
     try:
         yield found

@@ -49,17 +49,21 @@ def report(error: BaseException) -> int:
     """Print an error as one line, with --debug after its traceback; return its exit code."""
     if os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
-    if isinstance(error, KeyboardInterrupt):
-        text, code = "interrupted", 130
-    elif isinstance(error, PosbenchError):
-        text, code = str(error), error.exit_code
-    elif isinstance(error, OSError) and error.errno in _NO_ACCESS and error.filename:
-        where = os.fsdecode(error.filename)
-        text, code = f"{where}: {error.strerror}: posbench needs to read or write it; {_NO_ACCESS[error.errno]}", 2
-    else:
-        text, code = f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
+    text, code = described(error)
     print(f"error: {spelt_out(' '.join(text.split()))}", file=sys.stderr, flush=True)
     return code
+
+
+def described(error: BaseException) -> tuple[str, int]:
+    """Return what an error says to a user, and its exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    if isinstance(error, PosbenchError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError) and error.errno in _NO_ACCESS and error.filename:
+        where = os.fsdecode(error.filename)
+        return f"{where}: {error.strerror}: posbench needs to read or write it; {_NO_ACCESS[error.errno]}", 2
+    return f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
 
 
 def counted(count: int, noun: str) -> str:

@@ -32,7 +32,6 @@ from posbench.huggingface.job import Found
 from posbench.huggingface.learning import Learning
 from posbench.huggingface.package import transformers
 from posbench.huggingface.subject import HuggingFaceModel, position_of
-from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
@@ -99,7 +98,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     with (
         Run.open(folder, config, command, restart=restart) as run,
         tracking.mirror(config, run) as tracker,
-        failures_recorded(run, World()),
+        failures_recorded(run),
         ended_in_words(),
     ):
         run.log_to_file()

@@ -1,6 +1,5 @@
 """One update of the weights: learning rate, optimizer, gradients, and whether its pieces are compiled."""
 
-import contextlib
 import dataclasses
 import inspect
 import math
@@ -153,7 +152,7 @@ class Outcome:
 
     step: int
     rate: float
-    # Loss, gradient norm, whether an update failed up to this one, whether this was left out; then what processes said.
+    # Loss, gradient norm, whether an update failed up to this one, whether this was left out; then states of processes.
     numbers: Tensor
     arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
     learner: Learner
@@ -169,7 +168,7 @@ class Outcome:
     def read(self) -> tuple[float, float]:
         """The mean loss in nats per scored token and the gradient norm before clipping.
 
-        From now on the world knows what its processes said in that update.
+        From now on the world knows the states of its processes in that update.
 
         Raises:
             RunFailed: the loss or the gradient is not finite. The weights are as they were before the update, whatever
@@ -177,8 +176,8 @@ class Outcome:
         """
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, norm, failed, _, *said = self.numbers.tolist()
-        self.learner.world.hear(said)
+        loss, norm, failed, _, *states = self.numbers.tolist()
+        self.learner.world.hear(states)
         if self.learner.scale is not None and not math.isfinite(norm):
             failed = failed or self.learner.scale.get_scale() < 1  # else a smaller scale may mend it
         for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
@@ -215,7 +214,6 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     if not n_scored:
         raise ValueError(f"the batch of step {step + 1} has no label that is scored")
     tell_progress(learner.model, step / learner.training.steps)
-    world, parameters = learner.world, list(learner.model.parameters())
     parts = [part.to(learner.device) for part in batch.parts(learner.training.accumulation)]
     total = torch.zeros((), device=learner.device)
     learner.optimizer.zero_grad(set_to_none=True)
@@ -226,14 +224,13 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
             draw = generator(learner.seed, "positions", step, device=learner.device)  # the same for all parts
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
             loss: Tensor = learner.model(part.ids, part.labels, **given) / times
-        with world.overlapping(parameters) if part is parts[-1] else contextlib.nullcontext():
-            (loss if learner.scale is None else learner.scale.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        (loss if learner.scale is None else learner.scale.scale(loss)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
-    total, said = world.add_up(parameters, total)
+    total, states = learner.world.sum_gradients(list(learner.model.parameters()), total)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
     numbers = _step(learner, total)
-    return Outcome.of(step, rate, numbers if said is None else torch.cat((numbers, said)), learner)
+    return Outcome.of(step, rate, numbers if states is None else torch.cat((numbers, states)), learner)
 
 
 def tell_progress(model: nn.Module, done: float) -> None:

@@ -26,7 +26,7 @@ from posbench.data.batches import Batch, TrainingBatches, own_rows
 from posbench.data.problems import ProblemBatches, TaskData, prepare
 from posbench.data.tokens import Tokens
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.job import compute_share, evaluate_into, on_the_way
+from posbench.evaluation.job import evaluate_into, on_the_way
 from posbench.evaluation.sync import send
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.model.gpt import GPT, build, parameter_counts
@@ -61,7 +61,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         folder: the run folder; an unfinished run in it is continued.
         command: the command line, for the record.
         restart: move an existing run aside and begin anew.
-        world: the processes that train it together, of which this is the first; in the others `train_beside` runs.
+        world: the processes that train it together. All of them do this; rank 0 has the run folder and the tracker.
 
     Raises:
         UserError: the data or the configuration cannot be used, the run in the folder was trained on another text, or
@@ -70,29 +70,27 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
     world = world or World()
+    first = world.rank == 0
     chosen = machine.resolve(config.runtime.device)
     device = world.device(chosen)
-    if not restart:
+    if first and not restart:
         held_config(folder, config)  # refuses another run's folder
     dtype = machine.resolve_precision(config.training.precision, device)
-    threads = machine.set_threads(config.runtime.threads or world.threads)
+    threads = machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
     with ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
-        tokens = prepare(config.data, config.runtime.cache)
+        tokens = world.after_first(lambda: prepare(config.data, config.runtime.cache))
         if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
             own = f"data.tokenizer={config.start.run}/{TOKENIZER}"
             raise UserError(f"the text has another tokenizer than the run that training begins from: expected {own}")
-        world.from_first()  # from now on the others find it in the cache
     batches = tokens.batches(config.training, config.seed)
+    owned = Run.open(folder, config, command, restart=restart) if first else contextlib.nullcontext()
     with (
-        Run.open(folder, config, command, restart=restart) as run,
+        owned as run,
         tracking.mirror(config, run) as tracker,
-        failures_recorded(run, world),
+        failures_recorded(run),
         ended_in_words(),
     ):
-        run.log_to_file()
-        run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-        run.warn_of_other_code()
         where = Where(
             device=str(chosen),
             dtype=machine.dtype_name(dtype),
@@ -100,17 +98,17 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             processes=world.size,
             compiled=is_compiled(config, device, world),
         )
-        if where.compiled:
-            logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
-        run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
+        if run:
+            _begin(run, config, tokens, where)
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
-        tokens.tokenizer.save(run.folder / TOKENIZER)
-        run.update(
-            data=tokens.record,
-            tokenizer_sha256=tokens.tokenizer.sha256,
-            parameters=parameter_counts(model),
-        )
+        if run:
+            tokens.tokenizer.save(run.folder / TOKENIZER)
+            run.update(
+                data=tokens.record,
+                tokenizer_sha256=tokens.tokenizer.sha256,
+                parameters=parameter_counts(model),
+            )
 
         def evaluate(step: int, asked: EvaluationConfig) -> None:
             logger.info("after %s tokens of training:", f"{step * config.training.tokens_per_step:,}")
@@ -122,10 +120,13 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure(_MORE_ROOM):
             learner = learner_for(model, config, device, dtype, world)
-            journal = RunJournal(run, tracker, config, where)
+            journal = RunJournal(run, tracker, config, where) if run else Journal()
             step = fit(learner, batches, tokens, config, journal, evaluate)
-        warn_of_rows_passed(run, config)
+        if run:
+            warn_of_rows_passed(run, config)
         n_rows = evaluate_into(run, tracker, model, tokens, config, step, device, world)
+        if not run:
+            return
         run.finish("done")
         if config.runtime.clean:
             checkpoint.keep_weights(run.folder, config.training.steps)
@@ -135,36 +136,14 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
                 _tell_the_agent(config, run)
 
 
-def train_beside(config: Config, world: World) -> None:
-    """Train and evaluate as a process beyond the first: a share of every update and of the evaluation, no output.
-
-    It makes the calls of `train` that concern all processes, in the same order. The first process has the run folder,
-    the tracker and the terminal.
-
-    Raises:
-        Stopped: a signal asked one of the processes for an end.
-        PosbenchError: what ended another process, or this one, which the first then says.
-    """
-    logging.getLogger("posbench").handlers = [logging.NullHandler()]
-    device = world.device(machine.resolve(config.runtime.device))
-    dtype = machine.resolve_precision(config.training.precision, device)
-    machine.set_threads(config.runtime.threads or world.threads)
-    machine.be_deterministic(device, config.runtime.deterministic)
-    with ended_in_words():
-        world.from_first()  # the first has made what the others read
-        tokens = prepare(config.data, config.runtime.cache)
-        batches = tokens.batches(config.training, config.seed)
-        model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
-
-        def evaluate(step: int, asked: EvaluationConfig) -> None:
-            now = dataclasses.replace(config, evaluation=asked)
-            tell_progress(model, 1.0)
-            compute_share(model, tokens, now, step, device, world)
-
-        with machine.out_of_memory_as_failure(_MORE_ROOM):
-            learner = learner_for(model, config, device, dtype, world)
-            step = fit(learner, batches, tokens, config, Journal(), evaluate)
-        evaluate(step, config.evaluation)
+def _begin(run: Run, config: Config, tokens: Tokens | TaskData, where: Where) -> None:
+    """Begin an attempt of a run, if it may be continued on this text and in this precision."""
+    run.log_to_file()
+    run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
+    run.warn_of_other_code()
+    if where.compiled:
+        logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
+    run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
 
 
 def _tell_the_agent(config: Config, run: Run) -> None:
@@ -256,9 +235,10 @@ def fit(
             if due(runtime.checkpoint_every_steps, step, total) or stopped:
                 journal.save(step, learner)
             if stopped:
+                world.from_first()  # no other ends before rank 0 has saved: whatever started them may then end it
                 raise _stopped(stopped, step)
-    if world.received and world.rank == 0:  # while it wrote the last checkpoint; it tells the others
-        raise _stopped(world.received[0], step)
+    if stopped := world.from_first(next(iter(world.received), None)):  # while rank 0 wrote the last checkpoint
+        raise _stopped(stopped, step)
     tell_progress(learner.model, 1.0)
     journal.finish(learner)
     return total
@@ -301,7 +281,7 @@ def validate(learner: Learner, tokens: Tokens | TaskData, training: TrainingConf
     n_scored = [batch.n_scored for batch in batches]
     # In units of the largest: equal batches all have exactly 1.
     weights = torch.tensor(n_scored) / max(n_scored)
-    return {"nll": float((torch.stack(learner.world.mapped(loss, batches)) * weights).sum() / weights.sum())}
+    return {"nll": float((torch.stack(learner.world.map(loss, batches)) * weights).sum() / weights.sum())}
 
 
 def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
@@ -317,23 +297,17 @@ def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
         right = (logits.argmax(-1) == batch.labels) & scored
         return torch.stack((nll, right.sum(), (right == scored).all(1).sum())).cpu()
 
-    nll, right, whole = torch.stack(learner.world.mapped(counted, batches)).sum(0).tolist()
+    nll, right, whole = torch.stack(learner.world.map(counted, batches)).sum(0).tolist()
     tokens, rows = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
     return {"nll": nll / tokens, "accuracy": right / tokens, "exact_match": whole / rows}
 
 
 @contextlib.contextmanager
-def failures_recorded(run: Run, world: World) -> Iterator[None]:
-    """Write to run.json how the run ended, by any error in any process."""
+def failures_recorded(run: Run | None) -> Iterator[None]:
+    """Write to run.json how the run ended, by any error."""
     try:
-        with world.last_resort(run.ended_by):
-            yield
-    except Exception as error:
-        cause = world.cause(error)
-        run.ended_by(cause)
-        if cause is error:
-            raise
-        raise cause from error
-    except KeyboardInterrupt as error:
-        run.ended_by(world.cause(error))
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if run:
+            run.ended_by(error)
         raise
