@@ -39,6 +39,7 @@ def shown() -> Iterator[list[str]]:
                 yield shlex.split(line.partition("  #")[0].strip().removeprefix("$ "))
 
 
+@pytest.mark.full  # half a minute
 def test_every_run_and_sweep_that_a_page_shows_composes() -> None:
     composed = 0
     for program, command, *words in (words for words in shown() if len(words) > 1):
