@@ -82,11 +82,11 @@ class World:
 
     def map(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """Apply `work` to the items; each process computes every `size`-th, and all return all results, in order."""
-        own = [work(item) for item in items[self.rank :: self.size]]
-        parts = [own] * self.size
+        results = [work(item) for item in items[self.rank :: self.size]]
+        parts = [results] * self.size
         if self.size > 1:
             with _peers_needed():
-                dist.all_gather_object(parts, own)
+                dist.all_gather_object(parts, results)
         return [parts[number % self.size][number // self.size] for number in range(len(items))]
 
     def from_first(self, value: Any = None) -> Any:

@@ -477,8 +477,8 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     capsys.readouterr()
     assert posbench("report", "outputs/models") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "was trained elsewhere at 48 tokens of context" in said and "Trained on" not in said
-    assert "Right answers to probes, %" in Path("outputs/models/report/report.md").read_text(encoding="utf-8")
+    assert "training length 48" in said, said
+    assert "Probes: share of right answers" in Path("outputs/models/report/index.html").read_text(encoding="utf-8")
     assert posbench("evaluate", str(folder)) == 2
     assert "'posbench evaluate model' adds to them" in capsys.readouterr().err
 

@@ -100,9 +100,9 @@ def _warnings(frame: "pd.DataFrame", runs: "pd.DataFrame") -> list[str]:
     counts = Counter(runs.loc[~runs["run_status"].isin(["done", "unreadable"]), "run_status"])
     if counts:
         reasons = [reason for reason in runs.loc[runs["run_status"] != "done", "run_reason"].dropna()]
-        said = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+        statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
         first = f", the first: {' '.join(reasons[0].split())}" if reasons else ""
-        lines.append(f"Of {counted(len(runs), 'run')} not done: {said}{first}")
+        lines.append(f"Of {counted(len(runs), 'run')} not done: {statuses}{first}")
     for run in runs[runs["run_status"] == "unreadable"].itertuples():
         lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
     if again := int(runs["repeated"].sum()):
@@ -151,8 +151,8 @@ def _sections(frame: "pd.DataFrame", least: float | None, reference: str | None,
         name = f"Task {task}" if task else f"Set {number}" if len(sets) > 1 else ""
         heading = f"{name}: {apart}" if apart else name
         there = reference if reference in {*same["label"], *same["encoding"]} else None
-        made = _of_task(same, heading, there) if task else _of_text(same, heading, there, least, figure)
-        sections.append(made)
+        section = _of_task(same, heading, there) if task else _of_text(same, heading, there, least, figure)
+        sections.append(section)
     return sections
 
 

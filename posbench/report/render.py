@@ -60,14 +60,14 @@ class Table:
 
     def filled(self) -> "Table":
         """Return the table without the columns that are empty in every row."""
-        kept = [column for at, column in enumerate(self.columns) if at == 0 or any(row[at] for row in self.cells)]
-        return dataclasses.replace(self, columns=kept)
+        columns = [column for at, column in enumerate(self.columns) if at == 0 or any(row[at] for row in self.cells)]
+        return dataclasses.replace(self, columns=columns)
 
     def selected(self, names: Iterable[str]) -> "Table":
         """Return the table with its first column and those of these names, in their order."""
         known = {column.name: column for column in self.columns}
-        kept = [known[name] for name in names if name in known and name != self.columns[0].name]
-        return dataclasses.replace(self, columns=[self.columns[0], *kept])
+        chosen = [known[name] for name in names if name in known and name != self.columns[0].name]
+        return dataclasses.replace(self, columns=[self.columns[0], *chosen])
 
     def _best(self) -> list[list[bool]]:
         """Tell which cells are bold."""

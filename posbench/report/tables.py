@@ -108,7 +108,7 @@ def main_table(table: pd.DataFrame) -> Table:
     """
     base, length = table.attrs["reference"], table.attrs["train_length"]
     ratios, count = [f"{ratio:g}x" for ratio in table.attrs["ratios"]], table.attrs["schemes"]
-    kept = f"{ENDPOINT_RATIO}x" if f"{ENDPOINT_RATIO}x" in ratios else ratios[-1] if ratios else ""
+    main_ratio = f"{ENDPOINT_RATIO}x" if f"{ENDPOINT_RATIO}x" in ratios else ratios[-1] if ratios else ""
     against = "nll_difference" in table
     gates = set(table.get("learned", pd.Series(dtype=object)).dropna())
     odd = (table["not_done"] != "").any() or (table["left_out"] > 0).any()
@@ -124,7 +124,7 @@ def main_table(table: pd.DataFrame) -> Table:
             Column("word", "", of(word, "nll_word"), spare=5, text=True),
         ]
     for ratio in ratios:
-        spare = 2 if ratio == kept else 9 + ratios.index(ratio)
+        spare = 2 if ratio == main_ratio else 9 + ratios.index(ratio)
         columns.append(Column(f"rise_{ratio}", f"at {ratio}", of(rise, f"rise_{ratio}"), spare))
         if ratio == f"{ENDPOINT_RATIO}x" and against:
             columns.append(
@@ -261,15 +261,15 @@ def other_tables(frame: pd.DataFrame) -> list[Table]:
     curves = [f"{p}{'' if pd.isna(s) else f' {s}'}" for p, s in zip(rows["protocol"], rows["stride"], strict=True)]
     rows = rows.assign(curve=curves, what=rows["task"].fillna("").str.cat(rows["variant"], sep=" ").str.strip())
     probes = rows["protocol"] == "task"
-    made = []
+    tables = []
     for title, part, value in (
         ("Changed models and other protocols: loss", rows[~probes], "nll"),
         ("Probes: share of right answers", rows[probes], "accuracy"),
     ):
         if len(part):
             names = ["label", "curve", "what"] if value == "nll" else ["label", "what"]
-            made.append(_by_length(title, part, names, value))
-    return made
+            tables.append(_by_length(title, part, names, value))
+    return tables
 
 
 def _by_length(title: str, rows: pd.DataFrame, names: list[str], value: str) -> Table:
@@ -320,8 +320,8 @@ def task_table(table: pd.DataFrame) -> Table:
     ]
     legend.append("at 2x: share of right tokens at 2 times the longest trained length, median [lowest, highest].")
     if against and table.attrs["tests"]:
-        told = f"words: against {table.attrs['reference']}, exact tests adjusted for {table.attrs['tests']}"
-        legend.append(told + (f"; {UNRESOLVED}: not resolved, not equal." if UNRESOLVED in cells else "."))
+        note = f"words: against {table.attrs['reference']}, exact tests adjusted for {table.attrs['tests']}"
+        legend.append(note + (f"; {UNRESOLVED}: not resolved, not equal." if UNRESOLVED in cells else "."))
     trivial = [
         f"{ratio} {table[f'accuracy_{ratio}_trivial'].median():.2f}" for ratio in ratios if ratio in ("1x", "2x", "4x")
     ]
