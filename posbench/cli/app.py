@@ -55,8 +55,8 @@ def _as_setting(arguments: list[str], error: Exception) -> str:
     if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
         return ""
     words = iter(arguments)
-    found = next((word for word in words if word.partition("=")[0] == option), option)
-    value = found.partition("=")[2] or next(words, "...")
+    typed = next((word for word in words if word.partition("=")[0] == option), option)
+    value = typed.partition("=")[2] or next(words, "...")
     return f"Settings are key=value, without dashes: {name}={value}"
 
 

@@ -74,15 +74,15 @@ def single(overrides: list[str], config_dir: Path | None = None) -> Config:
 def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
     """Every combination of the values in each set of overrides, with its configuration: the jobs of a sweep."""
     folders = _folders(config_dir)
-    found, runs = [], 0
+    points, runs = [], 0
     for overrides in sets:
         axes = [[(key, value) for value in _values(key, typed, folders)] for key, typed in _pairs(overrides)]
         runs += math.prod(map(len, axes))
         if runs > _MOST_RUNS:
             raise UserError(f"the sweep has {runs:,} runs: expected at most {_MOST_RUNS:,}, so split it")
         for point in itertools.product(*axes):
-            found.append(([f"{key}={value}" for key, value in point], _config(dict(point), folders)))
-    return found
+            points.append(([f"{key}={value}" for key, value in point], _config(dict(point), folders)))
+    return points
 
 
 def _pairs(overrides: list[str]) -> list[tuple[str, str]]:
@@ -102,10 +102,10 @@ def _values(key: str, typed: str, folders: Folders) -> list[str]:
     """
     if key.startswith("evaluation.") or (key in FILES and is_there(typed)):
         return start.runs(typed) if key == start.KEY else [typed]
-    if found := _RANGE.fullmatch(typed):
-        values = [str(number) for number in range(int(found[1]), int(found[2]))]
-    elif (found := _GLOB.fullmatch(typed)) and key in GROUPS:
-        values = fnmatch.filter(choices(key, folders), found[1])
+    if match := _RANGE.fullmatch(typed):
+        values = [str(number) for number in range(int(match[1]), int(match[2]))]
+    elif (match := _GLOB.fullmatch(typed)) and key in GROUPS:
+        values = fnmatch.filter(choices(key, folders), match[1])
     else:
         values = items(typed)
     if not values:
@@ -277,11 +277,11 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
     """
     _refuse_resolvers("", OmegaConf.to_container(cfg))
     try:
-        found = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise UserError(_first_line(error)) from None
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
 
 
 def _refuse_resolvers(key: str, value: Any) -> None:

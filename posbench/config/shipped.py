@@ -21,14 +21,14 @@ def choices(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
     Args:
         folders: of further groups and files, as --config-dir; their files come first.
     """
-    found = {path.stem: path for path in _files(group, "[!_]*.yaml", folders)}
-    return dict(sorted(found.items()))
+    files = {path.stem: path for path in _files(group, "[!_]*.yaml", folders)}
+    return dict(sorted(files.items()))
 
 
 def nested(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
     """What can be chosen in folders within a group, by the name that is typed: `task/copy`."""
-    found = {f"{path.parent.name}/{path.stem}": path for path in _files(group, "*/[!_]*.yaml", folders)}
-    return dict(sorted(found.items()))
+    files = {f"{path.parent.name}/{path.stem}": path for path in _files(group, "*/[!_]*.yaml", folders)}
+    return dict(sorted(files.items()))
 
 
 def _files(group: str, pattern: str, folders: Sequence[Path]) -> Iterator[Path]:
@@ -39,7 +39,7 @@ def _files(group: str, pattern: str, folders: Sequence[Path]) -> Iterator[Path]:
 
 def chosen(group: str, name: str, own: Path | None = None) -> Path:
     """The file of one choice. Raises UserError if there is no such choice."""
-    found = choices(group, [own] if own else [])
-    if name not in found:
-        raise unknown(group, name, found, f"choices: {', '.join(found)}")
-    return found[name]
+    files = choices(group, [own] if own else [])
+    if name not in files:
+        raise unknown(group, name, files, f"choices: {', '.join(files)}")
+    return files[name]
