@@ -11,6 +11,7 @@
     enc = posbench.build_encoding("alibi", d_model=512, n_heads=8, n_layers=4, train_length=128)
     posbench.attention(enc, q, k, v)  # in a model of your own
     posbench.attention_logits(enc, q, k)
+    posbench.register(Mine)  # a subclass of posbench.Encoding: from now on `encoding=mine` in this process
 
 Nothing heavy is imported before it is needed, so that the command line answers at once.
 """
@@ -19,6 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from posbench import encodings
+from posbench.encodings import register
 
 if TYPE_CHECKING:
     from posbench.api.many import plot as plot
@@ -48,7 +50,7 @@ _HOMES = {
 }
 __all__ = [
     "Encoding", "LoadedRun", "attention", "attention_logits", "attention_output", "build_encoding", "encodings",
-    "evaluate", "load", "plot", "runs", "train",
+    "evaluate", "load", "plot", "register", "runs", "train",
 ]  # fmt: skip
 
 

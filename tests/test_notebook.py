@@ -1,5 +1,6 @@
 """Runs from Python: what is read is what the files say, and nothing but the run is left behind."""
 
+import hashlib
 import json
 import logging
 import os
@@ -19,8 +20,10 @@ import support
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from tiny_sweep import until
+from torch import Tensor
 
 import posbench
+from posbench.encodings.base import Shape
 from posbench.errors import Stopped, UserError
 from posbench.results.frame import read
 from posbench.results.headline import headline
@@ -197,6 +200,37 @@ def test_training_returns_the_run_and_leaves_nothing_else_behind(
     assert _state() == before
     assert set(more.curve().length) == {16, 32, 64} and set(run.curve().length) == {16, 32}
     assert capsys.readouterr().out == ""  # what it has to say is in what it returns
+
+
+class Slope(posbench.Encoding):
+    """An encoding as a reader types it into a cell."""
+
+    def __init__(self, shape: Shape, slope: float = 0.5) -> None:
+        super().__init__(shape)
+        self.slope = slope
+
+    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
+        return -self.slope * distance.float().expand(self.shape.n_heads, *distance.shape)
+
+
+def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(posbench.encodings, "_registered", {})
+    support.write_text()
+    with pytest.raises(UserError, match="unknown encoding 'slope'"):
+        posbench.train(["encoding=slope", *TINY])
+    assert posbench.register(Slope) is Slope and "slope" in posbench.encodings.names()
+    run = posbench.train(["encoding=slope", "encoding.slope=0.25", *TINY])
+    assert run.config.encoding.options == {"slope": 0.25}
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    assert run.record["installed_encodings"] == {"slope": digest}
+    with pytest.raises(UserError, match="'slope' has no option 'slop'"):
+        posbench.train(["encoding=slope", "encoding.slop=1", *TINY])
+    again = type("Slope", (Slope,), {})  # the cell was changed and run again
+    assert posbench.encodings.load(posbench.register(again).name) is again
+    for cls, message in ((type("ALiBi", (Slope,), {}), "there is an encoding of that name"), (dict, "subclass")):
+        with pytest.raises(UserError, match=message):
+            posbench.register(cls)
 
 
 def test_training_works_outside_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import fnmatch
 import functools
+import inspect
 import itertools
 import json
 import logging
@@ -202,8 +203,18 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
 
 
 def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
-    """A composed configuration, to be changed."""
-    return copy.deepcopy(_composed(tuple(f"{group}={name}" for group, name in chosen.items()), folders))
+    """A composed configuration, to be changed. A class that the user registered has no file: its signature is it."""
+    files = {group: name for group, name in chosen.items() if name not in _registered(group)}
+    cfg = copy.deepcopy(_composed(tuple(f"{group}={name}" for group, name in files.items()), folders))
+    if (name := chosen.get("encoding")) is not None and name not in files.values():
+        defaults = encodings.options_of(name).items()
+        options = {key: "???" if value is inspect.Parameter.empty else value for key, value in defaults}
+        cfg.encoding = OmegaConf.create({"name": name, **options})
+    return cfg
+
+
+def _registered(group: str) -> list[str]:
+    return encodings.registered() if group == "encoding" else []
 
 
 def _source(given: dict[str, str], cfg: DictConfig) -> str | None:
@@ -218,7 +229,7 @@ def _source(given: dict[str, str], cfg: DictConfig) -> str | None:
 
 
 def _check_choice(group: str, name: str, folders: Folders) -> None:
-    known = {**choices(group, folders), **nested(group, folders)}
+    known = [*choices(group, folders), *nested(group, folders), *_registered(group)]
     if name in known:
         return
     if group == "encoding" and name in encodings.names():

@@ -1,7 +1,8 @@
 """What a configuration tells an encoding of the model that it serves, and that encoding before there is a model."""
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, cast
 
 from posbench import encodings
 from posbench.config.schema import Config
@@ -33,8 +34,9 @@ def planned(config: Config) -> "Encoding":
     Raises:
         UserError: an option is wrong.
     """
+    cls = encodings.load(config.encoding.name)  # in a notebook, another one after a cell has run again
     try:
-        return _on_meta(config.encoding.name, shape_of(config), _Options(config.encoding.options))
+        return _on_meta(cast(Hashable, cls), config.encoding.name, shape_of(config), _Options(config.encoding.options))
     except (RuntimeError, TypeError, OverflowError):
         return encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
 
@@ -47,7 +49,7 @@ class _Options(dict[str, Any]):
 
 
 @functools.lru_cache(maxsize=8)
-def _on_meta(name: str, shape: "Shape", options: _Options) -> "Encoding":
+def _on_meta(cls: Hashable, name: str, shape: "Shape", options: _Options) -> "Encoding":
     import torch
 
     with torch.device("meta"):

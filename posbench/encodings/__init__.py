@@ -1,8 +1,10 @@
 """The registry of encodings: the folder is the list. `<name>.py` here is an encoding; a leading underscore is not.
 
-Encodings from elsewhere join through the entry point group `posbench.encodings` (see `installed`).
+Encodings from elsewhere join through the entry point group `posbench.encodings` (see `installed`), or as classes that
+the user's own code has registered in this process.
 """
 
+import hashlib
 import importlib
 import inspect
 import typing
@@ -18,11 +20,58 @@ if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
 
+_registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
+
+
 def names() -> list[str]:
-    """Names of all encodings, sorted. Imports none of them."""
-    files = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    own = {stem for stem in files if not stem.startswith("_") and stem != "base"}
-    return sorted(own | set(installed.points(installed.ENCODINGS)))
+    """List the names of all encodings, sorted. Imports none of them."""
+    return sorted(_shipped() | _registered.keys())
+
+
+def _shipped() -> set[str]:
+    """Return the names of posbench's own encodings and of installed ones."""
+    stems = {path.stem for path in Path(__file__).parent.glob("*.py")}
+    return {stem for stem in stems if not stem.startswith("_") and stem != "base"} | {
+        *installed.points(installed.ENCODINGS)
+    }
+
+
+def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
+    """Add a class of the user's own to the encodings of this process, and return it, so that it may be a decorator.
+
+    Args:
+        name: in configurations; the class's own in lower case unless it is given. A later class of the same name, as
+            of a notebook cell that runs again, takes the place of the earlier one.
+
+    Raises:
+        UserError: it is no subclass of `Encoding`, or posbench or an installed package has an encoding of that name.
+    """
+    from posbench.encodings.base import Encoding
+
+    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+        raise UserError(f"cannot register {cls!r}: expected a subclass of posbench.Encoding")
+    name = name or cls.__name__.lower()
+    if name in _shipped():
+        raise UserError(f"cannot register {cls.__name__} as '{name}': there is an encoding of that name already")
+    cls.name = name
+    _registered[name] = cls, _source_digest(cls)
+    return cls
+
+
+def registered() -> list[str]:
+    """List the names of the classes that the user's own code has registered."""
+    return list(_registered)
+
+
+def _source_digest(cls: type) -> str:
+    """Return the sha256 of the file that a class was written in; of its own text if it was typed into a notebook."""
+    try:
+        file = Path(inspect.getsourcefile(cls) or "")
+        return (
+            files.sha256(file) if file.is_file() else hashlib.sha256(inspect.getsource(cls).encode()).digest()
+        ).hex()
+    except (OSError, TypeError):  # typed where no text is kept
+        return ""
 
 
 def load(name: str) -> "type[Encoding]":
@@ -35,6 +84,8 @@ def load(name: str) -> "type[Encoding]":
 
     if name not in names():
         raise unknown("encoding", name, names(), "'posbench list' shows all")
+    if name in _registered:
+        return _registered[name][0]
     if point := installed.points(installed.ENCODINGS).get(name):
         cls = point.load()
         if not (isinstance(cls, type) and issubclass(cls, Encoding)):
@@ -82,10 +133,14 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """The sha256 of the source file of each installed encoding in use, by its name; a wrapper's options name more."""
-    used = sorted(set(_texts_in([name, options])) & set(installed.points(installed.ENCODINGS)))
-    sources = {one: inspect.getsourcefile(load(one)) for one in used}
-    return {one: files.sha256(Path(source)).hex() for one, source in sources.items() if source}
+    """Return the sha256 of the source of each encoding in use that is not posbench's own, by its name.
+
+    A wrapper's options name more encodings.
+    """
+    used = set(_texts_in([name, options]))
+    foreign = sorted(used & (installed.points(installed.ENCODINGS).keys() | _registered.keys()))
+    digests = {name: _registered[name][1] if name in _registered else _source_digest(load(name)) for name in foreign}
+    return {name: digest for name, digest in digests.items() if digest}
 
 
 def _texts_in(value: object) -> Iterator[str]:
