@@ -1,13 +1,14 @@
 """The readers that the learning gate compares with: against the counts of the paper in dictionaries, token by token."""
 
 import collections
+import itertools
 import math
 
 import numpy as np
 import pytest
 
 from posbench.evaluation import ngrams
-from posbench.evaluation.ngrams import ORDERS, NGrams
+from posbench.evaluation.ngrams import ORDERS, CachedNGrams, NGrams
 
 V = 6
 
@@ -78,3 +79,55 @@ def test_only_the_beginning_of_a_long_text_is_counted(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ngrams, "COUNTED", 150)
     cut = NGrams(ids, np.array([(0, 100), (200, 400)]), V).nll(*asked(ids))
     np.testing.assert_array_equal(beginning, cut)
+
+
+# -- with a cache of the window ----------------------------------------------------------------------------------------
+
+
+def cache_shares(ids: list[int], place: int, context: int) -> list[float]:
+    """Shares of a token in its context, and there after the token before it, counted token by token."""
+    window, token = ids[place - context : place], ids[place]
+    alone = window.count(token) / context
+    followers = [after for before, after in itertools.pairwise(window) if before == window[-1]]
+    return [alone, followers.count(token) / len(followers) if followers else alone]
+
+
+def likelihood(weights: np.ndarray, parts: np.ndarray) -> float:
+    return float(np.log(weights @ parts).mean())
+
+
+def test_the_cached_model_is_the_mixture_most_likely_on_validation_text() -> None:
+    rng = np.random.default_rng(3)
+    ids = np.concatenate([np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]).astype(np.uint16)  # repeats itself
+    scored, validation = ids[:400], ids[400:]
+    model = NGrams(text(), np.array([(0, 400)]), V)
+    places = rng.choice(np.arange(20, 400), 80, replace=False)
+    context = rng.integers(1, 20, 80)
+    order, of_ngrams = model.best(scored, places)
+
+    length = int(context.mean())
+    rows = [[0.0, *cache_shares(validation.tolist(), at, min(at, length))] for at in range(1, len(validation))]
+    before = np.stack([validation[np.maximum(np.arange(1, len(rows) + 1) - back, 0)] for back in (4, 3, 2, 1)], 1)
+    parts = np.array(rows).T
+    parts[0] = np.exp(-model.nll(before, validation[1:])[order - 1])
+    grid = [np.array([1 - a - b, a, b]) for a in np.arange(0, 0.99, 0.01) for b in np.arange(0, 0.99 - a, 0.01)]
+
+    nll = CachedNGrams(model, scored, validation).nll(places, context)
+    shares = np.array([cache_shares(scored.tolist(), *pair) for pair in zip(places.tolist(), context, strict=True)])
+    mixed = np.stack([np.exp(-of_ngrams), *shares.T])
+    weights = np.linalg.lstsq(mixed.T, np.exp(-nll))[0]
+    np.testing.assert_allclose(weights @ mixed, np.exp(-nll), rtol=0, atol=1e-12)  # it is a mixture of these three
+    assert weights.sum() == pytest.approx(1) and weights.min() > -1e-9
+    most_likely = max(likelihood(each, parts) for each in grid)
+    assert most_likely - 1e-5 < likelihood(weights, parts) < most_likely + 1e-3
+    assert nll.mean() < of_ngrams.mean()
+
+
+def test_a_cache_is_worth_nothing_where_text_does_not_repeat_itself() -> None:
+    rng = np.random.default_rng(4)
+    train, scored, validation = (np.minimum(rng.geometric(0.4, 20_000), V - 2) for _ in range(3))
+    model = NGrams(train, np.array([(0, len(train))]), V)
+    places = rng.choice(np.arange(20, 20_000), 2000, replace=False)
+    _, alone = model.best(scored, places)
+    cached = CachedNGrams(model, scored, validation).nll(places, np.full(2000, 8))
+    assert abs(cached.mean() - alone.mean()) < 0.002

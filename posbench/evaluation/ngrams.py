@@ -1,4 +1,7 @@
-"""N-gram models of the training tokens: readers of one to four tokens, which a scheme has to beat to have learned.
+"""Two simple readers: n-gram models of the training tokens, and the best of them with a cache of the window's tokens.
+
+A scheme has learned if it beats the first, which reads one to four tokens. It is shown to use its context if it beats
+the second, which also knows what its window repeats.
 
     p_1(w)     = (c(w) + T / V) / (N + T)
     p_n(w | h) = (c(hw) + T(h) p_{n-1}(w | h')) / (c(h) + T(h))        h: n - 1 tokens, h': h without its first
@@ -6,12 +9,19 @@
 c(hw): how often w follows h. c(h): how often anything does. T(h): how many different tokens do. T: how many different
 tokens there are. N: how many tokens. V: the vocabulary. After a context that nothing follows, p_n is p_{n-1}.
 
+    p(w)       = a p_n(w | h) + b c(w) / C + d c(vw) / c(v)
+
+The cache: counts in the C tokens of context. v: the last of them; where it stands nowhere before, the last term is as
+the one before. a, b and d, which sum to one, are those most likely on validation text.
+
 Sources: Witten and Bell (1991), "The zero-frequency problem", IEEE Transactions on Information Theory 37(4), method C:
 something new comes with probability T / (N + T). Interpolated as in Chen and Goodman (1998), "An empirical study of
-smoothing techniques for language modeling", TR-10-98.
+smoothing techniques for language modeling", TR-10-98. Kuhn and De Mori (1990), "A cache-based natural language model
+for speech recognition", IEEE Transactions on Pattern Analysis and Machine Intelligence 12(6).
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +32,8 @@ from posbench.evaluation.subject import Floats
 ORDERS = (1, 2, 3, 4, 5)
 COUNTED = 2**24  # training tokens at most, the first of them
 CHUNK = 2**20  # counted at a time: memory grows with it and with what is asked, not with the text
+WEIGHED = 2**13  # validation tokens, spread evenly, on which the weights of the mixture are chosen
+ROUNDS = 100  # of expectation and maximisation (Jelinek & Mercer, 1980)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,10 +54,9 @@ class NGrams:
         """
         key = places.tobytes()  # curves score the same tokens at every length
         if key not in self._known:
-            before = np.stack([text[np.maximum(places - back, 0)] for back in range(len(ORDERS) - 1, 0, -1)], 1)
-            by_order = self.nll(before, text[places])[1:]
-            found = int(by_order.mean(1).argmin())
-            self._known[key] = ORDERS[1 + found], by_order[found]
+            by_order = self.nll(tokens_before(text, places), text[places])[1:]
+            best = int(by_order.mean(1).argmin())
+            self._known[key] = ORDERS[1 + best], by_order[best]
         return self._known[key]
 
     def nll(self, before: NDArray[np.integer], tokens: NDArray[np.integer]) -> Floats:
@@ -131,3 +142,88 @@ def _interpolated(
     at = np.minimum(np.searchsorted(grams, asked), len(grams) - 1)
     hits = np.where(grams[at] == asked, often[at], 0.0) if len(grams) else np.zeros(len(own))
     return np.where(total > 0, (hits + kinds * shorter) / np.maximum(total + kinds, 1), shorter)
+
+
+# -- with a cache of the window ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CachedNGrams:
+    """The best n-gram model mixed with a cache of the tokens in the window."""
+
+    ngrams: NGrams
+    text: NDArray[np.integer]  # ids of the text that is scored
+    validation: NDArray[np.integer]  # ids of the text that the weights are chosen on
+
+    def nll(self, places: Integers, context: Integers) -> Floats:
+        """Return the nats of tokens of the text.
+
+        Args:
+            places: (n,) where they stand.
+            context: (n,) how many tokens before each are in its window, at least one.
+        """
+        order, of_ngrams = self.ngrams.best(self.text, places)
+        parts = np.stack([np.exp(-of_ngrams), *self._in_text.shares(places, context)])
+        mixed: Floats = self._weights(order, int(context.mean())) @ parts
+        return -np.log(mixed)
+
+    def _weights(self, order: int, context: int) -> Floats:
+        """Return the weights of an order and of the cache by one and by two tokens, after so many tokens of context."""
+        places, by_order = self._weighed
+        cache = self._in_validation.shares(places, np.minimum(places, context))
+        parts, weights = np.stack([np.exp(-by_order[order - 1]), *cache]), np.full(3, 1 / 3)
+        for _ in range(ROUNDS):
+            likelihoods = weights[:, None] * parts
+            weights = (likelihoods / likelihoods.sum(0)).mean(1)
+        return weights
+
+    @functools.cached_property
+    def _weighed(self) -> tuple[Integers, Floats]:
+        """Places in the validation text, and the nats of their tokens by each order."""
+        places = np.unique(np.linspace(1, len(self.validation) - 1, WEIGHED).astype(np.int64))
+        return places, self.ngrams.nll(tokens_before(self.validation, places), self.validation[places])
+
+    @functools.cached_property
+    def _in_text(self) -> "_Cache":
+        return _Cache(self.text, self.ngrams.vocab_size)
+
+    @functools.cached_property
+    def _in_validation(self) -> "_Cache":
+        return _Cache(self.validation, self.ngrams.vocab_size)
+
+
+class _Cache:
+    """Counts of tokens and of pairs of tokens in any stretch of a text."""
+
+    def __init__(self, ids: NDArray[np.integer], vocab_size: int) -> None:
+        text: Integers = ids.astype(np.int64)
+        self.tokens = _Occurrences(text)
+        self.pairs = _Occurrences(np.concatenate([[-1], text[:-1] * vocab_size + text[1:]]))
+
+    def shares(self, places: Integers, context: Integers) -> tuple[Floats, Floats]:
+        """Return the share of each token among those of its context, and among those there after the token before it.
+
+        The second is the first where the token before it stands nowhere earlier in the context.
+        """
+        first, last = places - context, places - 1
+        alone = self.tokens.count(places, first, places) / context
+        after = self.tokens.count(last, first, last)
+        return alone, np.where(after > 0, self.pairs.count(places, first + 1, places) / np.maximum(after, 1), alone)
+
+
+class _Occurrences:
+    """Where each kind of item stands in a sequence, so that those in a stretch are counted without reading it."""
+
+    def __init__(self, items: Integers) -> None:
+        self.kinds = np.unique(items, return_inverse=True)[1].reshape(-1)
+        self.sorted = np.sort(self.kinds * len(items) + np.arange(len(items)))  # by kind, then by place
+
+    def count(self, like: Integers, first: Integers, end: Integers) -> Integers:
+        """Return how many of the items from `first` to before `end` are like those that stand at `like`."""
+        kinds = self.kinds[like] * len(self.kinds)
+        return np.searchsorted(self.sorted, kinds + end) - np.searchsorted(self.sorted, kinds + first)
+
+
+def tokens_before(text: NDArray[np.integer], places: Integers) -> NDArray[np.integer]:
+    """Return the four tokens before each place of a text, (n, 4); before its beginning stands its first token."""
+    return np.stack([text[np.maximum(places - back, 0)] for back in range(len(ORDERS) - 1, 0, -1)], 1)
