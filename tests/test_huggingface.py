@@ -26,7 +26,7 @@ from posbench.evaluation import choices
 from posbench.evaluation.probes import Choice
 from posbench.evaluation.subject import Ranker, Subject
 from posbench.evaluation.variants import Variant
-from posbench.huggingface import building, job, rope
+from posbench.huggingface import building, evaluate, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run_folder.jsonl import read_jsonl
@@ -396,19 +396,19 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
     for name, begins in (("a", (0, False)), ("b", (5, True))):
         checkpoint = folders.read(tmp_path / name)
         config = building.configuration(checkpoint, LONG)
-        assert dataclasses.astuple(job.reading_of(checkpoint, config, None)) == begins
-        assert [job.reading_of(checkpoint, config, bos).first for bos in ("document", "window")] == [False, True]
+        assert dataclasses.astuple(evaluate.reading_of(checkpoint, config, None)) == begins
+        assert [evaluate.reading_of(checkpoint, config, bos).first for bos in ("document", "window")] == [False, True]
     changed(tmp_path / "a", max_position_embeddings=None)
     with pytest.raises(UserError, match="expected train_length=N"):
-        job.asked_of(folders.read(tmp_path / "a"), [])
+        evaluate.asked_of(folders.read(tmp_path / "a"), [])
     short = folders.read(tmp_path / "b")
     with pytest.raises(UserError, match="processes is 2: a HuggingFace model is evaluated in one process"):
-        job.asked_of(short, ["train_length=16", "processes=2"])
+        evaluate.asked_of(short, ["train_length=16", "processes=2"])
     for asked, targets in (([], 16), (["targets=8"], 8), (["train_length=48"], 32)):  # the usual 32, or all there are
         asked = asked if "train_length=48" in asked else ["train_length=16", *asked]
-        assert job.asked_of(short, asked).settings.targets == targets
+        assert evaluate.asked_of(short, asked).settings.targets == targets
     with pytest.raises(UserError, match="targets is 17: expected at most"):
-        job.asked_of(short, ["train_length=16", "targets=17"])
+        evaluate.asked_of(short, ["train_length=16", "targets=17"])
 
 
 def test_an_evaluation_is_in_the_precision_of_the_weights_where_that_is_fast_and_blooms_in_fp32(
@@ -426,7 +426,7 @@ def test_an_evaluation_is_in_the_precision_of_the_weights_where_that_is_fast_and
         checkpoint = folders.Checkpoint(tmp_path, configuration(kind).to_dict(), ())
         vars(checkpoint)["precision"] = own
         settings = dataclasses.replace(tiny_config.evaluation, precision=asked)
-        assert job.precision_of(checkpoint, settings, CPU) == found, (kind, own, fast, asked)
+        assert evaluate.precision_of(checkpoint, settings, CPU) == found, (kind, own, fast, asked)
 
 
 # -- from the command line ---------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
     overrides = _listed(overrides)
     directory = None if config_dir is None else Path(config_dir)
     if (begins := start_of(overrides)) and finding.is_model(begins):
-        from posbench.training.elsewhere import train_model
+        from posbench.huggingface.finetune import train_model
 
         with _shown():
             return _told(load(train_model(begins, overrides, restart, directory)))
@@ -66,7 +66,7 @@ def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> Load
     from posbench.run_folder.folder import load_config
 
     if not isinstance(run, LoadedRun) and finding.is_model(str(run)):
-        from posbench.huggingface.job import evaluate_model
+        from posbench.huggingface.evaluate import evaluate_model
 
         with _shown():
             return _told(load(evaluate_model(str(run), _listed(overrides))[0]))

@@ -146,12 +146,12 @@ def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path 
     """Train a HuggingFace model on."""
     from posbench import machine
     from posbench.evaluation import curve
+    from posbench.huggingface import finetune
     from posbench.terminal import console
-    from posbench.training import elsewhere
 
     console.log_to_terminal()
     machine.keep_freed_memory()
-    curve.print_curves(elsewhere.train_model(model, overrides, restart, config_dir))
+    curve.print_curves(finetune.train_model(model, overrides, restart, config_dir))
 
 
 @app.command(epilog=_KEYS)
@@ -240,7 +240,7 @@ def evaluate(
     from posbench.run_folder import finding
 
     if models := [word for word in words if "=" not in word and finding.is_model(word)]:
-        from posbench.huggingface import job as huggingface
+        from posbench.huggingface import evaluate as huggingface
 
         huggingface.evaluate_models(models, _all_settings(words, models))
         return

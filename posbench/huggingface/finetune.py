@@ -26,9 +26,9 @@ from posbench.data import tokens as data
 from posbench.errors import RunFailed, Undefined, UserError
 from posbench.evaluation.job import show_results
 from posbench.evaluation.plan import lengths_of
-from posbench.huggingface import building, job, learning, rope, saving
+from posbench.huggingface import building, evaluate, learning, rope, saving
+from posbench.huggingface.evaluate import Found
 from posbench.huggingface.folder import FAMILIES
-from posbench.huggingface.job import Found
 from posbench.huggingface.learning import Learning
 from posbench.huggingface.package import transformers
 from posbench.huggingface.subject import HuggingFaceModel, position_of
@@ -79,7 +79,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
     transformers()
-    found = job.find(word)
+    found = evaluate.find(word)
     _refuse_untested(found)
     begun = _begun(found, [text for text in overrides if not text.startswith("start=")], config_dir)
     config, source = begun.config, begun.found.checkpoint
@@ -92,7 +92,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     threads = machine.set_threads(config.runtime.threads)
     with ended_in_words():
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache), config.reading.separator)
-        job.refuse_other_ids(tokens, config.data.vocab_size)
+        evaluate.refuse_other_ids(tokens, config.data.vocab_size)
     batches = tokens.batches(config.training, config.seed)
     command = ["posbench", "train", *overrides]
     with (
@@ -112,21 +112,21 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
             subject = _subject(begun, model, device)
             subject.refuse_not_causal()
             tokens.tokenizer.save(run.folder / TOKENIZER)
-            job.record(run, subject, tokens, config.reading)
+            evaluate.record(run, subject, tokens, config.reading)
 
-            def evaluate(step: int, asked: EvaluationConfig) -> int:
+            def measured(step: int, asked: EvaluationConfig) -> int:
                 trained = step * config.training.tokens_per_step
                 logger.info("after %s tokens of training:", f"{trained:,}")
                 now = dataclasses.replace(subject, model=_as_saved(begun, model, subject.precision))
-                missing = job.evaluate_into(run, now, tokens, asked, tracker, step, trained)
+                missing = evaluate.evaluate_into(run, now, tokens, asked, tracker, step, trained)
                 show_results(run.folder, config, tracker)
                 return missing
 
-            step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), evaluate)
+            step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), measured)
         warn_of_rows_passed(run, config)
         learner.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
-            evaluate(step, config.evaluation)
+            measured(step, config.evaluation)
             if not (run.folder / MODEL).exists():
                 rows = evaluation_rows(run.folder)
                 split = headline_split(rows, config.evaluation.split)
@@ -183,15 +183,15 @@ def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begu
         raise UserError(f"{found.source}: expected start.train_length=N, the tokens that it was trained on at a time")
     base, asked = _composed(rest, typed, before, config_dir)
     library, turns, name = _extended(found, base, before, method, options)
-    reading = job.reading_of(found.checkpoint, library, typed.get("bos"))
-    job.check(found.checkpoint, library, asked, base.training.train_length)
+    reading = evaluate.reading_of(found.checkpoint, library, typed.get("bos"))
+    evaluate.check(found.checkpoint, library, asked, base.training.train_length)
     config = TrainedOn(
         study=base.study,
         seed=base.seed,
-        encoding=job.encoding_of(position_of(found.checkpoint, library), library, name),
-        model=job.described(found, library),
+        encoding=evaluate.encoding_of(position_of(found.checkpoint, library), library, name),
+        model=evaluate.described(found, library),
         reading=reading,
-        data=job.text_of(base.data, found.checkpoint, library),
+        data=evaluate.text_of(base.data, found.checkpoint, library),
         start=TrainingElsewhere(before),
         training=base.training,
         evaluation=asked,
@@ -287,7 +287,7 @@ def _subject(begun: _Begun, model: Any, device: torch.device) -> HuggingFaceMode
         name=begun.found.name,
         train_length=config.training.train_length,
         device=device,
-        precision=job.precision_of(source, config.evaluation, device),
+        precision=evaluate.precision_of(source, config.evaluation, device),
         first_token=config.reading.separator if config.reading.first else None,
     )
 

@@ -17,13 +17,13 @@ from test_tensorboard import shown
 import posbench as library
 from posbench.config.external import TrainedOn
 from posbench.errors import UserError
-from posbench.huggingface import building, job
+from posbench.huggingface import building, evaluate, finetune
 from posbench.huggingface import folder as folders
 from posbench.huggingface.learning import Learning
 from posbench.run_folder import checkpoint
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import evaluation_rows
-from posbench.training import elsewhere, train
+from posbench.training import train
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
 
 @pytest.mark.full
 def test_without_an_update_the_weights_are_those_of_the_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "fit", lambda *_: 0)  # what is evaluated and saved is after 0 updates
+    monkeypatch.setattr(finetune, "fit", lambda *_: 0)  # what is evaluated and saved is after 0 updates
     name = model("gpt_neox", torch.bfloat16)
     folder = trained(here, name, "evaluation.at_tokens=[]")
     old, new = (load_file(one / "model.safetensors") for one in (Path(name), folder / "model"))
@@ -188,11 +188,11 @@ def test_a_model_whose_frequencies_follow_the_length_is_saved_to_run_without_a_c
 
 def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
     """As docs/longer.md has them: 400 updates, their first twentieth for the warm-up, up to four times the length."""
-    found = job.find(model("llama"))
+    found = evaluate.find(model("llama"))
     typed = [*TEXT, "extension=yarn", f"training.train_length={LONG}", f"training.tokens={400 * 6 * LONG}"]
 
     def settled(*more: str) -> TrainedOn:
-        return elsewhere._begun(found, [*typed, *more], None).config
+        return finetune._begun(found, [*typed, *more], None).config
 
     config = settled()
     training = config.training
