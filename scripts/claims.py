@@ -1,24 +1,19 @@
 """Write the findings of kept rows into docs/claims.md, with their picture:  python scripts/claims.py"""
 
 import pathlib
-import tarfile
-import tempfile
 
 from posbench.ledger import claim, page, reproduce
 from posbench.ledger.outcome import Finding
 from posbench.report import charts
+from posbench.results.frame import read
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
 
 def kept() -> list[Finding]:
-    """The findings of all claims by docs/rows/ledger.tar.xz."""
+    """The findings of all claims by docs/rows/ledger.parquet."""
     entries = claim.read(["all"])
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        with tarfile.open(DOCS / "rows" / "ledger.tar.xz") as packed:
-            packed.extractall(folder, filter="data")
-        return reproduce.judged(entries, reproduce.needed(entries, []), folder)
+    return reproduce.judged(entries, reproduce.needed(entries, []), read([DOCS / "rows" / "ledger.parquet"]))
 
 
 def main() -> None:

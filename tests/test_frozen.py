@@ -5,10 +5,8 @@ change with its code. The literals never do, unless a page of docs/ says which n
 """
 
 import hashlib
-import itertools
 import json
 import math
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -136,16 +134,6 @@ def test_a_scheme_reaches_its_frozen_losses(name: str) -> None:
 # -- numbers and words of the kept rows --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kept studies, unpacked."""
-    folder = tmp_path_factory.mktemp("rows")
-    for name in ("six", "six_demo", "ladder", "ledger", "ledger_demo"):
-        with tarfile.open(ROWS / f"{name}.tar.xz") as packed:
-            packed.extractall(folder, filter="data")
-    return folder
-
-
 # Words of six_demo: differences at the training length need no gate; rises do, which rope has not passed.
 DEMO = {
     "fox": ("better", ""),
@@ -196,14 +184,12 @@ def frozen_cells(study: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("study", ["six", "six_demo"])
-def test_the_main_tables_have_their_frozen_numbers(kept: Path, study: str) -> None:
-    assert sorted(cells(compare(read([kept / study])))) == sorted(frozen_cells(study))
+def test_the_main_tables_have_their_frozen_numbers(study: str) -> None:
+    assert sorted(cells(compare(read([ROWS / f"{study}.parquet"])))) == sorted(frozen_cells(study))
 
 
-def test_words_of_six_are_the_frozen_ones_and_those_of_six_demo_need_no_gate_at_1x(
-    kept: Path,
-) -> None:
-    table = compare(read([kept / "six"]))
+def test_words_of_six_are_the_frozen_ones_and_those_of_six_demo_need_no_gate_at_1x() -> None:
+    table = compare(read([ROWS / "six.parquet"]))
     assert table.attrs == {
         "reference": "rope", "train_length": 128, "ratios": [2, 4, 8], "schemes": 6, "documents": 49, "tokens": 4096,
     }  # fmt: skip
@@ -212,65 +198,49 @@ def test_words_of_six_are_the_frozen_ones_and_those_of_six_demo_need_no_gate_at_
     for label, *_, words in (row for row in FROZEN["tables"]["six"] if ";" in row[-1]):
         frozen = {WORDS[word] for word in words.split("; ")}
         assert {table.loc[label, "rise_word"], table.loc[label, "nll_word"]} == frozen
-    demo = compare(read([kept / "six_demo"])).set_index("label")
+    demo = compare(read([ROWS / "six_demo.parquet"])).set_index("label")
     assert {label: (demo.loc[label, "nll_word"], demo.loc[label, "rise_word"]) for label in DEMO} == DEMO
     assert demo.loc["fox", "rise_why"] == "whether rope has learned is not resolved"
     assert demo.loc["none", "rise_why"] == "none has not learned"
 
 
-def outcomes(studies: Path) -> dict[str, list[Any]]:
+def outcomes() -> dict[str, list[Any]]:
     """Outcome and adjusted p of every claim."""
     entries = claim.read(["all"])
-    judged = reproduce.judged(entries, reproduce.needed(entries, []), among=studies)
+    judged = reproduce.judged(entries, reproduce.needed(entries, []), read([ROWS / "ledger.parquet"]))
     return {one.entry.id: [one.outcome, None if one.p is None else round(one.p, 6)] for one in judged}
 
 
-def test_claims_have_their_frozen_outcomes(kept: Path) -> None:
-    assert outcomes(kept) == FROZEN["claims"]
+def test_claims_have_their_frozen_outcomes() -> None:
+    assert outcomes() == FROZEN["claims"]
 
 
-def rung(row: dict[str, Any], config: dict[str, Any]) -> str:
-    model, training = config["model"], config["training"]
-    return f"{model['n_layers']}x{model['d_model']}, L {training['train_length']}, {training['tokens'] / 1e6:g}M"
+def rung(settings: dict[str, Any]) -> str:
+    size = f"{settings['model.n_layers']}x{settings['model.d_model']}"
+    return f"{size}, L {settings['training.train_length']}, {settings['training.tokens'] / 1e6:g}M"
 
 
-def ladder(studies: Path) -> dict[str, dict[str, dict[str, float]]]:
+def ladder() -> dict[str, dict[str, dict[str, float]]]:
     """Means over seeds of nll, of its rise at 4x and of what context beyond L/4 gives, by rung and scheme.
 
     Read from the files alone, with none of posbench's code.
     """
-    cells: dict[str, dict[str, dict[int, dict[float, float]]]] = {}
-    for path in itertools.chain.from_iterable(
-        (studies / name).glob("*/run.json") for name in ("six_demo", "six", "ladder")
-    ):
-        config = yaml.safe_load((path.parent / "config.yaml").read_text(encoding="utf-8"))
-        lines = (path.parent / "evaluation.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
-        last = max(row["checkpoint_step"] for row in rows)
-        curve = {
-            row["length_ratio"]: row["nll"]
-            for row in rows
-            if row["checkpoint_step"] == last and row["protocol"] == "fixed_target" and row["split"] == "test"
-            and row["window"] is row["extension"] is row["task"] is None
-        }  # fmt: skip
-        seeds = cells.setdefault(rung(rows[0], config), {}).setdefault(config["encoding"]["name"], {})
-        seeds[config["seed"]] = curve
-    return {
-        size: {
-            name: {
-                "nll": float(np.mean([curve[1] for curve in seeds.values()])),
-                "rise": float(np.mean([curve[4] - curve[1] for curve in seeds.values()])),
-                "uses": float(np.mean([curve[1] - curve[0.25] for curve in seeds.values()])),
-            }
-            for name, seeds in schemes.items()
-        }
-        for size, schemes in cells.items()
-    }
+    rows = pd.concat([pd.read_parquet(ROWS / f"{name}.parquet") for name in ("six_demo", "six", "ladder")])
+    last = rows["checkpoint_step"] == rows.groupby(["study", "run"])["checkpoint_step"].transform("max")
+    plain = rows[["window", "extension", "task"]].isna().all(axis=1)
+    rows = rows[last & plain & (rows["protocol"] == "fixed_target") & (rows["split"] == "test")]
+    rows = rows.assign(rung=[rung(json.loads(text)) for text in rows["settings"]])
+    curves = rows.pivot(index=["rung", "encoding", "seed"], columns="length_ratio", values="nll")
+    gains = pd.DataFrame({"nll": curves[1], "rise": curves[4] - curves[1], "uses": curves[1] - curves[0.25]})
+    means: dict[str, dict[str, dict[str, float]]] = {}
+    for (size, name), values in gains.groupby(["rung", "encoding"]).mean().iterrows():
+        means.setdefault(size, {})[name] = values.to_dict()
+    return means
 
 
-def test_the_ladder_has_its_frozen_shares_and_regrets(kept: Path) -> None:
+def test_the_ladder_has_its_frozen_shares_and_regrets() -> None:
     """Compare, of the pairs resolved at the target, the share that a rung orders alike, and what its best one costs."""
-    means = ladder(kept)
+    means = ladder()
     target = means["4x256, L 256, 8M"]
     for size, endpoint, schemes, share, regret in FROZEN["ladder"]["rungs"]:
         pairs = [pair for pair in FROZEN["ladder"]["resolved"][endpoint] if set(pair) <= set(schemes)]

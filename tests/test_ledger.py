@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import shlex
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -266,16 +265,14 @@ def test_the_page_says_what_the_kept_rows_say() -> None:
 
 
 @pytest.mark.full
-def test_rows_without_weights_count_as_done(
+def test_kept_rows_take_the_place_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`posbench sweep` continues from docs/rows/six.tar.xz."""
     monkeypatch.chdir(tmp_path)
-    with tarfile.open(ROOT / "docs" / "rows" / "six.tar.xz") as packed:
-        packed.extractall("outputs", filter="data")
-    words = ["experiment=reader", "study=six", "encoding=rope,alibi", "seed=0,1", "tracking=none"]
-    assert support.posbench("sweep", *words, "--dry-run") == 0
-    assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
+    rows = str(ROOT / "docs" / "rows" / "ledger.parquet")
+    assert support.posbench("reproduce", "alibi_holds", rows) == 0
+    assert "1 claim: 1 supported" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "outputs").glob("*/*")] == ["claims"]  # nothing was trained
 
 
 def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from fake_study import SCHEMES, Truth, configured, write_run, write_study
 from numpy.typing import NDArray
 from test_frozen import cells, frozen_cells
 
+from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.results import compare, tasks
 from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
@@ -25,31 +26,22 @@ ROWS = Path(__file__).parents[1] / "docs" / "rows"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kept studies, unpacked."""
-    folder = tmp_path_factory.mktemp("rows")
-    for name in ("six", "six_demo", "ledger", "catalogue"):
-        with tarfile.open(ROWS / f"{name}.tar.xz") as packed:
-            packed.extractall(folder, filter="data")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def studies(folders: Path) -> dict[str, pd.DataFrame]:
-    return {name: read([folders / name]) for name in ("six", "six_demo", "ledger")}
+def studies() -> dict[str, pd.DataFrame]:
+    """The kept studies."""
+    return {name: read([ROWS / f"{name}.parquet"]) for name in ("six", "six_demo", "ledger", "catalogue")}
 
 
 # -- numbers and words of the kept rows --------------------------------------------------------------------------------
 
 
-def test_labels_and_settings_of_a_large_study(studies: dict[str, pd.DataFrame], folders: Path) -> None:
+def test_labels_and_settings_of_a_large_study(studies: dict[str, pd.DataFrame]) -> None:
     frame = studies["ledger"]
     (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
     table = compare.compare(frame[frame["setting"] == text])
     assert table.attrs["reference"] == "rope base=10000"
     assert {"rope base=128", "drope", "xpos"} < set(table["label"])
     assert set(differing_settings(frame)) == set(frame["setting"])
-    catalogue = read([folders / "catalogue"])
+    catalogue = studies["catalogue"]
     assert {"layered/gemma3", "layered/llama4"} < set(catalogue["label"])
     table = compare.compare(catalogue)
     assert set(table["nll_why"].dropna()) == {"1 of 5 seeds"}
@@ -62,7 +54,7 @@ def test_labels_and_settings_of_a_large_study(studies: dict[str, pd.DataFrame], 
 def test_a_study_is_kept_in_one_small_file(studies: dict[str, pd.DataFrame], tmp_path: Path) -> None:
     path = tmp_path / "six.parquet"
     save(studies["six"], path)
-    assert path.stat().st_size < 310_000
+    assert path.stat().st_size < 320_000
     again = read([path])
     pd.testing.assert_frame_equal(
         again.drop(columns=["folder", "unit_nll", "unit_ngram"]),
@@ -84,15 +76,16 @@ def write_units(folder: Path) -> None:
     (folder / "evaluation_blocks.jsonl").unlink()
 
 
-def test_rows_that_hold_their_sums_read_as_those_with_blocks(folders: Path, tmp_path: Path) -> None:
-    run = next((folders / "six").glob("rope-s0-*"))
+def test_rows_that_hold_their_sums_read_as_those_with_blocks(template: Config, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "fake", configured(template, "rope", 0), Truth(3.5, 0.1, ngram=3.8, paired=True))
     copy = shutil.copytree(run, tmp_path / run.name)
     write_units(copy)
     pd.testing.assert_frame_equal(read([copy]).drop(columns="folder"), read([run]).drop(columns="folder"))
 
 
-def test_a_broken_run_stops_no_other(folders: Path, tmp_path: Path) -> None:
-    runs = [shutil.copytree(run, tmp_path / run.name) for run in sorted((folders / "six_demo").glob("rope-*"))]
+def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
+    write_study(tmp_path, template, {"rope": SCHEMES["rope"]})
+    runs = sorted(tmp_path.glob("rope-*"))
     (runs[0] / "config.yaml").write_text("study: [", encoding="utf-8")
     (runs[1] / "evaluation.jsonl").write_text("not JSON\n", encoding="utf-8")
     config = yaml.safe_load((runs[2] / "config.yaml").read_text(encoding="utf-8"))

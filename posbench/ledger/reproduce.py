@@ -24,7 +24,7 @@ from posbench.ledger import claim, outcome, page
 from posbench.ledger.claim import Entry
 from posbench.ledger.outcome import LOOKS, Finding
 from posbench.report import charts
-from posbench.results import frame
+from posbench.results import frame as frames
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ def reproduce(
     """Test claims on fresh seeds.
 
     Args:
-        words: names of claims, or `all`; then overrides for all runs, such as `experiment=demo study=ledger_demo`.
+        words: names of claims, or `all`; overrides for all runs, such as `experiment=demo study=ledger_demo`; and files
+            of kept studies (`*.parquet`), whose runs are neither trained nor evaluated again.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print what it would take.
@@ -51,13 +52,16 @@ def reproduce(
         UserError: no such claim, or a mistake in a claim or an override; nothing was run.
         PosbenchError: some runs failed; the others are done and the claims are judged by them.
     """
-    names = [word for word in words if "=" not in word]
+    files_of_rows = [Path(word) for word in words if word.endswith(frames.SUFFIX) and "=" not in word]
+    names = [word for word in words if "=" not in word and Path(word) not in files_of_rows]
     overrides = [word for word in words if "=" in word]
     if not names:
         raise UserError("which claims? posbench reproduce all, or names from 'posbench list claims'")
     entries = claim.read(names, config_dir)
     usual = needed(entries, overrides, config_dir)
-    every = _merged(_plans(usual))
+    kept = frames.read(files_of_rows) if files_of_rows else None
+    known = set() if kept is None else set(kept["run"])
+    every = [plan for plan in _merged(_plans(usual)) if plan.id not in known]
     console.log_to_terminal()
     if dry_run:
         print(f"{page.number_of(entries)}. At most, if no claim is settled by {LOOKS[0]} seeds:")
@@ -70,9 +74,10 @@ def reproduce(
         if left:
             logger.info("with %d seeds: %s", seeds, ", ".join(left))
             due = _merged(_plans(_up_to(seeds, {name: usual[name] for name in left})))
-            status |= sweep.execute(due, n_jobs, command)
-        left = [one.entry.id for one in judged(entries, usual) if one.outcome in ("open", "not run")]
-    findings = judged(entries, usual)
+            due = [plan for plan in due if plan.id not in known]
+            status |= sweep.execute(due, n_jobs, command) if due else {}
+        left = [one.entry.id for one in judged(entries, usual, kept) if one.outcome in ("open", "not run")]
+    findings = judged(entries, usual, kept)
     folder = _plans(usual)[0].folder.parent / FOLDER
     write(findings, usual, folder, command)
     print(page.summary(findings))
@@ -137,22 +142,19 @@ def _merged(todo: list[Plan]) -> list[Plan]:
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-def judged(entries: Sequence[Entry], part: Needed, among: Path | None = None) -> list[Finding]:
-    """The findings, by the run folders that there are.
+def judged(entries: Sequence[Entry], part: Needed, kept: pd.DataFrame | None = None) -> list[Finding]:
+    """The findings, by the runs that there are.
 
     Args:
-        among: a folder of studies to look in; None: where runs are made.
+        kept: rows of kept studies, whose runs stand for those of the same name; others are looked for in their folders.
     """
-    there = {p.folder: among / p.folder.parent.name / p.id if among else p.folder for p in _plans(part)}
-    made = {folder: str(place) for folder, place in there.items() if (place / "run.json").is_file()}
-    rows = (
-        frame.read(map(Path, made.values()))
-        if made
-        else pd.DataFrame(columns=["folder", "run_status", "seed", "cpu_seconds"])
-    )
+    kept = pd.DataFrame(columns=["run", "run_status", "seed", "cpu_seconds"]) if kept is None else kept
+    known, folders = set(kept["run"]), {plan.folder for plan in _plans(part)}
+    made = [folder for folder in folders if folder.name not in known and (folder / "run.json").is_file()]
+    rows = pd.concat([kept, frames.read(made)], ignore_index=True) if made else kept
 
     def rows_of(each: Sequence[Plan]) -> pd.DataFrame:
-        return rows[rows["folder"].isin([made.get(plan.folder) for plan in each])]
+        return rows[rows["run"].isin([plan.id for plan in each])]
 
     return outcome.judge([
         (entry, {name: rows_of(each) for name, each in part[entry.id].items()}) for entry in entries
