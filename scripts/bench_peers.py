@@ -15,16 +15,14 @@ import dataclasses
 import sys
 from collections.abc import Callable
 
-import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench import machine
-from posbench.bench import speed
-from posbench.bench.speed import Sizes
-from posbench.bench.timing import load_average, take_turns
-from posbench.errors import PosbenchError, UserError, did_you_mean
+from posbench import bench
+from posbench.bench import Sizes
+from posbench.errors import PosbenchError, unknown
 from posbench.model.gpt import build
 
 PARAMETERS_APART = 0.02  # largest difference, as a fraction of posbench's
@@ -210,59 +208,46 @@ class LikePosbench(nn.Module):
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure(names: list[str], sizes: Sizes, rounds: int, threads: int | None, compiled: bool) -> str:
-    """A table in the order of the names, and a line on how it was measured."""
+def measure(names: list[str], sizes: Sizes, rounds: int, threads: int | None, compiled: bool) -> pd.DataFrame:
+    """Return a row per peer and attention: its tokens per second, and posbench's speed over its own, with quartiles."""
     for name in names:
         if name not in PEERS:
-            raise UserError(f"unknown peer '{name}'{did_you_mean(name, PEERS)} (there are {', '.join(PEERS)})")
-    base = speed.configuration("none", sizes, threads, ["runtime.device=cpu"])
-    (device, dtype), text = speed.setup(base), speed.random_text(sizes.vocab_size, base)
-    machine.keep_freed_memory()
-    load = load_average(torch.get_num_threads())
-    contenders = {}
+            raise unknown("peer", name, PEERS)
+    contenders, pairs = {}, {}
     for name in names:
         peer = PEERS[name]
         given = ["runtime.device=cpu", f"runtime.compile={str(compiled).lower()}", *peer.overrides]
-        config = speed.configuration(peer.encoding, sizes, threads, given)
+        config = bench.configurations([peer.encoding], sizes, threads, given)[peer.encoding]
         ours = build(config, sizes.vocab_size)
-        contenders[peer.ours] = speed.TrainingStep(ours, config, text, device, dtype)
+        contenders[peer.ours] = bench.update_of(ours, config, sizes.vocab_size)
         for attention in peer.attentions:
             theirs = peer.build(sizes, attention)
             ratio = sum(p.numel() for p in theirs.parameters()) / sum(p.numel() for p in ours.parameters())
             if abs(ratio - 1) > PARAMETERS_APART:
                 raise PosbenchError(f"{name} has {ratio:.3f} times as many parameters as {peer.ours}")
             model = LikePosbench(torch.compile(theirs) if compiled else theirs)
-            contenders[f"{name} {attention}"] = speed.TrainingStep(model, config, text, device, dtype)
-    timings = take_turns(contenders, rounds, device)
-    tokens = sizes.train_length * sizes.batch_size
-    lines = ["| peer | attention | tokens/s | against | posbench / peer | quartiles |", "|---|---|---:|---|---:|---:|"]
-    for name in names:
-        for attention in PEERS[name].attentions:
-            theirs, ours = f"{name} {attention}", PEERS[name].ours
-            low, middle, high = (timings.ratio(ours, theirs, quantile) for quantile in (0.25, 0.5, 0.75))
-            per_second = np.median(tokens / timings.seconds[theirs])
-            lines.append(f"| {name} | {attention} | {per_second:,.0f} | {ours} | {middle:.2f} | {low:.2f}-{high:.2f} |")
-    table = "\n".join(lines)
-    return (
-        f"{table}\n\n{sizes.n_layers} layers, {sizes.n_heads} heads, width {sizes.d_model}, vocabulary "
-        f"{sizes.vocab_size}, {sizes.batch_size} x {sizes.train_length} tokens per step, {torch.get_num_threads()} "
-        f"threads, {machine.dtype_name(dtype)}, {'compiled, ' if compiled else ''}medians of {rounds} rounds, load "
-        f"before {load:.1f}, torch {torch.__version__}"
-    )
+            contenders[f"{name} {attention}"] = bench.update_of(model, config, sizes.vocab_size)
+            pairs[f"{name} {attention}"] = peer.ours
+    seconds = bench.take_turns(contenders, rounds, torch.device("cpu"))
+    ratios = pd.DataFrame({name: seconds[name] / seconds[ours] for name, ours in pairs.items()})
+    speeds = sizes.train_length * sizes.batch_size / seconds[list(pairs)].median()
+    quartiles = ratios.quantile([0.25, 0.5, 0.75]).T.add_prefix("posbench / peer, quantile ")
+    return pd.DataFrame({"against": pd.Series(pairs), "tokens/s": speeds.round()}).join(quartiles.round(2))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", nargs="*", help=f"default all: {', '.join(PEERS)}")
-    parser.add_argument("--shape", default="3m", help=", ".join(speed.SHAPES))
+    parser.add_argument("--shape", default="3m", help=", ".join(bench.SHAPES))
     parser.add_argument("--length", type=int, help="training length, at equal tokens per batch")
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile", action="store_true", help="all contenders under torch.compile")
     given = parser.parse_args()
     try:
-        sizes = speed.find_shape(given.shape, given.length)
-        print(measure(given.peers or list(PEERS), sizes, given.rounds, given.threads, given.compile))
+        sizes = bench.sizes_of(given.shape, given.length)
+        frame = measure(given.peers or list(PEERS), sizes, given.rounds, given.threads, given.compile)
+        print(f"{frame.to_string()}\n{sizes}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     except PosbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

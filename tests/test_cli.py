@@ -151,7 +151,7 @@ HINTS = {
     "train steps=100": "unknown key 'steps' (a budget is in tokens: training.tokens; a step has training.batch_size ",
     "train encoding=None": "unknown encoding 'None': did you mean 'none'?",
     "train device=gpu": "runtime.device is 'gpu': a GPU is runtime.device=cuda (here: auto, ",
-    "bench rope --shape 125m": "unknown shape '125m': did you mean '124m'?",
+    "bench rope --shape 124": "unknown shape '124': did you mean '124m'?",
     "evaluate gpt2": "a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2",
     "report gpt2": "gpt2 does not exist: expected run folders or study folders, such as outputs/demo\n",
     "list rope": "list has no section 'rope': 'posbench show rope --text' describes one encoding",

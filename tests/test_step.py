@@ -14,7 +14,6 @@ import schemes
 import torch
 
 from posbench import machine
-from posbench.bench.timing import step_memory
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
@@ -266,11 +265,20 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(tiny_
 @pytest.mark.full
 def test_blocks_that_are_computed_again_keep_their_inputs_alone(tiny_config: Config) -> None:
     def held(n_layers: int, again: bool) -> int:
-        """Bytes of one update beside weights, gradients and the optimizer's state."""
+        """Bytes that one update keeps for its backward pass."""
         model = dataclasses.replace(tiny_config.model, n_layers=n_layers, d_model=64, n_heads=2)
         one = learner(dataclasses.replace(tiny_config, model=model), checkpointing=again)
-        taken = step_memory(one.model, one.optimizer, lambda: update(one, batch(), 0, 1e-3), CPU)
-        return taken - 4 * sum(parameter.nbytes for parameter in one.model.parameters())
+        weights = {parameter.untyped_storage().data_ptr() for parameter in one.model.parameters()}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            kept.setdefault(storage.data_ptr(), 0 if storage.data_ptr() in weights else storage.nbytes())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            update(one, batch(), 0, 1e-3)
+        return sum(kept.values())
 
     of_block = [held(12, again) - held(4, again) for again in (False, True)]
     assert of_block[1] <= 8 * 1.5 * B * T * 64 * 4  # an input each, which the gradient of the one above it joins

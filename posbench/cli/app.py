@@ -447,10 +447,13 @@ def bench(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the speed and memory of encodings side by side.
+    """Measure the speed of encodings in training side by side; on a GPU their peak memory, too."""
+    from posbench import bench as speed
+    from posbench.terminal import console
 
-    Tokens per second and peak memory.
-    """
-    from posbench.bench import speed
-
-    speed.main(words or [], shape, length, rounds, threads, as_json)
+    console.log_to_terminal()
+    frame = speed.bench(words or [], speed.sizes_of(shape, length), rounds, threads)
+    if as_json:
+        print(frame.to_json(orient="records", indent=2))
+    else:
+        speed.table(frame).print(console.stdout())
