@@ -4,7 +4,7 @@ PosbenchError            1
     UserError            2    mistyped, out of range, not there
         OptionError      2    an option of an encoding, by its full key
         Undefined        2    an encoding or extension does not exist at a length; in an evaluation, a result
-        InUse            2    another process owns the run folder
+        InUse           75    another process owns the run folder
     RunFailed            1    with the reason that `run.json` records
     Stopped      128 + signal
 
@@ -45,7 +45,9 @@ class Undefined(UserError):
 
 
 class InUse(UserError):
-    """Another process owns the run folder."""
+    """Another process owns the run folder: try again later."""
+
+    exit_code = 75
 
 
 class RunFailed(PosbenchError):

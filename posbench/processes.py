@@ -5,9 +5,11 @@ Each computes its share of every batch and every evaluation. Rank 0 has the run 
 
 import contextlib
 import datetime
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from posbench import machine
 from posbench.errors import RunFailed, UserError
 
+SHARED = "POSBENCH_RANKS"  # environment variable: the folder in which the ranks of one machine meet
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _TIMEOUT = datetime.timedelta(hours=1)  # for any process, while the others wait: rank 0 may download a text
@@ -107,10 +110,44 @@ class World:
         return result
 
 
+class Place(NamedTuple):
+    """Where this process stands among those of its run, and torch's URL of where they meet."""
+
+    rank: int
+    size: int
+    local_rank: int
+    init_method: str
+
+
+def place(asked: int | None) -> Place | None:
+    """Return the place of this process, if torchrun, srun or posbench started it as one of several.
+
+    Args:
+        asked: `runtime.processes`; with 1, each task of srun is a run of its own.
+    """
+    env = os.environ
+    if "RANK" in env and int(env.get("WORLD_SIZE", "1")) > 1:
+        url = f"file://{env[SHARED]}/store" if SHARED in env else "env://"
+        return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0")), url)
+    if asked in (None, 1) or int(env.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
+        return None
+    host = "127.0.0.1"
+    if env.get("SLURM_STEP_NUM_NODES") != "1":
+        command = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
+        host = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    port = 20_000 + (31 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10_000
+    rank, size, local_rank = (int(env[name]) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))
+    return Place(rank, size, local_rank, f"tcp://{host}:{port}")
+
+
 @contextlib.contextmanager
-def joined(rank: int, size: int, local_rank: int, init_method: str) -> Iterator[World]:
-    """Join the other processes of a run, by torch's URL of where they meet. Raises PeerLost if one of them ends."""
+def joined(place: Place | None) -> Iterator[World]:
+    """Join the other processes of a run; without a place, alone. Raises PeerLost if one of them ends."""
+    if place is None:
+        yield World()
+        return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    rank, size, local_rank, init_method = place
     with _peers_needed():
         dist.init_process_group(backend, init_method, timeout=_TIMEOUT, rank=rank, world_size=size)
     try:

@@ -28,9 +28,9 @@ from support import write_words
 
 from posbench.config.schema import Config
 from posbench.errors import PosbenchError
-from posbench.launch import job
-from posbench.launch.job import evaluate_runs
+from posbench.launch import run as launch
 from posbench.launch.plans import Plan
+from posbench.launch.run import evaluate_runs
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
@@ -92,7 +92,7 @@ class Case:
 def commands(config: Config, folder: Path) -> dict[str, Work]:
     """What is done to a run: its training, which evaluates at its end, and one more evaluation."""
     return {
-        "train": lambda: job.run(Plan(config, folder, ("posbench", "train"))),
+        "train": lambda: launch.run(Plan(config, folder, ("posbench", "train"))),
         "evaluate": lambda: evaluate_runs([folder], ["protocol=sliding"]),
     }
 

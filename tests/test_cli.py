@@ -498,7 +498,7 @@ def test_a_saved_configuration_is_held_to_its_source() -> None:
     assert train("study=mine") == 0
     saved = (the_run("mine") / "config.yaml").read_text().replace("subset: null", "subset: other")
     Path("new.yaml").write_text(saved)
-    refused = process("-m", "posbench.launch.job", "new.yaml")
+    refused = process("-m", "posbench.launch.run", "new.yaml")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "error: data.subset is 'other', which data=text does not read: data=hub does\n"
 
@@ -674,13 +674,13 @@ def test_a_mistyped_evaluation_ends_with_exit_code_2_and_no_row(capsys: pytest.C
 def test_a_saved_configuration_runs_without_hydra_and_without_torchs_compiler() -> None:
     assert train() == 0
     shutil.copy(the_run() / "config.yaml", "saved.yaml")
-    done = process("-X", "importtime", "-m", "posbench.launch.job", "saved.yaml", "--run-dir", "again")
+    done = process("-X", "importtime", "-m", "posbench.launch.run", "saved.yaml", "--run-dir", "again")
     assert done.returncode == 0, done.stderr
     assert "torch.optim" in done.stderr and not {"hydra.main", "torch._dynamo"} & set(done.stderr.split())
     again = Path("again/checkpoint/step-00000002/model.safetensors").read_bytes()
     assert again == (the_run() / "checkpoint/step-00000002/model.safetensors").read_bytes()
     Path("saved.yaml").write_text("hydra: {callbacks: {x: {_target_: os.system}}}\n")
-    refused = process("-m", "posbench.launch.job", "saved.yaml")
+    refused = process("-m", "posbench.launch.run", "saved.yaml")
     assert refused.returncode == 2
     assert refused.stderr == "error: saved.yaml: missing key 'study'\n"
 

@@ -34,7 +34,7 @@ from posbench.evaluation.protocols import targets_of
 from posbench.evaluation.subject import Subject, Varied
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
-from posbench.launch.job import evaluate_runs
+from posbench.launch.run import evaluate_runs
 from posbench.model.gpt import build
 from posbench.run_folder import tracking
 from posbench.run_folder.folder import load_record

@@ -22,10 +22,10 @@ from posbench import machine
 from posbench.config.overrides import apply
 from posbench.config.schema import Config
 from posbench.data.batches import own_rows
-from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
-from posbench.launch import ranks
+from posbench.errors import RunFailed, Stopped, UserError
+from posbench.launch import run as launch
 from posbench.launch.plans import Plan
-from posbench.processes import PeerLost, World, joined
+from posbench.processes import PeerLost, Place, World, joined, place
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
@@ -64,7 +64,7 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> list[i
     store = f"file://{folder}.store-{time.monotonic_ns()}"
 
     def process(rank: int) -> None:
-        with joined(rank, size, rank, store) as world:
+        with joined(Place(rank, size, rank, store)) as world:
             work(world)
 
     fork = multiprocessing.get_context("fork")
@@ -164,10 +164,10 @@ def test_two_processes_evaluate_a_finished_run_to_the_bit_as_one_does(
     train(config, tmp_path / "run", [])
     shutil.copytree(tmp_path / "run", tmp_path / "one" / "run")
     asked = ["protocol=sliding,fixed_target", "length=24,40", "extension=ntk"]
-    ranks.evaluate_together(tmp_path / "one" / "run", apply(config, asked))
+    launch._evaluate(tmp_path / "one" / "run", apply(config, asked))
     before, expected = numbers(tmp_path / "run"), numbers(tmp_path / "one" / "run")
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    ranks.evaluate_together(tmp_path / "run", apply(load_config(tmp_path / "run"), [*asked, "processes=2"]))
+    launch._evaluate(tmp_path / "run", apply(load_config(tmp_path / "run"), [*asked, "processes=2"]))
     assert numbers(tmp_path / "run") == expected and len(expected) > len(before)
     assert load_record(tmp_path / "run")["status"] == "done"
 
@@ -246,12 +246,14 @@ def test_a_broken_exchange_is_a_lost_peer_and_an_error_of_this_process_is_its_ow
 FAKE = """
 import os, signal, sys, time
 from posbench.errors import *
-from posbench.launch import ranks
-def train(config, folder, command, restart, world):
-    if world.rank == int(command[0]): exec(command[1])
-    exec(command[2])
-ranks.train = train
-sys.exit(ranks.main())
+from posbench.launch import run
+from posbench.processes import joined, place
+from posbench.terminal import exits
+def train(plan, restart):
+    with joined(place(2)) as world:
+        exec(plan.command[1] if world.rank == int(plan.command[0]) else plan.command[2])
+run.train = train
+sys.exit(exits.run(run.main))
 """
 OOM, KILL = "raise RunFailed('no room', reason='oom')", "os.kill(os.getpid(), signal.SIGKILL)"
 WAIT, HANG = "world.from_first()", "time.sleep(300)"
@@ -261,15 +263,20 @@ WAIT, HANG = "world.from_first()", "time.sleep(300)"
 @pytest.mark.parametrize(
     "case",
     [
-        (1, OOM, WAIT, "rank 1 of 2: no room", 1),
+        (1, OOM, WAIT, "rank 1 of 2 failed: no room", 1),
         (0, OOM, WAIT, "no room", 1),
-        (1, "raise UserError('wrong')", WAIT, "rank 1 of 2: wrong", 2),
+        (1, "raise UserError('wrong')", WAIT, "rank 1 of 2 failed: wrong", 2),
         (1, KILL, HANG, "rank 1 of 2 was killed by SIGKILL", 137),
-        (0, "os.kill(os.getppid(), signal.SIGTERM); time.sleep(300)", HANG, "stopped before it could save", 143),
+        (1, KILL, WAIT, "rank 1 of 2 was killed by SIGKILL", 137),
+        (0, "os.kill(os.getppid(), signal.SIGTERM); time.sleep(300)", HANG, "rank 0 of 2 was killed by SIGTERM", 143),
     ],
 )
 def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exit_code(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[int, str, str, str, int]
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    case: tuple[int, str, str, str, int],
 ) -> None:
     rank, event, others, text, code = case
     started: list[Any] = []
@@ -279,14 +286,14 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
             super().__init__([sys.executable, "-c", FAKE, *words[4:]], **options)
             started.append(self)
 
-    monkeypatch.setattr(ranks.subprocess, "Popen", Fake)
-    monkeypatch.setattr(ranks, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(launch.subprocess, "Popen", Fake)
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.5)
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    with pytest.raises(PosbenchError) as error:
-        ranks.start(config, 2, tmp_path / "run", ["train", str(rank), event, others])
-    assert (str(error.value), error.value.exit_code) == (text, code)
-    assert [one.poll() is not None for one in started] == [True, True]
-    if rank == 1:  # rank 0 could not know
+    plan = Plan(with_processes(config, 2), tmp_path / "run", (str(rank), event, others))
+    assert exits.run(lambda: launch.run(plan)) == code
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert errors == [f"error: {text}"] and all(process.poll() is not None for process in started)
+    if text != "no room":  # which rank 0 records itself
         record = load_record(tmp_path / "run")
         assert (record["status"], record["message"]) == ("failed", text)
 
@@ -296,17 +303,17 @@ def with_processes(config: Config, processes: int | None, **runtime: Any) -> Con
 
 
 def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ranks._given_place(4) is None
+    assert place(4) is None
     slurm = {"PROCID": "3", "STEP_NUM_TASKS": "4", "LOCALID": "1", "STEP_NUM_NODES": "1", "JOB_ID": "7", "STEP_ID": "0"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert ranks._given_place(1) is None  # each task is a run of its own
-    assert ranks._given_place(4) == (3, 4, 1, "tcp://127.0.0.1:20217")
+    assert place(1) is None  # each task is a run of its own
+    assert place(4) == (3, 4, 1, "tcp://127.0.0.1:20217")
     for name, value in {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    assert ranks._given_place(1) == (2, 4, 0, "env://")
-    with pytest.raises(UserError, match=r"runtime.processes is 2, but 4 processes were started"):
-        ranks.train_together(Plan(with_processes(config, 2), Path("run"), ()))
+    assert place(1) == (2, 4, 0, "env://")
+    with pytest.raises(UserError, match=r"runtime.processes is 2, started were 4"):
+        launch.train(Plan(with_processes(config, 2), Path("run"), ()))
 
 
 def test_what_does_not_divide_is_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,14 +321,14 @@ def test_what_does_not_divide_is_refused(config: Config, monkeypatch: pytest.Mon
         with_processes(config, 3)
     monkeypatch.setattr(machine, "cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert [ranks._threads(with_processes(config, n, threads=None), n) for n in (2, 4)] == [2, 1]
+    assert [launch._threads(with_processes(config, n, threads=None), n) for n in (2, 4)] == [2, 1]
     for processes, threads in ((2, 3), (8, None)):
-        with pytest.raises(UserError, match=f"runtime.processes is {processes}, .* as many in all as cores here, 4"):
-            ranks._threads(with_processes(config, processes, threads=threads), processes)
+        with pytest.raises(UserError, match=f"runtime.processes is {processes}, .*: this machine has 4"):
+            launch._threads(with_processes(config, processes, threads=threads), processes)
     monkeypatch.setattr(machine, "resolve", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match="2 processes on this machine need a GPU each, it has 1"):
-        ranks._threads(with_processes(config, 2, device="cuda"), 2)
+    with pytest.raises(UserError, match=r"runtime.processes is 2, with a GPU each: this machine has 1"):
+        launch._threads(with_processes(config, 2, device="cuda"), 2)
 
 
 def test_the_device_of_a_process_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

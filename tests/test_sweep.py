@@ -1,7 +1,6 @@
 """Sweeps: the same runs as one by one, whatever fails or is killed on the way."""
 
 import dataclasses
-import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -30,7 +29,7 @@ from posbench.config.shipped import configs_dir
 from posbench.data.tokens import TokenSplit
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation.plan import measurements
-from posbench.launch import plans, pool, states, sweep, table, tuning
+from posbench.launch import plans, pool, states, sweep, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.run_folder.facts import Where
@@ -134,8 +133,9 @@ def test_a_sweep_file_of_the_users_own_folder_gives_way_to_what_is_typed(tmp_pat
     text = "sets: [encoding=rope encoding.base=64, encoding=none]\nshared: ['evaluation.protocols=[sliding]', seed=3]\n"
     write_choice(tmp_path, "sweep/mine", text)
     sets = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
-    shared = ["seed=3", "protocol=fixed_target,nonoverlap"]
+    shared = ["protocol=fixed_target,nonoverlap", "seed=3"]
     assert sets == [[*shared, "encoding=rope", "encoding.base=64"], [*shared, "encoding=none"]]
+    assert all("encoding=fire" in words for words in plans.read_sets("mine", ["encoding=fire"], tmp_path))
     for job in plans.resolve(sets, tmp_path):
         assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
 
@@ -156,7 +156,6 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
     [
         ([], "nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME"),
         (["sweep=compar"], "unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, "),
-        (["sweep=compare", "encoding=rope"], "sweep=compare has its own 'encoding=none': leave encoding out"),
         (["encoding=rope,alib"], "unknown encoding 'alib': did you mean 'alibi'?"),
         (["encoding=rope,alibi", "encoding.base=64"], "'alibi' has no option 'base'"),
         (["encoding=rope", "encoding"], "cannot read 'encoding': expected key=value"),
@@ -178,11 +177,11 @@ def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- encoding=rope\n", "is not a sweep: expected 'sets'"),
+        ("- encoding=rope\n", "expected 'sets' and 'shared', lists of overrides"),
         ("sets: []\n", "is not a sweep: expected 'sets'"),
-        ("sets: [encoding=rope]\nshard: [seed=1]\n", "shard is ['seed=1']: expected 'sets' and 'shared'"),
+        ("sets: [encoding=rope]\nshard: [seed=1]\n", "is not a sweep: expected 'sets'"),
         ("sets: [{encoding: rope}]\n", "lists of overrides"),
-        ('sets: ["encoding=\'rope"]\n', "no closing quotation"),
+        ('sets: ["encoding=\'rope"]\n', "No closing quotation"),
     ],
 )
 def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -195,7 +194,7 @@ def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, mes
 def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(template: Config, tmp_path: Path) -> None:
     config = configured(template, "rope", 0)
     folder = write_run(tmp_path, config, Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1))))
-    nll = states.nll_in_distribution(Plan(config, folder, ()))
+    nll = states.loss_at_train_length(Plan(config, folder, ()))
     assert nll is not None and 2.5 < nll < 3.5
 
 
@@ -216,11 +215,10 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     again = capsys.readouterr().out
     (tmp_path / "aside").rename(done.folder / "checkpoint")
     tokens = done.config.training.steps * done.config.training.tokens_per_step
-    *commands, counts, hours = once.splitlines()
+    *commands, counts = once.splitlines()
     assert len(commands) == 5 and all(line.startswith("posbench train ") for line in commands)
     assert "encoding=alibi" in commands[-1] and "seed=2" in commands[-1]
     assert counts == f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on."
-    assert hours == "By finished runs of the same kind, 2 of them train for 0.0 h in all."
     assert f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on.\n" in tuned
     assert f"1 run: 0 finished, 1 to do, {tokens:,} tokens" in again
     assert "2 runs: 0 finished, 2 to do (1 of them trained, " in other and f" {tokens:,} tokens" in other
@@ -253,8 +251,6 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     one_by_one(todo, tmp_path / "single")
     for job in todo:
         assert result(job.folder) == result(tmp_path / "single" / job.id)
-    record = json.loads((tmp_path / "outputs/demo/sweep.json").read_text())
-    assert [(row["id"], row["status"]) for row in record["cells"]] == [(job.id, "done") for job in todo]
     assert states.record(todo[0])["command"].startswith("posbench train encoding=rope ")
     assert [{folder.parent for folder in asked} for asked in reports] == [{tmp_path / "outputs/demo"}]
 
@@ -307,9 +303,8 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     assert "killed by SIGKILL" in str(states.status(killed).message)
     assert states.record(segfault)["attempt"]["ended"]
     shown = capsys.readouterr().err
-    assert "Not done" in shown
-    assert "All 2 runs with encoding=crash failed." in shown
-    assert "".join(shown.split()).count("training.learning_rate=1e30") >= 2  # a line when it failed, and the table
+    assert shown.count("not done: ") == 3 and "all 2 runs with encoding=crash failed" in shown
+    assert "training.learning_rate=1e30] failed (diverged): loss is" in shown
     assert len(reports) == 1  # of those that are done
 
 
@@ -516,18 +511,20 @@ def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
     assert groups == [{"CUDA_VISIBLE_DEVICES": "2,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
 
 
+def deaf() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+
 def test_a_second_signal_ends_at_once_what_the_first_asked_to_save(
     several: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process, sent = multiprocessing.Process(), []
-    monkeypatch.setattr(pool, "_start", lambda plan, slot: process)
-    monkeypatch.setattr(pool, "_send", lambda process, number: sent.append(number))
-    monkeypatch.setattr(pool, "outcome", lambda *_: Status("stopped"))
-    monkeypatch.setattr(multiprocessing.Process, "exitcode", property(lambda _: -9 if len(sent) > 1 else None))
-    monkeypatch.setattr(pool, "POLL_SECONDS", 0)
+    process, codes = multiprocessing.get_context("fork").Process(target=deaf), []
+    monkeypatch.setattr(pool, "_start", lambda plan, slot: process.start() or process)
+    monkeypatch.setattr(pool, "outcome", lambda plan, code, *_: codes.append(code) or Status("stopped"))
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
         pool.run(several[:1], [{}], lambda status: signal.raise_signal(signal.SIGTERM))
-    assert sent == [signal.SIGTERM, signal.SIGKILL]
+    assert codes == [-signal.SIGKILL]
 
 
 # -- tuning ------------------------------------------------------------------------------------------------------------
@@ -559,16 +556,11 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     assert all(sum(o.startswith("training.learning_rate=") for o in job.overrides) == 1 for job in chosen)
 
     study = tmp_path / "outputs/demo"
-    rope, alibi = json.loads((study / "tuning.json").read_text())["schemes"]
-    assert (rope["encoding"], alibi["encoding"]) == ("rope", "alibi")
-    low, middle, high = rope["tried"]
-    assert rope["chosen"] == middle["learning_rate"] == 0.003
-    assert middle["nll"] < low["nll"]
-    assert rope["spread"] == pytest.approx(low["nll"] - middle["nll"])
-    assert (high["status"], high["reason"], high["nll"]) == ("failed", "diverged", None)  # recorded, not dropped
-    assert not rope["at_edge"]
-    for row in (low, middle):
-        evaluated = evaluation_rows(study / "tuning" / row["id"])
+    low, middle, high = tuning.trials(todo[:1], [0.01, 1.0, 1e32])
+    assert states.loss_at_train_length(middle) < states.loss_at_train_length(low)
+    assert states.status(high).reason == "diverged"
+    for trial in (low, middle):
+        evaluated = evaluation_rows(study / "tuning" / trial.id)
         assert {(row.split, row.length_ratio) for row in evaluated} == {("validation", 1.0)}
         assert all(row.n_blocks > 200 for row in evaluated)  # all validation text, though evaluation.blocks is 8
     assert not list(study.glob("rope-*"))  # the sweep's own runs are apart
@@ -587,7 +579,7 @@ def test_a_rate_at_the_edge_of_the_grid_is_warned_about(
     best = {"rope": 0.002, "alibi": 0.004}
     monkeypatch.setattr(
         states,
-        "nll_in_distribution",
+        "loss_at_train_length",
         lambda plan: abs(plan.config.training.learning_rate - best[plan.config.encoding.name]),
     )
     todo = plans.resolve([["encoding=rope,alibi", "training.learning_rate=0.002", *overrides]])
@@ -623,16 +615,6 @@ def test_a_run_at_a_tuned_rate_is_that_of_the_single_command(overrides: list[str
     assert run_id(single) in {path.name for path in (tmp_path / "outputs/demo").glob("*-s*")}
 
 
-def test_a_scheme_tuned_later_stands_beside_those_of_before_and_a_wider_grid_takes_their_place(
-    overrides: list[str], tmp_path: Path
-) -> None:
-    rope, alibi = plans.resolve([["encoding=rope,alibi", *overrides]])
-    for job, grid in ((rope, [1.0, 2.0]), (alibi, [1.0]), (rope, [1.0, 2.0, 4.0])):
-        tuning.tuned([job], grid, all_fail)
-    record = json.loads((tmp_path / "outputs/demo/tuning.json").read_text())
-    assert [(row["encoding"], len(row["tried"])) for row in record["schemes"]] == [("alibi", 1), ("rope", 3)]
-
-
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
@@ -644,9 +626,18 @@ def several(tiny_config: Config) -> list[Plan]:
     return [plans.plan(c, run_folder(c), command) for c, command in zip(configs, typed, strict=True)]
 
 
-def test_a_poisoned_value_is_named_only_where_all_its_runs_failed_and_others_did_not(several: list[Plan]) -> None:
+def test_a_value_that_always_fails_is_named_only_where_others_did_not(
+    several: list[Plan], caplog: pytest.LogCaptureFixture
+) -> None:
     done, failed = Status("done"), Status("failed", "error", "x")
-    by_id = dict(zip((job.id for job in several), (done, failed, failed, failed), strict=True))
-    assert table.poisoned(several, by_id) == {"encoding=alibi": 2}
-    assert table.poisoned(several, dict.fromkeys(by_id, failed)) == {"encoding=rope": 2, "encoding=alibi": 2}
-    assert table.poisoned(several, dict.fromkeys(by_id, done)) == {}
+    for outcomes, named in (
+        ((done, *[failed] * 3), ["encoding=alibi"]),
+        ([failed] * 4, ["rope", "alibi"]),
+        ([done] * 4, []),
+    ):
+        caplog.clear()
+        states.show_failures(several, dict(zip((plan.id for plan in several), outcomes, strict=True)))
+        assert [value in line for line, value in zip(caplog.messages[-len(named) :], named, strict=False)] == [
+            True
+        ] * len(named)
+        assert sum(" runs with " in line for line in caplog.messages) == len(named)

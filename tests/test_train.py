@@ -68,7 +68,7 @@ def losses(folder: pathlib.Path) -> list[tuple[int, float, float]]:
 def start(config: Config, folder: pathlib.Path) -> "subprocess.Popen[str]":
     saved = folder.parent / f"{folder.name}.yaml"
     saved.write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
-    command = [sys.executable, "-m", "posbench.launch.job", str(saved), "--run-dir", str(folder)]
+    command = [sys.executable, "-m", "posbench.launch.run", str(saved), "--run-dir", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -29,7 +29,7 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
     """
     from posbench.config.overrides import start_of
     from posbench.launch import plans
-    from posbench.launch.ranks import train_together
+    from posbench.launch import run as launch
     from posbench.run_folder import finding
 
     overrides = _listed(overrides)
@@ -41,7 +41,7 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
             return _told(load(train_model(begins, overrides, restart, directory)))
     plan = plans.resolve_one(overrides, directory)
     with _shown():
-        train_together(plan, restart)
+        launch.train(plan, restart)
         return _told(load(plan.folder))
 
 
@@ -61,7 +61,7 @@ def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> Load
         Stopped: it was interrupted; what was computed is kept.
     """
     from posbench.config.overrides import apply
-    from posbench.launch.ranks import evaluate_together
+    from posbench.evaluation.job import evaluate_run
     from posbench.run_folder import finding
     from posbench.run_folder.folder import load_config
 
@@ -72,8 +72,12 @@ def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> Load
             return _told(load(evaluate_model(str(run), _listed(overrides))[0]))
     given = run if isinstance(run, LoadedRun) else load(run)
     asked = apply(load_config(given.folder), _listed(overrides))
+    if (asked.processes or 1) > 1:
+        raise UserError(
+            f"processes is {asked.processes}: from Python one process evaluates, 'posbench evaluate' starts several"
+        )
     with _shown():
-        evaluate_together(given.folder, asked)
+        evaluate_run(given.folder, asked)
         return _told(load(given.folder))
 
 

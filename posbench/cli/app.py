@@ -129,7 +129,7 @@ def train(
     if (begins := start_of(overrides)) and not cfg and finding.is_model(begins):
         _train_on(begins, overrides, restart, config_dir)
         return
-    from posbench.launch import job, plans
+    from posbench.launch import plans
 
     plan = plans.resolve_one(overrides, config_dir)
     if cfg:
@@ -139,7 +139,9 @@ def train(
 
         print(yaml.safe_dump(to_container(plan.config), sort_keys=False, allow_unicode=True), end="")
     else:
-        job.run(plan, restart)
+        from posbench.launch import run
+
+        run.run(plan, restart)
 
 
 def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path | None) -> None:
@@ -246,9 +248,9 @@ def evaluate(
         return
     or_a_model = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
     folders, overrides = _runs_and_overrides("evaluate", words, or_a_model)
-    from posbench.launch import job
+    from posbench.launch import run
 
-    job.evaluate_runs(folders, overrides)
+    run.evaluate_runs(folders, overrides)
 
 
 def _all_settings(words: list[str], models: list[str]) -> list[str]:

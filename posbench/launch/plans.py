@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posbench.config import plain_yaml
 from posbench.config.identity import run_folder
-from posbench.config.overrides import full_key, parted, refuse_twice
+from posbench.config.overrides import full_key, parted
 from posbench.config.schema import Config
 from posbench.config.shipped import chosen
 from posbench.errors import UserError
@@ -46,8 +46,8 @@ class Plan:
 
     def with_seed(self, seed: int) -> "Plan":
         """The same run with another seed, which Hydra would take a quarter of a second to compose."""
-        kept = [override for override in self.overrides if parted(override)[0] != "seed"]
-        return self.at(dataclasses.replace(self.config, seed=seed), [*kept, f"seed={seed}"], self.folder.parent)
+        others = [override for override in self.overrides if parted(override)[0] != "seed"]
+        return self.at(dataclasses.replace(self.config, seed=seed), [*others, f"seed={seed}"], self.folder.parent)
 
     def with_threads(self, threads: int) -> "Plan":
         """This plan with so many CPU threads, unless its configuration sets them."""
@@ -83,64 +83,35 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     """The plans of all combinations of all sets of overrides, each run once however often it is named."""
     from posbench.config import compose
 
-    found: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     for overrides, config in compose.combinations(sets, config_dir):
         new = plan(config, run_folder(config), ["posbench", "train", *overrides])
-        known = found.setdefault(new.id, new)
+        known = plans.setdefault(new.id, new)
         if known.folder != new.folder:
             raise UserError(f"{known.folder} and {new.folder} are one run: a sweep keeps each in one folder")
-    return list(found.values())
-
-
-def by_study(todo: Iterable[Plan]) -> dict[Path, list[Plan]]:
-    """Plans by the folder that their study's runs share."""
-    found: dict[Path, list[Plan]] = {}
-    for one in todo:
-        found.setdefault(one.folder.parent, []).append(one)
-    return found
-
-
-# -- sweep files -------------------------------------------------------------------------------------------------------
+    return list(plans.values())
 
 
 def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = None) -> list[list[str]]:
     """The sets of overrides that `sweep=name` and the command line ask for together.
 
-    A sweep file holds `sets`, a list of override sets, and `shared`, a list of overrides for all of them. The command
-    line takes the place of what is shared under the same key, and adds to the rest.
+    A sweep file holds `sets`, a list of override sets, and `shared`, a list of overrides for all of them. What is typed
+    holds for every set, in the place of the file's own value of that key.
 
     Raises:
-        UserError: no such sweep, a file of another form, or an override of what the sets themselves choose.
+        UserError: no such sweep, or a file of another form.
     """
     if name is None:
         return [overrides]
     path = chosen("sweep", name, config_dir)
-    sets, shared = _parts(path)
-    given = {_key(override) for override in overrides}
-    for one in sets:
-        refuse_twice((_key(override) for override in [*shared, *one]), f"{path}: ")
-        if clash := next((override for override in one if _key(override) in given), None):
-            raise UserError(
-                f"sweep={name} has its own '{clash}': leave {_key(clash)} out, or copy {path} and change it"
-            )
-    kept = [override for override in shared if _key(override) not in given]
-    return [[*kept, *overrides, *one] for one in sets]
-
-
-def _parts(path: Path) -> tuple[list[list[str]], list[str]]:
     content = plain_yaml.load(path)
-    if not isinstance(content, dict) or not content.get("sets"):
-        raise UserError(f"{path} is not a sweep: expected 'sets', a list such as '- encoding=rope,alibi'")
-    for key, value in content.items():
-        lines = value if isinstance(value, list) else [None]
-        if key not in ("sets", "shared") or not all(isinstance(line, str) for line in lines):
-            raise UserError(f"{path}: {key} is {value!r}: expected 'sets' and 'shared', lists of overrides")
     try:
-        sets = [shlex.split(line) for line in content["sets"]]
-        return sets, [override for line in content.get("shared", []) for override in shlex.split(line)]
-    except ValueError as error:  # a quotation mark without its partner
-        raise UserError(f"{path}: {str(error).lower()}") from None
-
-
-def _key(override: str) -> str:
-    return full_key(override.partition("=")[0])
+        unknown = content.keys() - {"sets", "shared"}
+        sets, shared = ([shlex.split(line) for line in content.get(key, [])] for key in ("sets", "shared"))
+    except (AttributeError, TypeError, ValueError) as error:  # no mapping, no lists of text, an open quotation mark
+        raise UserError(f"{path}: expected 'sets' and 'shared', lists of overrides ({error})") from None
+    if not sets or unknown:
+        raise UserError(f"{path} is not a sweep: expected 'sets', a list such as '- encoding=rope,alibi', and 'shared'")
+    common = [override for line in shared for override in line]
+    chosen_by_key = [{full_key(word.partition("=")[0]): word for word in [*common, *own, *overrides]} for own in sets]
+    return list({tuple(words): list(words) for words in (by_key.values() for by_key in chosen_by_key)}.values())

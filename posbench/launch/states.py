@@ -1,20 +1,22 @@
-"""What run folders say of plans: how far each has come, and how it ended."""
+"""What run folders say of plans: how far each has come, and how it ended; and what a sweep shows of that."""
 
 import dataclasses
-import json
-from collections.abc import Iterable
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from posbench.errors import UserError
 from posbench.evaluation.answers import TRAINED, place_of
 from posbench.launch.plans import Plan
-from posbench.run_folder import folder
 from posbench.run_folder.folder import attempt_is_open, load_config, load_record
-from posbench.run_folder.jsonl import number
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows, newest_of_split
+from posbench.run_folder.jsonl import number, read_jsonl
+from posbench.run_folder.rows import evaluation_rows, newest_of_split
 
-FINAL = ("done", "failed", "stopped", "in use")
-_TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
+logger = logging.getLogger(__name__)
+_LINE_EVERY_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +44,12 @@ def status(plan: Plan) -> Status:
 
     A run that is done counts as running while rows are added, and as failed where `reason` says that this ended early.
     """
-    found = record(plan)
-    reason, message = (None if value is None else str(value) for value in map(found.get, ("reason", "message")))
-    name = str(found.get("status", "waiting"))
+    recorded = record(plan)
+    reason, message = (None if value is None else str(value) for value in map(recorded.get, ("reason", "message")))
+    name = str(recorded.get("status", "waiting"))
     if name == "done" and reason is not None:
         name = "failed"
-    elif name == "done" and attempt_is_open(found):
+    elif name == "done" and attempt_is_open(recorded):
         name = "running"
     return Status(name, reason, message)
 
@@ -66,45 +68,79 @@ def is_trained(plan: Plan) -> bool:
     return record(plan).get("status") == "done"
 
 
-def other_code(done: Iterable[Plan]) -> list[str]:
-    """Lines about encodings that finished runs were trained with, and whose code has changed; each line once."""
-    return list(dict.fromkeys(line for plan in done for line in folder.other_code(plan.config, record(plan))))
-
-
-def before(plan: Plan) -> Status:
-    """The state of a run that nobody has looked at yet: done or waiting."""
-    return Status("done") if is_finished(plan) else WAITING
-
-
 def progress(plan: Plan) -> tuple[int, float | None]:
-    """Updates made and the newest training loss in nats per token, from the end of `metrics.jsonl`."""
-    try:
-        with (plan.folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-    except OSError:
-        return 0, None
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-            return int(row["step"]), number(row["train/loss"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            continue  # a validation row, or one cut short by where the tail begins
-    return 0, None
+    """Updates made and the newest training loss in nats per token."""
+    rows = [row for row in read_jsonl(plan.folder / "metrics.jsonl") if "train/loss" in row]
+    return (int(rows[-1]["step"]), number(rows[-1]["train/loss"])) if rows else (0, None)
 
 
-def nll_in_distribution(plan: Plan) -> float | None:
-    """Nll in nats per token at the training length, by the first protocol asked for; None if there is none."""
-    row = in_distribution(plan)
-    return None if row is None else row.nll
-
-
-def in_distribution(plan: Plan) -> EvaluationRow | None:
-    """The newest row at the training length, or at the longest trained problems of a task; None if there is none."""
+def loss_at_train_length(plan: Plan) -> float | None:
+    """Nats per token at the training length (of a task, at its longest trained problems), in the newest rows."""
     settings = plan.config.evaluation
     try:
-        rows = evaluation_rows(plan.folder)
+        rows = newest_of_split(evaluation_rows(plan.folder), settings.split)
     except UserError:
         return None
-    own = [row for row in newest_of_split(rows, settings.split) if row.measured]
-    return next((row for row in own if row.protocol == settings.protocols[0] and place_of(row) == TRAINED), None)
+    rows = [row for row in rows if row.protocol == settings.protocols[0] and place_of(row) == TRAINED]
+    return next((row.nll for row in rows if row.measured), None)
+
+
+def last_words(output: Path) -> str:
+    """The error line that a process printed, or else its last line."""
+    text = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]
+
+
+# -- what a sweep shows of them ----------------------------------------------------------------------------------------
+
+
+class Lines:
+    """A line for each change, and every half a minute the counts and what runs."""
+
+    def __init__(self, todo: list[Plan]) -> None:
+        self.todo = todo
+        self.before: dict[str, Status] = {}
+        self.next_time = time.monotonic() + _LINE_EVERY_SECONDS
+
+    def show(self, status: Mapping[str, Status]) -> None:
+        for plan in self.todo:
+            now = status[plan.id]
+            if now != self.before.get(plan.id, WAITING):
+                logger.info("%s", _line(plan, now, self.todo))
+        self.before = dict(status)
+        if time.monotonic() < self.next_time:
+            return
+        self.next_time = time.monotonic() + _LINE_EVERY_SECONDS
+        counts = Counter(one.name for one in status.values())
+        others = "".join(f", {number} {name}" for name, number in counts.items() if name != "done")
+        logger.info("%d of %d runs done%s", counts["done"], len(status), others)
+        for plan in self.todo:
+            if status[plan.id] == RUNNING:
+                step, loss = progress(plan)
+                shown = "-" if loss is None else f"{loss:.3f}"
+                logger.info("  %s: step %s/%s, loss %s", plan.id, step, plan.config.training.steps, shown)
+
+
+def show_failures(todo: list[Plan], status: Mapping[str, Status]) -> None:
+    """Log the runs that are not done, and values whose every run failed (two or more) while others did not."""
+    names = defaultdict(list)
+    for plan in todo:
+        for override in plan.overrides:
+            names[override].append(status[plan.id].name)
+        if status[plan.id].name != "done":
+            logger.error("not done: %s", _line(plan, status[plan.id], todo))
+    for override, own in names.items():
+        if 2 <= len(own) < len(todo) and set(own) == {"failed"}:
+            logger.error("all %d runs with %s failed", len(own), override)
+
+
+def _line(plan: Plan, now: Status, todo: list[Plan]) -> str:
+    """How a run stands: its loss if it is done, else what tells it from the others, and the reason."""
+    if now.name == "done":
+        loss = loss_at_train_length(plan)
+        return f"{plan.id} done" + (f": {loss:.4f} nats/token at the training length" if loss is not None else "")
+    common = set.intersection(*(set(other.overrides) for other in todo)) if len(todo) > 1 else set()
+    differing = " ".join(override for override in plan.overrides if override not in common)
+    return f"{plan.id} [{differing}] {now.name}" + (f" ({now.reason}): {now.message or ''}" if now.reason else "")

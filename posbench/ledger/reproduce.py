@@ -75,7 +75,7 @@ def reproduce(
             logger.info("with %d seeds: %s", seeds, ", ".join(left))
             due = _merged(_plans(_up_to(seeds, {name: usual[name] for name in left})))
             due = [plan for plan in due if plan.id not in known]
-            status |= sweep.execute(due, n_jobs, command) if due else {}
+            status |= sweep.execute(due, n_jobs) if due else {}
         left = [one.entry.id for one in judged(entries, usual, kept) if one.outcome in ("open", "not run")]
     findings = judged(entries, usual, kept)
     folder = _plans(usual)[0].folder.parent / FOLDER

@@ -1,6 +1,7 @@
 """How a command ends: one line on stderr and an exit code, whatever went wrong.
 
-0 success, 2 the user's mistake, 1 a failed run, 128 + n for signal n. A traceback is shown only with --debug.
+0 success, 2 the user's mistake, 1 a failed run, 75 a run in use, 128 + n for signal n.
+A traceback is shown only with --debug.
 """
 
 import errno
@@ -17,7 +18,6 @@ from posbench.errors import PosbenchError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-IN_USE = 75  # a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug, also for child processes
 _OTHER_PLACE = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
 _NO_ACCESS = {  # system errors about the user's files, and what to do

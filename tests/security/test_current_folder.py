@@ -33,7 +33,7 @@ def python(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_payload_is_real(folder: Path) -> None:
     """What `python -m` starts imports from the current folder."""
-    assert python(folder, "-m", "posbench.launch.job", "--help").returncode != 0
+    assert python(folder, "-m", "posbench.launch.run", "--help").returncode != 0
     assert (folder / "canary").exists()
 
 

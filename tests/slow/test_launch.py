@@ -96,7 +96,7 @@ def test_two_processes_give_what_one_gives(started: str) -> None:
 def test_sigterm_to_one_process_saves_the_run_and_ends_both(who: str) -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    ranks = others(process, "posbench.launch.ranks")
+    ranks = others(process, "posbench.launch.run")
     assert len(ranks) == 2
     os.kill(process.pid if who == "command" else ranks[int(who[-1])], signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
@@ -110,7 +110,7 @@ def test_sigterm_to_one_process_saves_the_run_and_ends_both(who: str) -> None:
 def test_a_process_that_is_killed_ends_the_run_with_a_reason() -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    os.kill(others(process, "posbench.launch.ranks")[1], signal.SIGKILL)
+    os.kill(others(process, "posbench.launch.run")[1], signal.SIGKILL)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 137 and errors.count("error: rank 1 of 2 was killed by SIGKILL") == 1
     assert record("two")["message"] == "rank 1 of 2 was killed by SIGKILL"
@@ -119,7 +119,7 @@ def test_a_process_that_is_killed_ends_the_run_with_a_reason() -> None:
 def test_no_process_outlives_the_first() -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    ranks = others(process, "posbench.launch.ranks")
+    ranks = others(process, "posbench.launch.run")
     process.kill()
     process.wait()
     end = time.monotonic() + 30
