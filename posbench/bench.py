@@ -17,7 +17,7 @@ import torch
 
 from posbench import encodings, machine
 from posbench.config import compose
-from posbench.config.overrides import parted, refuse_twice
+from posbench.config.overrides import pairs
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
@@ -66,7 +66,6 @@ def bench(words: list[str], sizes: Sizes, rounds: int = 5, threads: int | None =
         UserError: an unknown name or override.
     """
     names, overrides = [word for word in words if "=" not in word], [word for word in words if "=" in word]
-    refuse_twice([parted(override)[0] for override in overrides])
     configs = configurations(names, sizes, threads, overrides)
     training, (device, dtype) = configs[BASE].training, place(configs[BASE])
     updates, peaks = {}, {}
@@ -101,7 +100,7 @@ def configurations(names: list[str], sizes: Sizes, threads: int | None, override
     given |= {f"training.{key}": getattr(sizes, key) for key in ("train_length", "batch_size")}
     given |= {"training.tokens": 10**12, "runtime.threads": threads or "null"}  # no fewer than any batch has
     given |= {"evaluation.targets": 1, "runtime.compile": "false"}  # which so many tokens would switch on
-    typed = {parted(override)[0] for override in overrides}
+    typed = pairs(overrides)
     usual = [f"{key}={value}" for key, value in given.items() if key not in typed]
     configs = {}
     for name in [BASE, *(names or encodings.names())]:

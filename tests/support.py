@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import installed as posbench_installed
 from posbench.cli.app import main
-from posbench.config.overrides import full_key
+from posbench.config.overrides import split
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # A very small model, by its overrides; the files say how many tokens it trains on.
@@ -128,11 +128,8 @@ def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any])
 
 
 def each_once(words: Iterable[str]) -> list[str]:
-    """The last word of each key. posbench accepts a key once, and tests put their own words after those of TINY."""
-    by_key = {
-        full_key(word.partition("=")[0]) if "=" in word else (place, word): word for place, word in enumerate(words)
-    }
-    return list(by_key.values())
+    """The last word of each key: tests put their own words after those of TINY, and nothing has to be said of it."""
+    return list({split(word)[0] if "=" in word else (place, word): word for place, word in enumerate(words)}.values())
 
 
 def posbench(*arguments: str) -> int:

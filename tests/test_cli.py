@@ -18,8 +18,8 @@ from posbench import encodings, installed, tasks
 from posbench.cli import listing
 from posbench.cli.app import main
 from posbench.config import compose
+from posbench.config.external import load_saved
 from posbench.config.identity import run_id
-from posbench.config.schema import load_saved
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
 from posbench.launch import plans
@@ -134,7 +134,7 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 HINTS = {
     "trian": "No such command 'trian'. Did you mean 'train'?",
     "report": "Missing argument",
-    "sweep encoding=rope seeds=5": "unknown key 'seeds' (several seeds are a list: seed=0,1,2,3,4 or ",
+    "sweep encoding=rope seeds=5": "unknown key 'seeds' (several seeds are a list: posbench sweep seed=0,1,2,3,4 or ",
     "train --nix": "No such option: --nix",
     "train encoding=rop": "unknown encoding 'rop': did you mean 'rope'?",
     "train encoding=alibi encoding.base=2": "'alibi' has no option 'base'",
@@ -283,7 +283,7 @@ def test_options_of_a_wrapped_encoding_need_no_sign(wrapper: str, capsys: pytest
     at_once = ["encoding=wrapper", "encoding.inner=rope", "encoding.inner_options={base: 500}"]
     assert posbench("train", "--config-dir", wrapper, "--cfg", *at_once) == 0
     assert yaml.safe_load(capsys.readouterr().out)["encoding"]["inner_options"] == {"base": 500}
-    ((_, of_sweep), *_) = compose.combinations([[*chosen[:2], "encoding.inner_options.base=500,600"]], Path(wrapper))
+    ((_, of_sweep), *_) = compose.configs([*chosen[:2], "encoding.inner_options.base=500,600"], Path(wrapper))
     assert of_sweep.encoding.options == {**config.encoding.options, "layers": None}
     assert compose.single([*chosen, "encoding.unlisted=2"], Path(wrapper)).encoding.options["unlisted"] == 2
     for wrong, message in {
@@ -557,7 +557,7 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
         "runtime.compile=true": "unknown key 'runtime.compile' (evaluate takes ",
         "training.tokens=5": "unknown key 'training.tokens' (evaluate takes ",
         "at_tokens=5": "unknown key 'evaluation.at_tokens'",
-        "offsets=5": "evaluation.offsets is [5]: they are for tasks",
+        "offsets=5": "evaluation.offsets is [5]: expected []: they are for tasks",
         "length": "cannot read 'length'",
     }.items():
         assert posbench("evaluate", folder, override) == 2

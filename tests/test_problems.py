@@ -14,9 +14,9 @@ import yaml
 
 from posbench import tasks
 from posbench.config import compose
+from posbench.config.built import task_of
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
-from posbench.config.task import task_of
 from posbench.data import problems
 from posbench.data.problems import prepare
 from posbench.errors import Undefined, UserError
@@ -110,14 +110,20 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
     ("overrides", "said"),
     [
         (["data=task/copy"], "expected evaluation=problems, which experiment=tasks brings"),
-        (["evaluation=problems"], "is text: expected data=task/copy or another task"),
+        (["evaluation=problems"], "or data=task/copy or another task, since data 'builtin' is text"),
         (["data=copy"], "did you mean 'task/copy'?"),
         (["data=task/cpoy", "experiment=tasks"], "did you mean 'task/copy'?"),
         (["data=task/copy", "experiment=tasks", "data.task.longest=30"], "of length 30 take 62 tokens"),
         (["data=task/copy", "experiment=tasks", "data.offset=1"], "from position 1 take 43 tokens"),
         (["data=task/copy", "experiment=tasks", "data.task.vocabulary=1"], "data.task.vocabulary is 1 for 'copy'"),
-        (["data=task/copy", "experiment=tasks", "data.task.name=sort"], "a task is chosen with its options"),
-        (["data=task/copy", "experiment=tasks", "protocol=sliding"], "for text, but data 'copy' is a task"),
+        (
+            ["data=task/copy", "experiment=tasks", "data.task.name=sort"],
+            "it is chosen with its options, data=task/copy",
+        ),
+        (
+            ["data=task/copy", "experiment=tasks", "protocol=sliding"],
+            "which experiment=tasks brings, since data 'copy' is a task",
+        ),
         (["data=task/copy", "experiment=tasks", "tasks=repeat"], "probes are of text"),
         (["data=task/copy", "experiment=tasks", "length=128"], "give ratio=2,4"),
         (["data=task/copy", "experiment=tasks", "data.tokenizer=bytes"], "which data=task does not read"),

@@ -19,7 +19,7 @@ from support import write_words
 
 import posbench.training.train
 from posbench import machine
-from posbench.config.overrides import apply
+from posbench.config.asked import apply
 from posbench.config.schema import Config
 from posbench.data.batches import own_rows
 from posbench.errors import RunFailed, Stopped, UserError
@@ -317,7 +317,7 @@ def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch:
 
 
 def test_what_does_not_divide_is_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="batch_size is 8: it does not divide among 3 processes, nearest: 2 or 4"):
+    with pytest.raises(UserError, match="batch_size is 8: it does not divide among 3 processes, nearest: 6 or 9"):
         with_processes(config, 3)
     monkeypatch.setattr(machine, "cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

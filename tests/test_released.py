@@ -12,8 +12,8 @@ import yaml
 from oracles import third_party
 
 from posbench import attention_output, encodings
+from posbench.config.built import shape_of
 from posbench.config.compose import single
-from posbench.config.shape import shape_of
 from posbench.config.shipped import configs_dir
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape

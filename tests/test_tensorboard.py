@@ -14,7 +14,7 @@ from support import posbench, write_text
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from posbench.config.overrides import Asked
+from posbench.config.asked import Asked
 from posbench.config.schema import Config
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import evaluate_run

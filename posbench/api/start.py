@@ -60,7 +60,7 @@ def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> Load
         RunFailed: memory or the disk is full.
         Stopped: it was interrupted; what was computed is kept.
     """
-    from posbench.config.overrides import apply
+    from posbench.config.asked import apply
     from posbench.evaluation.job import evaluate_run
     from posbench.run_folder import finding
     from posbench.run_folder.folder import load_config

@@ -170,7 +170,7 @@ def prepare(
     from posbench.data.tokens import prepare_all
     from posbench.terminal import console, signals
 
-    configs = [config for _, config in compose.combinations([overrides or []], config_dir)]
+    configs = [config for _, config in compose.configs(overrides or [], config_dir)]
     if all(config.data.task is not None for config in configs):
         raise UserError(
             f"data={configs[0].data.name} has nothing to prepare: problems are made while they are trained on"
@@ -263,10 +263,9 @@ def _all_settings(words: list[str], models: list[str]) -> list[str]:
 
 def _runs_and_overrides(command: str, words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
     """Split words into run folders and settings."""
-    from posbench.config.overrides import full_key
     from posbench.run_folder import finding
 
-    paths = [word for word in words if os.path.exists(word) or ("=" not in word and full_key(word) == word)]
+    paths = [word for word in words if os.path.exists(word) or ("=" not in word and word not in WORDS)]
     overrides = [word for word in words if word not in paths]
     if not paths:
         raise UserError(f"which run? posbench {command} outputs/STUDY/RUN {shlex.join(overrides)}")

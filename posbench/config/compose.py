@@ -1,19 +1,20 @@
-"""From overrides to configurations. The first mistake in them is a UserError of one line.
+"""From key=value words to configurations. The first mistake in them is a UserError of one line.
 
 Hydra composes the chosen files and runs nothing: no function that a YAML file names is ever called. Typed values are
-assigned here, so that every key is checked and a sweep composes each choice once.
+assigned here, by the types of their keys, and one read by `schema` checks the whole.
 """
 
 import copy
 import dataclasses
-import fnmatch
 import functools
+import importlib.util
 import inspect
 import itertools
 import json
 import logging
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,97 +22,60 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings, installed
-from posbench.config import keys, start, task, trackers
+from posbench.config import start, suggest
+from posbench.config.asked import ratios
+from posbench.config.built import build_encoding, check_task
 from posbench.config.history import written_out
-from posbench.config.identity import in_one_spelling
-from posbench.config.overrides import (
-    FILES,
-    LENGTH,
-    WORDS,
-    is_there,
-    items,
-    parted,
-    ratios,
-    refuse_both,
-    refuse_lengths_of_problems,
-    refuse_twice,
-    typed_value,
-)
+from posbench.config.identity import with_paths
+from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, value, values
 from posbench.config.schema import Config, from_container
-from posbench.config.shape import planned
-from posbench.config.shipped import GROUPS, choices, configs_dir, nested
-from posbench.config.sources import ASKS_FOR, named, refuse_other_text, refuse_unread
-from posbench.errors import UserError, did_you_mean, unknown
+from posbench.config.shipped import GROUPS, configs_dir, every
+from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
 PRIMARY = "train"  # configs/train.yaml
 _MOST_RUNS = 10_000  # of a sweep
 _WHOLE = "# @package _global_"  # the first line of an experiment, which sets keys of all sections
-_RANGE = re.compile(r"range\((-?\d+),(-?\d+)\)")
-_GLOB = re.compile(r"glob\((.+)\)")
+_SOURCES = {"data.path": "text", "data.dataset": "hub"}  # a key that chooses the data which reads it
+_OPEN = ("encoding.", "data.task.", "data.splits.")  # where encodings, tasks and data sets have keys of their own
 Folders = tuple[Path, ...]  # where YAML files are beside ours, the first one above the others
 
 
-def single(overrides: list[str], config_dir: Path | None = None) -> Config:
-    """The configuration of one run.
+def configs(words: list[str], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
+    """Every combination of the values in key=value words, each as words of its own, with its configuration.
 
     Args:
         config_dir: a folder of further groups and files.
     """
+    axes, folders = _axes(words, config_dir)
+    if (runs := math.prod(map(len, axes.values()))) > _MOST_RUNS:
+        raise UserError(f"the sweep has {runs:,} runs: expected at most {_MOST_RUNS:,}, so split it")
+    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
+
+
+def single(words: list[str], config_dir: Path | None = None) -> Config:
+    """The configuration of one run; arguments as `configs`."""
+    axes, folders = _axes(words, config_dir)
+    if several := next((key for key, every in axes.items() if len(every) > 1), None):
+        hint = " (several files as one text are a folder or a glob)" if several == "data.path" else ""
+        wrong = f"{several}={','.join(axes[several])} gives several values"
+        raise UserError(f"{wrong}: 'posbench sweep' runs each of them{hint}")
+    return _config({key: text for key, (text,) in axes.items()}, folders)
+
+
+def _axes(words: list[str], config_dir: Path | None) -> tuple[dict[str, list[str]], Folders]:
+    """The values of each typed key, and where YAML files are."""
     folders = _folders(config_dir)
-    pairs = _pairs(overrides)
-    for key, typed in pairs:
-        if len(_values(key, typed, folders)) > 1:
-            hint = f" ({key}=[{typed}] is one list)" if "." in key else ""
-            hint = " (several files as one text are a folder or a glob)" if key == "data.path" else hint
-            raise UserError(f"{key}={typed} gives several values: 'posbench sweep' runs each of them{hint}")
-    return _config(dict(pairs), folders)
-
-
-def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
-    """Every combination of the values in each set of overrides, with its configuration: the jobs of a sweep."""
-    folders = _folders(config_dir)
-    points, runs = [], 0
-    for overrides in sets:
-        axes = [[(key, value) for value in _values(key, typed, folders)] for key, typed in _pairs(overrides)]
-        runs += math.prod(map(len, axes))
-        if runs > _MOST_RUNS:
-            raise UserError(f"the sweep has {runs:,} runs: expected at most {_MOST_RUNS:,}, so split it")
-        for point in itertools.product(*axes):
-            points.append(([f"{key}={value}" for key, value in point], _config(dict(point), folders)))
-    return points
-
-
-def _pairs(overrides: list[str]) -> list[tuple[str, str]]:
-    """The full key and the value of each override, as it is typed."""
-    if any(text.startswith(f"{start.KEY}=") and text != f"{start.KEY}=null" for text in overrides):
-        overrides = list(map(start.spelt, overrides))
-    pairs = list(map(parted, overrides))
-    refuse_twice(key for key, _ in pairs)
-    refuse_both(key for key, _ in pairs)
-    return pairs
-
-
-def _values(key: str, typed: str, folders: Folders) -> list[str]:
-    """The values that one override gives: those of `a,b`, `range(0,5)` or `glob(*)`, else the one typed.
-
-    A list of an evaluation setting is one value: such settings make no other run.
-    """
-    if key.startswith("evaluation.") or (key in FILES and is_there(typed)):
-        return start.runs(typed) if key == start.KEY else [typed]
-    if match := _RANGE.fullmatch(typed):
-        values = [str(number) for number in range(int(match[1]), int(match[2]))]
-    elif (match := _GLOB.fullmatch(typed)) and key in GROUPS:
-        values = fnmatch.filter(choices(key, folders), match[1])
-    else:
-        values = items(typed)
-    if not values:
-        raise UserError(f"{key}={typed} matches nothing")
-    return values
+    begins = any(word.startswith(f"{start.KEY}=") and word != f"{start.KEY}=null" for word in words)
+    given = pairs([start.spelt(word) for word in words] if begins else words)
+    names = {group: every(group, folders) for group in GROUPS if group in given}
+    axes = {key: values(key, text, names.get(key, ())) for key, text in given.items()}
+    return axes | ({start.KEY: start.runs(given[start.KEY])} if begins else {}), folders
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -154,12 +118,10 @@ def _composed(chosen: tuple[str, ...], folders: Folders) -> DictConfig:
 def _first_line(error: BaseException) -> str:
     """The first line of the innermost error: Hydra and OmegaConf write several, and this one says what is wrong."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        mark = error.problem_mark
-        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} has no value: give it one, {error.full_key}=..."
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    cause = error.__cause__
+    lines, cause = str(error).strip().splitlines() or [type(error).__name__], error.__cause__
     if isinstance(cause, OmegaConfBaseException | yaml.YAMLError):
         return f"{lines[0].rstrip('.:')}: {_first_line(cause)}"
     return lines[0]
@@ -170,114 +132,92 @@ def _first_line(error: BaseException) -> str:
 
 def _config(given: dict[str, str], folders: Folders) -> Config:
     """The checked configuration of typed values by their full keys."""
-    chosen = {key: value for key, value in given.items() if key in GROUPS}
-    for group, name in chosen.items():
-        _check_choice(group, name, folders)
+    chosen = {key: text for key, text in given.items() if key in GROUPS}
     cfg = _choose(chosen, folders)
-    if source := _source(given, cfg):
-        cfg = _choose(chosen := {**chosen, "data": source}, folders)
-    begins = typed_value(start.KEY, given.get(start.KEY, "null"))
+    for key, source in _SOURCES.items():
+        if "data" not in given and given.get(key, "null") != "null" and cfg.data.get("source") != source:
+            cfg = _choose({**chosen, "data": source}, folders)
+    begins = value(start.KEY, given.get(start.KEY, "null"))
     if begins is not None:
         cfg = start.begun(cfg, begins, given.keys())
-    data, before = _data(cfg), copy.deepcopy(cfg)
-    values = {key: typed for key, typed in given.items() if key not in (*GROUPS, LENGTH, start.KEY)}
-    for key, typed in values.items():
-        _check_key(key, typed, cfg)
-        _assign(key, typed, cfg)
-    refuse_other_text(data, _data(cfg), values.keys())
+    before = copy.deepcopy(cfg)
+    for key, text in given.items():
+        if key not in (*GROUPS, LENGTH, start.KEY):
+            _check_key(key, text, cfg)
+            _assign(key, text, cfg)
+    _refuse_other_data(before.get("data"), cfg.get("data"), given)
     if begins is not None:
         start.settle(cfg, before, given.keys())
-    config = from_container(written_out(_plain(cfg), encodings.options_of))
-    refuse_unread(config.data)
-    config = in_one_spelling(dataclasses.replace(config, data=named(config.data)))
+    config = with_paths(from_container(written_out(_plain(cfg), encodings.options_of)))
+    config.data.refuse_unread()
     if LENGTH in given:
-        refuse_lengths_of_problems(config)
-        asked = ratios(typed_value(LENGTH, given[LENGTH]), config.training.train_length)
-        config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=asked))
-    planned(config)  # its encoding's options are checked where they are declared
+        lengths = ratios(value(LENGTH, given[LENGTH]), config)
+        config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=lengths))
+    build_encoding(config)  # its options are checked where they are declared
     if config.start:
         start.check(config, config.start)
-    task.check(config)
-    trackers.refuse_missing(config.tracking)
+    check_task(config)
+    # A folder that happens to have the package's name has no origin.
+    backend = config.tracking.backend
+    if backend == "tensorboard" and getattr(importlib.util.find_spec(backend), "origin", None) is None:
+        raise UserError("tracking.backend is tensorboard, whose package is not installed: pip install tensorboard")
     return config
 
 
 def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
-    """A composed configuration, to be changed. A class that the user registered has no file: its signature is it."""
-    files = {group: name for group, name in chosen.items() if name not in _registered(group)}
+    """A composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
+    files = dict(chosen)
+    for group, name in chosen.items():
+        if group == "encoding" and name in encodings.registered():
+            del files[group]  # a class of the user's own: its signature is its file
+            continue
+        if name in (known := every(group, folders)):
+            continue
+        if group == "encoding" and name in encodings.names():
+            raise UserError(
+                f"'{name}' is installed, but there is no encoding/{name}.yaml beside ours or in its package's "
+                "posbench_configs: --config-dir names its folder"
+            )
+        raise suggest.unknown_choice(group, name, known)
     cfg = copy.deepcopy(_composed(tuple(f"{group}={name}" for group, name in files.items()), folders))
-    if (name := chosen.get("encoding")) is not None and name not in files.values():
-        defaults = encodings.options_of(name).items()
-        options = {key: "???" if value is inspect.Parameter.empty else value for key, value in defaults}
-        cfg.encoding = OmegaConf.create({"name": name, **options})
+    OmegaConf.set_struct(cfg, False)
+    if files != chosen:
+        defaults = encodings.options_of(chosen["encoding"]).items()
+        options = {key: "???" if default is inspect.Parameter.empty else default for key, default in defaults}
+        cfg.encoding = OmegaConf.create({"name": chosen["encoding"], **options})
     return cfg
 
 
-def _registered(group: str) -> list[str]:
-    return encodings.registered() if group == "encoding" else []
+def _check_key(key: str, text: str, cfg: DictConfig) -> None:
+    """Refuse a key that does not exist, or that is chosen with all that belongs to it."""
+    for name, choice in {"encoding.name": text, "data.task": "task/copy", "data.source": text}.items():
+        if key in (name, f"{name}.name"):
+            group = name.partition(".")[0]
+            raise UserError(f"'{key}={text}': it is chosen with its options, {group}={choice}")
+    if key.startswith("encoding.") and (option := key.split(".")[1]) not in cfg.encoding:
+        name = str(cfg.encoding.name)
+        if option not in encodings.options_of(name):  # the encoding itself checks what is nested in it
+            encodings.reject_option(name, option)
+    elif key not in KEYS and not key.startswith(_OPEN):
+        raise suggest.unknown_key(key, [*KEYS, *GROUPS], WORDS)
 
 
-def _source(given: dict[str, str], cfg: DictConfig) -> str | None:
-    """`text` if data.path is given alone, `hub` for data.dataset; None if the chosen data reads the key."""
-    asked = [choice for key, choice in ASKS_FOR.items() if typed_value(key, given.get(key, "null")) is not None]
-    asked += [given["data.source"]] if "data.source" in given else []
-    if "data" in given or not asked or cfg.data.get("source") == asked[0]:
-        return None
-    if asked[0] not in choices("data"):
-        raise unknown("data", asked[0], choices("data"))
-    return asked[0]
-
-
-def _check_choice(group: str, name: str, folders: Folders) -> None:
-    known = [*choices(group, folders), *nested(group, folders), *_registered(group)]
-    if name in known:
-        return
-    if group == "encoding" and name in encodings.names():
-        raise UserError(
-            f"'{name}' is installed, but there is no encoding/{name}.yaml beside ours or in its package's "
-            "posbench_configs: --config-dir names its folder"
-        )
-    listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(known)}"
-    raise unknown(group, name, known, listed, did_you_mean(name, known, cutoff=0.6))
-
-
-def _data(cfg: DictConfig) -> Any:
-    """The section `data` as it is written, even if values are missing."""
-    return OmegaConf.to_container(cfg.data) if OmegaConf.is_config(cfg.get("data")) else {}
-
-
-def _check_key(key: str, typed: str, cfg: DictConfig) -> None:
-    if key == "encoding.name" and typed in encodings.names():
-        raise UserError(f"'{key}={typed}': an encoding is chosen with its options, encoding={typed}")
-    if key in ("data.task", "data.task.name"):
-        raise UserError(f"'{key}={typed}': a task is chosen with its options, data=task/copy")
-    if key in (known := _keys_of(cfg)):
-        return
-    section, _, option = key.partition(".")
-    if section != "encoding" or not option:
-        raise UserError(f"unknown key '{key}'{keys.suggestion(key, dict.fromkeys([*known, *GROUPS]), WORDS)}")
-    option = option.partition(".")[0]  # the encoding itself checks what is nested in it
-    if option not in encodings.options_of(name := str(cfg.encoding.name)):
-        encodings.reject_option(name, option)
-
-
-def _keys_of(cfg: DictConfig, prefix: str = "") -> list[str]:
-    """Every key of a configuration, `section` and `section.key`."""
-    found: list[str] = []
-    for key in map(str, cfg):
-        found.append(f"{prefix}{key}")
-        node = cfg._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            found += _keys_of(node, f"{prefix}{key}.")
-    return found
-
-
-def _assign(key: str, typed: str, cfg: DictConfig) -> None:
+def _assign(key: str, text: str, cfg: DictConfig) -> None:
     try:
-        with open_dict(cfg):
-            OmegaConf.update(cfg, key, typed_value(key, typed), merge=True)
+        OmegaConf.update(cfg, key, value(key, text), merge=True)
     except (OmegaConfBaseException, ValueError) as error:
-        raise UserError(f"{key}={typed}: {_first_line(error)}") from None
+        raise UserError(f"{key}={text}: {_first_line(error)}") from None
+
+
+def _refuse_other_data(chosen: Any, now: Any, given: Collection[str]) -> None:
+    """Refuse another data set under the name of the chosen one, unless it is a folder with a copy."""
+    dataset, here = chosen.get("dataset"), now.get("dataset")
+    if dataset and here != dataset and "data.name" not in given and not Path(str(here)).expanduser().is_dir():
+        known = f"'{chosen.get('name')}' is '{dataset}' or a folder with a copy of it"
+        raise UserError(f"data.dataset is {here!r}, but {known}: another data set is data=hub data.dataset={here}")
+    if now.get("name") == now.get("source") == "hub" and here:  # the data set's own name, which data=hub leaves open
+        own = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(here)).name).strip("._-")[:128]
+        now["name"] = own or "hub"
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:
@@ -292,16 +232,12 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise UserError(_first_line(error)) from None
     assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+    return {str(key): item for key, item in container.items()}
 
 
-def _refuse_resolvers(key: str, value: Any) -> None:
+def _refuse_resolvers(key: str, item: Any) -> None:
     """Interpolations may name other keys; functions such as `${oc.env:...}` would put secrets into records."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _refuse_resolvers(f"{key}.{name}".lstrip("."), item)
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_resolvers(key, item)
-    elif isinstance(value, str) and "${" in value and ":" in value.partition("${")[2]:
-        raise UserError(f"{key} is {value!r}: only other keys may be interpolated, such as ${{training.tokens}}")
+    for name, inner in item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ():
+        _refuse_resolvers(f"{key}.{name}".lstrip("."), inner)
+    if isinstance(item, str) and "${" in item and ":" in item.partition("${")[2]:
+        raise UserError(f"{key} is {item!r}: only other keys may be interpolated, such as ${{training.tokens}}")

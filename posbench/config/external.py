@@ -5,23 +5,22 @@ which learning rate, from which seed) is None, not a guess.
 """
 
 import dataclasses
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 from posbench.config.history import completed, without_neutral
+from posbench.config.identity import NOT_IDENTITY, digest
 from posbench.config.schema import (
     Config,
     DataConfig,
     EncodingConfig,
     EvaluationConfig,
     RuntimeConfig,
+    Section,
     TrackingConfig,
     TrainingConfig,
     from_container,
-    parted,
     saved_container,
+    split_encoding,
     to_container,
     validate,
 )
@@ -29,7 +28,7 @@ from posbench.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelElsewhere:
+class ModelElsewhere(Section):
     """Which model."""
 
     name: str  # what tables and its folder call it
@@ -43,7 +42,7 @@ class ModelElsewhere:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingElsewhere:
+class TrainingElsewhere(Section):
     """What is known of its training."""
 
     train_length: int  # tokens per sequence
@@ -51,7 +50,7 @@ class TrainingElsewhere:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadingConfig:
+class ReadingConfig(Section):
     """What it reads beside the text."""
 
     separator: int  # id of the token before each document
@@ -59,7 +58,7 @@ class ReadingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedElsewhere:
+class TrainedElsewhere(Section):
     """A model that was trained elsewhere, and how it is evaluated."""
 
     study: str
@@ -72,28 +71,25 @@ class TrainedElsewhere:
     seed = None  # not known; no field, so not saved
 
     def __post_init__(self) -> None:
-        if self.data.task is not None:
-            raise UserError("data.source is task: expected text, which a model that was trained elsewhere reads")
+        _refuse_task(self.data)
 
     @property
     def id(self) -> str:
         """`<name>-<8 hex digits>`, the digits from all that its numbers follow from: model, reading, text."""
-        text: dict[str, Any] = dataclasses.asdict(self.data)
-        for name in ("tokenizer", "vocab_size"):  # the model's own
-            del text[name]
-        if self.data.test_pieces is None:  # as in ids of before there was such a key
-            del text["test_pieces"]
+        text = dataclasses.asdict(self.data)
+        of_the_model = ["tokenizer", "vocab_size"]
+        of_later = ["test_pieces"] if self.data.test_pieces is None else []
         shaping = {
             "model": self.model.sha256,
             "reading": dataclasses.asdict(self.reading),
-            "data": text,
+            "data": {key: value for key, value in text.items() if key not in (*of_the_model, *of_later)},
             "train_length": self.training.train_length,
         }
         return f"{self.model.name}-{digest(shaping)}"
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedOn:
+class TrainedOn(Section):
     """A model that was trained elsewhere and is trained on here."""
 
     study: str
@@ -109,18 +105,15 @@ class TrainedOn:
     runtime: RuntimeConfig
 
     def __post_init__(self) -> None:
-        if self.data.task is not None:
-            raise UserError("data.source is task: expected text, on which such a model is trained")
+        _refuse_task(self.data)
         if self.evaluation.at_tokens and self.evaluation.at_tokens[-1] > self.training.tokens:
-            told = f"evaluation.at_tokens ends at {self.evaluation.at_tokens[-1]:,}"
-            raise UserError(f"{told}: expected at most training.tokens, {self.training.tokens:,}")
+            wrong = f"evaluation.at_tokens ends at {self.evaluation.at_tokens[-1]:,}"
+            raise UserError(f"{wrong}: expected at most training.tokens, {self.training.tokens:,}")
 
     @property
     def id(self) -> str:
         """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
-        shaping = without_neutral(to_container(self))
-        for name in ("study", "evaluation", "tracking", "runtime"):
-            shaping.pop(name, None)
+        shaping = {key: value for key, value in without_neutral(to_container(self)).items() if key not in NOT_IDENTITY}
         shaping["model"] = self.model.sha256
         for name in ("tokenizer", "vocab_size"):  # the model's own
             del shaping["data"][name]
@@ -131,20 +124,23 @@ Trains = Config | TrainedOn  # what training and its records know
 AnyConfig = Config | TrainedElsewhere | TrainedOn
 
 
-def digest(shaping: dict[str, Any]) -> str:
-    """The 8 hex digits at the end of an id, of all that numbers follow from."""
-    text = json.dumps(shaping, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def _refuse_task(data: DataConfig) -> None:
+    if data.task is not None:
+        raise UserError("data.source is task: expected text, which a model that was trained elsewhere reads")
 
 
 def load_saved(path: Path) -> AnyConfig:
-    """Read the `config.yaml` of a run, or of results of a model from elsewhere; errors as `schema.load_saved`."""
+    """Read the `config.yaml` of a run, or of results of a model from elsewhere. Nothing in it is executed or looked up.
+
+    Raises:
+        UserError: the file cannot be read, is not plain data, or is not a configuration.
+    """
     container = saved_container(path)
     try:
         if "reading" not in container:
             return from_container(container)
         if "start" in container:
-            return validate(TrainedOn, parted(completed(container)))
-        return validate(TrainedElsewhere, parted(container))
+            return validate(TrainedOn, split_encoding(completed(container)))
+        return validate(TrainedElsewhere, split_encoding(container))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

@@ -1,88 +1,55 @@
-"""Default values for configuration keys that older runs lack, and keys that no longer exist.
+"""What keys mean that a saved configuration lacks, or that no longer exist.
 
 Adding a key to a configuration must neither rename nor orphan a run that already has a folder. So every later key
-stands in `ADDED` with its neutral value, the one that means what posbench did without the key. A run's identity leaves
-the key out where it has that value, and a saved configuration that lacks it is read as if it held it. The value belongs
-to the past: a new default in the YAML changes nothing here.
+has a value that means what posbench did without it. A run's identity leaves the key out at that value, and a file
+without the key is read as if it held it. The value belongs to the past: a new default in the YAML changes nothing here.
 
-A wrapper's configuration names only the options of its inner encoding that were given; the rest are defaults. If such a
-default changes, the same text means another run. So `FORMER` holds the default of before. A new configuration writes
-today's default out; a saved one that lacks the option is read with the former.
+A wrapper's configuration names only the options of its inner encoding that were given. If a default of one changes, the
+same text means another run. So `FORMER` holds the default of before. A new configuration writes today's default out.
 """
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-# Options that came later, whose default is not their neutral value: "encoding/<name>.option".
-_STARTS: dict[str, Any] = {
-    "encoding/abacus.others": "random",
-    "encoding/path.start": "torch",
-    "encoding/path_fox.start": "torch",
-    "encoding/dape.per_layer": False,
-    "encoding/dape_v2.per_layer": False,
-    "encoding/selective_rope.start": "torch",
-    "encoding/t5.rate": 1.0,
-}
-
-# "section.key": neutral value. An option of an encoding is written "encoding/<name>.option".
-ADDED: dict[str, Any] = {
-    **_STARTS,
-    "data.task": None,
-    "data.offset": 0,
-    "data.test_pieces": None,
-    "start": None,
-    "encoding/canon.inner": "none",
-    "encoding/canon.inner_options": {},
-    "encoding/cca.inner": "none",
-    "encoding/cca.inner_options": {},
-    "encoding/liere.block": None,
-}
-
-# Options of inner encodings: the default of before. Every configuration of an encoding itself names all its options.
+# "section.key" beside the options of encodings; their dataclasses have the same values as defaults.
+LATER: dict[str, Any] = {"data.task": None, "data.offset": 0, "data.test_pieces": None, "start": None}
+# "encoding.option": an encoding's configuration always names all of its options, but for later ones.
+LATER_OPTIONS: dict[str, Any] = {
+    "abacus.others": "random", "path.start": "torch", "path_fox.start": "torch", "dape.per_layer": False,
+    "dape_v2.per_layer": False, "selective_rope.start": "torch", "t5.rate": 1.0, "canon.inner": "none",
+    "canon.inner_options": {}, "cca.inner": "none", "cca.inner_options": {}, "liere.block": None,
+}  # fmt: skip
+# "encoding.option" inside another encoding.
 FORMER: dict[str, Any] = {
-    **_STARTS,
-    "encoding/fire.threshold": None,
-    "encoding/path.silu": False,
-    "encoding/path_fox.silu": False,
-    "encoding/selective_rope.rank": 16,
+    "abacus.others": "random", "path.start": "torch", "path.silu": False, "path_fox.start": "torch",
+    "path_fox.silu": False, "dape.per_layer": False, "dape_v2.per_layer": False, "selective_rope.start": "torch",
+    "selective_rope.rank": 16, "t5.rate": 1.0, "fire.threshold": None,
+}  # fmt: skip
+# Keys and entries of lists that made no other run; a saved configuration that has one is read without it.
+REMOVED = {
+    "evaluation": ("bootstrap", "reference"),
+    "runtime": ("objective",),
+    "tracking": ("code", "weights"),
 }
-
-# "section.key" of sections that make no other run; a saved configuration that has one is read without it.
-REMOVED = (
-    "evaluation.bootstrap",
-    "evaluation.reference",
-    "runtime.objective",
-    "tracking.code",
-    "tracking.weights",
-)
-# "section.key" of lists: the same of entries.
 REMOVED_ENTRIES = {
-    "evaluation.protocols": ("per_position",),
-    "evaluation.tasks": ("key_tokens", "multi_value", "variable_tracking", "common_words"),
+    "protocols": ("per_position",),
+    "tasks": ("key_tokens", "multi_value", "variable_tracking", "common_words"),
 }
 
 
 def completed(container: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as a plain dictionary of today's keys, the later ones that it lacks at their neutral values."""
+    """A configuration without removed keys, and with the later ones at their former values."""
     whole = copy.deepcopy(dict(container))
-    for key in REMOVED:
-        name, _, removed = key.partition(".")
-        if isinstance(whole.get(name), dict):
-            whole[name].pop(removed, None)
+    for section, removed in REMOVED.items():
+        if isinstance(whole.get(section), dict):
+            whole[section] = {key: value for key, value in whole[section].items() if key not in removed}
+    asked = whole.get("evaluation")
     for key, entries in REMOVED_ENTRIES.items():
-        name, _, held = key.partition(".")
-        if isinstance(whole.get(name), dict) and isinstance(whole[name].get(held), list):
-            whole[name][held] = [one for one in whole[name][held] if str(one).partition(":")[0] not in entries]
-    for path, neutral in _added(whole):
-        section: Any = whole
-        for name in path[:-1]:
-            section = section.setdefault(name, {}) if isinstance(section, dict) else None
-        if isinstance(section, dict):  # what is no section is for the schema to refuse
-            section.setdefault(path[-1], copy.deepcopy(neutral))
-    for name, options in _inner(whole.get("encoding")):
-        for option, former in _former(name).items():
-            options.setdefault(option, copy.deepcopy(former))
+        if isinstance(asked, dict) and isinstance(asked.get(key), list):
+            asked[key] = [entry for entry in asked[key] if str(entry).partition(":")[0] not in entries]
+    for holder, key, value in _later(whole):
+        holder.setdefault(key, copy.deepcopy(value))
     return whole
 
 
@@ -94,62 +61,50 @@ def written_out(container: Mapping[str, Any], defaults: Callable[[str], Mapping[
     """
     whole = copy.deepcopy(dict(container))
     for name, options in _inner(whole.get("encoding")):
-        for option in _former(name):
+        for option in _options_of(name, FORMER):
             options.setdefault(option, copy.deepcopy(defaults(name)[option]))
     return whole
 
 
 def without_neutral(container: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without the later keys that have their neutral values, nor sections that then hold nothing."""
+    """The same without the later keys that mean what was done before them."""
     rest = copy.deepcopy(dict(container))
-    for name, options in _inner(rest.get("encoding")):
-        for option, former in _former(name).items():
-            _drop(options, [option], former)
-    for path, neutral in _added(rest):
-        _drop(rest, path, neutral)
+    for holder, key, value in _later(rest):
+        if key in holder and holder[key] == value:
+            del holder[key]
     return rest
 
 
-def _drop(section: Any, path: list[str], neutral: Any) -> None:
-    name, *deeper = path
-    if not isinstance(section, dict) or name not in section:
-        return
-    if deeper:
-        held = bool(section[name])
-        _drop(section[name], deeper, neutral)
-        if held and not section[name]:
-            del section[name]
-    elif section[name] == neutral:
-        del section[name]
+def _later(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Each later key that a configuration can have: the dictionary that holds it, its name there, its former value.
 
-
-def _added(container: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
-    """Path and neutral value of the later keys that this configuration can have."""
-    encoding = container.get("encoding")
-    chosen = f"encoding/{encoding.get('name')}." if isinstance(encoding, Mapping) else "encoding/"
-    for key, neutral in ADDED.items():
-        if key.startswith(chosen):
-            yield ["encoding", *key.removeprefix(chosen).split(".")], neutral
-        elif not key.startswith("encoding/"):
-            yield key.split("."), neutral
+    Inner encodings come first: a wrapper's `inner_options` are empty without their former values.
+    """
+    encoding = config.get("encoding")
+    for name, options in _inner(encoding):
+        yield from ((options, option, value) for option, value in _options_of(name, FORMER).items())
+    if isinstance(encoding, dict):
+        own = _options_of(str(encoding.get("name")), LATER_OPTIONS)
+        yield from ((encoding, option, value) for option, value in own.items())
+    for key, value in LATER.items():
+        section, _, name = key.rpartition(".")
+        holder = config.get(section) if section else config
+        if isinstance(holder, dict):
+            yield holder, name, value
 
 
 def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and options of each encoding inside another, at any depth. The options can be changed in place."""
+    """Name and options of each encoding inside another, at any depth."""
     if not isinstance(encoding, dict):
         return
     layers = encoding.get("layers")
     entries = [entry for entry in layers if isinstance(entry, dict)] if isinstance(layers, list) else []
-    for name, options in [
-        (encoding.get("inner"), encoding.get("inner_options")),
-        *((entry.get("name"), entry) for entry in entries),
-    ]:
+    pairs = [(encoding.get("inner"), encoding.get("inner_options")), *((entry.get("name"), entry) for entry in entries)]
+    for name, options in pairs:
         if isinstance(name, str) and isinstance(options, dict):
             yield name, options
             yield from _inner(options)
 
 
-def _former(name: str) -> dict[str, Any]:
-    """The former defaults of an encoding's options."""
-    start = f"encoding/{name}."
-    return {key.removeprefix(start): value for key, value in FORMER.items() if key.startswith(start)}
+def _options_of(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(f"{name}."): value for key, value in table.items() if key.startswith(f"{name}.")}

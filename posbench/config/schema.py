@@ -1,58 +1,77 @@
-"""The configuration of a run: frozen dataclasses, made once from what Hydra or a saved file composed.
+"""The configuration of a run: frozen dataclasses with their bounds, read from plain data in one place.
 
-Below this module nobody sees YAML. Field meanings are explained in `configs/*/*.yaml`, which hold the defaults.
+Below this module nobody sees YAML. Field meanings are explained in `configs/*/*.yaml`, which hold the defaults. A field
+has a default here only if it came later: a file that lacks it is read with that value.
 """
 
 import dataclasses
 import functools
 import json
-import math
+import re
+import types
+import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from posbench.config.checks import above_zero, at_least, fraction, plain_name
+from annotated_types import Ge, Gt, Le, Len, Lt, Predicate
+
+from posbench.config import plain_yaml, suggest
 from posbench.config.history import completed
-from posbench.config.messages import in_one_line, strict
 from posbench.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_Section = TypeVar("_Section")
 SAVED = "config.yaml"  # its file in a run folder
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
+
+Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # also the name of a folder
+Count = Annotated[int, Ge(1)]
+Natural = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Beta = Annotated[float, Ge(0), Lt(1)]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+_Section = TypeVar("_Section")
+
+
+class Section:
+    """What every part of a configuration asks of pydantic: no unknown keys, no infinite numbers."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid", "coerce_numbers_to_str": True, "allow_inf_nan": False,
+    }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class EncodingConfig:
+class EncodingConfig(Section):
     """Which encoding, and the options that its constructor is given; it checks them itself."""
 
-    name: str  # of encodings/<name>.py or an entry point
+    name: Name  # of the registry
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # plain data: text, numbers, lists, dictionaries
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionConfig:
+class AttentionConfig(Section):
     """What a query may see, whatever the encoding."""
 
-    window: int | None = None  # keys a query may see, itself included; None = all before it
-    sinks: int = 0  # keys at the beginning that every query sees beside its window
+    window: Count | None = None  # keys a query may see, itself included; None = all before it
+    sinks: Natural = 0  # keys at the beginning that every query sees beside its window
 
     def __post_init__(self) -> None:
-        at_least(1, self, "model.attention", "window")
-        at_least(0, self, "model.attention", "sinks")
         if self.sinks and self.window is None:
             raise UserError(f"model.attention.sinks is {self.sinks}: expected 0, or a model.attention.window beside it")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
     """Size and kind of the transformer block."""
 
-    n_layers: int  # blocks
-    n_heads: int  # per block; divides d_model
-    d_model: int  # channels
-    d_ff: int | None  # channels of the feed-forward part; None = 4 x d_model, swiglu 8/3 x d_model
+    n_layers: Count  # blocks
+    n_heads: Count  # per block; divides d_model
+    d_model: Count  # channels
+    d_ff: Count | None  # channels of the feed-forward part; None = 4 x d_model, swiglu 8/3 x d_model
     norm: Literal["layernorm", "rmsnorm"]
     mlp: Literal["gelu", "swiglu"]
     tie_embeddings: bool  # the head is the token table
@@ -73,20 +92,33 @@ class ModelConfig:
         return -(-8 * self.d_model // 96) * 32 if self.mlp == "swiglu" else 4 * self.d_model
 
     def __post_init__(self) -> None:
-        at_least(1, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
         if self.d_model % self.n_heads:
-            below = self.d_model - self.d_model % self.n_heads
-            near = " or ".join(str(width) for width in (below, below + self.n_heads) if width)
-            raise UserError(
-                f"model.d_model is {self.d_model}: it does not divide into {self.n_heads} heads, nearest: {near}"
-            )
+            near = _nearest_multiples(self.d_model, self.n_heads)
+            raise UserError(f"model.d_model is {self.d_model}: it does not divide into {self.n_heads} heads, {near}")
+
+
+def _nearest_multiples(value: int, divisor: int) -> str:
+    below = value - value % divisor
+    return f"nearest: {' or '.join(str(near) for near in (below, below + divisor) if near)}"
+
+
+# Keys that a source of text does not read: there they have their values of data/_base.yaml, null unless given here.
+_UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False, "offset": 0}
+_UNSET |= {"tokenizer": "bpe", "vocab_size": 2048}
+_UNREAD = {
+    "builtin": "path dataset subset revision column splits articles test_pieces task offset",
+    "text": "dataset subset revision splits task offset",
+    "hub": "path task offset",
+    "task": "path dataset subset revision column splits articles max_documents tokenizer vocab_size test_pieces",
+}
+_WHOLE_FILE = re.compile(r".*\.(?:txt|md|py|rst|tex)(?:\.(?:gz|zst|bz2))?", re.IGNORECASE)  # one document each
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section):
     """Which text, and how it becomes tokens; or which synthetic task."""
 
-    name: str  # what runs, tables and figures call it
+    name: Name  # what runs, tables and figures call it
     source: Literal["builtin", "text", "hub", "task"]  # the standard library, files here, HuggingFace, problems
     path: str | None  # text: a file, folder or glob
     dataset: str | None  # hub: its name there, or a local folder with a copy
@@ -95,61 +127,60 @@ class DataConfig:
     column: str  # that holds the text, in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and on the hub
     splits: dict[str, str]  # hub: train, validation, test -> the data set's own names
     articles: bool  # a line ` = Title = ` starts a document
-    max_documents: int | None  # per split; None = all
+    max_documents: Count | None  # per split; None = all
     tokenizer: str  # bpe, bytes, a tokenizer.json, a folder with one, or a model on the hub: gpt2, gpt2@revision
-    vocab_size: int  # bpe: tokens, the 256 bytes and the separator included
+    vocab_size: Count  # bpe: tokens, the 256 bytes and the separator included
     task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
-    offset: int = 0  # task: a problem's first token stands at a position from 0 to this
-    test_pieces: int | None = None  # documents or stretches to hold out of text without splits; None = 5 %, as before
+    offset: Natural = 0  # task: a problem's first token stands at a position from 0 to this
+    test_pieces: Count | None = None  # documents or stretches to hold out of text without splits; None = 5 %, as before
 
     def __post_init__(self) -> None:
-        plain_name("data.name", self.name)
-        at_least(1, self, "data", "max_documents", "vocab_size", "test_pieces")
-        at_least(0, self, "data", "offset")
-        if (self.source == "task") != (self.task is not None):
+        if (self.source == "task") != isinstance((self.task or {}).get("name"), str):
             raise UserError(f"data.source is {self.source}, data.task {self.task}: choose a task with data=task/NAME")
-        if self.task is not None and not isinstance(self.task.get("name"), str):
-            raise UserError(f"data.task is {self.task}: expected its name and options")
+
+    def refuse_unread(self) -> None:
+        """Refuse keys that the source does not read, so that a run is about the text that its command names."""
+        for key in _UNREAD[self.source].split():
+            if (value := getattr(self, key)) != _UNSET.get(key):
+                readers = [f"data={source}" for source, unread in _UNREAD.items() if key not in unread.split()]
+                others = " and ".join(readers).replace("data=task", "data=task/copy")
+                wrong = f"data.{key} is {suggest.as_typed(value)}, which data={self.source} does not read"
+                raise UserError(f"{wrong}: {others} does")
+        if self.source == "text" and self.column != _UNSET["column"] and _WHOLE_FILE.fullmatch(self.path or ""):
+            raise UserError(
+                f"data.column is {suggest.as_typed(self.column)}, which '{self.path}' does not have: files with rows do"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Section):
     """Budget, batches and the optimizer (AdamW)."""
 
-    train_length: int  # tokens per sequence
-    tokens: int  # all in all
-    batch_size: int  # sequences per forward pass
-    accumulation: int  # forward passes per update
-    learning_rate: float  # the peak
+    train_length: Annotated[int, Ge(2)]  # tokens per sequence
+    tokens: Count  # all in all
+    batch_size: Count  # sequences per forward pass
+    accumulation: Count  # forward passes per update
+    learning_rate: Positive  # the peak
     schedule: Literal["cosine", "constant"]  # after the warm-up
-    warmup_tokens: int  # over which the rate rises linearly; see `warmup_steps`
-    decay_fraction: float  # constant: share of the updates over which the rate falls at the end, 0 to 1
-    final_learning_rate: float  # the last rate, as a fraction of the peak
-    betas: tuple[float, float]  # decay per update of the averages of gradients and of their squares
-    weight_decay: float  # per update and unit of learning rate, on matrices of the model
-    clip: float  # longest gradient: norm over all parameters
-    precision: Literal["auto", "fp32", "bf16", "fp16"]  # of matrix products
+    warmup_tokens: Natural  # over which the rate rises linearly; see `warmup_steps`
+    decay_fraction: Fraction  # constant: share of the updates over which the rate falls at the end, 0 to 1
+    final_learning_rate: Fraction  # the last rate, as a fraction of the peak
+    betas: tuple[Beta, Beta]  # decay per update of the averages of gradients and of their squares
+    weight_decay: Annotated[float, Ge(0)]  # per update and unit of learning rate, on matrices of the model
+    clip: Positive  # longest gradient: norm over all parameters
+    precision: Precision  # of matrix products
 
     def __post_init__(self) -> None:
-        at_least(2, self, "training", "train_length")
-        at_least(1, self, "training", "batch_size", "accumulation")
-        at_least(self.tokens_per_step, self, "training", "tokens")
-        at_least(0, self, "training", "warmup_tokens")
-        at_least(0, self, "training", "weight_decay")
-        above_zero(self, "training", "learning_rate", "clip")
-        fraction(self, "training", "decay_fraction", "final_learning_rate")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"training.betas is {list(self.betas)}: expected two numbers from 0 to below 1")
+        if self.tokens < self.tokens_per_step:
+            least = f"{self.tokens_per_step}, one update"
+            raise UserError(f"training.tokens is {self.tokens}: expected at least {least}")
 
     def refuse_uneven(self, processes: int) -> None:
         """Refuse sequences of a batch that do not divide equally among so many processes."""
         if self.batch_size % processes:
-            small = [n for n in range(1, math.isqrt(self.batch_size) + 1) if self.batch_size % n == 0]
-            near = sorted({*small, *(self.batch_size // n for n in small)})
-            near = sorted(sorted(near, key=lambda n: abs(n - processes))[:2])
+            near = _nearest_multiples(self.batch_size, processes)
             raise UserError(
-                f"training.batch_size is {self.batch_size}: it does not divide among {processes} processes, "
-                f"nearest: {' or '.join(map(str, near))}"
+                f"training.batch_size is {self.batch_size}: it does not divide among {processes} processes, {near}"
             )
 
     @property
@@ -174,50 +205,40 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(Section):
     """Which rows an evaluation has. Nothing here makes another run."""
 
-    protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "problems"], ...]
-    ratios: tuple[float, ...]  # lengths, in training lengths or longest trained problems; ascending
-    at_tokens: tuple[int, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained; ascending
-    offsets: tuple[int, ...] = ()  # problems: also with positions that begin there, in tokens
-    longest: float | None = None  # context that all targets have before them, in training lengths; None = last ratio
+    protocols: Annotated[tuple[Literal["fixed_target", "nonoverlap", "sliding", "problems"], ...], Len(1)]
+    ratios: Annotated[tuple[Positive, ...], Len(1)]  # in training lengths or longest trained problems; ascending
+    at_tokens: tuple[Natural, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained
+    offsets: tuple[Count, ...] = ()  # problems: also with positions that begin there, in tokens
+    longest: Annotated[float, Ge(1)] | None = None  # training lengths before all targets; None = last ratio
     windowed: bool  # also with attention cut to the training length
-    sinks: int = 0  # also so cut, with this many first tokens seen by all; 0 = not
+    sinks: Natural = 0  # also so cut, with this many first tokens seen by all; 0 = not
     extensions: tuple[str, ...] = ()  # also with these: yarn, or with options yarn:factor=4
     tasks: tuple[str, ...] = ()  # probes of the use of distant context
-    stride: int | None = None  # sliding: tokens that each window adds; None = half the training length
+    stride: Count | None = None  # sliding: tokens that each window adds; None = half the training length
     split: Literal["validation", "test"]
     documents: Literal["auto", "doc", "concat"]  # whether a context may cross a document's end
-    targets: int  # fixed_target: tokens per block
-    blocks: int  # of targets; problems: how many of each length
-    batch_tokens: int  # tokens per forward pass
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of matrix products; auto = the training's
+    targets: Count  # fixed_target: tokens per block
+    blocks: Count  # of targets; problems: how many of each length
+    batch_tokens: Count  # tokens per forward pass
+    precision: Precision = "auto"  # of matrix products; auto = the training's
 
     def __post_init__(self) -> None:
-        at_least(1, self, "evaluation", "targets", "blocks", "batch_tokens", "stride")
-        at_least(1, self, "evaluation", "longest")
-        at_least(0, self, "evaluation", "sinks")
-        ratios = list(self.ratios)
-        if not ratios or ratios != sorted(set(ratios)) or not all(ratio > 0 for ratio in ratios):
-            raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers above 0, such as [0.5, 1, 2]")
-        if list(self.at_tokens) != sorted(set(self.at_tokens)) or not all(tokens >= 0 for tokens in self.at_tokens):
-            told = f"evaluation.at_tokens is {list(self.at_tokens)}"
-            raise UserError(f"{told}: expected ascending numbers of tokens, such as [500000, 1000000]")
-        if not self.protocols or len(set(self.protocols)) < len(self.protocols):
-            raise UserError(f"evaluation.protocols is {list(self.protocols)}: expected at least one, each once")
-        if not all(offset >= 1 for offset in self.offsets):
-            raise UserError(f"evaluation.offsets is {list(self.offsets)}: expected positions from 1 on")
-        for name in ("extensions", "tasks", "offsets"):
-            if len(set(getattr(self, name))) < len(getattr(self, name)):
-                raise UserError(f"evaluation.{name} is {list(getattr(self, name))}: expected each once")
+        for key, example in {"ratios": "[0.5, 1, 2]", "at_tokens": "[500000, 1000000]"}.items():
+            if (values := list(getattr(self, key))) != sorted(set(values)):
+                raise UserError(f"evaluation.{key} is {values}: expected ascending numbers, such as {example}")
+        for key in ("protocols", "extensions", "tasks", "offsets"):
+            if len(set(values := list(getattr(self, key)))) < len(values):
+                raise UserError(f"evaluation.{key} is {values}: expected each once")
 
 
 @dataclasses.dataclass(frozen=True)
-class TrackingConfig:
+class TrackingConfig(Section):
     """The mirror of the run folder, at Weights & Biases or for TensorBoard."""
 
-    backend: str  # wandb, tensorboard or none
+    backend: Literal["none", "tensorboard", "wandb"]
     mode: Literal["auto", "online", "offline"]  # auto = online where an API key is set up
     project: str
     entity: str | None  # team or user; None = W&B's default
@@ -227,36 +248,27 @@ class TrackingConfig:
     git: bool = False  # commit and address of the repository that the command runs in
     command: bool = False  # the command line
 
-    def __post_init__(self) -> None:
-        plain_name("tracking.backend", self.backend)
-
 
 @dataclasses.dataclass(frozen=True)
-class RuntimeConfig:
+class RuntimeConfig(Section):
     """Where and how to run. Nothing here makes another run."""
 
     outputs: str  # folder of the studies
     cache: str | None  # folder of tokenized text; None = the user's cache
     device: str  # cpu, cuda, cuda:1, mps or auto
-    threads: int | None  # of the CPU; None = as torch chooses
+    threads: Count | None  # of the CPU; None = as torch chooses
     compile: Literal[True, False, "auto"]  # what lies between attention layers; auto: where it pays
-    log_every_steps: int  # updates
-    validate_every_steps: int | None  # updates; None = never
-    checkpoint_every_steps: int  # updates
+    log_every_steps: Count  # updates
+    validate_every_steps: Count | None  # updates; None = never
+    checkpoint_every_steps: Count  # updates
     clean: bool = False  # of a finished run, keep of its checkpoints the newest weights
-    processes: int | None = None  # that train a run together; None = those that torchrun started, or one
+    processes: Count | None = None  # that train a run together; None = those that torchrun started, or one
     checkpointing: bool = False  # keep the inputs of blocks alone, and compute the rest again backwards
     deterministic: bool = False  # on CUDA, only kernels that give the same bits twice
 
-    def __post_init__(self) -> None:
-        every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")
-        at_least(1, self, "runtime", "threads")
-        at_least(1, self, "runtime", "processes")
-        at_least(1, self, "runtime", *every)
-
 
 @dataclasses.dataclass(frozen=True)
-class StartConfig:
+class StartConfig(Section):
     """The trained run whose weights training begins from, as it was then (`config.start` reads it)."""
 
     run: str  # its folder, which makes no other run
@@ -264,22 +276,19 @@ class StartConfig:
     tokenizer_sha256: str
     text_sha256: str  # of the corpus
     seed: int
-    train_length: int  # tokens per sequence: the original length of extensions
-    batch_size: int  # sequences per update
-    steps: int  # updates made
-    tokens: int  # its budget
+    train_length: Count  # tokens per sequence: the original length of extensions
+    batch_size: Count  # sequences per update
+    steps: Count  # updates made
+    tokens: Count  # its budget
     warmup_tokens: int
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "start", "train_length", "batch_size", "steps", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Section):
     """A run: what its weights follow from, how they are evaluated, and where all this happens."""
 
-    study: str  # the folder that a comparison's runs share
-    seed: int  # of initial weights, order of the text and random positions
+    study: Name  # the folder that a comparison's runs share
+    seed: Annotated[int, Ge(0), Lt(2**63)]  # of initial weights, order of the text and random positions
     encoding: EncodingConfig
     model: ModelConfig
     data: DataConfig
@@ -295,70 +304,83 @@ class Config:
         return self.start.train_length if self.start else self.training.train_length
 
     def __post_init__(self) -> None:
-        plain_name("study", self.study)
-        plain_name("encoding.name", self.encoding.name)
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed is {self.seed}: expected a whole number from 0 to 2^63 - 1")
         self.training.refuse_uneven(self.runtime.processes or 1)
-        self._refuse_other_protocols()
-        for name, value in (("targets", self.evaluation.targets), ("stride", self.evaluation.stride or 1)):
-            if value > self.training.train_length and (name == "stride" or self.data.task is None):
-                told = f"evaluation.{name} is {value}: expected at most training.train_length"
-                raise UserError(f"{told}, {self.training.train_length}")
+        asked, length, is_task = self.evaluation, self.training.train_length, self.data.task is not None
+        self._refuse("targets", asked.targets > length and not is_task, f"at most training.train_length, {length}")
+        self._refuse("stride", (asked.stride or 1) > length, f"at most training.train_length, {length}")
+        fitting = "evaluation=extrapolation, or data=task/copy or another task"
+        fitting = "evaluation=problems, which experiment=tasks brings" if is_task else fitting
+        others = [protocol for protocol in asked.protocols if (protocol == "problems") != is_task]
+        what = f"data '{self.data.name}' is {'a task' if is_task else 'text'}"
+        self._refuse("protocols", others, f"{fitting}, since {what}")
+        self._refuse("offsets", asked.offsets and not is_task, "[]: they are for tasks")
+        self._refuse("tasks", asked.tasks and is_task, "[]: probes are of text")
+        self._refuse(
+            "ratios", is_task and asked.ratios[0] < 1, "numbers from 1 on: they are of longest trained problems"
+        )
+        at_tokens = asked.at_tokens or (1,)
+        self._refuse("at_tokens", asked.at_tokens and is_task, "[] (validate_every_steps measures a task on the way)")
+        most = f"at most training.tokens, {self.training.tokens:,}"
+        self._refuse("at_tokens", at_tokens[-1] > self.training.tokens, most)
+        self._refuse("at_tokens", at_tokens[0] == 0 and not self.start, "1 or more, or start=RUN beside it")
 
-    def _refuse_other_protocols(self) -> None:
-        """Text has no answers, and problems no text: each is measured in its own way."""
-        asked, name = self.evaluation, self.data.name
-        for protocol in asked.protocols:
-            if self.data.task is None and protocol == "problems":
-                raise UserError(
-                    f"evaluation.protocols has problems, but data '{name}' is text: expected data=task/copy or another "
-                    "task, or evaluation=extrapolation"
-                )
-            if self.data.task is not None and protocol != "problems":
-                raise UserError(
-                    f"evaluation.protocols has {protocol}, for text, but data '{name}' is a task: expected "
-                    "evaluation=problems, which experiment=tasks brings"
-                )
-        if self.data.task is None and asked.offsets:
-            raise UserError(
-                f"evaluation.offsets is {list(asked.offsets)}: they are for tasks, and data '{name}' is text"
-            )
-        if self.data.task is not None and asked.at_tokens:
-            told = f"evaluation.at_tokens is {list(asked.at_tokens)}: data '{name}' is a task"
-            raise UserError(f"{told}, expected [] (validate_every_steps measures it on the way)")
-        if asked.at_tokens and asked.at_tokens[-1] > self.training.tokens:
-            told = f"evaluation.at_tokens ends at {asked.at_tokens[-1]:,}"
-            raise UserError(f"{told}: expected at most training.tokens, {self.training.tokens:,}")
-        if asked.at_tokens and asked.at_tokens[0] == 0 and self.start is None:
-            raise UserError("evaluation.at_tokens begins at 0: expected 1 or more, or start=RUN beside it")
-        if self.data.task is not None and asked.ratios[0] < 1:
-            told = f"evaluation.ratios is {list(asked.ratios)}: lengths of problems are longest trained ones"
-            raise UserError(f"{told}, expected numbers from 1 on, such as [1, 2, 4]")
-        if self.data.task is not None and asked.tasks:
-            told = f"evaluation.tasks is {list(asked.tasks)}: probes are of text"
-            raise UserError(f"{told}, and data '{name}' is a task: expected []")
+    def _refuse(self, key: str, wrong: object, expected: str) -> None:
+        """Refuse an evaluation's value that does not fit the rest."""
+        if wrong:
+            value = getattr(self.evaluation, key)
+            value = list(value) if isinstance(value, tuple) else value
+            raise UserError(f"evaluation.{key} is {value}: expected {expected}")
+
+
+# -- reading and saving ------------------------------------------------------------------------------------------------
+
+
+def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
+    """Every key of a section, `section.key` with a prefix, with its type."""
+    hints: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            hints |= keys(field.type, f"{prefix}{field.name}.")
+        else:
+            hints[f"{prefix}{field.name}"] = field.type
+    return hints
+
+
+def kind(hint: Any) -> str:
+    """How a value is read, by the type of its key: `text`, `int`, `float`, `texts` and so on for lists, else `yaml`."""
+    if typing.get_origin(hint) is Annotated:
+        return kind(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is tuple:
+        return f"{kind(typing.get_args(hint)[0])}s"
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return kind(typing.get_args(hint)[0])  # the other is None
+    if hint is str or (
+        typing.get_origin(hint) is Literal and all(isinstance(each, str) for each in typing.get_args(hint))
+    ):
+        return "text"
+    return {int: "int", float: "float"}.get(hint, "yaml")
 
 
 def from_container(container: Mapping[str, Any]) -> Config:
     """Turn the resolved plain dictionary of a composed or saved configuration into a `Config`.
 
-    `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are parted from its name. Keys that came
+    `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are split from its name. Keys that came
     after the configuration was written are filled in.
 
     Raises:
         UserError: an unknown or missing key, a value of the wrong type or outside its range; one line.
     """
-    return validate(Config, parted(completed(container)))
+    return validate(Config, split_encoding(completed(container)))
 
 
-def parted(plain: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of YAML, its encoding's options parted from the name. Raises UserError if it has no encoding."""
+def split_encoding(plain: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of YAML, its encoding's options split from the name. Raises UserError if it has no encoding."""
     encoding = plain.get("encoding")
     if not isinstance(encoding, Mapping):
-        raise UserError(
-            "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected an encoding"
+        wrong = (
+            "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected a name and options"
         )
+        raise UserError(wrong)
     options = {key: value for key, value in encoding.items() if key != "name"}
     return {**plain, "encoding": {"name": encoding.get("name"), "options": options}}
 
@@ -367,10 +389,15 @@ def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -
     """Make a configuration dataclass of a plain dictionary; errors as `from_container`, which name the section."""
     import pydantic
 
+    hints = keys(cls)
     try:
+        for key, value in flat(dict(plain)).items():  # pydantic would read true as 1
+            items = value if isinstance(value, list) else [value]
+            if kind(hints.get(key)).startswith(("int", "float")) and any(isinstance(item, bool) for item in items):
+                raise suggest.invalid({"loc": (key,), "type": "int", "input": value}, hints, section)
         made: object = _reader(cls).validate_python(dict(plain))  # type: ignore[arg-type] # a class is hashable
     except pydantic.ValidationError as error:
-        raise UserError(in_one_line(cls, section, error.errors(include_url=False)[0])) from None
+        raise suggest.invalid(dict(error.errors(include_url=False)[0]), hints, section) from None
     assert isinstance(made, cls)
     return made
 
@@ -380,43 +407,19 @@ def _reader(cls: type) -> "TypeAdapter[Any]":
     """What reads one kind of configuration. It is made once, since that takes longer than all it will read."""
     import pydantic
 
-    return pydantic.TypeAdapter(strict(cls))
-
-
-def load_saved(path: Path) -> Config:
-    """Read a saved `config.yaml`. It may come from a stranger: nothing in it is executed, expanded or looked up.
-
-    Raises:
-        UserError: the file cannot be read, is not plain data, or is not a configuration.
-    """
-    container = saved_container(path)
-    try:
-        return from_container(container)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    return pydantic.TypeAdapter(cls)
 
 
 def saved_container(path: Path) -> dict[str, Any]:
     """The content of a saved configuration, of whatever kind. Raises UserError if it is not plain data with keys."""
-    from posbench.config import plain_yaml
-
     container = plain_yaml.load(path)
     if not isinstance(container, dict):
         raise UserError(f"{path} is not a saved configuration: expected keys such as study, seed, encoding")
     return container
 
 
-class Configured(Protocol):
-    """A dataclass with an encoding, of a run or of a model from elsewhere."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def encoding(self) -> EncodingConfig: ...
-
-
-def to_container(config: Configured) -> dict[str, Any]:
-    """The inverse of `from_container`: plain JSON types, encoding options flat beside the name."""
+def to_container(config: Any) -> dict[str, Any]:
+    """The inverse of `from_container`, of any dataclass with an encoding: plain JSON types, options beside the name."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     plain["encoding"] = {"name": config.encoding.name, **plain["encoding"]["options"]}
     return plain

@@ -1,6 +1,6 @@
 """The YAML files that come with posbench."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from posbench.errors import unknown
@@ -15,26 +15,26 @@ def configs_dir() -> Path:
     return packaged if packaged.is_dir() else package.parent / "configs"
 
 
-def choices(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
+def choices(group: str, folders: Sequence[Path] = (), pattern: str = "[!_]*.yaml") -> dict[str, Path]:
     """What can be chosen in a group, by name, sorted: its files, without those that others only build upon (`_base`).
 
     Args:
-        folders: of further groups and files, as --config-dir; their files come first.
+        folders: of further groups and files, as --config-dir; of files with one name theirs stand above ours.
+        pattern: of the files' paths within the group.
     """
-    files = {path.stem: path for path in _files(group, "[!_]*.yaml", folders)}
+    roots = [folder / group for folder in (configs_dir(), *reversed(folders))]
+    files = {str(path.relative_to(root).with_suffix("")): path for root in roots for path in root.glob(pattern)}
     return dict(sorted(files.items()))
 
 
 def nested(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
     """What can be chosen in folders within a group, by the name that is typed: `task/copy`."""
-    files = {f"{path.parent.name}/{path.stem}": path for path in _files(group, "*/[!_]*.yaml", folders)}
-    return dict(sorted(files.items()))
+    return choices(group, folders, "*/[!_]*.yaml")
 
 
-def _files(group: str, pattern: str, folders: Sequence[Path]) -> Iterator[Path]:
-    """The files of a group; of those with one name the last one stands above the others."""
-    for folder in (configs_dir(), *reversed(folders)):
-        yield from (folder / group).glob(pattern)
+def every(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
+    """All that can be chosen in a group."""
+    return choices(group, folders) | nested(group, folders)
 
 
 def chosen(group: str, name: str, own: Path | None = None) -> Path:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from posbench.config.built import task_of
 from posbench.config.schema import DataConfig, TrainingConfig
-from posbench.config.task import task_of
 from posbench.data import tokens
 from posbench.data.batches import Batch
 from posbench.data.tokenizer import Tokenizer, of_symbols

@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from posbench.config.built import task_of
 from posbench.config.external import AnyConfig
-from posbench.config.task import task_of
 from posbench.evaluation.answers import GATE, Answer, Answers
 from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal import chart, console, tables

@@ -2,11 +2,8 @@
 
 import contextlib
 
-from posbench import encodings
-from posbench.config import task
+from posbench.config.built import build_encoding, check_task
 from posbench.config.schema import Config
-from posbench.config.shape import planned, shape_of
-from posbench.encodings.base import Encoding
 from posbench.encodings.extend import methods
 from posbench.errors import Undefined
 from posbench.evaluation import probes
@@ -21,7 +18,7 @@ def check(config: Config) -> None:
         UserError: a task that does not fit, an unknown probe or extension, or an option that it does not have, of
             another type or out of range.
     """
-    task.check(config)
+    check_task(config)
     for text in config.evaluation.tasks:
         probes.of(text, [], config.evaluation.targets, config.training.train_length)
     if config.evaluation.extensions:
@@ -30,14 +27,7 @@ def check(config: Config) -> None:
 
 def _check_extensions(config: Config) -> None:
     """Try each extension at every length: the allowed options can depend on encoding and length."""
-    try:
-        _extend(planned(config), config)
-    except NotImplementedError:  # it reads the encoding's numbers, which `meta` does not have
-        _extend(encodings.build(config.encoding.name, shape_of(config), config.encoding.options), config)
-
-
-def _extend(encoding: Encoding, config: Config) -> None:
-    train_length = config.training.train_length
+    encoding, train_length = build_encoding(config), config.training.train_length
     for text in config.evaluation.extensions:
         method, options = parse_choice(text)
         for length in from_training_on(config.evaluation, train_length):

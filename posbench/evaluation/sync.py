@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config.external import TrainedElsewhere, TrainedOn, Trains
-from posbench.config.overrides import parted, refuse_twice, value
+from posbench.config.overrides import pairs, value
 from posbench.config.schema import TrackingConfig, validate
 from posbench.errors import PosbenchError, UserError, did_you_mean, unknown
 from posbench.evaluation.headline import headline_of
@@ -113,14 +113,12 @@ def send(config: Trains, run: Run, target: Target) -> str:
 def _given(overrides: list[str]) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(TrackingConfig) if field.name != "backend"]
     given: dict[str, Any] = {}
-    refuse_twice(parted(text, "tracking.mode=offline")[0].removeprefix("tracking.") for text in overrides)
-    for text in overrides:
-        key, typed = parted(text, "tracking.mode=offline")
+    for key, typed in pairs(overrides, "tracking.mode=offline").items():
         name = "backend" if key == "tracking" else key.removeprefix("tracking.")
         if name not in (*names, "backend"):
             taken = f"sync takes {', '.join(f'tracking.{n}' for n in names)}"
             raise unknown("key", key, (), taken, did_you_mean(name, names))
-        given[name] = [value(typed)] if name == "tags" and not isinstance(value(typed), list) else value(typed)
+        given[name] = value(f"tracking.{name}", typed)
     return given
 
 

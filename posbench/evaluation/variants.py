@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from posbench.config import overrides
+from posbench.config.overrides import read
 from posbench.errors import UserError
 from posbench.evaluation.protocols import Integers
 
@@ -43,5 +43,5 @@ def parse_choice(text: str, example: str = "yarn:factor=4") -> tuple[str, dict[s
             raise UserError(f"cannot read '{text}': expected name:option=value, such as {example}")
         if key in options:
             raise UserError(f"'{text}' gives {key} twice: expected each option once")
-        options[key] = overrides.value(typed)
+        options[key] = read(typed)
     return name, options

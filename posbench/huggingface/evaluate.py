@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from posbench import machine
+from posbench.config.asked import apply
 from posbench.config.external import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
-from posbench.config.overrides import apply, full_key, parted, refuse_twice, value
+from posbench.config.overrides import pairs, read
 from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig
 from posbench.data import hub
 from posbench.data import tokens as data
@@ -181,17 +182,15 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
 
     own: dict[str, Any] = {}
     text, rest = ["tracking=none"], []
-    refuse_twice(parted(override)[0] for override in overrides)
-    for override in overrides:
-        key, typed = parted(override, "length=4096,8192")
+    for key, typed in pairs(overrides, "length=4096,8192").items():
         if key in OWN:
-            own[key] = value(typed)
+            own[key] = read(typed)
         elif key in ("data.tokenizer", "data.vocab_size"):
             raise UserError(f"{key} cannot be set: a model always uses its own {folders.TOKENIZER}")
         elif key.partition(".")[0] == "data" or key in ("runtime.outputs", "runtime.cache"):
-            text.append(f"{full_key(key)}={typed}")
+            text.append(f"{key}={typed}")
         else:
-            rest.append(override)
+            rest.append(f"{key}={typed}")
     length = own.get("train_length", checkpoint.train_length())
     if type(length) is not int or length < 2:
         said = "does not give its training length" if length is None else f"train_length is {length}"

@@ -20,7 +20,7 @@ import torch
 from posbench import machine
 from posbench.config import start
 from posbench.config.external import TrainedOn, TrainingElsewhere
-from posbench.config.overrides import parted, refuse_twice, value
+from posbench.config.overrides import read, split, value
 from posbench.config.schema import Config, EvaluationConfig, validate
 from posbench.data import tokens as data
 from posbench.errors import RunFailed, Undefined, UserError
@@ -159,12 +159,11 @@ def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begu
     typed: dict[str, Any] = {}
     options: dict[str, Any] = {}
     rest: list[str] = []
-    refuse_twice(parted(text)[0] for text in overrides)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(f"start={found.source}: a HuggingFace model is trained on in one process")
     method: str | None = None
     for text in overrides:
-        key, given = parted(text, "training.train_length=4096")
+        key, given = split(text, "training.train_length=4096")
         if key in _OTHERS or key.startswith("model."):
             raise UserError(f"{key}: not beside start={found.source}, a HuggingFace model that is trained on as it is")
         if text.startswith("extension="):
@@ -172,9 +171,9 @@ def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begu
             if "," in method:
                 raise UserError(f"{text}: expected one, for one run")
         elif key.startswith("encoding."):
-            options[key.removeprefix("encoding.")] = value(given)
+            options[key.removeprefix("encoding.")] = read(given)
         elif key in ("start.train_length", "bos", "evaluation.at_tokens"):
-            typed[key] = value(given)
+            typed[key] = value(key, given) if key == "evaluation.at_tokens" else read(given)
         else:
             typed[key] = given
             rest.append(text)
@@ -217,7 +216,7 @@ def _composed(
     for key in ("training.train_length", "training.tokens"):
         if key not in typed:
             raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
-    numbers = [value(str(typed.get(key, 1))) for key in ("training.train_length", "training.tokens", *_PARTS)]
+    numbers = [value(key, typed.get(key, "1")) for key in ("training.train_length", "training.tokens", *_PARTS)]
     if all(type(number) is int and number > 0 for number in numbers):  # else it is refused where it is read
         length, tokens, batch_size, accumulation = numbers
         sequences = tokens / UPDATES / length
@@ -233,10 +232,7 @@ def _composed(
             usual["evaluation.ratios"] = [one / length for one in lengths]
         rest = [*rest, *(f"{key}={worth}" for key, worth in usual.items() if key not in typed)]
     base = compose.single(rest, config_dir)
-    at_tokens = typed.get("evaluation.at_tokens", 0)
-    asked = dataclasses.asdict(base.evaluation) | {
-        "at_tokens": at_tokens if isinstance(at_tokens, list) else [at_tokens]
-    }
+    asked = dataclasses.asdict(base.evaluation) | {"at_tokens": typed.get("evaluation.at_tokens", [0])}
     return base, validate(EvaluationConfig, asked, "evaluation")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posbench.config import plain_yaml
 from posbench.config.identity import run_folder
-from posbench.config.overrides import full_key, parted
+from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.config.shipped import chosen
 from posbench.errors import UserError
@@ -46,7 +46,7 @@ class Plan:
 
     def with_seed(self, seed: int) -> "Plan":
         """The same run with another seed, which Hydra would take a quarter of a second to compose."""
-        others = [override for override in self.overrides if parted(override)[0] != "seed"]
+        others = [override for override in self.overrides if split(override)[0] != "seed"]
         return self.at(dataclasses.replace(self.config, seed=seed), [*others, f"seed={seed}"], self.folder.parent)
 
     def with_threads(self, threads: int) -> "Plan":
@@ -84,7 +84,7 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     from posbench.config import compose
 
     plans: dict[str, Plan] = {}
-    for overrides, config in compose.combinations(sets, config_dir):
+    for overrides, config in (pair for words in sets for pair in compose.configs(words, config_dir)):
         new = plan(config, run_folder(config), ["posbench", "train", *overrides])
         known = plans.setdefault(new.id, new)
         if known.folder != new.folder:
@@ -113,5 +113,5 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
     if not sets or unknown:
         raise UserError(f"{path} is not a sweep: expected 'sets', a list such as '- encoding=rope,alibi', and 'shared'")
     common = [override for line in shared for override in line]
-    chosen_by_key = [{full_key(word.partition("=")[0]): word for word in [*common, *own, *overrides]} for own in sets]
+    chosen_by_key = [{split(word)[0]: word for word in [*common, *own, *overrides]} for own in sets]
     return list({tuple(words): list(words) for words in (by_key.values() for by_key in chosen_by_key)}.values())

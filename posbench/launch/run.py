@@ -21,10 +21,10 @@ import torch
 import yaml
 
 from posbench import machine
+from posbench.config.asked import Asked, apply
+from posbench.config.external import load_saved
 from posbench.config.identity import run_folder
-from posbench.config.overrides import Asked, apply
-from posbench.config.schema import Config, load_saved, to_container
-from posbench.config.sources import refuse_unread
+from posbench.config.schema import Config, to_container
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation import curve
 from posbench.evaluation.job import evaluate_run
@@ -216,6 +216,8 @@ def main() -> None:
     if parent := os.environ.get(_PARENT):
         end_after(lambda: wait_for_parent(int(parent)))
     config = load_saved(given.saved)
+    if not isinstance(config, Config):
+        raise UserError(f"{given.saved} is of a model from elsewhere: expected a run's")
     try:
         if given.evaluate:
             console.log_to_terminal()
@@ -223,7 +225,7 @@ def main() -> None:
             with joined(place(config.runtime.processes)) as world:
                 evaluate_run(given.run_dir, asked, world)
             return
-        refuse_unread(config.data)
+        config.data.refuse_unread()
         command = given.command or [sys.executable, "-m", "posbench.launch.run", str(given.saved)]
         run(plan(config, given.run_dir or run_folder(config), command), given.restart)
     except PeerLost:

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from posbench import machine
-from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
+from posbench.config.overrides import OF_A_SWEEP, read, split
 from posbench.data import corpus
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
@@ -45,9 +45,8 @@ def sweep(
         Stopped: a signal; what was running has saved itself.
         PosbenchError: some runs failed; all others are done.
     """
-    refuse_twice(parted(text)[0] for text in arguments)
-    own = {key: typed for key, typed in map(parted, arguments) if key in OF_A_SWEEP}
-    overrides = [text for text in arguments if parted(text)[0] not in own]
+    own = {key: typed for key, typed in map(split, arguments) if key in OF_A_SWEEP}
+    overrides = [text for text in arguments if split(text)[0] not in own]
     grid = _grid(own)
     if "sweep" not in own and not overrides:
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
@@ -108,7 +107,7 @@ def _grid(own: dict[str, str]) -> list[float]:
             raise UserError("tune_grid goes with tune=true")
         return []
     given = own.get("tune_grid")
-    grid = _TUNE_GRID if given is None else value(f"[{given.strip('[]')}]")
+    grid = _TUNE_GRID if given is None else read(f"[{given.strip('[]')}]")
     if not grid or not all(type(factor) in (int, float) and 0 < factor < float("inf") for factor in grid):
         raise UserError(f"tune_grid is '{given}': expected multiples of the learning rate, such as [0.5,1,2]")
     return sorted({float(factor) for factor in grid})

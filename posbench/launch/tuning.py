@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from posbench.config.identity import run_id
-from posbench.config.overrides import parted
+from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.launch import states
 from posbench.launch.plans import Plan
@@ -52,7 +52,7 @@ def _group(plan: Plan) -> str:
 
 def _at_rate(plan: Plan, rate: float) -> Plan:
     """A run at a learning rate, as the single run `posbench train ... training.learning_rate=...` would be."""
-    overrides = [override for override in plan.overrides if parted(override)[0] != _KEY]
+    overrides = [override for override in plan.overrides if split(override)[0] != _KEY]
     return plan.at(_with_rate(plan.config, rate), [*overrides, f"{_KEY}={rate!r}"], plan.folder.parent)
 
 

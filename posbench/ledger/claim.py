@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from posbench.config import plain_yaml
-from posbench.config.schema import validate
+from posbench.config.schema import Section, validate
 from posbench.config.shipped import choices, chosen, configs_dir
 from posbench.errors import UserError, unknown
 
@@ -25,7 +25,7 @@ _EXPECTED = "expected a sum such as 'fire 8x - fire 1x - alibi 8x + alibi 1x', o
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class Source(Section):
     paper: str
     where: str  # section, table or figure
     says: str  # what stands there, in our words
@@ -36,7 +36,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prediction:
+class Prediction(Section):
     """What we expect, recorded before the first run that tests it."""
 
     outcome: Literal["supported", "contradicted", "open"]
@@ -45,7 +45,7 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learned:
+class Learned(Section):
     """Of two schemes the one that should answer a task right in more seeds."""
 
     more: str
@@ -55,7 +55,7 @@ class Learned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class Claim(Section):
     """What the file holds. Either `figure` with `is_above` or `is_below`, or `learned`."""
 
     sentence: str

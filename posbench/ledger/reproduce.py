@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from posbench import files
-from posbench.config.overrides import parted
+from posbench.config.overrides import split
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, sweep
 from posbench.launch.plans import Plan
@@ -103,9 +103,9 @@ def needed(
     for text in (text for entry in entries for text in entry.runs.values()):
         if text not in made:
             own = shlex.split(text)
-            asked = [*own, *(one for one in overrides if parted(one)[0] not in _keys(own))]  # a task has its experiment
+            asked = [*own, *(one for one in overrides if split(one)[0] not in _keys(own))]  # a task has its experiment
             said = _keys(asked)
-            usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
+            usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if split(one)[0] not in said]
             resolved = plans.resolve([[*usual, *asked, f"seed={first}"]], config_dir)
             if len(resolved) != 1:
                 raise UserError(f"{shlex.join(asked)}: expected one value each: a claim's runs differ in the seed only")
@@ -114,7 +114,7 @@ def needed(
 
 
 def _keys(overrides: list[str]) -> set[str]:
-    return {key for key, _ in map(parted, overrides)}
+    return {key for key, _ in map(split, overrides)}
 
 
 def _up_to(seeds: int, part: Needed) -> Needed:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posbench import encodings
+from posbench.config.built import shape_of
 from posbench.config.schema import Config, ModelConfig
-from posbench.config.shape import shape_of
 from posbench.encodings.base import Encoding, count_from_0, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
 from posbench.kernels.fused import fusible, fusing, is_fusing

@@ -18,7 +18,7 @@ from typing import Any
 from posbench import encodings, files
 from posbench.config import external
 from posbench.config.external import AnyConfig, TrainedOn
-from posbench.config.identity import NOT_IDENTITY, is_one_run, run_id
+from posbench.config.identity import NOT_IDENTITY, run_id
 from posbench.config.schema import Config, EvaluationConfig, flat, to_container
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.run_folder.facts import Where, git_state, now, versions
@@ -331,7 +331,7 @@ def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
     if not (folder / CONFIG).exists():
         return None
     held = load_any_config(folder)
-    if not is_one_run(held, config):
+    if run_id(held) != run_id(config):
         was, now = flat(to_container(held)), flat(to_container(config))
         changed = [
             key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY

@@ -11,7 +11,7 @@ import torch
 
 from posbench import encodings
 from posbench.config import plain_yaml
-from posbench.config.overrides import refuse_twice, value
+from posbench.config.overrides import read
 from posbench.config.shipped import choices
 from posbench.encodings.base import Shape
 from posbench.errors import UserError
@@ -66,7 +66,6 @@ def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
     pattern = _pattern(name)
     options: dict[str, Any] = plain_yaml.load(pattern) if pattern else {}
     own = options.pop("name", name)
-    refuse_twice(word.removeprefix("encoding.").partition("=")[0] for word in words)
     for word in words:
         key, _, typed = word.removeprefix("encoding.").partition("=")
         *above, last = key.split(".")
@@ -75,7 +74,7 @@ def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
             inside = inside.setdefault(part, {})
             if not isinstance(inside, dict):
                 raise UserError(f"'{word}': {part} is also set by another word: expected one of them")
-        inside[last] = value(typed)
+        inside[last] = read(typed)
     with torch.random.fork_rng(devices=[]):
         encodings.build(own, shape, options)
     return Scheme(own, options, " ".join([name, *(word.removeprefix("encoding.") for word in words)]))

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posbench import encodings
+from posbench.config.built import shape_of
 from posbench.config.schema import Config
-from posbench.config.shape import shape_of
 from posbench.data import tokens as data
 from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.base import Encoding, Rows

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
-from posbench.config import task
 from posbench.config.external import Trains
 from posbench.config.schema import Config, EvaluationConfig, TrainingConfig
 from posbench.data.batches import Batch, TrainingBatches, own_rows
@@ -116,7 +115,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             tell_progress(model, 1.0)  # as when a finished run is evaluated, until the next update
             evaluate_into(run, tracker, model, tokens, now, step, device, world)
 
-        for remark in [*model.encoding.remarks(), *task.remarks(config)]:
+        for remark in model.encoding.remarks():
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure(_MORE_ROOM):
             learner = learner_for(model, config, device, dtype, world)

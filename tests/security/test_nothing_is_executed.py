@@ -9,7 +9,8 @@ import pytest
 import torch
 from support import posbench
 
-from posbench.config.schema import DataConfig, load_saved
+from posbench.config.external import load_saved
+from posbench.config.schema import DataConfig
 from posbench.data import corpus
 from posbench.errors import UserError
 from posbench.run_folder import checkpoint

@@ -1,0 +1,47 @@
+"""What a configuration names, built: its encoding and its task, so that their options are checked before any work."""
+
+from typing import TYPE_CHECKING
+
+from posbench import encodings, tasks
+from posbench.config.schema import Config, DataConfig
+from posbench.errors import UserError
+from posbench.tasks.base import Task
+
+if TYPE_CHECKING:
+    from posbench.encodings.base import Encoding, Shape
+
+
+def shape_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Shape":
+    """The shape of a configuration's model; `vocabulary` has token texts by id, none before there is a tokenizer."""
+    from posbench.encodings.base import Shape  # torch comes with it
+
+    model, length = config.model, config.original_length
+    return Shape(model.d_model, model.n_heads, model.n_layers, length, vocabulary, model.token_rms)
+
+
+def build_encoding(config: Config) -> "Encoding":
+    """The encoding of a configuration, alone a few megabytes. Raises UserError if an option is wrong."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):  # whoever asks draws the same numbers afterwards
+        return encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+
+
+def task_of(data: DataConfig) -> Task:
+    """The task of data that is one. Raises UserError for an unknown task and for an option that is wrong."""
+    assert data.task is not None
+    return tasks.build(data.task["name"], {key: value for key, value in data.task.items() if key != "name"})
+
+
+def check_task(config: Config) -> None:
+    """Refuse problems longer than a training sequence, and positions that cannot be shifted; text passes."""
+    data, room = config.data, config.training.train_length
+    if data.task is None:
+        return
+    task = task_of(data)
+    if (needed := task.size(task.longest) + data.offset) > room:
+        shifted = f" from position {data.offset}" if data.offset else ""
+        wrong = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}{shifted}"
+        raise UserError(f"{wrong} take {needed} tokens, expected at least as many")
+    if data.offset and "positions" in build_encoding(config).hooks:
+        raise UserError(f"data.offset is {data.offset}: '{config.encoding.name}' chooses positions itself, expected 0")
