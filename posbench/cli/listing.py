@@ -131,7 +131,7 @@ def describe(name: str) -> dict[str, Any]:
     row |= dict.fromkeys(("parameters", "max_length", "length_dependent", "kernels", "cache", "architectures"))
     from posbench.encodings.base import Shape
     from posbench.encodings.extend.methods import methods_of
-    from posbench.huggingface.architectures import architectures
+    from posbench.huggingface.export import architectures
 
     try:
         encoding = encodings.build(name, Shape(**DEMO))
