@@ -105,7 +105,8 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
     if code:
         from posbench.huggingface import modeling  # transformers comes with it
 
-        made = modeling.coded(model, config, tokenizer)
+        tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
+        made = Exported(modeling.KIND, modeling.settings_of(config, tokenizer.texts), tensors, modeling.REMARK)
     else:
         made = stock(model, config)
     length, longest = config.training.train_length, model.encoding.max_length

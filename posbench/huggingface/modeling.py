@@ -22,14 +22,12 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from posbench import __version__, encodings
 from posbench.config.schema import Config, ModelConfig, validate
-from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.base import Shape
-from posbench.huggingface.export import Exported
 from posbench.model.gpt import GPT
 
 KIND = "posbench"
 FILE = "modeling_posbench.py"
-_REMARK = (
+REMARK = (
     f"**It needs posbench {__version__}, which is not on PyPI (the package there is another project), and "
     "`trust_remote_code=True`**; after `import posbench.huggingface.modeling` it loads without that. It has no "
     "key-value cache, and refuses padding: all inputs of a batch have one length."
@@ -141,13 +139,13 @@ def _built(config: PosbenchConfig) -> GPT:
         torch.set_default_dtype(before)
 
 
-def coded(model: GPT, config: Config, tokenizer: Tokenizer) -> Exported:
-    """A run's model as the class of this file."""
-    settings = {
+def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
+    """The configuration of a run's model as the class of this file; `vocabulary`: token texts by id."""
+    return {
         "model": dataclasses.asdict(config.model),
         "encoding": {"name": config.encoding.name, **config.encoding.options},
         "train_length": config.original_length,
-        "vocabulary": tokenizer.texts,
+        "vocabulary": vocabulary,
         "architectures": [PosbenchForCausalLM.__name__],
         "auto_map": {
             "AutoConfig": f"{FILE[:-3]}.{PosbenchConfig.__name__}",
@@ -155,8 +153,6 @@ def coded(model: GPT, config: Config, tokenizer: Tokenizer) -> Exported:
         },
         "use_cache": False,
     }
-    tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
-    return Exported(KIND, settings, tensors, remark=_REMARK)
 
 
 def import_line() -> str:
