@@ -393,7 +393,7 @@ def properties(
 ) -> None:
     """Measure the properties that tutorials want from an encoding.
 
-    These are: order, uniqueness, relative, shift linear, continuous, invariant, and its effect.
+    These are: order, uniqueness, relative, continuous, invariant, purpose, mean and spread.
     """
     from posbench.show import properties
 

@@ -31,7 +31,7 @@ def names() -> list[str]:
 def _shipped() -> set[str]:
     """Return the names of posbench's own encodings and of installed ones."""
     stems = {path.stem for path in Path(__file__).parent.glob("*.py")}
-    return {stem for stem in stems if not stem.startswith("_") and stem != "base"} | {
+    return {stem for stem in stems if not stem.startswith("_")} - {"base", "families"} | {
         *installed.points(installed.ENCODINGS)
     }
 
