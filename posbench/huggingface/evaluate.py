@@ -21,7 +21,7 @@ from posbench.config.schema import Config, DataConfig, EncodingConfig, Evaluatio
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, Stopped, Undefined, UserError
-from posbench.evaluation import curve, probes
+from posbench.evaluation import printed, probes
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.plan import from_training_on
@@ -30,6 +30,7 @@ from posbench.huggingface.load import TESTED, TOKENIZER, Source, find, load, pos
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
+from posbench.run_folder.rows import every_row
 from posbench.run_folder.tracking import Mirror
 from posbench.terminal import console, exits
 from posbench.terminal.signals import ended_in_words
@@ -58,7 +59,7 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
     for word in words:
         try:
             folder, split = evaluate_model(word, overrides)
-            curve.print_curves(folder, split)
+            printed.print_results(folder, split)
         except PosbenchError as error:
             if len(words) == 1 or isinstance(error, Stopped):
                 raise
@@ -304,7 +305,7 @@ def evaluate_into(
         device=subject.model.device,
     )
     try:
-        return rows_into(run, tracker or Mirror(), evaluation, run.whole_rows())
+        return rows_into(run, tracker or Mirror(), evaluation, every_row(run.folder))
     finally:
         peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device))
         run.update(peak_memory_bytes=peak)

@@ -114,7 +114,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 saved = rounded(model, DTYPES[source.precision], DTYPES[precision])  # the weights that its folder has
                 now = dataclasses.replace(subject, model=saved)
                 evaluate_into(run, now, tokens, settings, tracker, step, trained)
-                show_results(run.folder, config, tracker)
+                show_results(run.folder, tracker)
 
             batches = tokens.batches(config.training, config.seed)
             step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), evaluated)
