@@ -415,11 +415,11 @@ def test_every_hook_that_does_something_has_its_place_in_the_list() -> None:
 
 
 def test_every_encoding_is_of_a_family_and_one_that_is_not_installed_is_of_the_rest() -> None:
-    families = {name: families.family(name) for name in encodings.names()}
-    assert set(families.values()) <= set(families.FAMILIES)
-    assert (families["none"], families["learned"], families["rope"]) == ("nowhere", "input", "queries and keys")
-    assert families["shaw"] == "scores"  # the first of its places
-    assert families["randomized"] == families["layered"] == families.family("not_installed") == "other encodings"
+    by_name = {name: families.family(name) for name in encodings.names()}
+    assert set(by_name.values()) <= set(families.FAMILIES)
+    assert (by_name["none"], by_name["learned"], by_name["rope"]) == ("nowhere", "input", "queries and keys")
+    assert by_name["shaw"] == "scores"  # the first of its places
+    assert by_name["randomized"] == by_name["layered"] == families.family("not_installed") == "other encodings"
 
 
 def test_parameters_are_listed_at_the_size_of_the_demo() -> None:
