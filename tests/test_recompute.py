@@ -12,7 +12,7 @@ import yaml
 from support import SCRIPTS, TINY, posbench, script, write_text
 
 from posbench.config.schema import DataConfig
-from posbench.data import corpus
+from posbench.data import text
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 
@@ -67,8 +67,7 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol: 
     assert {0, 5} < {possible for possible, _ in seen}  # some texts are too short for all, some for the longest only
 
 
-@pytest.mark.parametrize("wanted", [None, 30])
-@pytest.mark.parametrize("count", [60, 30, 9])
+@pytest.mark.parametrize(("count", "wanted"), [(60, None), (60, 30), (30, None), (30, 30), (9, 30)])
 def test_it_splits_text_as_posbench_does(
     count: int, wanted: int | None, recompute: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -83,10 +82,10 @@ def test_it_splits_text_as_posbench_does(
     data = {key: value for key, value in data.items() if key != "defaults"}
     data |= {"name": "text", "source": "text", "path": str(folder), "test_pieces": wanted}
     config = DataConfig(**data)
-    theirs = corpus.load(config, corpus.locate(config, tmp_path / "revisions"), tmp_path / "scratch")
+    splits, record = text.load(config, text.locate(config, tmp_path), tmp_path)
     for split in ("validation", "test"):
-        mine = recompute.split_documents(data, theirs.record["split"], split, None)
-        assert mine == list(theirs.documents[split])
+        mine = recompute.split_documents(data, record["split"], split, None)
+        assert mine == list(splits[split])
         assert any(mine)
 
 

@@ -147,13 +147,13 @@ def train(
 def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path | None) -> None:
     """Train a HuggingFace model on."""
     from posbench import machine
-    from posbench.evaluation import printed
+    from posbench.evaluation import curve
     from posbench.huggingface import finetune
     from posbench.terminal import console
 
     console.log_to_terminal()
     machine.keep_freed_memory()
-    printed.print_results(finetune.train_model(model, overrides, restart, config_dir))
+    curve.print_curves(finetune.train_model(model, overrides, restart, config_dir))
 
 
 @app.command(epilog=_KEYS)
@@ -288,10 +288,9 @@ def sync(
     Sends steps of offline runs and steps that W&B missed, each once.
     """
     folders, overrides = _runs_and_overrides("sync", words)
-    from posbench.evaluation.job import results_of
-    from posbench.run_folder import sync
+    from posbench.evaluation import sync
 
-    sync.sync(folders, overrides, results_of, anew)
+    sync.sync(folders, overrides, anew)
 
 
 @app.command()
@@ -394,7 +393,7 @@ def properties(
 ) -> None:
     """Measure the properties that tutorials want from an encoding.
 
-    These are: order, uniqueness, relative, continuous, invariant, purpose, mean and spread.
+    These are: order, uniqueness, relative, shift linear, continuous, invariant, and its effect.
     """
     from posbench.show import properties
 

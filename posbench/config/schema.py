@@ -132,7 +132,7 @@ class DataConfig(Section):
     vocab_size: Count  # bpe: tokens, the 256 bytes and the separator included
     task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
     offset: Natural = 0  # task: a problem's first token stands at a position from 0 to this
-    test_pieces: Count | None = None  # documents or stretches to hold out of text without splits; None = 5 %, as before
+    test_pieces: Count | None = None  # documents or stretches to test on, of text without splits; None = 5 %
 
     def __post_init__(self) -> None:
         if (self.source == "task") != isinstance((self.task or {}).get("name"), str):

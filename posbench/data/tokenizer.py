@@ -1,7 +1,5 @@
 """Text to token ids and back: byte-level BPE trained here, raw bytes, or a `tokenizer.json`, of the hub as well.
 
-A synthetic task has words of its own.
-
 One separator, `<|endoftext|>`, begins every document. The same characters inside a document are ordinary text: data
 must not be able to end a document. Byte-level BPE: Sennrich et al. (2016), arXiv:1508.07909, on bytes as in GPT-2.
 """
@@ -9,7 +7,9 @@ must not be able to end a document. Byte-level BPE: Sennrich et al. (2016), arXi
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,21 +20,21 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from posbench import files
-from posbench.errors import UserError, did_you_mean
+from posbench.data.paths import expanded
+from posbench.errors import PosbenchError, UserError, did_you_mean
+
+logger = logging.getLogger(__name__)
 
 SEPARATOR = "<|endoftext|>"
 PIECE = 2**16  # characters encoded at a time: bounds memory, and lets one long document use all threads
 _ON_THE_HUB = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?(?:@[\w./-]+)?")
 # A single space between two other characters: byte-level pre-tokenizers always part words there.
 BORDER = re.compile(r"(?<=\S) (?=\S)")
-
-
+_PROBE = "Of the 3 it is (a \"test\") at: 45 x = y - z, été 你 好 don't A B c d . , I'm in a the end"  # full of borders
 # Letters, digits, signs or spaces without anything else between them, which a byte-level pre-tokenizer takes for one
 # word. BPE's time grows with the square of a word's length: a word is cut where it has this many characters.
 LONGEST_WORD = 4096
-_ENDLESS = re.compile(
-    rf"[^\W\d_]{{{LONGEST_WORD}}}|\d{{{LONGEST_WORD}}}|(?:[^\w\s]|_){{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}"
-)
+_ENDLESS = re.compile("|".join(f"{kind}{{{LONGEST_WORD}}}" for kind in (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")))
 # A match of half that length. Each match of `_ENDLESS` contains one that begins at a multiple of half the length.
 _HALF = re.compile(_ENDLESS.pattern.replace(str(LONGEST_WORD), str(LONGEST_WORD // 2)))
 
@@ -51,6 +51,9 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, separator: int | None = None) -> None:
         inner.no_padding()
         inner.no_truncation()
+        if getattr(inner.model, "dropout", None):
+            logger.warning("the tokenizer draws its tokens at random (BPE dropout): this is switched off")
+            inner.model.dropout = None
         if separator is None:
             inner.add_special_tokens([SEPARATOR])
         inner.encode_special_tokens = True
@@ -61,11 +64,36 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the token ids of each text, without separators; UserError if the tokenizer fails."""
-        cut = [list(pieces(text)) for text in texts]
-        with _library("the tokenizer cannot encode this text"):
-            found = self._inner.encode_batch_fast([p for ps in cut for p in ps], add_special_tokens=False)
-        encoded = iter(found)
-        return [np.concatenate([np.array(next(encoded).ids, dtype=np.uint32) for _ in ps]) for ps in cut]
+        cut = [list(self.pieces(text)) for text in texts]
+        try:
+            encoded = iter(self._inner.encode_batch_fast([*itertools.chain(*cut)], add_special_tokens=False))
+        except PosbenchError:  # a signal
+            raise
+        except Exception as error:
+            raise UserError(f"the tokenizer cannot encode this text: {str(error).partition(chr(10))[0]}") from None
+        return [np.concatenate([np.array(next(encoded).ids, np.uint32) for _ in parts]) for parts in cut]
+
+    def pieces(self, text: str) -> Iterable[str]:
+        """Cut a text into pieces whose ids are its ids: at least one."""
+        if len(text) < LONGEST_WORD or self._lead is None:
+            return [text]
+        if self._lead == "":
+            return pieces(text)
+        return (piece.removeprefix(self._lead) if number else piece for number, piece in enumerate(_at_borders(text)))
+
+    @functools.cached_property
+    def _lead(self) -> str | None:
+        """What later pieces must lose: nothing, or the space that a tokenizer prepends itself; None: do not cut."""
+
+        def ids(text: str) -> list[int]:
+            return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+        ends = [border.start() for border in BORDER.finditer(_PROBE)]
+        for lead in ("", " "):
+            with contextlib.suppress(Exception):  # of a tokenizer that knows its own words alone
+                if all(ids(_PROBE[:end]) + ids(_PROBE[end:].removeprefix(lead)) == ids(_PROBE) for end in ends):
+                    return lead
+        return None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
@@ -141,14 +169,14 @@ def of_symbols(symbols: Sequence[str]) -> Tokenizer:
 
 
 def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | None]:
-    """The tokenizer of a `tokenizer.json`, its folder, or a model on the HuggingFace hub, and the hub's commit.
+    """Return the tokenizer of a `tokenizer.json`, its folder, or a model on the hub, and the hub's commit.
 
     Of a folder or a model nothing but this one file is read, and nothing in it is run.
 
     Raises:
         UserError: nothing of the kind is there, or it cannot be read.
     """
-    path = Path(setting).expanduser()
+    path = expanded(setting, "data.tokenizer")
     if path.is_dir() and not (path / "tokenizer.json").is_file():
         raise UserError(f"data.tokenizer: the folder '{setting}' has no tokenizer.json: expected one")
     if path.exists() or not _ON_THE_HUB.fullmatch(setting) or setting.endswith(".json"):
@@ -177,21 +205,11 @@ def from_file(path: Path, separator: int | None = None) -> Tokenizer:
             f"data.tokenizer is '{path}': expected bpe, bytes, a tokenizer.json or its folder, or a model on the hub "
             f"such as gpt2{near}"
         )
-    with _library(f"'{path}' is not a tokenizer.json"):
-        return Tokenizer(tokenizers.Tokenizer.from_file(str(path)), separator)
-
-
-@contextlib.contextmanager
-def _library(what: str) -> Iterator[None]:
-    """Raise UserError, in one line, for whatever the library raises: bare Exceptions, and panics of its Rust code."""
     try:
-        yield
-    except UserError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
-            raise  # the end of the process: an interrupt, a signal
-        raise UserError(f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+        inner = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise UserError(f"'{path}' is not a tokenizer.json: {str(error).partition(chr(10))[0]}") from None
+    return Tokenizer(inner, separator)
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
@@ -211,21 +229,15 @@ def _byte_alphabet() -> list[str]:
 def pieces(text: str) -> Iterator[str]:
     """Cut a text where a byte-level pre-tokenizer always parts words, and inside a word without end.
 
-    At least one piece, of about `PIECE` characters. Joined they are the text, and their ids are its ids. A piece is not
-    cut again: `pieces(piece)` is the piece, perhaps with an empty one after it.
+    At least one piece, of about `PIECE` characters. Joined they are the text.
     """
-    for part in _unending(text):
-        yield from _at_borders(part)
-
-
-def _unending(text: str) -> Iterator[str]:
     start = 0
     # Looking for words without end at each character takes a quarter of a second per million: only where one may be.
     if any(_HALF.match(text, at) for at in range(0, len(text), LONGEST_WORD // 2)):
-        for found in _ENDLESS.finditer(text):
-            yield text[start : found.end()]
-            start = found.end()
-    yield text[start:]
+        for word in _ENDLESS.finditer(text):
+            yield from _at_borders(text[start : word.end()])
+            start = word.end()
+    yield from _at_borders(text[start:])
 
 
 def _at_borders(text: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from posbench import machine
 from posbench.config.overrides import OF_A_SWEEP, read, split
-from posbench.data import corpus
+from posbench.data import paths
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, pool, slurm, states, tuning
@@ -84,11 +84,11 @@ def cost(todo: list[Plan]) -> str:
     """The commands of plans that are not finished, one per line, then how many runs and tokens those are.
 
     Raises:
-        UserError: as `corpus.local_files`.
+        UserError: as `paths.local_files`.
     """
     left = [plan for plan in todo if not states.is_finished(plan)]
     for data in {plan.config.data.path: plan.config.data for plan in left if plan.config.data.path}.values():
-        corpus.local_files(data)
+        paths.local_files(data)
     to_train = [plan for plan in left if not (states.is_trained(plan) and has_weights(plan.folder))]
     tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in to_train)
     commands = [shlex.join(plan.command) for plan in left if plan.overrides]  # a trial of a learning rate has none

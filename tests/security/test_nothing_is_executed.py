@@ -11,7 +11,7 @@ from support import posbench
 
 from posbench.config.external import load_saved
 from posbench.config.schema import DataConfig
-from posbench.data import corpus
+from posbench.data import text
 from posbench.errors import UserError
 from posbench.run_folder import checkpoint
 
@@ -63,15 +63,15 @@ def test_a_huggingface_folder_runs_no_code_and_opens_no_pickle(
     assert not canary.exists()
 
 
-def test_a_data_set_of_code_is_not_read(tmp_path: Path, canary: Path, tiny_config: Any) -> None:
+def test_a_data_set_of_code_is_text(tmp_path: Path, canary: Path, tiny_config: Any) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "set.py").write_text(f"open({str(canary)!r}, 'w')")
     torch.save({"a": Payload(canary)}, folder / "train.pkl")
     values = {**vars(tiny_config.data), "source": "hub", "path": None, "dataset": str(folder)}
     config = DataConfig(**values)
-    with pytest.raises(UserError):
-        corpus.load(config, corpus.locate(config, tmp_path / "notes"), tmp_path / "documents")
+    splits, _ = text.load(config, text.locate(config, tmp_path), tmp_path)
+    assert "executed" in "".join(splits["train"])  # read as prose would be
     assert not canary.exists()
 
 

@@ -1,0 +1,258 @@
+"""Files of every kind that are read as text, right and wrong: their documents, or the one line.
+
+What the builders of `datasets` change silently stands here as it must stay: rows with more cells than the header, CR
+and CRLF, dates, a column that comes late, cells that look missing, NUL bytes.
+"""
+
+import bz2
+import csv
+import gzip
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from test_data import config, write
+
+from posbench.data import text
+from posbench.errors import UserError
+
+DOCS = [f"document {i} with some words\nand a second line {'x' * i}" for i in range(24)]
+ODD = ["007", "1.0", "True", "2024-01-01", "NA", "null", "None", "nan", 'two,\n"lines"\r\n', "naïve 🙂", "a\x00b"]
+TEXT = "A text of one file. " * 400
+MARK = b"\xef\xbb\xbf"
+
+
+def lines(rows: Iterable[Any], column: str = "text", **more: Any) -> bytes:
+    return "".join(json.dumps({"n": i, column: row, **more}) + "\n" for i, row in enumerate(rows)).encode()
+
+
+def table(rows: Iterable[str], separator: str = ",", column: str = "text") -> bytes:
+    file = io.StringIO(newline="")
+    csv.writer(file, delimiter=separator).writerows([["n", column], *enumerate(rows)])
+    return file.getvalue().encode()
+
+
+def parquet(rows: list[Any], column: str = "text") -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"n": list(range(len(rows))), column: rows}), file)
+    return file.getvalue()
+
+
+def arrow(rows: list[Any]) -> bytes:
+    file, made = io.BytesIO(), pyarrow.table({"text": rows})
+    with pyarrow.ipc.new_stream(file, made.schema) as writer:
+        writer.write_table(made)
+    return file.getvalue()
+
+
+def zst(content: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return bytes(sink.getvalue())
+
+
+MANY = [f"{doc} {i} " * 20 for i in range(600) for doc in DOCS]
+LARGE = lines(MANY)  # 12 MB: more than a builder looks at
+# File -> content, and the documents.
+READ: dict[str, tuple[str, bytes, list[str]]] = {
+    **{f"a{end}": (f"a{end}", TEXT.encode(), [TEXT]) for end in (".txt", ".md", ".py", ".rst", ".tex", ".TXT")},
+    **{f"b{end}": (f"b{end}", pack(TEXT.encode()), [TEXT]) for end, pack in
+       {".txt.gz": gzip.compress, ".md.bz2": bz2.compress, ".py.zst": zst}.items()},
+    **{f"rows{end}": (f"a[1]{end}", content, [*DOCS, *ODD]) for end, content in {
+        ".jsonl": lines(DOCS + ODD), ".jsonl.gz": gzip.compress(lines(DOCS + ODD)),
+        ".jsonl.zst": zst(lines(DOCS + ODD)),
+        ".json": json.dumps([{"text": doc} for doc in DOCS + ODD]).encode(), ".csv": table(DOCS + ODD),
+        ".tsv": table(DOCS + ODD, "\t"), ".csv.gz": gzip.compress(table(DOCS + ODD)),
+        ".tsv.bz2": bz2.compress(table(DOCS + ODD, "\t")), ".parquet": parquet(DOCS + ODD), ".arrow": arrow(DOCS + ODD),
+    }.items()},
+    "lines named .json": ("a.json", lines(DOCS), DOCS),
+    "one object": ("a.json", b'{"text": "alone"}', ["alone"]),
+    "a mark": ("a.txt", MARK + TEXT.encode(), [TEXT]),
+    "a mark of lines": ("a.jsonl", MARK + lines(DOCS), DOCS),
+    "a mark of a list": ("a.json", MARK + b'[{"text": "a"}]', ["a"]),
+    "a mark of a table": ("a.csv", MARK + b"text\na\nb\n", ["a", "b"]),
+    "CRLF": ("a.txt", b"one\r\ntwo\r\n", ["one\r\ntwo\r\n"]),
+    "lone CR": ("a.txt", b"one\rtwo\r", ["one\rtwo\r"]),
+    "CRLF in a cell": ("a.csv", b'text,n\r\n"hello\r\nworld",1\r\n', ["hello\r\nworld"]),
+    "NUL in a cell": ("a.csv", b"text,n\none\x00two,1\n", ["one\x00two"]),
+    "no separators of Unicode": ("a.jsonl", '{"text": "a\u2028b\u0085c"}\n'.encode(), ["a\u2028b\u0085c"]),
+    "blank documents": ("a.jsonl", lines(DOCS) + b'{"text": ""}\n{"text": " \\n"}\n{"text": null}\n\n', DOCS),
+    "blank cells": ("a.csv", table([*DOCS, "", " "]) + b"\n", DOCS),
+    "null cells": ("a.parquet", parquet([*DOCS, None, " "]), DOCS),
+    "a column that comes late": ("a.jsonl", lines(DOCS) + b'{"text": "z", "zz": [1]}\n', [*DOCS, "z"]),
+    "another column of two types": ("a.jsonl", lines(DOCS) + b'{"text": "z", "n": "five"}\n', [*DOCS, "z"]),
+    "a column of prompts": ("a.jsonl", lines(DOCS, type="session", id="x"), DOCS),
+    "late column of 12 MB": ("a.jsonl", LARGE + b'{"text": "z", "zz": [1]}\n', [*MANY, "z"]),
+    "late type of 12 MB": ("a.jsonl", LARGE + b'{"text": "z", "n": "5"}\n', [*MANY, "z"]),
+    "a zip by its first bytes": ("a.txt", b"PK\x03\x04 is how this begins", ["PK\x03\x04 is how this begins"]),
+    "a long cell": ("a.csv", b"text\n" + b"x" * 300_000, ["x" * 300_000]),
+    "quotes inside": ("a.tsv", b'text\nsay "no"\n"say ""yes"""\n', ['say "no"', 'say "yes"']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ)
+def test_documents_are_what_the_file_says(tmp_path: Path, case: str) -> None:
+    name, content, expected = READ[case]
+    (tmp_path / name).write_bytes(content)
+    assert found(tmp_path / name) == {"": expected}
+
+
+def found(path: Path, **changes: Any) -> dict[str, list[str]]:
+    settings = config(path=path, **changes)
+    texts = text.documents(settings, text.locate(settings, path.parent))
+    return {split: list(each) for split, each in texts.items()}
+
+
+# File, content and the line.
+WRONG: list[tuple[str, bytes, str]] = [
+    ("a.txt", b" \n\n\t\n", "no text in '.*a.txt': 0 documents"),
+    ("a.txt", b"", "no text in '"),
+    ("a.jsonl", b"", "no text in '"),
+    ("a.csv", b"", "row 1: no column 'text', only none"),
+    ("a.parquet", b"", "a.parquet' row 1: "),
+    ("a.parquet", b"PAR1 not", "a.parquet' row 1: Parquet"),
+    ("a.arrow", b"no arrow", "a.arrow' row 1: "),
+    ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
+    ("a.jsonl", b'{"text": "ok"}\n{"text": "\xff"}\n', r"row 2: not UTF-8 text \(byte 0xff\)"),
+    ("a.csv", b"text\ncaf\xe9\n", r"not UTF-8 text \(byte 0xe9\)"),
+    ("a.csv.gz", gzip.compress(b"text\n" + b"a\n" * 9**6 + b"\xe2\x82", mtime=0), r"not UTF-8 text"),
+    ("a.txt", "A text".encode("utf-16"), r"not UTF-8 text|UTF-16"),
+    ("a.txt", TEXT.encode("utf-16-le"), "UTF-16, not UTF-8: iconv -f UTF-16"),
+    ("a.csv.gz", gzip.compress("text\na\n".encode("utf-16-be")), "UTF-16, not UTF-8"),
+    ("a.jsonl", lines(range(3)), "row 1: column 'text' holds int: expected text"),
+    ("a.jsonl", lines(DOCS) + b'{"text": 5}\n', "row 25: column 'text' holds int"),
+    ("a.jsonl", lines([["a"]]), "column 'text' holds list: expected text"),
+    ("a.jsonl", lines(DOCS) + b'{"n": 5}\n', "row 25: no column 'text', only n"),
+    ("a.jsonl", b'{"texts": "a", "id": 1}\n', "row 1: no column 'text', only texts, id: did you mean 'texts'"),
+    ("a.jsonl", lines(DOCS) + b'{"text": \n', "row 25: Expecting value"),
+    ("a.jsonl", b"[1]\n", "row 1: not a JSON object"),
+    ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
+    ("a.json", b'[{"text": "a"}, {"te', "a.json' row 1: Unterminated string"),
+    ("a.json", b'[{"text": "a"}, {"text": 5}]', "row 2: column 'text' holds int"),
+    ("a.json", b'{"data": [{"text": "a"}]}', "row 1: no column 'text', only data"),
+    ("a.json", b"[" * 10**6, "a.json' row 1: .*recursion"),
+    ("a.csv", b"id;text\n0;Hello\n", "no column 'text', only id;text"),
+    ("a.csv", b"texts,id\na,1\n", "no column 'text', only texts, id: did you mean 'texts'"),
+    ("a.csv", b"text,n\nhello, world,1\n", "row 1: 3 cells under 2 columns: quote"),
+    ("a.csv", b"text\nbye\nHello, world\n", "row 2: 2 cells under 1 columns"),
+    ("a.csv", b'text,n\n"hello,1\nbye,2\n', "row 1: unexpected end of data: a cell that begins with a quotation mark"),
+    ("a.tsv", b'text\tn\n"Hello," she said.\t1\n', "row 1: .*begins with a quotation mark must end with one"),
+    ("a.tsv", b'text\tn\n"Hello\t1\n"Bye\t2\n', "row 1: .*begins with a quotation mark must end with one"),
+    ("a.parquet", parquet(list(range(3))), "row 1: column 'text' holds int"),
+    ("a.parquet", parquet([["a"], ["b"]]), "column 'text' holds list<.*string>: expected text"),
+    ("a.parquet", parquet([{"x": "a"}]), "column 'text' holds struct<x: string>: expected text"),
+    ("a.parquet", parquet(DOCS, "body"), "no column 'text', only n, body"),
+    ("a.txt.gz", gzip.compress(TEXT.encode())[:60], "a.txt.gz': Compressed file ended"),
+    ("a.txt.gz", b"no gzip", "a.txt.gz': Not a gzipped file"),
+    ("a.txt.bz2", b"no bzip", "a.txt.bz2': Invalid data stream"),
+    ("a.txt.zst", b"no zstd", "a.txt.zst': "),
+    ("a.txt.zst", b"\x28\xb5\x2f\xfd\x00\xa8" + (41).to_bytes(3, "little") + b"hello", "zstd -d unpacks .* --long"),
+    ("a.parquet.gz", b"x", "ends in '.gz': expected .txt, .jsonl, .parquet"),
+    ("a.pdf", b"%PDF", "ends in '.pdf': expected .txt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, number: int) -> None:
+    name, content, line = WRONG[number]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=line) as caught:
+        found(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+# -- folders and globs -------------------------------------------------------------------------------------------------
+
+FILES: dict[str, tuple[dict[str, str], str, dict[str, list[str]]]] = {  # files, path, documents by split
+    "a glob": ({"a.txt": "a", "b.txt": "b", "c.md": "c"}, "*.txt", {"": ["a", "b"]}),
+    "folders in folders": ({"b/2/x.txt": "b", "a/y.txt": "a", ".git/d.txt": "d"}, ".", {"": ["a", "b"]}),
+    "0 bytes among others": ({"a.txt": "a", "b.txt": ""}, ".", {"": ["a"]}),
+    "two schemas": ({"a.jsonl": '{"text": "a"}', "b.jsonl": '{"text": "b", "other": {"a": 1}}'}, ".", {"": ["a", "b"]}),
+    "two kinds": ({"a.txt": "a", "b.jsonl": '{"text": "b"}', "c.txt": "c"}, ".", {"": ["a", "b", "c"]}),
+    "names of signs": ({"[x] # , ::/a [1] #,::.txt": "a", "[x] # , ::/b.txt": "b"}, "[x] # , ::", {"": ["a", "b"]}),
+    "reports beside": ({"a.csv": "text\na\n", "README.md": "how", "settings.json": "{}"}, ".", {"": ["a"]}),
+    "packed copies": ({"a.txt": "a", "a.txt.gz": "no gzip"}, ".", {"": ["a"]}),
+    "what datasets remembers": ({"a.py": "a", "cache-0.arrow": "no arrow"}, ".", {"": ["a"]}),
+    "a title": ({"emma.txt": "a", "the-great-test.txt": "b"}, ".", {"": ["a", "b"]}),
+    "code": ({"train.txt": "c", "test.txt": "b", "read.txt": "a", "go.txt": "d"}, ".", {"": ["a", "b", "c", "d"]}),
+    "two words": ({"train-test.txt": "b", "dev.txt": "a"}, ".", {"": ["a", "b"]}),
+}  # fmt: skip
+SPLITS = {"train": ["x"], "validation": ["y"], "test": ["z"]}
+for names in (
+    "train.txt valid.txt test.txt", "wiki.train.raw.txt wiki.valid.raw.txt wiki.test.raw.txt",
+    "train-00000-of-00001.txt validation-00000-of-00001.txt test-00000-of-00001.txt",
+    "c4-train.00000-of-00002.txt c4-val.00000-of-00002.txt c4-eval.00000-of-00002.txt",
+    "my_training_set.txt my_dev_set.txt my_testing_set.txt", "train1.txt dev1.txt evaluation1.txt",
+    "train/a.txt dev/a.txt test/a.txt", "x/my-train/a.txt x/my-val/a.txt x/my-test/a.txt",
+    "train/test_1.txt valid/train_1.txt test/dev.txt", "Train.txt VALID.txt Test.txt",
+):  # fmt: skip
+    FILES[f"splits {names}"] = (dict(zip(names.split(), "xyz", strict=True)), ".", SPLITS)
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_folders_and_globs_have_their_files_in_their_splits(tmp_path: Path, case: str) -> None:
+    files, path, expected = FILES[case]
+    write(tmp_path / "data", files)
+    documents = found(tmp_path / "data" / path)
+    assert {split: sorted(texts) for split, texts in documents.items()} == expected
+
+
+def test_three_hundred_files_are_in_order(tmp_path: Path) -> None:
+    write(tmp_path / "many", {f"{i:03}.txt": f"text {i}" for i in range(300)})
+    assert found(tmp_path / "many") == {"": [f"text {i}" for i in range(300)]}
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "line"),
+    [
+        ({"valid.txt": "a", "test.txt": "b"}, ".", "has test and validation files but no train file"),
+        (
+            {"train/a.txt": "a", "valid/b.txt": "b", "c.txt": "c"},
+            ".",
+            r"c.txt' is of no split, while 2 of 3 files have names .*: move it",
+        ),
+        ({"dracula.txt": "a"}, "dracula.text", r"no file matches '.*dracula.text': did you mean 'dracula.txt'"),
+        ({"a.pdf": "a"}, ".", r"no file in the folder '.*' can be read: expected .txt"),
+        ({}, "nothing.txt", "no file matches"),
+    ],
+)
+def test_files_that_are_not_meant_so_are_one_line(tmp_path: Path, files: dict[str, str], path: str, line: str) -> None:
+    write(tmp_path / "data", files)
+    with pytest.raises(UserError, match=line):
+        found(tmp_path / "data" / path)
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "texts", {"a.txt": "a", "b.txt": "b"})
+    for path in ("~/texts", "~/texts/*.txt"):
+        settings = config(path=path)
+        assert [*text.locate(settings, tmp_path).files[""]] == ["a.txt", "b.txt"]
+    with pytest.raises(UserError, match=r"data.path is '~nobody-here/a': there is no such user"):
+        text.locate(config(path="~nobody-here/a"), tmp_path)
+
+
+# -- articles ----------------------------------------------------------------------------------------------------------
+
+WIKITEXT = ["", " = First = \n", "", " Some words . \n", "", " = = Section = = \n", "", " More = words = \n", ""]
+WIKITEXT += ["", " = Second = \n", "", " Other words . \n", " = 3 = \n", ""]
+
+
+def as_file(rows: list[str]) -> list[str]:
+    return ["".join(line or "\n" for line in rows)]
+
+
+@pytest.mark.parametrize("form", [list, as_file, lambda rows: [as_file(rows)[0].replace("\n", "\r\n")]])
+def test_wikitext_by_line_or_whole_and_with_crlf_is_joined_to_articles(form: Callable[[list[str]], list[str]]) -> None:
+    articles = [article for article in text.join_articles(form(WIKITEXT)) if article.strip()]
+    assert [article.split("\n")[0] for article in articles] == [" = First = ", " = Second = "]
+    assert "Section" in articles[0] and "More" in articles[0]
+    assert " = 3 = " in articles[1]  # a line of text: no blank line before it
+    assert not any("\r" in article for article in itertools.chain(articles))
