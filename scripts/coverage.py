@@ -28,13 +28,13 @@ from posbench.data import text
 from posbench.data import tokens as data
 from posbench.data.tokenizer import train_bpe
 from posbench.data.tokens import Tokens, TokenSplit
-from posbench.evaluation import intervals, protocols
-from posbench.evaluation.intervals import Blocks, Interval
+from posbench.evaluation import protocols
 from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import build
+from posbench.results.estimate import Estimate, estimate, units_of_text
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config
 
@@ -122,7 +122,7 @@ def population(path: Path, scheme: str, less: str | None = None) -> Population:
         return Population(dict(zip(QUANTITIES, values.swapaxes(0, 1), strict=True)), held["document"].astype(np.int64))
 
 
-Method = Callable[[list[Blocks]], Interval | None]
+Method = Callable[[Floats, NDArray[np.int64]], Estimate]  # of nats (seeds, blocks), and the document of each block
 
 
 def coverage(
@@ -133,7 +133,6 @@ def coverage(
     Args:
         documents: number drawn with replacement, as from all possible test texts.
         seeds: runs drawn with replacement; 1: that one checkpoint's mean is the truth.
-        method: maps the blocks of each seed to an interval.
     """
     rng = np.random.default_rng([seed, documents, seeds, QUANTITIES.index(quantity)])
     values, blocks_of = whole.values[quantity], whole.blocks_of
@@ -148,40 +147,44 @@ def coverage(
         taken = [rng.permutation(blocks_of[d])[:share] for d in drawn]
         document = np.repeat(np.arange(documents), [len(blocks) for blocks in taken])
         index = np.concatenate(taken)
-        counts = np.full(len(index), float(TARGETS))
-        found = method([Blocks(values[run, index] * TARGETS, counts, document) for run in runs])
-        assert found is not None
+        made = method(values[runs[:, None], index] * TARGETS, document)
         truth = truths[runs[0]] if seeds == 1 else truths.mean()
-        hits += found.low <= truth <= found.high
-        width += found.half
+        hits += made.low() <= truth <= made.high()
+        width += made.half()
     return hits / trials, width / trials
 
 
-def one_checkpoint(each: list[Blocks]) -> Interval | None:
-    return intervals.over_text(each[0])
+def by_unit(sums: Floats, unit: NDArray[np.int64]) -> Estimate:
+    """The interval over seeds, if there are several, and over units of text."""
+    summed = np.stack([np.bincount(unit, of_seed) for of_seed in sums])
+    return estimate(summed, TARGETS * np.bincount(unit))
 
 
-def blocks_alone(each: list[Blocks]) -> Interval | None:
+def by_document(sums: Floats, document: NDArray[np.int64]) -> Estimate:
+    return by_unit(sums, units_of_text(document, None))
+
+
+def by_block(sums: Floats, document: NDArray[np.int64]) -> Estimate:
     """An earlier method of posbench: every block is a unit, regardless of its document."""
-    return intervals.over_text(dataclasses.replace(each[0], documents=np.arange(len(each[0].counts))))
+    return by_unit(sums, np.arange(len(document)))
 
 
-def one_text(each: list[Blocks]) -> Interval | None:
+def of_one_text(sums: Floats, document: NDArray[np.int64]) -> Estimate:
     """Treats the documents as chapters of one document: segments."""
-    return intervals.over_text(dataclasses.replace(each[0], documents=np.zeros(len(each[0].counts), np.int64)))
+    return by_unit(sums, units_of_text(np.zeros_like(document), None))
 
 
-def seeds_alone(each: list[Blocks]) -> Interval | None:
+def over_seeds(sums: Floats, document: NDArray[np.int64]) -> Estimate:
     """Another earlier method: seeds vary, the text does not."""
-    return intervals.over_seeds([float(one.sums.sum() / one.counts.sum()) for one in each])
+    return by_unit(sums, np.zeros_like(document))
 
 
 METHODS: dict[str, tuple[Method, int]] = {
-    "one checkpoint, blocks": (blocks_alone, 1),
-    "one checkpoint, documents": (one_checkpoint, 1),
-    "one checkpoint, segments (documents as chapters of one)": (one_text, 1),
-    "five seeds, seeds": (seeds_alone, 5),
-    "five seeds, seeds and documents": (intervals.over_seeds_and_text, 5),
+    "one checkpoint, blocks": (by_block, 1),
+    "one checkpoint, documents": (by_document, 1),
+    "one checkpoint, segments (documents as chapters of one)": (of_one_text, 1),
+    "five seeds, seeds": (over_seeds, 5),
+    "five seeds, seeds and documents": (by_document, 5),
 }
 
 
@@ -251,20 +254,13 @@ def of_regions(losses: Floats, characters: int, part: str, trials: int, seed: in
         candidates = [np.arange(first + room, end - TARGETS + 1, TARGETS) for first, end in pieces]
         firsts = protocols._dealt(candidates, BLOCKS)
         stretch = np.searchsorted([first for first, _ in pieces], firsts, side="right") - 1
-        found = intervals.over_text(
-            Blocks(
-                sums[firsts + TARGETS] - sums[firsts],
-                np.full(len(firsts), float(TARGETS)),
-                np.zeros(len(firsts), np.int64),
-                None if part == "tail" else stretch,
-            )
-        )
-        assert found is not None
+        unit = units_of_text(np.zeros(len(firsts), np.int64), None if part == "tail" else stretch)
+        made = by_unit((sums[firsts + TARGETS] - sums[firsts])[None], unit)
         inside = sum(sums[end] - sums[first] for first, end in pieces)
         truth = (sums[-1] - inside) / (len(losses) - sum(end - first for first, end in pieces))
-        hits += found.low <= truth <= found.high
-        width += found.half
-        units += found.units
+        hits += made.low() <= truth <= made.high()
+        width += made.half()
+        units += made.units
     return hits / trials, width / trials, units / trials
 
 

@@ -13,11 +13,12 @@ import readme
 from posbench import encodings
 from posbench.cli import listing
 from posbench.config.shipped import choices
+from posbench.encodings import families
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
 from posbench.encodings.extend.methods import METHODS, methods_of
 from posbench.evaluation import probes
-from posbench.show import command, places
+from posbench.show import command
 
 
 def pages(draw_into: Path | None = None) -> dict[str, str]:
@@ -44,8 +45,8 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
     """The encodings' pages for the navigation, grouped by the place where they act."""
     found: dict[str, list[dict[str, str]]] = {}
     for name in choices("encoding"):
-        found.setdefault(places.family(name), []).append({name: f"encodings/{page_of(name)}"})
-    return [{family.capitalize(): found[family]} for family in places.FAMILIES if family in found]
+        found.setdefault(families.family(name), []).append({name: f"encodings/{page_of(name)}"})
+    return [{family.capitalize(): found[family]} for family in families.FAMILIES if family in found]
 
 
 def draw(name: str, folder: Path) -> None:

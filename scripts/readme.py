@@ -6,8 +6,8 @@ import pathlib
 from posbench import encodings
 from posbench.cli import listing
 from posbench.config.shipped import configs_dir
+from posbench.encodings import families
 from posbench.encodings._wrapper import Wrapper
-from posbench.show import places
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- encodings: written by `make readme` -->\n"
@@ -32,14 +32,14 @@ def table() -> str:
         groups.setdefault(_acts(path.stem), []).append(f"`{path.stem}`")
 
     def place(group: str) -> list[int]:
-        return [places.FAMILIES.index(part) for part in group.split(", ")]
+        return [families.FAMILIES.index(part) for part in group.split(", ")]
 
     rows = [f"| {group} | {' '.join(groups[group])} |" for group in sorted(groups, key=place)]
     return "\n".join(["| acts on | encodings |", "|---|---|", *rows]) + "\n"
 
 
 def _acts(name: str) -> str:
-    return places.OTHERS if issubclass(encodings.load(name), Wrapper) else listing.describe(name)["acts"]
+    return families.OTHERS if issubclass(encodings.load(name), Wrapper) else listing.describe(name)["acts"]
 
 
 if __name__ == "__main__":

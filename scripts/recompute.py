@@ -3,10 +3,10 @@
     python scripts/recompute.py outputs/demo/rope-s0-b2cad543
     python scripts/recompute.py RUN --text novels/ --lengths 64,1024 --threads 2
 
-Reads the run folder's config.yaml, run.json, tokenizer.json, evaluation.jsonl, evaluation_blocks.jsonl and weights, and
-the text. Splits, tokenises and places targets again, runs the model in fp32 with whole attention matrices, and compares
-every row and block of `fixed_target`, its windowed baseline, `nonoverlap` and `sliding`. Exits with 1 if anything
-differs; nll may differ by 2e-3 nats per token for a run in bf16, by 5e-5 for one in fp32.
+Reads the run folder's config.yaml, run.json, tokenizer.json, evaluation.jsonl and weights, and the text. Splits,
+tokenises and places targets again, runs the model in fp32 with whole attention matrices, and compares every row of
+`fixed_target`, its windowed baseline, `nonoverlap` and `sliding`, and its sums by unit of text. Exits with 1 if
+anything differs; nll may differ by 2e-3 nats per token for a run in bf16, by 5e-5 for one in fp32.
 
 It covers only what a proof needs: the built-in corpus and folders of .txt, models of `model=gpt`, and the encodings
 rope and alibi. It imports nothing of posbench (a test checks this), so that it cannot repeat posbench's errors.
@@ -36,9 +36,9 @@ from torch import Tensor
 
 MODULES = Path(__file__).parents[1] / "posbench" / "data" / "builtin.txt"  # read as text
 SEPARATOR = "<|endoftext|>"
-FEWEST_BLOCKS = 8
+FEWEST_BLOCKS = FEWEST_UNITS = 8
 TOLERANCE = {"bf16": 2e-3, "fp32": 5e-5}  # nats per token, of a row
-BLOCK_TOLERANCE = {"bf16": 0.05, "fp32": 5e-4}  # per block: fewer tokens, and a row hides one wrong block
+UNIT_TOLERANCE = {"bf16": 0.05, "fp32": 5e-4}  # per unit of text: fewer tokens, and a row hides a wrong one
 BATCH_TOKENS = 8192
 
 
@@ -369,9 +369,9 @@ class Comparison(NamedTuple):
 
     row: Row
     same_targets: bool
-    same_blocks: bool  # documents, tokens and bytes of each
+    same_units: bool  # documents and tokens of each, and the bytes of all
     nll: float
-    worst_block: float  # largest difference of a block's nll, nats per token
+    worst_unit: float  # largest difference of a unit's nll, nats per token
 
     @property
     def difference(self) -> float:
@@ -380,8 +380,8 @@ class Comparison(NamedTuple):
     @property
     def agrees(self) -> bool:
         dtype = self.row["dtype"]
-        near = abs(self.difference) <= TOLERANCE[dtype] and self.worst_block <= BLOCK_TOLERANCE[dtype]
-        return near and self.same_targets and self.same_blocks
+        near = abs(self.difference) <= TOLERANCE[dtype] and self.worst_unit <= UNIT_TOLERANCE[dtype]
+        return near and self.same_targets and self.same_units
 
 
 class Run:
@@ -399,7 +399,6 @@ class Run:
         weights = safetensors.torch.load_file(newest / "model.safetensors")
         self.model = Model(weights, self.config["model"], self.config["encoding"])
         self.rows = list({key(row): row for row in lines_of(folder / "evaluation.jsonl")}.values())
-        self.blocks = lines_of(folder / "evaluation_blocks.jsonl")
         self.streams: dict[str, Stream] = {}
 
     def stream(self, split: str) -> Stream:
@@ -432,33 +431,41 @@ class Run:
             sys.exit(f"the text here is too short for {row['protocol']} at {row['length']} tokens")
         trained = self.config["training"]["train_length"]
         blocks = blocks_of(row["protocol"], placed, row["length"], settings["targets"], row["stride"] or 1, trained)
-        sums, facts = nll_of_blocks(self.model, blocks, text.ids, row["window"]), [self.facts(text, b) for b in blocks]
-        counts = np.array([fact["n_tokens"] for fact in facts])
-        totals = {name: sum(fact[name] for fact in facts) for name in ("n_tokens", "n_bytes")}
-        printed = self.printed_blocks(row)
-        same_blocks = [{name: line.get(name) for name in facts[0]} for line in printed] == facts
-        apart = np.abs(sums - [line["nll_sum"] for line in printed]) / counts if same_blocks else [math.inf]
+        sums = nll_of_blocks(self.model, blocks, text.ids, row["window"])
+        where = [places(block) for block in blocks]
+        unit, documents = units(text, [targets[0] for targets in where])
+        nll, tokens = np.bincount(unit, sums), np.bincount(unit, [len(targets) for targets in where])
+        n_bytes = int(self.bytes[text.ids[np.concatenate(where)]].sum())
+        printed = [row["units"]["document"], row["units"]["tokens"], row["n_bytes"]]
+        same = printed == [documents, tokens.tolist(), n_bytes]
+        apart = np.abs(nll - row["units"]["nll"]) / tokens if same else [math.inf]
         return Comparison(
             row,
             same_targets=targets_sha256(blocks, text.ids) == row["targets_sha256"],
-            same_blocks=same_blocks and {name: row[name] for name in totals} == totals,
-            nll=float(sums.sum() / counts.sum()),
-            worst_block=float(max(apart)),
+            same_units=same,
+            nll=float(sums.sum() / tokens.sum()),
+            worst_unit=float(max(apart)),
         )
 
-    def facts(self, text: Stream, block: list[Window]) -> dict[str, int]:
-        """The facts of a block row, without its nll."""
-        where = places(block)
-        n_bytes = int(self.bytes[text.ids[where]].sum())
-        place = bisect.bisect(text.starts, where[0]) - 1
-        stands = {"document": place} if text.sources is None else {"document": text.sources[place], "stretch": place}
-        return {**stands, "n_tokens": len(where), "n_bytes": n_bytes}
 
-    def printed_blocks(self, row: Row) -> list[Row]:
-        """The block rows of a row, in order; if written twice, the later ones."""
-        identity = key(row), row["targets_sha256"]
-        lines = (line for line in self.blocks if (key(line), line["targets_sha256"]) == identity)
-        return list({line["block"]: line for line in lines}.values())
+def units(text: Stream, firsts: list[int]) -> tuple[list[int], list[int]]:
+    """The unit of text of each block, by its first target, and the document of each unit.
+
+    Documents; of fewer than eight the stretches held out of them, if those are eight; else some sixteen segments.
+    """
+    place = [bisect.bisect(text.starts, first) - 1 for first in firsts]
+    document = place if text.sources is None else [text.sources[stretch] for stretch in place]
+    names: list[Any] = document
+    if len(set(document)) < FEWEST_UNITS:
+        names = place
+        if text.sources is None or len(set(place)) < FEWEST_UNITS:
+            names = []
+            for number in sorted(set(document)):
+                n = document.count(number)
+                parts = min(n, max(1, round(16 * n / len(document))))
+                names += [(number, at * parts // n) for at in range(n)]
+    known = sorted(set(names))
+    return [known.index(name) for name in names], [document[names.index(name)] for name in known]
 
 
 def key(line: Row) -> tuple[object, ...]:
@@ -487,16 +494,16 @@ def main() -> int:
     run = Run(arguments.run, arguments.text)
     wanted = {int(length) for length in arguments.lengths.split(",")} if arguments.lengths else None
     asked = [row for row in run.rows if wanted is None or row["length"] in wanted]
-    print(f"{'protocol':24} length  targets_sha256   blocks  printed nll  recomputed  difference  worst block")
+    print(f"{'protocol':24} length  targets_sha256   units   printed nll  recomputed  difference   worst unit")
     failed = 0
     for row in filter(covered, asked):
         one = run.compared(row)
         failed += not one.agrees
         name = row["protocol"] + (f", window {row['window']}" if row["window"] else "")
-        targets, blocks = ("equal" if same else "DIFFER" for same in (one.same_targets, one.same_blocks))
+        targets, units_ = ("equal" if same else "DIFFER" for same in (one.same_targets, one.same_units))
         print(
-            f"{name:24} {row['length']:6}  {row['targets_sha256'][:8]} {targets:6}  {blocks:6}  {row['nll']:11.5f}  "
-            f"{one.nll:10.5f}  {one.difference:+10.5f}  {one.worst_block:11.5f}{'' if one.agrees else '  <-'}",
+            f"{name:24} {row['length']:6}  {row['targets_sha256'][:8]} {targets:6}  {units_:6}  {row['nll']:11.5f}  "
+            f"{one.nll:10.5f}  {one.difference:+10.5f}  {one.worst_unit:11.5f}{'' if one.agrees else '  <-'}",
             flush=True,
         )
     compared = sum(map(covered, asked))

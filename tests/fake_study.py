@@ -16,9 +16,8 @@ import yaml
 from posbench.config import compose
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, EncodingConfig, to_container
-from posbench.evaluation.levels import Levels
-from posbench.run_folder.folder import load_any_config
-from posbench.run_folder.rows import evaluation_rows
+from posbench.results.frame import read
+from posbench.results.headline import Headline, headline
 
 RATIOS = (1, 2, 4, 8, 16)
 BLOCKS, TARGETS = 48, 8
@@ -34,7 +33,7 @@ class Truth:
     rise: float
     last_ratio: int = 16  # undefined beyond
     ngram: float | None = None  # what the best n-gram model has on the same targets
-    paired: bool = False  # whether its blocks are known, too; rows of earlier versions lack them
+    paired: bool = False  # whether its sums by unit are known, too; rows of earlier versions lack them
     parameters: int = 0
     used: int | None = None  # tokens of context; below it each halving costs 0.1 nats. None: nothing below 1x
     earlier: tuple["Truth", ...] = ()  # on the way, after one million tokens each
@@ -84,10 +83,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
-def levels_of(folder: Path) -> Levels:
-    """The losses of a run."""
-    config = load_any_config(folder)
-    return Levels.of(folder, config, evaluation_rows(folder))
+def headline_of(folder: Path) -> Headline:
+    """A run in a few numbers."""
+    return headline(read([folder]))
 
 
 def write_study(study: Path, template: Config, schemes: dict[str, Truth] | None = None, seeds: int = 5) -> Path:
@@ -130,7 +128,7 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
     rng = np.random.default_rng([config.seed, digest[0], digest[1]])
     luck = np.random.default_rng(config.seed).normal(0, 0.02)  # of the seed, whatever the scheme: pairs cancel it
     level, steeper = rng.normal(0, seed_sd), rng.normal(0, seed_sd)
-    rows, lines = [], []
+    rows = []
     stages = [*truth.earlier, truth]
     places = [
         (stage, ratio, window)
@@ -151,20 +149,10 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
             row |= {"tokens": stage * 1_000_000, "checkpoint_step": 12 - len(stages) + stage}
         if row["status"] == "ok":
             sums = per_block * TARGETS
-            row |= _numbers(sums) | {"ngram_nll": truth.ngram}
-            key = {name: row[name] for name in _KEY}
-            known = {"n_tokens": TARGETS, "n_bytes": 3 * TARGETS}
-            of_ngram = _ngram_sums(truth)
-            lines += [
-                {**key, "block": n, "document": n, "nll_sum": float(s), "ngram_sum": of_ngram[n], **known}
-                for n, s in enumerate(sums)
-            ]
+            units = {"document": [*range(BLOCKS)], "tokens": [TARGETS] * BLOCKS, "nll": sums.tolist()}
+            row |= _numbers(sums) | {"ngram_nll": truth.ngram, "units": units | _ngram_sums(truth)}
         rows.append(row)
     write_rows(folder / "evaluation.jsonl", rows)
-    write_rows(folder / "evaluation_blocks.jsonl", lines)
-
-
-_KEY = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step", "targets_sha256")
 
 
 def _row(config: Config, ratio: float, window: int | None, truth: Truth) -> dict[str, Any]:
@@ -189,11 +177,11 @@ def _row(config: Config, ratio: float, window: int | None, truth: Truth) -> dict
     }
 
 
-def _ngram_sums(truth: Truth) -> list[float | None]:
+def _ngram_sums(truth: Truth) -> dict[str, list[float]]:
     if truth.ngram is None or not truth.paired:
-        return [None] * BLOCKS
+        return {}
     noise = np.random.default_rng(7).normal(0, 0.2, BLOCKS)
-    return [float(value) for value in (truth.ngram + TEXT + noise - noise.mean()) * TARGETS]
+    return {"ngram": ((truth.ngram + TEXT + noise - noise.mean()) * TARGETS).tolist()}
 
 
 def _numbers(sums: np.ndarray) -> dict[str, Any]:

@@ -41,16 +41,14 @@ def write_task_run(
     config = dataclasses.replace(config, seed=seed, encoding=EncodingConfig(scheme, {}))
     folder = begin_run(study, config, status, **record)
     if skill is not None:
-        rows, blocks = zip(*_places(config, skill), strict=True)
-        write_rows(folder / "evaluation.jsonl", rows)
-        write_rows(folder / "evaluation_blocks.jsonl", [line for lines in blocks for line in lines])
+        write_rows(folder / "evaluation.jsonl", _places(config, skill))
         accuracies = [0.5 if skill.steps is None or step < skill.steps else 0.995 for step in range(100, 1001, 100)]
         metrics = [{"step": 100 * n, "tokens": 100 * n, "validation/accuracy": a} for n, a in enumerate(accuracies, 1)]
         write_rows(folder / "metrics.jsonl", metrics)
     return folder
 
 
-def _places(config: Config, skill: Skill) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def _places(config: Config, skill: Skill) -> list[dict[str, Any]]:
     assert config.data.task is not None
     name, known = config.data.task["name"], dict(zip(RATIOS[3:], skill.beyond, strict=False))
     places = [(name, ratio, 0, skill.trained if ratio <= 1 else known.get(ratio)) for ratio in RATIOS]
@@ -60,9 +58,7 @@ def _places(config: Config, skill: Skill) -> list[tuple[dict[str, Any], list[dic
     return found + [_place(name, 2.0, 0, share, extension) for extension, share in skill.extended.items()]
 
 
-def _place(
-    task: str, ratio: float, offset: int, share: float | None, extension: str | None = None
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _place(task: str, ratio: float, offset: int, share: float | None, extension: str | None = None) -> dict[str, Any]:
     row = {
         "protocol": "problems", "length": int(2 * ratio * LONGEST + 2), "length_ratio": ratio, "stride": None,
         "window": None, "extension": extension, "task": task, "split": "test", "checkpoint_step": 1000,
@@ -70,7 +66,7 @@ def _place(
         "targets_sha256": hashlib.sha256(f"{task} {ratio}".encode()).hexdigest(),
     }  # fmt: skip
     if share is None:
-        return row | {"status": "undefined", "reason": "defined up to 16"}, []
+        return row | {"status": "undefined", "reason": "defined up to 16"}
     wrong = round((1 - share) * PROBLEMS * TOKENS)
     correct = [TOKENS - wrong // PROBLEMS - (n < wrong % PROBLEMS) for n in range(PROBLEMS)]
     exact = sum(right == TOKENS for right in correct) / PROBLEMS
@@ -78,9 +74,4 @@ def _place(
     if task.startswith("passkey"):  # rows of other tasks are like those of earlier versions
         row |= {"n_distinct": PROBLEMS, "chance": 0.1, "trivial": 0.66}
     row |= {"accuracy": sum(correct) / (PROBLEMS * TOKENS), "exact_match": exact}
-    key = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step")
-    shared = {name: row[name] for name in (*key, "problem_length", "offset", "targets_sha256")}
-    return row, [
-        {**shared, "block": n, "document": n, "nll_sum": 0.5, "n_tokens": TOKENS, "n_bytes": None, "n_correct": right}
-        for n, right in enumerate(correct)
-    ]
+    return row

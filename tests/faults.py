@@ -34,7 +34,7 @@ from posbench.launch.run import evaluate_runs
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import evaluation_blocks, evaluation_rows
+from posbench.run_folder.rows import evaluation_rows
 from posbench.terminal import exits
 
 _OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}
@@ -111,7 +111,6 @@ def outcome(folder: Path) -> dict[str, Any]:
             for name in ("model.safetensors", "optimizer.pt")
         },
         **{name: [{k: v for k, v in row.items() if k not in _OF_TIME} for row in of] for name, of in rows.items()},
-        "blocks": _sha256(folder / "evaluation_blocks.jsonl"),
         "record": {name: record[name] for name in _OF_RECORD},
         "timed": all(record[name] for name in ("train_seconds", "cpu_seconds")),
     }
@@ -129,7 +128,6 @@ def faults_of(folder: Path, every: int) -> list[str]:
         if (folder / "run.json").exists():
             load_record(folder)
         evaluation_rows(folder)
-        evaluation_blocks(folder)
         logged = [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
         newest = checkpoint.newest(folder)
     except PosbenchError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
@@ -20,7 +21,7 @@ from posbench.evaluation.subject import Ranked, Ranker, Varied
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
 from posbench.model.gpt import build
-from posbench.run_folder.rows import BlockRow, EvaluationRow
+from posbench.run_folder.rows import EvaluationRow
 
 L, V = 64, 400
 PROBLEMS = 128
@@ -89,9 +90,7 @@ def tokenizer() -> Tokenizer:
     return train_bpe(["the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n" * 4], V)
 
 
-def rows_of(
-    subject: Planted, config: Config, tokenizer: Tokenizer | None, *tasks: str
-) -> tuple[list[EvaluationRow], list[list[BlockRow]]]:
+def rows_of(subject: Planted, config: Config, tokenizer: Tokenizer | None, *tasks: str) -> list[EvaluationRow]:
     settings = dataclasses.replace(
         config.evaluation, ratios=(1, 2, 8), targets=8, blocks=PROBLEMS, windowed=True, protocols=("fixed_target",),
         tasks=tasks,
@@ -99,8 +98,8 @@ def rows_of(
     encode = None if tokenizer is None else tokenizer.encode
     cpu = torch.device("cpu")
     of = {"subject": subject, "split": text(), "token_bytes": None, "encode": encode}
-    pairs = list(evaluate(Evaluation(**of, settings=settings, checkpoint_step=7, dtype="fp32", device=cpu)))
-    return [row for row, _ in pairs if row.task], [blocks for row, blocks in pairs if row.task]
+    rows = evaluate(Evaluation(**of, settings=settings, checkpoint_step=7, dtype="fp32", device=cpu))
+    return [row for row in rows if row.task]
 
 
 @pytest.mark.full
@@ -108,29 +107,24 @@ def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
     tiny_config: Config, tokenizer: Tokenizer
 ) -> None:
     assert isinstance(Planted(looks_up), Ranker)
-    rows, blocks = rows_of(Planted(looks_up), tiny_config, tokenizer, "passkey", "induction", "passkey:depth=0")
+    rows = rows_of(Planted(looks_up), tiny_config, tokenizer, "passkey", "induction", "passkey:depth=0")
     by = {(row.task, row.length, row.window): row for row in rows}
     for (_, length, window), row in by.items():
         if window is None:
             assert (row.accuracy, row.exact_match, row.n_blocks, row.status) == (1.0, 1.0, PROBLEMS, "ok")
-            low, high = choices.interval_of(row) or (0, 0)
-            assert low == pytest.approx(0.025 ** (1 / PROBLEMS)) and high == 1.0  # Clopper & Pearson, by hand
         elif row.task != "passkey:depth=0":  # a share L / length of the places is within the window
             assert L / length - 0.1 < row.accuracy < L / length + 0.35
     assert by["passkey:depth=0", 8 * L, L].accuracy < 0.3  # of ten candidates, seen from nowhere
-    for row, of_row in zip(rows, blocks, strict=True):
-        assert sum(block.n_correct or 0 for block in of_row) == round(row.accuracy * row.n_blocks)
-        assert sum(block.nll_sum or 0 for block in of_row) / row.n_tokens == pytest.approx(row.nll)
 
-    guessed, _ = rows_of(Planted(ignores_context), tiny_config, tokenizer, "passkey", "induction", "induction:pairs=2")
+    guessed = rows_of(Planted(ignores_context), tiny_config, tokenizer, "passkey", "induction", "induction:pairs=2")
     for row in guessed:
         assert row.chance == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[row.task]
-        low, high = choices.interval_of(row) or (0, 0)
+        low, high = stats.binomtest(round(row.accuracy * row.n_blocks), row.n_blocks).proportion_ci()
         assert low < row.chance < high
     assert "right, by chance 10.0%" in describe(guessed[0])
-    alike, _ = rows_of(Planted(lambda ids, candidates: np.ones(len(candidates))), tiny_config, tokenizer, "induction")
+    alike = rows_of(Planted(lambda ids, candidates: np.ones(len(candidates))), tiny_config, tokenizer, "induction")
     assert {row.accuracy for row in alike} == {0.0}  # none is the likeliest
-    broken, _ = rows_of(Planted(lambda ids, candidates: candidates * math.nan), tiny_config, tokenizer, "induction")
+    broken = rows_of(Planted(lambda ids, candidates: candidates * math.nan), tiny_config, tokenizer, "induction")
     assert {row.status for row in broken} == {"failed"}
 
 
@@ -199,7 +193,7 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokeni
     ):
         with pytest.raises(Undefined, match=said):
             pose_of("passkey", L, Material(np.arange(99), encode))(np.arange(L), 0)
-    rows, _ = rows_of(Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40")
+    rows = rows_of(Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40")
     found = {(row.task, row.length): row.status for row in rows if row.window is None}
     assert {status for (task, _), status in found.items() if task == "passkey"} == {"undefined"}
     assert found["induction:pairs=40", L] == "undefined" and found["induction:pairs=40", 2 * L] == "ok"

@@ -20,12 +20,12 @@ from posbench.cli.app import main
 from posbench.config import compose
 from posbench.config.external import load_saved
 from posbench.config.identity import run_id
+from posbench.encodings import families
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
 from posbench.launch import plans
 from posbench.run_folder.folder import load_record
 from posbench.run_folder.rows import evaluation_rows
-from posbench.show import places
 from posbench.terminal import exits
 
 # Two updates of a very small model, from an empty folder.
@@ -411,15 +411,15 @@ def test_show_text_of_what_is_no_encoding_is_an_error(capsys: pytest.CaptureFixt
 
 def test_every_hook_that_does_something_has_its_place_in_the_list() -> None:
     silent = {"prepare", "additions"}  # state for other hooks, and what those add once more as data
-    assert {hook for hook in Encoding.HOOKS if places.acts(frozenset({hook})) == "nowhere"} == silent
+    assert {hook for hook in Encoding.HOOKS if families.acts(frozenset({hook})) == "nowhere"} == silent
 
 
 def test_every_encoding_is_of_a_family_and_one_that_is_not_installed_is_of_the_rest() -> None:
-    families = {name: places.family(name) for name in encodings.names()}
-    assert set(families.values()) <= set(places.FAMILIES)
-    assert (families["none"], families["learned"], families["rope"]) == ("nowhere", "input", "queries and keys")
-    assert families["shaw"] == "scores"  # the first of its places
-    assert families["randomized"] == families["layered"] == places.family("not_installed") == "other encodings"
+    by_name = {name: families.family(name) for name in encodings.names()}
+    assert set(by_name.values()) <= set(families.FAMILIES)
+    assert (by_name["none"], by_name["learned"], by_name["rope"]) == ("nowhere", "input", "queries and keys")
+    assert by_name["shaw"] == "scores"  # the first of its places
+    assert by_name["randomized"] == by_name["layered"] == families.family("not_installed") == "other encodings"
 
 
 def test_parameters_are_listed_at_the_size_of_the_demo() -> None:

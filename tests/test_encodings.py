@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import schemes
+import support
 import torch
 import yaml
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
 from posbench.kernels import tiles
 from posbench.kernels.bias import Table
@@ -503,3 +504,75 @@ def test_a_rotation_that_is_no_pair_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Misshapen, "rotate", lambda self, q, *_: q)
     with pytest.raises(UserError, match=r": rotate gave \(2, 4, 20, 8\), expected two tensors, q and k$"):
         attention_output(Misshapen(SHAPE, "rotate"), *schemes.layer_inputs(SHAPE, 20))
+
+
+class Slopes(Encoding):
+    """An encoding of one's own with a mistake in one place."""
+
+    def __init__(self, shape: Shape, mistake: str = "") -> None:
+        if mistake != "super":
+            super().__init__(shape)
+        self.mistake = mistake
+        if mistake == "tensor":
+            self.slopes = torch.ones(4, requires_grad=True)
+        elif mistake == "list":
+            self.slopes = [torch.nn.Parameter(torch.ones(1))]
+        elif mistake != "super":
+            self.slopes = torch.nn.Parameter(torch.ones(4))
+        if mistake == "constructor":
+            self.slopes.no_such_method()
+
+    def bias(self, rows: Rows) -> Tensor | None:
+        if self.mistake == "broadcast":
+            return self.slopes * rows.distance
+        return -rows.distance[..., :-1] if self.mistake == "bias" else None
+
+    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+        return v[:, :1] if self.mistake == "map_values" else v
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ("", ""),
+        ("super", r"'slopes', __init__ \(test_encodings.py, line \d+\): expected super\(\).__init__\(shape\) first"),
+        ("tensor", r"'slopes', __init__ .*: slopes is neither trained nor moved .*: expected nn.Parameter, a buffer"),
+        ("list", r"'slopes', __init__ .*: slopes is neither trained nor moved"),
+        ("constructor", r"__init__ \(test_encodings.py, line {no_such}\): AttributeError: .*no_such_method"),
+        ("broadcast", r"'slopes', bias \(test_encodings.py, line {rows}\): RuntimeError: The size of tensor"),
+        (
+            "bias",
+            r"'slopes', bias .*: gave \(1, 20, 19\), expected to broadcast to \(B, H, Tq, Tk\), here \(2, 4, 20, 20\)",
+        ),
+        (
+            "map_values",
+            r"'slopes', map_values .*: gave \(2, 1, 20, 8\), expected \(B, H, T, Dh\), here \(2, 4, 20, 8\)",
+        ),
+    ],
+)
+def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
+    mistake: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encodings, "_registered", {})
+    encodings.register(Slopes)
+    lines = {text.strip(): at for at, text in enumerate(Path(__file__).read_text().splitlines(), start=1)}
+    where = {"no_such": lines["self.slopes.no_such_method()"], "rows": lines["return self.slopes * rows.distance"]}
+    with contextlib.ExitStack() as stack:
+        if mistake:
+            pattern = re.sub(r"\{(no_such|rows)\}", lambda found: str(where[found[1]]), sentence)
+            stack.enter_context(pytest.raises(UserError, match=pattern))
+        encoding = encodings.build("slopes", SHAPE, {"mistake": mistake})
+        output = attention_output(encoding, *schemes.layer_inputs(SHAPE, 20))
+        assert encoding.hooks == {"bias", "map_values"} and output.shape == (2, 4, 20, 8)
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("import no_such_module\n", "broken.py, line 1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("\nclass Broken(\n", r"broken.py, line 2: SyntaxError: '\(' was never closed"),
+    ],
+)
+def test_an_encoding_that_cannot_be_imported_says_where(code: str, sentence: str, tmp_path: Path) -> None:
+    with support.encoding_installed(tmp_path, "broken", code), pytest.raises(UserError, match=sentence):
+        encodings.load("broken")

@@ -17,9 +17,8 @@ from test_tensorboard import shown
 import posbench as library
 from posbench.config.external import TrainedOn
 from posbench.errors import UserError
-from posbench.huggingface import building, evaluate, finetune
-from posbench.huggingface import folder as folders
-from posbench.huggingface.learning import Learning
+from posbench.huggingface import finetune, load
+from posbench.huggingface.finetune import Learning
 from posbench.run_folder import checkpoint
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import evaluation_rows
@@ -144,17 +143,17 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(here: Path, monkeypatch: py
 @pytest.mark.parametrize("kind", MODELS)
 def test_each_kind_is_saved_under_the_names_that_it_had(here: Path, kind: str) -> None:
     """The product compares logits; here: files, keys of the configuration, and that weights moved."""
-    name, family = model(kind), folders.FAMILIES[kind]
-    length = LONG if family.position != "learned" else LENGTH
-    words = ["extension=yarn"] if family.position == "rope" else []
+    name, position = model(kind), load.TESTED[kind]
+    length = LONG if position != "learned" else LENGTH
+    words = ["extension=yarn"] if position == "rope" else []
     words += [f"training.train_length={length}", f"training.tokens={2 * length}", f"length={length}"]
     saved = trained(here, name, *words) / "model"
     old, new = (load_file(Path(one) / "model.safetensors") for one in (name, saved))
     assert old.keys() == new.keys() and any(not torch.equal(old[key], new[key]) for key in old)
     assert (saved / "tokenizer.json").read_bytes() == (Path(name) / "tokenizer.json").read_bytes()
-    config = transformers.AutoConfig.from_pretrained(saved)
-    assert getattr(config, family.length) == length and config.use_cache
-    assert folders.read(saved).kind == kind
+    again = load.find(str(saved))
+    lengths = [again.settings.get(key) for key in load.LENGTHS]
+    assert length in lengths and again.config.use_cache and again.kind == kind
 
 
 @pytest.mark.parametrize("name", ["yarn", pytest.param("llama3", marks=pytest.mark.full)])
@@ -188,11 +187,11 @@ def test_a_model_whose_frequencies_follow_the_length_is_saved_to_run_without_a_c
 
 def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
     """As docs/longer.md has them: 400 updates, their first twentieth for the warm-up, up to four times the length."""
-    found = evaluate.find(model("llama"))
+    source = load.find(model("llama"))
     typed = [*TEXT, "extension=yarn", f"training.train_length={LONG}", f"training.tokens={400 * 6 * LONG}"]
 
     def settled(*more: str) -> TrainedOn:
-        return finetune._begun(found, [*typed, *more], None).config
+        return finetune._asked(source, [*typed, *more], None)[0]
 
     config = settled()
     training = config.training
@@ -213,12 +212,10 @@ def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> N
 @pytest.mark.parametrize("kind", MODELS)
 def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> None:
     """In eval mode, without dropout; and the same if blocks are computed again."""
-    source = folders.read(Path(model(kind)))
+    source = load.find(model(kind))
 
     def ours(first: int | None, recomputed: bool) -> Learning:
-        config = building.configuration(source, LENGTH)
-        made = building.built(source, config, "fp32")
-        return Learning(made, first, recomputed)
+        return Learning(load.load(source.folder, source.config, "fp32"), first, recomputed)
 
     ids = torch.randint(VOCABULARY, (2, LENGTH + 1))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(model(kind), dtype=torch.float32).eval()
@@ -270,11 +267,11 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
         (bloom, ["extension=pi"], "bloom has no rotary encoding"),
     ]
     spoilt: list[tuple[str, dict[str, Any], str]] = [
-        ("kind", {"model_type": "mamba"}, "of kind mamba is evaluated only"),
-        ("unverified", {"model_type": "phi"}, "a model of kind phi is evaluated only"),
+        ("kind", {"model_type": "mamba"}, "mamba models can be evaluated, not trained further"),
+        ("unverified", {"model_type": "phi"}, "phi models can be evaluated, not trained further"),
         ("quantised", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
         ("code", {"auto_map": {"AutoModel": "x.Y"}}, "runs no code"),
-        ("length", {"max_position_embeddings": None}, "expected start.train_length=N"),
+        ("length", {"max_position_embeddings": 1}, "expected start.train_length=N"),
         ("stretched", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "already"),
     ]
     for name, keys, said in spoilt:

@@ -1,18 +1,14 @@
 """The headline of a run: nll at the training length, its rise, and how far the scheme holds."""
 
-import math
 from pathlib import Path
 
 import pytest
-from fake_study import Truth, configured, levels_of, read_rows, write_rows, write_run
+from fake_study import Truth, configured, headline_of, read_rows, write_rows, write_run
 
 from posbench.config.schema import Config
-from posbench.evaluation import curve
-from posbench.evaluation.headline import headline_of
-from posbench.evaluation.levels import reach, uses
+from posbench.evaluation import printed
 from posbench.results.compare import compare
 from posbench.results.frame import read
-from posbench.terminal import chart
 
 
 def run_of(folder: Path, template: Config, truth: Truth) -> Path:
@@ -38,27 +34,20 @@ def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_pat
 
 
 def test_rows_of_other_targets_are_in_no_curve_and_said(
-    template: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As `evaluate length=...` leaves them, where the longest length was not asked for before."""
-    drawn: list[chart.Series] = []
-    monkeypatch.setattr(chart, "draw", lambda series, *rest: drawn.extend(series) or "")
     folder = run_of(tmp_path, template, Truth(3.6, 0.1))
-    before = levels_of(folder)
+    before = headline_of(folder)
     rows = read_rows(folder / "evaluation.jsonl")
     first = next(row for row in rows if row["length_ratio"] == 1 and row["protocol"] == "fixed_target")
     other = {"length": 9 * first["length"], "length_ratio": 9, "nll": 9.0, "targets_sha256": "0" * 64}
     windowed = {**first, **other, "window": first["length"]}
     write_rows(folder / "evaluation.jsonl", [{**first, **other}, windowed], "a")
-    assert levels_of(folder).at.keys() == before.at.keys()
-    curve.print_curves(folder)
-    assert drawn and all(9 * first["length"] not in series.points for series in drawn)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "576 (9x) 9.000" in said
-    told = (
-        "On other targets than the curve, so not comparable with it: fixed_target at 576 9.000, windowed at 576 9.000."
-    )
-    assert told in said
+    assert headline_of(folder) == before
+    printed.print_results(folder)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "576 (9x)" not in text and "on other targets than the curve: 2 on test text at step 12" in text
 
 
 def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: Path) -> None:
@@ -95,28 +84,7 @@ def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
     assert (found["reach"] is not None) == claims
 
 
-# -- reach -------------------------------------------------------------------------------------------------------------
-
-
-def test_reach_is_the_last_length_before_the_first_that_fails() -> None:
-    assert reach({128: 0.01, 256: 0.05, 512: 0.2}, 64) == 256
-    assert reach({128: 0.2, 256: 0.01}, 64) == 64
-    assert reach({128: 0.01, 256: 0.02}, 64) == 256
-
-
-def test_reach_ends_where_a_scheme_is_undefined_or_not_a_number() -> None:
-    assert reach({128: 0.01, 256: None, 512: 0.0}, 64) == 128
-    assert reach({128: math.nan}, 64) == 64
-
-
 # -- uses --------------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_used_is_the_shortest_length_from_which_on_nothing_more_is_gained() -> None:
-    assert uses({8: 0.3, 16: 0.021, 32: 0.02, 48: 0.0}, 64) == 32
-    assert uses({16: 0.01, 32: 0.03, 48: 0.01}, 64) == 48  # 16 does not count: 32 tokens cost more
-    assert uses({32: 0.01, 48: math.nan}, 64) == uses({48: None}, 64) == uses({48: 0.1}, 64) == 64
-    assert uses({}, 64) is None
 
 
 def test_a_run_and_its_report_say_how_much_context_is_used(
@@ -128,7 +96,7 @@ def test_a_run_and_its_report_say_how_much_context_is_used(
     used = headline_of(folder)["uses"]
     assert used == 32
     assert compare(read([tmp_path]))["uses"].tolist() == [32]
-    curve.print_curves(folder)
+    printed.print_results(folder)
     assert f"Uses {used} of its 64 tokens" in " ".join(capsys.readouterr().out.split())
     gated = write_run(tmp_path / "no", configured(template, "rope", 0), Truth(3.6, 0.1, used=24, ngram=3.5))
     assert headline_of(gated)["uses"] is None

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 
 import pytest
@@ -29,6 +30,14 @@ def test_every_pin_but_torchs_has_its_digests() -> None:
     assert [line.partition(" ")[0] for line in locked] == [pin for pin in pinned if not pin.startswith("torch==")]
     assert all(re.fullmatch(r"\S+==\S+( --hash=sha256:[0-9a-f]{64}){1,3}", line) for line in locked)
     assert sum(line.count("sha256") for line in locked) > len(locked)  # compiled ones have one for each Python
+
+
+def test_the_distribution_has_one_name_everywhere_which_is_not_the_other_projects() -> None:
+    name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
+    example = tomllib.loads((ROOT / "examples/posbench-log-bias/pyproject.toml").read_text())["project"]
+    assert example["dependencies"] == [name] != ["posbench"]
+    wheels = set(re.findall(r"\S*?(\w+)-\S*-py3-none-any\.whl", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert wheels == {name.replace("-", "_")}
 
 
 @pytest.mark.full

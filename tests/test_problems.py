@@ -21,14 +21,14 @@ from posbench.data import problems
 from posbench.data.problems import prepare
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import evaluate as text
-from posbench.evaluation.answers import GATE
 from posbench.evaluation.evaluate import evaluate
 from posbench.evaluation.subject import Answers, Varied
 from posbench.evaluation.task import TaskEvaluation
 from posbench.evaluation.variants import Variant
 from posbench.kernels.cross_entropy import IGNORED
+from posbench.results.frame import GATE
 from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 from posbench.run_folder.trained import tokenizer_of
 
 NAMES = tasks.names()
@@ -82,7 +82,7 @@ class Knows:
         return self
 
 
-def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[tuple[EvaluationRow, list[BlockRow]]]:
+def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[EvaluationRow]:
     words = ["data=task/copy", "experiment=tasks", "evaluation.blocks=32", *overrides]
     settings = composed(*support.each_once(words)).evaluation
     how: dict[str, Any] = {"settings": settings, "checkpoint_step": 7, "dtype": "fp32", "device": torch.device("cpu")}
@@ -184,7 +184,7 @@ def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_traini
 
 def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:
     measured = asked(Knows(), tasks.build("passkey"), "windowed=true")
-    rows = [row for row, _ in measured]
+    rows = measured
     plain = [row for row in rows if row.task == "passkey" and not row.offset and row.kind == "plain"]
     assert [row.problem_length for row in plain] == [4, 18, 32, 40, 48, 64, 128, 256]
     assert [row.length_ratio for row in plain][2:] == [1, 1.25, 1.5, 2, 4, 8]
@@ -194,7 +194,7 @@ def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:
     depths = {row.task for row in rows} - {"passkey"}
     assert depths == {f"passkey:depth={depth}" for depth in (0.0, 0.25, 0.5, 0.75, 1.0)}
     assert len({row.key for row in rows}) == len(rows)
-    assert plain[0].targets_sha256 == asked(Knows(0.5), tasks.build("passkey"))[0][0].targets_sha256  # they pair
+    assert plain[0].targets_sha256 == asked(Knows(0.5), tasks.build("passkey"))[0].targets_sha256  # they pair
 
 
 def test_a_row_worked_by_hand() -> None:
@@ -208,7 +208,7 @@ def test_a_row_worked_by_hand() -> None:
             return Answers(np.where(correct, 1.0, 3.0), correct)
 
     task = tasks.build("copy", {"shortest": 2, "longest": 2, "vocabulary": 5})
-    row, blocks = asked(OneWrong(), task, "evaluation.blocks=2", "evaluation.ratios=[1]", "offsets=[]")[0]
+    row = asked(OneWrong(), task, "evaluation.blocks=2", "evaluation.ratios=[1]", "offsets=[]")[0]
     assert (row.length, row.problem_length, row.offset, row.n_blocks, row.n_tokens) == (6, 2, 0, 2, 6)
     assert (row.accuracy, row.exact_match, row.nll) == (5 / 6, 1 / 2, 8 / 6)
     assert (row.n_distinct, row.chance, row.trivial) == (
@@ -216,7 +216,6 @@ def test_a_row_worked_by_hand() -> None:
         1 / 5,
         4 / 6,
     )  # four symbols and the separator; both strings fall
-    assert [(one.nll_sum, one.n_tokens, one.n_correct) for one in blocks] == [(5.0, 3, 2), (3.0, 3, 3)]
     assert text.describe(row) == (
         "problems_copy of length 2 (1x, 6 tokens): 83.3% of tokens right, 50.0% of problems, "
         "66.7% of tokens by a trivial reader, 1.3333 nats/token"
@@ -224,7 +223,7 @@ def test_a_row_worked_by_hand() -> None:
 
 
 def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat() -> None:
-    rows = {row.problem_length: row for row, _ in asked(Knows(0.5), tasks.build("parity"))}
+    rows = {row.problem_length: row for row in asked(Knows(0.5), tasks.build("parity"))}
     assert (rows[2].n_blocks, rows[2].n_distinct) == (32, 4)  # 00, 01, 10 and 11
     assert (rows[2].ci_low, rows[2].ci_high, rows[2].ci_over) == (None, None, None)
     assert rows[16].n_distinct == 32 and rows[16].ci_over == "problems"
@@ -243,7 +242,7 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name: s
 
 
 def test_what_does_not_exist_is_an_undefined_row() -> None:
-    rows = [row for row, _ in asked(Knows(beyond=48), tasks.build("recall"), "evaluation.ratios=[1,1.25,16]")]
+    rows = [row for row in asked(Knows(beyond=48), tasks.build("recall"), "evaluation.ratios=[1,1.25,16]")]
     said = {row.problem_length: (row.status, row.reason) for row in rows if not row.offset}
     assert said[8] == ("ok", None) and said[10] == ("undefined", "it ends there")
     assert said[128][0] == "undefined" and "vocabulary" in str(said[128][1])
@@ -264,18 +263,14 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     printed = capsys.readouterr().out
     assert (
         "trivial reader" in printed
-        and "copy, trained at lengths 8 to 20" in printed
+        and "seed 0: task copy" in printed
         and "Not learned" in printed
         and "perplexity" not in printed
     )
     (folder,) = pathlib.Path("outputs/tasks").glob("rope-s0-*")
-    rows, blocks = evaluation_rows(folder), evaluation_blocks(folder)
+    rows = evaluation_rows(folder)
     assert [(row.problem_length, row.offset) for row in rows] == [(8, 0), (14, 0), (20, 0), (40, 0), (20, 42)]
-    for row in rows:
-        own = blocks[row.blocks_key]
-        right, tokens = (sum(getattr(one, name) for one in own) for name in ("n_correct", "n_tokens"))
-        assert row.accuracy == pytest.approx(right / tokens) and len(own) == row.n_blocks == 16
-        assert row.exact_match == np.mean([one.n_correct == one.n_tokens for one in own])
+    assert {row.n_blocks for row in rows} == {16}
     assert rows[2].nll == pytest.approx(rows[4].nll, abs=1e-5)  # RoPE is relative: shifted, it is the same
     validations = [line for line in read_jsonl(folder / "metrics.jsonl") if "validation/accuracy" in line]
     assert [line["step"] for line in validations] == [5, 10]
@@ -291,8 +286,7 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     again = tmp_path / "again" / folder.name
     shutil.copytree(folder, again)
     shutil.rmtree(again / "checkpoint/step-00000010")
-    for name in ("evaluation.jsonl", "evaluation_blocks.jsonl"):
-        (again / name).unlink()
+    (again / "evaluation.jsonl").unlink()
     from posbench.run_folder.folder import load_config
     from posbench.training.train import train
 

@@ -152,8 +152,8 @@ def test_each_process_computes_its_share_and_has_all_of_it(tmp_path: Path) -> No
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
-    """Rows of an evaluation and of its blocks, without what they took."""
-    rows = [*read_jsonl(folder / "evaluation.jsonl"), *read_jsonl(folder / "evaluation_blocks.jsonl")]
+    """Rows of an evaluation, without what they took."""
+    rows = read_jsonl(folder / "evaluation.jsonl")
     return [{name: row[name] for name in row if name not in ("seconds", "peak_memory_bytes")} for row in rows]
 
 

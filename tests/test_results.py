@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from fake_study import SCHEMES, Truth, configured, write_run, write_study
+from fake_study import SCHEMES, Truth, configured, read_rows, write_rows, write_run, write_study
 from numpy.typing import NDArray
 from test_frozen import cells, frozen_cells
 
@@ -21,6 +21,7 @@ from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
 from posbench.results.estimate import estimate, in_two_groups, units_of_text
 from posbench.results.frame import differing_settings, read, save
 from posbench.results.headline import headline
+from posbench.run_folder.rows import EVALUATION_KEY
 
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
 
@@ -65,21 +66,23 @@ def test_a_study_is_kept_in_one_small_file(studies: dict[str, pd.DataFrame], tmp
     assert len(read([path, path])) == len(again)
 
 
-def write_units(folder: Path) -> None:
-    """Rewrite a run so that its rows hold their sums and there is no file of blocks."""
-    rows = read([folder])
-    lines = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text(encoding="utf-8").splitlines()]
-    for line, row in zip(lines, rows.to_dict("records"), strict=True):
-        lists = (row[name].tolist() for name in ("unit_documents", "unit_nll", "unit_tokens", "unit_ngram"))
-        line["units"] = [list(unit) for unit in zip(*lists, strict=True)]
-    (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    (folder / "evaluation_blocks.jsonl").unlink()
+def write_as_before(folder: Path) -> None:
+    """Rewrite a run as earlier versions wrote it: sums of two blocks of each document in a file of their own."""
+    rows, lines = read_rows(folder / "evaluation.jsonl"), []
+    for row in rows:
+        units = row.pop("units")
+        key = {name: row.get(name) for name in (*EVALUATION_KEY, "targets_sha256")}
+        for number, (document, tokens, nll, ngram) in enumerate(zip(*units.values(), strict=True)):
+            sums = {"n_tokens": tokens // 2, "nll_sum": nll / 2, "ngram_sum": ngram / 2}
+            lines += [{**key, "block": 2 * number + half, "document": document, **sums} for half in (0, 1)]
+    write_rows(folder / "evaluation.jsonl", rows)
+    write_rows(folder / "evaluation_blocks.jsonl", [*lines, *lines])  # twice, as after a kill: the last set counts
 
 
-def test_rows_that_hold_their_sums_read_as_those_with_blocks(template: Config, tmp_path: Path) -> None:
+def test_a_folder_of_an_earlier_version_reads_like_one_of_today(template: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "fake", configured(template, "rope", 0), Truth(3.5, 0.1, ngram=3.8, paired=True))
     copy = shutil.copytree(run, tmp_path / run.name)
-    write_units(copy)
+    write_as_before(copy)
     pd.testing.assert_frame_equal(read([copy]).drop(columns="folder"), read([run]).drop(columns="folder"))
 
 

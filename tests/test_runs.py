@@ -23,7 +23,7 @@ from posbench.run_folder import lock
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 
 COMMAND = ["posbench", "train"]
 
@@ -318,49 +318,37 @@ def row(length: int, nll: float, **more: Any) -> EvaluationRow:
     )  # fmt: skip
 
 
-def blocks(*sums: float) -> list[BlockRow]:
-    return [BlockRow(block=number, nll_sum=total, n_tokens=8, n_bytes=30) for number, total in enumerate(sums)]
-
-
-def test_the_last_row_and_the_last_blocks_of_a_key_win(tmp_path: Path, tiny_config: Config) -> None:
+def test_the_last_row_of_a_key_wins(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.log_evaluation(row(16, 1.0), blocks(0.0, 0.1, 0.2))
-        run.log_evaluation(row(32, 2.0), blocks(1 / 3))
-        run.log_evaluation(row(16, 3.0), blocks(5.0))
-        run.log_evaluation(row(16, 4.0, window=16), [])
+        for logged in (row(16, 1.0), row(32, 2.0), row(16, 3.0), row(16, 4.0, window=16)):
+            run.log_evaluation(logged)
         assert evaluation_rows(run.folder) == [row(16, 3.0), row(32, 2.0), row(16, 4.0, window=16)]
-        assert evaluation_blocks(run.folder) == {
-            row(16, 3.0).blocks_key: blocks(5.0), row(32, 2.0).blocks_key: blocks(1 / 3)
-        }  # fmt: skip
 
 
-def test_blocks_are_on_the_disk_before_their_row_and_metrics_before_the_checkpoint_that_counts_on_them(
+def test_rows_are_on_the_disk_before_the_next_and_metrics_before_the_checkpoint_that_counts_on_them(
     tmp_path: Path, tiny_config: Config
 ) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run, calls_to_the_disk() as calls:
-        run.log_evaluation(row(16, 1.0), blocks(0.0, 0.1))
+        run.log_evaluation(row(16, 1.0))
         run.log_metrics({"step": 1})
         run.metrics_offset()
-        names = ("evaluation_blocks.jsonl", "evaluation.jsonl", "metrics.jsonl")
-        assert calls == [call("forced", (run.folder / name).stat()) for name in names]
+        assert calls == [call("forced", (run.folder / name).stat()) for name in ("evaluation.jsonl", "metrics.jsonl")]
 
 
-def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path: Path, tiny_config: Config) -> None:
+def test_the_file_of_an_evaluation_has_the_columns_that_are_promised(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.log_evaluation(row(16, float("nan"), extension_options={"factor": 4.0}), blocks(1 / 3))
-        (line,) = read_jsonl(run.folder / "evaluation.jsonl")
-        (block,) = read_jsonl(run.folder / "evaluation_blocks.jsonl")
+        units = {"document": [0, 3], "tokens": [8, 16], "nll": [9.5, 20.25]}
+        run.log_evaluation(row(16, float("nan"), extension_options={"factor": 4.0}, units=units))
+        run.log_evaluation(row(32, 1.0))
+        line, without = read_jsonl(run.folder / "evaluation.jsonl")
     assert " ".join(line) == (
         "protocol length length_ratio stride window extension extension_options task problem_length offset split "
         "documents checkpoint_step tokens status reason dtype n_tokens n_bytes n_blocks n_distinct n_documents "
         "mean_context nll perplexity bits_per_byte accuracy chance trivial exact_match ci_low ci_high ci_over "
-        "ngram_nll ngram_order targets_sha256 seconds peak_memory_bytes"
+        "ngram_nll ngram_order targets_sha256 seconds peak_memory_bytes units"
     )
-    assert " ".join(block) == (
-        "protocol length stride window extension task split checkpoint_step problem_length offset targets_sha256 block "
-        "document stretch nll_sum n_tokens n_bytes n_correct ngram_sum"
-    )
-    assert line["nll"] is None and line["extension_options"] == {"factor": 4.0} and block["nll_sum"] == 1 / 3
+    assert line["nll"] is None and line["extension_options"] == {"factor": 4.0}
+    assert line["units"] == units and "units" not in without
 
 
 def test_columns_that_an_older_file_lacks_are_none(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from disks import in_child
+from fake_study import headline_of
 from support import posbench, write_text
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from posbench.config.asked import Asked
 from posbench.config.schema import Config
-from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import evaluate_run
 from posbench.run_folder import tensorboard, tracking
 from posbench.run_folder.jsonl import read_jsonl
@@ -152,8 +152,6 @@ def test_an_open_tensorboard_sees_a_rewritten_run_once(config: Config, tmp_path:
 def test_rows_scored_again_take_the_place_of_the_earlier_ones(config: Config, tmp_path: Path) -> None:
     config = boarded(config)
     train(config, tmp_path / "run", [])
-    blocks = tmp_path / "run" / "evaluation_blocks.jsonl"
-    blocks.write_bytes(b"".join(blocks.read_bytes().splitlines(keepends=True)[:-5]))
     longer = dataclasses.replace(config.evaluation, ratios=(1, 2, 4))  # other targets, also at the lengths before
     for asked in (config.evaluation, longer):
         train(dataclasses.replace(config, evaluation=asked), tmp_path / "run", [])

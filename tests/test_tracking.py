@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import wandb
 import wandb_offline
+from matplotlib.figure import Figure
 
 from posbench.config.schema import Config, to_container
-from posbench.evaluation import picture
 from posbench.run_folder import tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
@@ -124,13 +124,19 @@ def test_an_offline_run_reads_back(
     assert capfd.readouterr() == ("", ""), "W&B is quiet"
 
 
+def a_figure() -> Figure:
+    figure = Figure()
+    figure.subplots().plot([1, 2], [3, 4])
+    return figure
+
+
 def test_results_are_a_table_a_picture_and_the_file(tmp_path: Path, config: Config) -> None:
     tracking_of = dataclasses.replace(config.tracking, command=True)
     config = dataclasses.replace(config, tracking=tracking_of)
     with Run.open(tmp_path / "run", config, ["posbench", "train"]) as run, tracking.mirror(config, run) as tracker:
-        run.log_evaluation(PLAIN, [])
+        run.log_evaluation(PLAIN)
         tracker.curve(PLAIN)
-        tracker.results([PLAIN], lambda: picture.draw([PLAIN], "a run"))
+        tracker.results([PLAIN], a_figure)
         run.finish("stopped", "signal", "SIGTERM")
     (mirrored,) = mirrored_runs(run)
     shown = next(row for row in mirrored.history if "curve/table.path" in row)
@@ -140,7 +146,7 @@ def test_results_are_a_table_a_picture_and_the_file(tmp_path: Path, config: Conf
     assert cells[:5] == ["fixed_target", 16, 1, "ok", 1.0]
     assert drawn.read_bytes().startswith(b"\x89PNG")
     sent = {kind: sorted(names) for kind, names in mirrored.artifacts.items() if kind != "run_table"}
-    assert sent == {"evaluation": ["evaluation.jsonl", "evaluation_blocks.jsonl"]}
+    assert sent == {"evaluation": ["evaluation.jsonl"]}
     assert (mirrored.summary["status"], mirrored.summary["reason"]) == ("stopped", "signal")
     assert mirrored.summary["command"] == "posbench train"
 
@@ -149,18 +155,18 @@ def test_what_cannot_be_sent_costs_a_warning_and_nothing_else(
     tmp_path: Path, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
-        run.log_evaluation(PLAIN, [])
+        run.log_evaluation(PLAIN)
         tracker.curve(PLAIN)
         tracker.results([PLAIN], lambda: failing(OSError("no fonts")))
     (mirrored,) = mirrored_runs(run)
-    assert mirrored.artifacts["evaluation"] == ["evaluation.jsonl", "evaluation_blocks.jsonl"]
+    assert mirrored.artifacts["evaluation"] == ["evaluation.jsonl"]
     assert "W&B did not take the curve: no fonts" in caplog.text
 
 
 def test_nothing_is_begun_where_there_is_nothing_to_log(tmp_path: Path, config: Config) -> None:
     with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
         tracker.summary({"nll_1x": 1.0})
-        tracker.results([PLAIN], lambda: picture.draw([PLAIN], "a run"))
+        tracker.results([PLAIN], a_figure)
         run.finish("done")
     assert not tracker.begun and not (tmp_path / "run" / "wandb").exists()
 

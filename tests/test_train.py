@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from fake_study import headline_of
 from support import encoding_installed, snapshot, write_words
 
 import posbench.training.step
@@ -29,9 +30,8 @@ from posbench.config.schema import Config, EncodingConfig, to_container
 from posbench.data.batches import validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
-from posbench.evaluation.curve import print_curves
-from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import evaluate_run
+from posbench.evaluation.printed import print_results
 from posbench.launch import states
 from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
@@ -123,8 +123,7 @@ def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) 
     rows = evaluation_rows(folder)
     assert len(rows) == 3 + 2 + 3 and {row.status for row in rows} == {"ok"}
     assert {row.checkpoint_step for row in rows} == {STEPS}
-    blocks = read_jsonl(folder / "evaluation_blocks.jsonl")
-    assert len(blocks) == sum(row.n_blocks for row in rows)
+    assert all(row.units and sum(row.units["tokens"]) == row.n_tokens for row in rows)
     assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == ["step-00000010", "step-00000012"]
     assert (folder / "tokenizer.json").exists() and (folder / "log.txt").exists()
 
@@ -410,12 +409,12 @@ def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
     assert by_step == {step: step * per_step for step in (4, 9, STEPS)}
     assert {name for name, _, step, *_ in numbers(tmp_path / "whole") if step < STEPS} == {"fixed_target"}
     assert headline_of(tmp_path / "whole") == headline_of(tmp_path / "plain")
-    print_curves(tmp_path / "whole")
+    print_results(tmp_path / "whole")
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(
-        rf"On the way, nll at 1x: \S+ after {4 * per_step} tokens, \S+ after {9 * per_step:,} tokens\.", shown
+        rf"On the way, loss at 1x: \S+ after {4 * per_step} tokens, \S+ after {9 * per_step:,} tokens\.", shown
     )
-    assert "Not in this curve" not in shown
+    assert "not shown" not in shown
     train(dataclasses.replace(config, evaluation=evaluation), tmp_path / "plain", [])
     assert "no rows on the way for steps 4, 9" in caplog.text
 

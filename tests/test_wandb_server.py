@@ -14,15 +14,14 @@ import pytest
 import wandb
 import wandb_server
 import yaml
-from fake_study import Truth, configured, demo_config, write_run
+from fake_study import Truth, configured, demo_config, headline_of, write_run
 from support import TINY, posbench, write_text
 from wandb_server import Server
 
 from posbench.config import compose
 from posbench.config.schema import Config
-from posbench.evaluation import sync
-from posbench.evaluation.headline import headline_of
-from posbench.run_folder import tracking
+from posbench.evaluation.job import results_of
+from posbench.run_folder import sync, tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl
@@ -79,7 +78,7 @@ def attempt(folder: Path, config: Config, steps: range, rows: int = 0, status: s
             tracker.metrics(row)
         for ratio in range(1, rows + 1):
             row_at = dataclasses.replace(ROW, length=16 * ratio, length_ratio=ratio)
-            run.log_evaluation(row_at, [])
+            run.log_evaluation(row_at)
             tracker.curve(row_at)
         if rows:
             tracker.summary(headline_of(folder))
@@ -146,7 +145,7 @@ def test_an_evaluation_later_leaves_the_summary_the_runs(server: Server, config:
     before = only(server).summary
     with Run.open(tmp_path / "run", config, None) as run, tracking.mirror(config, run) as tracker:
         late = dataclasses.replace(ROW, length=80, length_ratio=5, nll=7.0)
-        run.log_evaluation(late, [])
+        run.log_evaluation(late)
         tracker.curve(late)
     wandb.teardown()
     after = only(server)
@@ -224,7 +223,7 @@ def test_no_row_is_lost_or_doubled_by_a_kill_between_two_rows_of_a_step(
         rows_logged(tmp_path / "run", config, [(train, 3), (validation, 3), (train, 4)], sent=3, again=True)
     else:
         rows_logged(tmp_path / "run", config, [*first, (validation, 3), (train, 4)], sent=5)
-        sync.sync([tmp_path / "run"], [])
+        sync.sync([tmp_path / "run"], [], results_of)
     served = only(server)
     assert [(name, row["step"]) for row in served.history for name in (train, validation) if name in row] == [
         *first,
@@ -236,7 +235,7 @@ def test_no_row_is_lost_or_doubled_by_a_kill_between_two_rows_of_a_step(
 @pytest.mark.full
 def test_sync_anew_makes_another_run_there(server: Server, config: Config, tmp_path: Path) -> None:
     attempt(tmp_path / "run", config, range(1, 11), rows=1, status="done")
-    sync.sync([tmp_path / "run"], [], anew=True)
+    sync.sync([tmp_path / "run"], [], results_of, anew=True)
     first, second = server.runs.values()
     assert second.name.startswith(f"{first.name}-") and steps(second) == list(range(1, 11))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["wandb"]["id"] == second.name
@@ -250,7 +249,7 @@ def test_sync_says_what_w_and_b_lacks_in_between(
     off = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, backend="none"))
     attempt(tmp_path / "run", off, range(4, 7))
     attempt(tmp_path / "run", config, range(7, 9), status="done")
-    sync.sync([tmp_path / "run"], [])
+    sync.sync([tmp_path / "run"], [], results_of)
     said = capsys.readouterr().out
     assert ": nothing new; 3 earlier rows are missing there, --anew uploads them again as another run: " in said
     assert steps(only(server)) == [1, 2, 3, 7, 8]
@@ -260,8 +259,8 @@ def test_sync_says_what_w_and_b_lacks_in_between(
 def test_sync_sends_what_was_evaluated_since(server: Server, config: Config, tmp_path: Path) -> None:
     attempt(tmp_path / "run", config, range(1, 4), rows=1, status="done")
     with Run.open(tmp_path / "run", config, None) as run:
-        run.log_evaluation(dataclasses.replace(ROW, length=32, length_ratio=2, nll=1.5), [])
-    sync.sync([tmp_path / "run"], [])
+        run.log_evaluation(dataclasses.replace(ROW, length=32, length_ratio=2, nll=1.5))
+    sync.sync([tmp_path / "run"], [], results_of)
     served = only(server)
     assert steps(served) == [1, 2, 3] and served.summary["rise_2x"] == 0.5
     assert [row["eval/line"] for row in served.history if "eval/line" in row] == [1, 2]

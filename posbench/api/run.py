@@ -8,13 +8,12 @@ import pandas as pd
 
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.errors import UserError
-from posbench.evaluation.headline import measure_of
 from posbench.results import frame
 from posbench.results.headline import MAIN, MAIN_OF_TASK, Headline, headline
 from posbench.run_folder.folder import load_any_config, load_record
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import METRICS
-from posbench.run_folder.rows import COLUMNS, evaluation_blocks, evaluation_rows
+from posbench.run_folder.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +26,24 @@ if TYPE_CHECKING:
 _COUNTS = (
     "problem_length", "offset", "stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents",
     "peak_memory_bytes",
+)  # fmt: skip
+
+
+# Of `curve`: the columns that come first.
+_FIRST = (
+    "protocol",
+    "length",
+    "length_ratio",
+    "nll",
+    "ci_low",
+    "ci_high",
+    "learned",
+    "perplexity",
+    "extension",
+    "status",
+)
+_FIRST_OF_TASK = (
+    "task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "learned", "nll", "status",
 )  # fmt: skip
 
 
@@ -105,9 +122,8 @@ class LoadedRun:
         Of a run on a task: `accuracy` and `exact_match`, shares of tokens and of problems, by `problem_length`; as
         trained first, then with shifted positions (`offset`), then narrowed, extended or varied.
         """
-        measure = measure_of(self.config)
-        first = measure.columns
-        rows = sorted(self._rows, key=measure.order)
+        first, order = (_FIRST, _order) if self.config.data.task is None else (_FIRST_OF_TASK, _order_of_task)
+        rows = sorted(self._rows, key=order)
         columns = ["curve", *first, *(column for column in COLUMNS if column not in first)]
         of_run = {"learned": self.learned}
         frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json(), **of_run} for row in rows], columns=columns)
@@ -123,14 +139,17 @@ class LoadedRun:
         frame = frame.dropna(subset=["step", "tokens"]).groupby("step", as_index=False).last()
         return frame.astype({"step": "int64", "tokens": "int64"})
 
-    def blocks(self) -> pd.DataFrame:
-        """The sums behind `curve`, a row per block of target tokens: for statistics of one's own.
+    def units(self) -> pd.DataFrame:
+        """The sums behind `curve`, a row per unit of text: for statistics of one's own.
 
-        Rows of equal `targets_sha256`, `block` and `document` are of the same tokens, in other runs, too.
+        `tokens`; in nats `nll` and `ngram`, that of the best n-gram model. The nth units of rows of equal
+        `targets_sha256` are of the same tokens, in other runs, too. A unit is a `document`, or a segment of one where
+        there are few.
         """
-        found = evaluation_blocks(self.folder)
-        rows = [block.to_json(row) for row in self._rows for block in found.get(row.blocks_key, [])]
-        return pd.DataFrame(rows)
+        lists = [name for name in self._frame if name.startswith("unit_") and self._frame[name].notna().any()]
+        rows = self._frame.dropna(subset=lists)[[*EVALUATION_KEY, "targets_sha256", *lists]]
+        names = {name: name.removeprefix("unit_").removesuffix("s") for name in lists} | {"unit_tokens": "tokens"}
+        return rows.explode(lists, ignore_index=True).rename(columns=names)
 
     # -- the model -------------------------------------------------------------------------------------------------
 
@@ -193,3 +212,14 @@ class LoadedRun:
         return [
             (name, value if isinstance(value, str) else f"{value:.4g}") for name, value in named if value is not None
         ]
+
+
+def _order(row: EvaluationRow) -> tuple[Any, ...]:
+    """fixed_target as trained first, then narrowed or extended, then the rest."""
+    return not row.is_headline, row.curve_name != "fixed_target", row.curve_name, row.length
+
+
+def _order_of_task(row: EvaluationRow) -> tuple[Any, ...]:
+    """The task as trained first, then with shifted positions, then narrowed, extended or varied."""
+    varied = ":" in (row.task or "") or row.kind != PLAIN
+    return varied, bool(row.offset), row.curve_name, row.offset or 0, row.length_ratio

@@ -147,13 +147,13 @@ def train(
 def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path | None) -> None:
     """Train a HuggingFace model on."""
     from posbench import machine
-    from posbench.evaluation import curve
+    from posbench.evaluation import printed
     from posbench.huggingface import finetune
     from posbench.terminal import console
 
     console.log_to_terminal()
     machine.keep_freed_memory()
-    curve.print_curves(finetune.train_model(model, overrides, restart, config_dir))
+    printed.print_results(finetune.train_model(model, overrides, restart, config_dir))
 
 
 @app.command(epilog=_KEYS)
@@ -288,9 +288,10 @@ def sync(
     Sends steps of offline runs and steps that W&B missed, each once.
     """
     folders, overrides = _runs_and_overrides("sync", words)
-    from posbench.evaluation import sync
+    from posbench.evaluation.job import results_of
+    from posbench.run_folder import sync
 
-    sync.sync(folders, overrides, anew)
+    sync.sync(folders, overrides, results_of, anew)
 
 
 @app.command()
@@ -393,7 +394,7 @@ def properties(
 ) -> None:
     """Measure the properties that tutorials want from an encoding.
 
-    These are: order, uniqueness, relative, shift linear, continuous, invariant, and its effect.
+    These are: order, uniqueness, relative, continuous, invariant, purpose, mean and spread.
     """
     from posbench.show import properties
 

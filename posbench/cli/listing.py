@@ -14,9 +14,9 @@ from typing import Any
 
 from posbench import encodings, tasks
 from posbench.config.shipped import choices
+from posbench.encodings import families
 from posbench.errors import UserError
 from posbench.evaluation import probes
-from posbench.show import places
 
 # Parameters are counted at the size of experiment=demo, as the head of their column says.
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
@@ -131,7 +131,7 @@ def describe(name: str) -> dict[str, Any]:
     row |= dict.fromkeys(("parameters", "max_length", "length_dependent", "kernels", "cache", "architectures"))
     from posbench.encodings.base import Shape
     from posbench.encodings.extend.methods import methods_of
-    from posbench.huggingface.architectures import architectures
+    from posbench.huggingface.export import architectures
 
     try:
         encoding = encodings.build(name, Shape(**DEMO))
@@ -139,11 +139,11 @@ def describe(name: str) -> dict[str, Any]:
         row["note"], row["extensions"] = str(error), []
     else:
         row["extensions"] = methods_of(encoding)
-        row["acts"] = places.acts(encoding.hooks)
+        row["acts"] = families.acts(encoding.hooks)
         row["parameters"] = sum(parameter.numel() for parameter in encoding.parameters())
         row["max_length"] = encoding.max_length
         row["length_dependent"] = encoding.length_dependent
-        row["kernels"], row["cache"] = places.kernels(encoding), places.cache(encoding)
+        row["kernels"], row["cache"] = families.kernels(encoding), families.cache(encoding)
         row["architectures"] = ", ".join(architectures(encoding)) or "posbench's class"
     row["document"] = re.split(_LABELS, document.partition("\n")[2], flags=re.M)[0].strip("\n")
     row["options"] = {

@@ -7,6 +7,7 @@ the user's own code has registered in this process.
 import hashlib
 import importlib
 import inspect
+import traceback
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,12 +29,10 @@ def names() -> list[str]:
     return sorted(_shipped() | _registered.keys())
 
 
-def _shipped() -> set[str]:
-    """Return the names of posbench's own encodings and of installed ones."""
-    stems = {path.stem for path in Path(__file__).parent.glob("*.py")}
-    return {stem for stem in stems if not stem.startswith("_") and stem != "base"} | {
-        *installed.points(installed.ENCODINGS)
-    }
+def _shipped(installed_too: bool = True) -> set[str]:
+    """Return the names of posbench's own encodings, and of installed ones."""
+    stems = {path.stem for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("_")}
+    return stems - {"base", "families"} | ({*installed.points(installed.ENCODINGS)} if installed_too else set())
 
 
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
@@ -87,7 +86,10 @@ def load(name: str) -> "type[Encoding]":
     if name in _registered:
         return _registered[name][0]
     if point := installed.points(installed.ENCODINGS).get(name):
-        cls = point.load()
+        try:
+            cls = point.load()
+        except Exception as error:  # whatever its module raises
+            raise UserError(f"the installed encoding '{name}': {import_fault(error)}") from error
         if not (isinstance(cls, type) and issubclass(cls, Encoding)):
             raise UserError(f"the installed encoding '{name}' is {cls!r}: expected a subclass of posbench's Encoding")
         cls.name = name
@@ -101,6 +103,14 @@ def load(name: str) -> "type[Encoding]":
     if len(classes) != 1:
         raise UserError(f"encodings/{name}.py defines {len(classes)} Encoding classes: expected exactly one")
     return classes[0]
+
+
+def import_fault(error: Exception) -> str:
+    """Return in one line why the module of an encoding cannot be imported: file, line and error."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
+    message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return f"{Path(file or '').name}, line {line}: {type(error).__name__}: {message}"
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -129,7 +139,12 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
     for key in given:
         if key not in defaults:
             reject_option(name, key)
-    return cls(shape, **checked(given, typing.get_type_hints(cls.__init__), defaults, name, "encoding."))
+    typed = checked(given, typing.get_type_hints(cls.__init__), defaults, name, "encoding.")
+    if name in _shipped(installed_too=False):
+        return cls(shape, **typed)
+    from posbench.encodings._own import construct
+
+    return construct(cls, shape, **typed)
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:

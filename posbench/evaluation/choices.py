@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from posbench.data.tokens import TokenSplit
-from posbench.evaluation import intervals
 from posbench.evaluation.plan import Forward
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
 from posbench.evaluation.score import check_finite, in_batches
 from posbench.evaluation.subject import Answers, Bools, Ranked, Ranker, Subject
 from posbench.processes import World
-from posbench.run_folder.rows import BlockRow, EvaluationRow, Measured
+from posbench.results.estimate import estimate
+from posbench.run_folder.rows import EvaluationRow
 
 _TEXT = 2**16  # tokens of the text that problems are made of, at most
 
@@ -93,16 +93,16 @@ def ranked(subject: Subject, problems: Problems, batch_tokens: int, world: World
     return Ranked.joined(in_batches(world, count, tokens - 1, batch_tokens, of))
 
 
-def with_numbers(row: EvaluationRow, problems: Problems, found: Ranked) -> Measured:
-    """The row with its numbers, and its problems as blocks."""
+def with_numbers(row: EvaluationRow, problems: Problems, ranked: Ranked) -> EvaluationRow:
+    """The row with its numbers."""
     problem, place = np.nonzero(problems.right >= 0)
-    right, nll = problems.right[problem, place], found.nll[problem, place]
+    right, nll = problems.right[problem, place], ranked.nll[problem, place]
     check_finite(nll, "candidates")
     number, answer = np.arange(len(nll)), problems.right.shape[1]
     of_right = nll[number, right]
     others = nll.copy()
     others[number, right] = np.inf
-    said = (found.likeliest == problems.ids[:, -answer:]) | ~problems.answer
+    said = (ranked.likeliest == problems.ids[:, -answer:]) | ~problems.answer
     row = dataclasses.replace(
         row,
         mean_context=float((row.length - answer + 1 + place).mean()),
@@ -113,38 +113,21 @@ def with_numbers(row: EvaluationRow, problems: Problems, found: Ranked) -> Measu
     return answered(row, Answers(of_right, of_right < others.min(axis=1)), problem)
 
 
-def answered(row: EvaluationRow, answers: Answers, problem: Ids) -> Measured:
-    """The row with the numbers of its answers, and its problems as blocks.
+def answered(row: EvaluationRow, answers: Answers, problem: Ids) -> EvaluationRow:
+    """The row with the numbers of its answers.
 
     Args:
         problem: (n,) the number of the problem that each of the n answered tokens belongs to.
     """
-    tokens, sums, correct = (np.bincount(problem, weights) for weights in (None, answers.nll, answers.correct))
-    blocks = [
-        BlockRow(block=block, nll_sum=float(total), n_tokens=int(scored), n_bytes=None, n_correct=int(right))
-        for block, (total, scored, right) in enumerate(zip(sums, tokens, correct, strict=True))
-    ]
-    interval = intervals.over_text(intervals.blocks_of(blocks))
-    row = dataclasses.replace(
+    tokens, sums = np.bincount(problem), np.bincount(problem, answers.nll)
+    interval = estimate(sums[None], tokens) if len(tokens) > 1 else None
+    return dataclasses.replace(
         row,
         n_tokens=len(problem),
-        n_blocks=len(blocks),
+        n_blocks=len(tokens),
         nll=float(answers.nll.mean()),
         accuracy=float(answers.correct.mean()),
-        ci_low=None if interval is None else interval.low,
-        ci_high=None if interval is None else interval.high,
+        ci_low=None if interval is None else interval.low(),
+        ci_high=None if interval is None else interval.high(),
         ci_over=None if interval is None else "problems",
     )
-    return row, blocks
-
-
-def interval_of(row: EvaluationRow, column: str = "accuracy") -> tuple[float, float] | None:
-    """The 95 % interval of one of a row's shares, over problems; None if the row has no share.
-
-    It counts a problem as one trial. If it has several choices, its share of right ones varies less than a trial would:
-    the interval is then wider than it need be.
-    """
-    share = getattr(row, column)
-    if share is None or row.n_blocks is None or not 0 <= share <= 1 or row.n_blocks < 1:
-        return None
-    return intervals.clopper_pearson(round(share * row.n_blocks), row.n_blocks)

@@ -18,7 +18,7 @@ from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
-from posbench.evaluation import choices, intervals, protocols
+from posbench.evaluation import choices, protocols
 from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.plan import Forward, Measurement, measurements
 from posbench.evaluation.probes import Encode
@@ -26,11 +26,12 @@ from posbench.evaluation.protocols import MIN_BLOCKS, Targets
 from posbench.evaluation.score import NotFinite, check_finite, score
 from posbench.evaluation.subject import Floats, Subject
 from posbench.processes import World
+from posbench.results.estimate import FEW_DOCUMENTS, Integers, estimate, units_of_text
 from posbench.run_folder.jsonl import plain
-from posbench.run_folder.rows import EVALUATION_KEY, BlockRow, EvaluationRow, Measured, multiple
+from posbench.run_folder.rows import EVALUATION_KEY, EvaluationRow, multiple
 
 Passes = Callable[[Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
-Planned = tuple[EvaluationRow, Callable[[EvaluationRow], Measured]]  # a row, and what fills in its numbers
+Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]  # a row, and what fills in its numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,8 @@ class AnyEvaluation:
         )
 
 
-def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[Measured]:
-    """The rows asked for that are not among the `known` ones, with their blocks; each comes as soon as it is computed.
+def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:
+    """The rows asked for that are not among the `known` ones; each comes as soon as it is computed.
 
     Raises:
         UserError: as `planned`; before anything is computed.
@@ -75,18 +76,17 @@ def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> 
         for row, measure in evaluation.planned():
             if any(same(row, other, evaluation.settings) for other in known):
                 continue
-            blocks: list[BlockRow] = []
             if row.status == "ok":
                 started = time.monotonic()
                 machine.reset_peak_memory(evaluation.device)
                 try:
-                    row, blocks = measure(row)
+                    row = measure(row)
                 except NotFinite as error:
                     row = dataclasses.replace(row, status="failed", reason=str(error))
                 seconds = round(time.monotonic() - started, 3)  # of this row alone: next to none if all was cached
                 peak = machine.peak_memory(evaluation.device)
                 row = dataclasses.replace(row, seconds=seconds, peak_memory_bytes=peak)
-            yield row, blocks
+            yield row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,87 +184,68 @@ def _nll(forward: Forward, evaluation: Evaluation) -> Floats:
     return np.concatenate([nll.ravel() for nll in parts])
 
 
-def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, row: EvaluationRow) -> Measured:
+def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, row: EvaluationRow) -> EvaluationRow:
     forward, settings = measurement.forward, evaluation.settings
     if forward.poses:
         problems = choices.problems_of(forward, evaluation.split, evaluation.encode)
         subject = evaluation.subject.varied(forward.variant, forward.length).subject
-        found = choices.ranked(subject, problems, settings.batch_tokens, evaluation.world)
-        return choices.with_numbers(row, problems, found)
-    targets = protocols.targets_of(forward.windows)
-    row, blocks = _with_numbers(evaluation, measurement, row, targets, nll_of(forward))
-    return _with_ngrams(evaluation, targets, row, blocks)
-
-
-def _with_ngrams(evaluation: Evaluation, targets: Targets, row: EvaluationRow, blocks: list[BlockRow]) -> Measured:
-    """A row that has a number, and its blocks, with what the best n-gram model has on the same targets.
-
-    A probe rewrites the text: there it would say nothing.
-    """
-    if evaluation.ngrams is None or row.nll is None or row.task is not None:
-        return row, blocks
-    order, nll = evaluation.ngrams.best(evaluation.split.ids, targets.indices)
-    sums = np.bincount(targets.blocks, nll, targets.n_blocks).tolist()
-    blocks = [dataclasses.replace(block, ngram_sum=total) for block, total in zip(blocks, sums, strict=True)]
-    return dataclasses.replace(row, ngram_nll=float(nll.mean()), ngram_order=order), blocks
+        ranked = choices.ranked(subject, problems, settings.batch_tokens, evaluation.world)
+        return choices.with_numbers(row, problems, ranked)
+    targets, nll = protocols.targets_of(forward.windows), nll_of(forward)
+    blocks = np.unique(targets.blocks, return_inverse=True)[1]
+    if blocks.max() + 1 < MIN_BLOCKS:
+        return dataclasses.replace(row, status="too_short")
+    check_finite(nll)
+    documents, unit = _units(targets, blocks, evaluation.split)
+    context = float(forward.variant.visible(targets.context).mean())
+    row = _with_numbers(dataclasses.replace(row, mean_context=context), targets, nll, documents, unit)
+    if evaluation.token_bytes is not None:
+        n_bytes = int(evaluation.token_bytes[evaluation.split.ids[targets.indices]].sum())
+        per_byte = float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
+        row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=per_byte)
+    if evaluation.ngrams is None or row.task is not None:  # a probe rewrites the text: there they would say nothing
+        return row
+    order, of_ngrams = evaluation.ngrams.best(evaluation.split.ids, targets.indices)
+    units = {**(row.units or {}), "ngram": _sums(unit, of_ngrams)}
+    return dataclasses.replace(row, ngram_nll=float(of_ngrams.mean()), ngram_order=order, units=units)
 
 
 def _with_numbers(
-    evaluation: Evaluation, measurement: Measurement, row: EvaluationRow, targets: Targets, nll: Floats
-) -> Measured:
-    """The row with its numbers, and its block rows."""
-    blocks = _blocks(targets, nll, evaluation)
-    filled = intervals.blocks_of([block for block in blocks if block.n_tokens])
-    if len(filled.counts) < MIN_BLOCKS:
-        return dataclasses.replace(row, status="too_short"), []
-    check_finite(nll)
-    mean = float(nll.mean())
-    interval, behind = intervals.over_text(filled), intervals.documents_of(filled)
-    assert interval is not None  # there are enough blocks
-    n_bytes = None if evaluation.token_bytes is None else sum(block.n_bytes or 0 for block in blocks)
-    row = dataclasses.replace(
+    row: EvaluationRow, targets: Targets, nll: Floats, documents: Integers, unit: Integers
+) -> EvaluationRow:
+    """The row with its mean, the interval of that over units of text, and its sums by unit."""
+    sums, tokens = np.bincount(unit, nll), np.bincount(unit)
+    mean, interval, n_documents = float(nll.mean()), estimate(sums[None], tokens), len(np.unique(documents))
+    return dataclasses.replace(
         row,
-        targets_sha256=targets.sha256(evaluation.split),
         n_tokens=nll.size,
-        n_bytes=n_bytes,
         n_blocks=targets.n_blocks,
-        n_documents=behind.number,
-        mean_context=float(measurement.forward.variant.visible(targets.context).mean()),
+        n_documents=n_documents,
         nll=mean,
         perplexity=math.exp(mean) if mean < 700 else None,
-        bits_per_byte=float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None,
-        ci_low=interval.low,
-        ci_high=interval.high,
-        ci_over=interval.kind,
+        ci_low=interval.low(),
+        ci_high=interval.high(),
+        ci_over="documents" if n_documents >= FEW_DOCUMENTS else "segments",
+        units={"document": documents.tolist(), "tokens": tokens.tolist(), "nll": _sums(unit, nll)},
     )
-    return row, blocks
 
 
-def _blocks(targets: Targets, nll: Floats, evaluation: Evaluation) -> list[BlockRow]:
-    sums = np.bincount(targets.blocks, nll, targets.n_blocks)
-    counts = np.bincount(targets.blocks, minlength=targets.n_blocks)
-    sizes: list[int | None] = [None] * targets.n_blocks
-    if evaluation.token_bytes is not None:
-        of_token = evaluation.token_bytes[evaluation.split.ids[targets.indices]]
-        sizes = [int(size) for size in np.bincount(targets.blocks, of_token, targets.n_blocks)]
-    places, sources = _places(targets, evaluation.split), evaluation.split.sources
-    return [
-        BlockRow(
-            block=block,
-            document=place if place is None or sources is None else int(sources[place]),
-            stretch=None if sources is None else place,
-            nll_sum=float(total),
-            n_tokens=int(count),
-            n_bytes=size,
-        )
-        for block, (place, total, count, size) in enumerate(zip(places, sums, counts, sizes, strict=True))
-    ]
+def _units(targets: Targets, block: Integers, split: TokenSplit) -> tuple[Integers, Integers]:
+    """The document that each unit of text stands in, and the unit of each target.
+
+    A block belongs to the document of its first target, or to the stretch of one where stretches are held out.
+
+    Args:
+        block: (targets,) numbered from 0 on without gaps, in the order of the text.
+    """
+    order = np.argsort(targets.indices, kind="stable")
+    first = targets.indices[order][np.unique(block[order], return_index=True)[1]]
+    stretches = np.searchsorted(split.starts, first, side="right") - 1
+    documents = stretches if split.sources is None else np.asarray(split.sources)[stretches]
+    unit = units_of_text(documents, None if split.sources is None else stretches)
+    return documents[np.unique(unit, return_index=True)[1]], unit[block]
 
 
-def _places(targets: Targets, split: TokenSplit) -> list[int | None]:
-    """The document of the split, or stretch of one, of each block's first target; None for a block without targets."""
-    order = np.argsort(targets.indices)
-    blocks, first = np.unique(targets.blocks[order], return_index=True)
-    found = np.searchsorted(split.starts, targets.indices[order][first], side="right") - 1
-    of_block = dict(zip(blocks.tolist(), found.tolist(), strict=True))
-    return [of_block.get(block) for block in range(targets.n_blocks)]
+def _sums(unit: Integers, nll: Floats) -> list[float]:
+    """Nats of each unit, as a row keeps them."""
+    return [round(total, 4) for total in np.bincount(unit, nll).tolist()]

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,28 +17,25 @@ from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data.batches import united
 from posbench.data.problems import TaskData, prepare
 from posbench.data.tokens import Tokens
-from posbench.evaluation import answer_curve, curve, picture
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
-from posbench.evaluation.headline import headline_of
 from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.task import TaskEvaluation
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import GPT
 from posbench.processes import World
+from posbench.results.frame import read
+from posbench.results.headline import headline
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.folder import Run, load_config
 from posbench.run_folder.names import TOKENIZER
-from posbench.run_folder.rows import (
-    EvaluationRow,
-    evaluation_rows,
-    headline_split,
-    newest_of_split,
-    on_shared_targets,
-)
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows, every_row
+from posbench.run_folder.sync import Results
 from posbench.run_folder.trained import with_weights
-from posbench.run_folder.wandb_session import Draw
 from posbench.terminal.signals import ended_in_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +105,10 @@ def evaluate_into(
     world = world or World()
     asked = evaluation_of(run.id if run else "", model, tokens, config, step, device, world)
     try:
-        return rows_into(run, tracker, asked, world.from_first(run.whole_rows() if run else None))
+        return rows_into(run, tracker, asked, world.from_first(every_row(run.folder) if run else None))
     finally:
         if run:
-            show_results(run.folder, config, tracker)
+            show_results(run.folder, tracker)
 
 
 def rows_into(run: Run | None, tracker: tracking.Mirror, asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> int:
@@ -122,9 +119,9 @@ def rows_into(run: Run | None, tracker: tracking.Mirror, asked: AnyEvaluation, k
     """
     started, n_rows = time.monotonic(), 0
     try:
-        for row, blocks in evaluate(asked, known):
+        for row in evaluate(asked, known):
             if run:
-                run.log_evaluation(row, blocks)
+                run.log_evaluation(row)
             tracker.curve(row)
             logger.info("%s", describe(row))
             n_rows += 1
@@ -187,17 +184,21 @@ def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams | None:
     return NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size) if spans else None
 
 
-def show_results(folder: Path, config: Trains, tracker: tracking.Mirror) -> None:
+def show_results(folder: Path, tracker: tracking.Mirror) -> None:
     """Send the results of a run's evaluation to the mirror, if anything was logged."""
     if tracker.begun:
-        rows = evaluation_rows(folder)
-        tracker.summary(headline_of(folder))
-        tracker.results(rows, picture_of(config, rows))
+        results = results_of(folder)
+        tracker.summary(results.summary)
+        tracker.results(evaluation_rows(folder), results.draw)
 
 
-def picture_of(config: Trains, rows: list[EvaluationRow]) -> Draw:
-    """A function that draws a run's curve."""
-    own = on_shared_targets(newest_of_split(rows, headline_split(rows, config.evaluation.split)))
-    if config.data.task is not None:
-        return lambda: picture.draw_answers(own, answer_curve.title_of(config))
-    return lambda: picture.draw(own, curve.title_of(config))
+def results_of(folder: Path) -> Results:
+    """What the rows of a run folder come to, whether or not it is finished."""
+    frame = read([folder]).assign(run_status="done", repeated=False)
+
+    def draw() -> "Figure":
+        from posbench.report import charts
+
+        return charts.of_runs(frame)
+
+    return Results(headline(frame), draw)

@@ -24,7 +24,7 @@ from posbench.evaluation.score import check_finite, in_batches
 from posbench.evaluation.subject import Answers, Solver
 from posbench.evaluation.variants import AS_TRAINED, Variant, parse_choice
 from posbench.run_folder.jsonl import plain
-from posbench.run_folder.rows import EvaluationRow, Measured
+from posbench.run_folder.rows import EvaluationRow
 from posbench.tasks.base import Problems, Task
 
 Posed = Callable[[int, str], Problems]  # problems of a length and a variant of the task
@@ -125,20 +125,21 @@ def _described(evaluation: TaskEvaluation, measurement: Measurement, posed: Pose
     )
 
 
-def _measured(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed, row: EvaluationRow) -> Measured:
+def _measured(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed, row: EvaluationRow) -> EvaluationRow:
     problems = posed(measurement.length, measurement.of_task)
     subject, _ = _subject(evaluation, measurement, row.length)
     answers = _answers(subject, problems, evaluation)
     check_finite(answers.nll)
     problem, at = np.nonzero(problems.scored)
-    row, blocks = choices.answered(row, answers, problem)
+    wrong = np.bincount(problem, ~answers.correct)
+    row = choices.answered(row, answers, problem)
     if row.is_repetitive:
         row = dataclasses.replace(row, ci_low=None, ci_high=None, ci_over=None)
     return dataclasses.replace(
         row,
         mean_context=float(measurement.variant.visible(at + 1).mean()),
-        exact_match=float(np.mean([block.n_correct == block.n_tokens for block in blocks])),
-    ), blocks
+        exact_match=float((wrong == 0).mean()),
+    )
 
 
 def _answers(subject: Solver, problems: Problems, evaluation: TaskEvaluation) -> Answers:

@@ -1,39 +1,86 @@
 """A run as a folder that transformers loads by itself: `posbench export RUN DIR`.
 
-    config.json, generation_config.json, model.safetensors            the model, as a stock architecture
-    tokenizer.json, tokenizer_config.json, special_tokens_map.json    its tokenizer
-    README.md                                                         the model card
-    posbench_parity.json                                              difference of its logits from the run's, by length
+    block               encoding                 architecture
+    rmsnorm + swiglu    rotary, none             Llama
+    layernorm + gelu    rotary, none             GPT-NeoX
+    any                 any, with code=true      posbench's own class, which `modeling_posbench.py` imports
 
-With code=true the model is posbench's own class instead, which `modeling_posbench.py` in the folder imports.
-
-The folder is written under another name beside it, read again, compared with the run's own model, and renamed into
-place. So it is complete and equal to the run, or absent. Nothing is written into the run folder.
+The folder has the model, its tokenizer, a model card, and `posbench_parity.json`: how far its logits differ from the
+run's. It is written under another name beside its place, read again, compared with the run's model, and renamed. So it
+is complete and equal to the run, or absent.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from posbench import files
+import torch
+from torch import Tensor, nn
+
+from posbench import encodings, files
 from posbench.config.schema import Config
 from posbench.data.tokenizer import SEPARATOR, Tokenizer
+from posbench.encodings._rotary import Rotary
+from posbench.encodings.base import Encoding
 from posbench.errors import UserError
-from posbench.huggingface import parity
-from posbench.huggingface.architectures import Stock, stock
-from posbench.huggingface.card import card
-from posbench.huggingface.package import quiet, transformers
-from posbench.huggingface.parity import Agreement
+from posbench.huggingface.card import card, how_to_load
+from posbench.huggingface.load import load, transformers
+from posbench.huggingface.rope import CPU, rope_parameters
+from posbench.model.gpt import GPT, RMS_EPS
+from posbench.randomness import generator
 from posbench.run_folder import checkpoint
 from posbench.run_folder.facts import versions
-from posbench.run_folder.folder import load_config, load_record
+from posbench.run_folder.folder import load_config
 from posbench.run_folder.rows import evaluation_rows, headline_split, newest_of_split
 from posbench.run_folder.trained import tokenizer_of, with_weights
 
 PARITY = "posbench_parity.json"
+LIMIT = 1e-5  # as a share of the largest logit
+SHORT = 16  # tokens; rounding is small up to here
+_ROUNDING = 2.0**-24  # error of a number in fp32: transformers computes angles so, beyond some hundred tokens
+_MOST_LOGITS, _MOST_TOKENS = 2**27, 2**13  # of a comparison, which holds two models and scores T x T
+_NO_CACHE = (
+    "Its frequencies follow the input's length, and cached keys have those of a shorter one: `use_cache` is false "
+    "here, so that `generate()` reads the whole text again for every token. transformers may keep the frequencies of "
+    "the longest input: load the model anew for a shorter one."
+)
+_TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
+_ROTARY = ("rope", "partial_rope", "p_rope", "pi", "ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "dynamic_ntk",
+           "lerope")  # fmt: skip
+_FOLLOW_LENGTH = ("longrope", "dynamic_ntk")  # their frequencies change with the input's length
+# No pair turns: attention without positions, in architectures that have only rotary encodings.
+_NO_POSITIONS = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A run's model in transformers' terms."""
+
+    kind: str  # transformers' model_type
+    settings: dict[str, Any]  # its configuration
+    tensors: dict[str, Tensor]
+    remark: str = ""  # advice for users of the model
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """The difference of logits at one length."""
+
+    length: int  # tokens
+    difference: float  # the largest difference of two logits
+    largest_logit: float
+
+    @property
+    def limit(self) -> float:
+        return max(LIMIT, _ROUNDING * self.length) * max(1.0, self.largest_logit)
+
+    @property
+    def share(self) -> float:
+        return self.difference / max(1.0, self.largest_logit)
 
 
 def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
@@ -50,48 +97,191 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
             architecture has its model, or what was written is not its model; nothing is left behind.
         RunFailed: no room on the disk.
     """
-    config, tokenizer = load_config(run), tokenizer_of(run)
-    _refuse_taken(folder)
-    transformers()
+    config, tokenizer, library = load_config(run), tokenizer_of(run), transformers()
+    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
+        raise UserError(f"{folder} is there: expected a new folder, or an empty one")
     trained = checkpoint.trained(run)
     model = with_weights(run, config, tokenizer, trained.weights()).eval()
     if code:
         from posbench.huggingface import modeling  # transformers comes with it
 
-        made = modeling.coded(model, config, tokenizer)
+        tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
+        made = Exported(modeling.KIND, modeling.settings_of(config, tokenizer.texts), tensors, modeling.REMARK)
     else:
         made = stock(model, config)
-    length = config.training.train_length
+    length, longest = config.training.train_length, model.encoding.max_length
     with aside(folder, sum(tensor.nbytes for tensor in made.tensors.values())) as new:
-        _write_model(new, made, tokenizer)
-        if code:
-            files.write_new(new / modeling.FILE, modeling.file_of_the_folder())
+        _write_model(new, made, tokenizer, library)
         _write_tokenizer(new, tokenizer, length)
-        wanted = [min(one, made.longest or one) for one in (1, parity.SHORT, length, 2 * length, 4 * length)]
-        found = parity.compare(new, model, tokenizer.vocab_size, config.model.n_heads, wanted)
-        parity.refuse_other_ids(new, tokenizer)
-        record, known = load_record(run), evaluation_rows(run)
-        rows = newest_of_split(known, headline_split(known, config.evaluation.split))
-        write_json(new / PARITY, _parity(record, config, made, trained.step, found))
-        files.write_new(new / "README.md", card(config, record, made, trained.step, rows, found).encode())
-    return found
+        if code:
+            files.write_new(new / modeling.FILE, modeling.import_line().encode())
+        lengths = [min(one, longest or one) for one in (1, SHORT, length, 2 * length, 4 * length)]
+        agreements = compare(new, model, tokenizer.vocab_size, lengths)
+        if library.AutoTokenizer.from_pretrained(new)(_TEXT)["input_ids"] != tokenizer.encode([_TEXT])[0].tolist():
+            raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing is written")
+        architecture, step = made.settings["architectures"][0], trained.step
+        write_parity(new, agreements, run=run.name, architecture=architecture, step=step, train_length=length)
+        about = (
+            f"A small GPT, trained at {length:,} tokens of `{config.data.dataset or config.data.name}` by posbench, as "
+            f"`{architecture}`, after {step:,} of {config.training.steps:,} updates. It is for measuring, not for use. "
+        )
+        about += f"Its positions are a table of {longest:,} rows. " if longest else ""
+        about += made.remark + "\n" + how_to_load(trust=code)
+        rows = evaluation_rows(run)
+        rows = newest_of_split(rows, headline_split(rows, config.evaluation.split))
+        (new / "README.md").write_text(card(config, run.name, about, rows, max(one.share for one in agreements)))
+    return agreements
 
 
-def told(folder: Path, found: list[Agreement]) -> str:
+def told(folder: Path, agreements: list[Agreement]) -> str:
     """The result of an export, in one line."""
-    worst = max(found, key=lambda one: one.difference / max(1.0, one.largest_logit))
+    worst = max(agreements, key=lambda one: one.share)
     return (
         f"{folder}: logits as the run's within {worst.difference:.1e}, the largest is {worst.largest_logit:.3g} "
-        f"({worst.length:,} tokens, the worst of {len(found)} lengths)"
+        f"({worst.length:,} tokens, the worst of {len(agreements)} lengths)"
     )
 
 
-def _refuse_taken(folder: Path) -> None:
-    """Raise UserError unless the folder is new, or empty."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UserError(f"{folder} is a file or a link: expected a new folder")
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty: expected a new folder, or an empty one")
+# -- stock architectures -----------------------------------------------------------------------------------------------
+
+
+def architectures(encoding: Encoding) -> list[str]:
+    """The stock architectures that hold an encoding; none = code=true."""
+    stock = encoding.name in (*_ROTARY, "none") and type(encoding) is encodings.load(encoding.name)
+    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []  # not an altered copy
+
+
+def stock(model: GPT, config: Config) -> Exported:
+    """A trained model as the stock architecture that computes the same; UserError if there is none, and why."""
+    block = (config.model.norm, config.model.mlp)
+    kind = {("rmsnorm", "swiglu"): "llama", ("layernorm", "gelu"): "gpt_neox"}.get(block)
+    for wrong, reason in (
+        (kind is None, f"model.norm={block[0]} with model.mlp={block[1]}: expected model=llama or model=gpt"),
+        (not architectures(model.encoding), f"'{model.encoding.name}': expected 'rope' and its family, or 'none'"),
+        (model.window is not None, f"model.attention.window={model.window}: expected null"),
+        (kind == "gpt_neox" and config.model.d_model // config.model.n_heads % 2, "an odd number of channels per head"),
+    ):
+        if wrong:
+            told = f"no stock architecture has {reason}"
+            raise UserError(f"{told}; code=true exports it with posbench's class, which its users must install")
+    rope = None if model.encoding.name == "none" else cast(Rotary, model.encoding)
+    settings = {
+        "hidden_size": config.model.d_model,
+        "num_hidden_layers": config.model.n_layers,
+        "num_attention_heads": config.model.n_heads,
+        "intermediate_size": config.model.hidden_width,
+        "max_position_embeddings": getattr(rope, "original_length", config.training.train_length),
+        "rope_parameters": _rope_parameters(rope, kind == "gpt_neox"),
+        "use_cache": model.encoding.name not in _FOLLOW_LENGTH,
+        "tie_word_embeddings": model.head is None,
+    }
+    remark = "" if settings["use_cache"] else _NO_CACHE
+    if kind == "llama":
+        settings |= {"num_key_value_heads": config.model.n_heads, "hidden_act": "silu", "rms_norm_eps": RMS_EPS}
+        settings["architectures"] = ["LlamaForCausalLM"]
+        return Exported(kind, settings, _tensors(model, rope, _LLAMA, False), remark)
+    settings |= {"hidden_act": "gelu", "layer_norm_eps": cast(nn.LayerNorm, model.norm).eps, "attention_bias": False}
+    settings |= {"use_parallel_residual": False, "architectures": ["GPTNeoXForCausalLM"]}
+    return Exported("gpt_neox", settings, _tensors(model, rope, _GPT_NEOX, True), remark)
+
+
+def _rope_parameters(rope: Rotary | None, partly: bool) -> dict[str, Any]:
+    """The `rope_parameters` of an encoding.
+
+    Args:
+        partly: the architecture can rotate only the first channels of a head, as GPT-NeoX does.
+    """
+    if rope is None or rope.width == 0:
+        return _NO_POSITIONS
+    if rope.name == "p_rope":
+        fraction = cast(Any, rope).fraction
+        return {"rope_type": "proportional", "rope_theta": rope.base, "partial_rotary_factor": fraction}
+    if rope.name == "partial_rope" and not partly:
+        # As the fast frequencies of the whole head; the slow ones are 0: base^(-2p/r) = (base^(d/r))^(-2p/d).
+        theta, share = rope.base ** (rope.shape.head_dim / rope.width), rope.width / rope.shape.head_dim
+        return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
+    name = "rope" if rope.name == "partial_rope" else rope.name
+    options = {**vars(rope), "attention_factor": rope.attention_factor}
+    long, original = rope.inv_freq(CPU), options.get("original_length", rope.shape.train_length)
+    parameters = rope_parameters(name, options, rope, long, options.get("short", long), original)
+    share = rope.width / rope.shape.head_dim  # GPT-NeoX's own default is a quarter
+    return {"partial_rotary_factor": share, **parameters} if partly else parameters
+
+
+_LLAMA = {
+    "tokens": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "blocks": "model.layers",
+    "attention_norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+_GPT_NEOX = {
+    "tokens": "gpt_neox.embed_in",
+    "norm": "gpt_neox.final_layer_norm",
+    "head": "embed_out",
+    "blocks": "gpt_neox.layers",
+    "attention_norm": "input_layernorm",
+    "attention.qkv": "attention.query_key_value",
+    "attention.out": "attention.dense",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.up": "mlp.dense_h_to_4h",
+    "mlp.down": "mlp.dense_4h_to_h",
+}
+
+
+def _tensors(model: GPT, rope: Rotary | None, names: dict[str, str], packed: bool) -> dict[str, Tensor]:
+    """A model's weights under an architecture's names.
+
+    Args:
+        packed: queries, keys and values are one matrix, head by head; norms and MLP have a bias, which posbench lacks.
+    """
+    weights: dict[str, Tensor] = {}
+    weight: Tensor
+    for name, weight in model.named_parameters():
+        if name.startswith("encoding."):
+            continue
+        if not name.endswith("attention.qkv.weight"):
+            weights[name] = weight
+            continue
+        parts: Tensor = weight.view(3, model.layers[0].attention.n_heads, -1, weight.shape[1])  # (3, H, Dh, D)
+        order = slice(None) if rope is None else _order(rope, packed)
+        parts = torch.stack((parts[0][:, order], parts[1][:, order], parts[2]))
+        if packed:
+            weights[name] = parts.transpose(0, 1).flatten(0, 2)
+        else:
+            weights |= {name.replace("qkv", one): part.flatten(0, 1) for one, part in zip("qkv", parts, strict=True)}
+    tensors = {}
+    for name, weight in weights.items():
+        layers, number, rest = name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
+        new = ".".join(part for part in (names.get(layers, ""), number, names[rest.removesuffix(".weight")]) if part)
+        tensors[f"{new}.weight"] = weight.detach().clone(memory_format=torch.contiguous_format)
+        if packed and ("norm" in rest or "mlp" in rest):
+            tensors[f"{new}.bias"] = torch.zeros(len(weight))
+    return tensors
+
+
+def _order(rope: Rotary, partly: bool) -> Tensor:
+    """For each channel of queries and keys in transformers' order, its index in posbench: (head_dim,).
+
+    transformers pairs channel p with p + w/2 of the w rotated channels. posbench pairs (2p, 2p+1) by default, or as
+    transformers does; if only some channels turn, they come first.
+    """
+    turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
+    pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
+    if partly:
+        return torch.cat((pairs.flatten(), still))
+    return torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
+
+
+# -- writing and comparing ---------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -114,32 +304,21 @@ def aside(folder: Path, needed: int) -> Iterator[Path]:
             raise
 
 
-def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
+def _write_model(new: Path, made: Exported, tokenizer: Tokenizer, library: Any) -> None:
     import safetensors.torch
 
     separator = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
-    with quiet():
-        config = transformers().AutoConfig.for_model(
-            made.kind,
-            **made.settings,
-            **separator,
-            pad_token_id=None,
-            vocab_size=tokenizer.vocab_size,
-            tie_word_embeddings=made.tied,
-            architectures=[made.architecture],
-            dtype="float32",
-        )
-        config.save_pretrained(new)
-        cached = {} if made.cached else {"use_cache": False}
-        transformers().GenerationConfig(**separator, **cached).save_pretrained(new)
+    config = library.AutoConfig.for_model(
+        made.kind, **made.settings, **separator, pad_token_id=None, vocab_size=tokenizer.vocab_size, dtype="float32"
+    )
+    config.save_pretrained(new)
+    library.GenerationConfig(**separator, use_cache=made.settings["use_cache"]).save_pretrained(new)
     files.write_new(new / "model.safetensors", safetensors.torch.save(made.tensors, metadata={"format": "pt"}))
 
 
 def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int) -> None:
     """Write the run's tokenizer; it adds no tokens to a text and reads no separator in it."""
     special = {"bos_token": SEPARATOR, "eos_token": SEPARATOR}
-    write_json(new / "tokenizer.json", tokenizer.description | {"post_processor": None})
-    write_json(new / "special_tokens_map.json", special)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
@@ -147,22 +326,41 @@ def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int) -> None:
         "clean_up_tokenization_spaces": False,
         "model_max_length": length,
     }
+    write_json(new / "tokenizer.json", tokenizer.description | {"post_processor": None})
     write_json(new / "tokenizer_config.json", settings)
 
 
-def _parity(record: dict[str, Any], config: Config, made: Stock, step: int, found: list[Agreement]) -> dict[str, Any]:
-    return {
-        "run": record.get("id"),
-        "encoding": config.encoding.name,
-        "architecture": made.architecture,
-        "checkpoint_step": step,
-        "train_length": config.training.train_length,
-        "versions": {**versions(), "transformers": transformers().__version__},
-        "device": "cpu",
-        "dtype": "fp32",
-        "differences": [one.to_json() for one in found],
-    }
+@torch.inference_mode()
+def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wanted: Iterable[int]) -> list[Agreement]:
+    """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T), in fp32 on the CPU, by length.
+
+    Args:
+        wanted: lengths in tokens; those that need too much memory become the longest that does not.
+
+    Raises:
+        UserError: a tensor is missing, unknown or misshapen, or the logits differ by more than rounding.
+    """
+    theirs = load(folder, transformers().AutoConfig.from_pretrained(folder), "fp32")
+    agreements = []
+    for length in sorted({max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary)) for length in wanted}):
+        ids = torch.randint(vocabulary, (1, length), generator=generator(0, "export", length))
+        own, other = ours(ids), theirs(ids).logits
+        agreement = Agreement(length, (own - other).abs().max().item(), own.abs().max().item())
+        if not agreement.difference <= agreement.limit:  # also NaN
+            raise UserError(
+                f"the exported model is not the run's: at {length} tokens their logits differ by "
+                f"{agreement.difference:.2g}, expected at most {agreement.limit:.2g}; nothing is written"
+            )
+        agreements.append(agreement)
+    return agreements
+
+
+def write_parity(new: Path, agreements: Iterable[Agreement], **facts: Any) -> None:
+    """Write the differences of logits, and what was compared."""
+    differences = [{**dataclasses.asdict(one), "limit": one.limit} for one in agreements]
+    where = {"versions": {**versions(), "transformers": transformers().__version__}, "device": "cpu", "dtype": "fp32"}
+    write_json(new / PARITY, {**facts, **where, "differences": differences})
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    files.write_new(path, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+    path.write_bytes(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Training on a model of transformers, `posbench train start=FOLDER`: from a folder or the hub to a folder of results.
+"""Training a model of transformers further, `posbench train start=FOLDER`: to a folder of results with the new model.
 
 A model's folder does not say how it was trained. Settings that are not typed are:
 
@@ -9,29 +9,34 @@ A model's folder does not say how it was trained. Settings that are not typed ar
     at_tokens        0: what the stretch does before any training
 """
 
+import copy
 import dataclasses
+import functools
+import json
 import logging
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recomputing
 
 from posbench import machine
 from posbench.config import start
 from posbench.config.external import TrainedOn, TrainingElsewhere
 from posbench.config.overrides import read, split, value
 from posbench.config.schema import Config, EvaluationConfig, validate
-from posbench.data import tokens as data
-from posbench.errors import RunFailed, Undefined, UserError
+from posbench.errors import Undefined, UserError
 from posbench.evaluation.job import show_results
-from posbench.evaluation.plan import lengths_of
-from posbench.huggingface import building, evaluate, learning, rope, saving
-from posbench.huggingface.evaluate import Found
-from posbench.huggingface.folder import FAMILIES
-from posbench.huggingface.learning import Learning
-from posbench.huggingface.package import transformers
-from posbench.huggingface.subject import HuggingFaceModel, position_of
+from posbench.huggingface import export, rope
+from posbench.huggingface.card import card
+from posbench.huggingface.evaluate import check, described, evaluate_into, precision_of, record, text_of
+from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, load, position_of, transformers
+from posbench.huggingface.subject import HuggingFaceModel, forward
+from posbench.kernels.cross_entropy import cross_entropy
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
@@ -53,18 +58,8 @@ _OTHERS = (
 _PARTS = ("training.batch_size", "training.accumulation")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Begun:
-    """A model as training begins."""
-
-    found: Found
-    config: TrainedOn
-    library: Any  # the library's configuration, extended
-    turns: list[rope.Turns]  # what its rotary modules must return
-
-
 def train_model(word: str, overrides: list[str], restart: bool = False, config_dir: Path | None = None) -> Path:
-    """Train a model on, evaluate it, and save it as a folder of the same kind; repeated, it continues.
+    """Train a model further, evaluate it, and save it as a folder of the same kind; repeated, it continues.
 
     Args:
         word: a folder, or a name on the hub.
@@ -78,11 +73,8 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         RunFailed: the training diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
-    transformers()
-    found = evaluate.find(word)
-    _refuse_untested(found)
-    begun = _begun(found, [text for text in overrides if not text.startswith("start=")], config_dir)
-    config, source = begun.config, begun.found.checkpoint
+    source = find(word)
+    config, extension = _asked(source, [text for text in overrides if not text.startswith("start=")], config_dir)
     device = machine.current(machine.resolve(config.runtime.device))
     dtype = machine.resolve_precision(config.training.precision, device)
     machine.be_deterministic(device, config.runtime.deterministic)
@@ -90,13 +82,9 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     if not restart:
         held_config(folder, config)
     threads = machine.set_threads(config.runtime.threads)
-    with ended_in_words():
-        tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache), config.reading.separator)
-        evaluate.refuse_other_ids(tokens, config.data.vocab_size)
-    batches = tokens.batches(config.training, config.seed)
-    command = ["posbench", "train", *overrides]
+    tokens = text_of(config, config.runtime.cache)
     with (
-        Run.open(folder, config, command, restart=restart) as run,
+        Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run,
         tracking.mirror(config, run) as tracker,
         failures_recorded(run),
         ended_in_words(),
@@ -106,32 +94,36 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
         run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
-            model = _built(begun).to(device)
-            first = config.reading.separator if config.reading.first else None
-            learner = learner_for(Learning(model, first, config.runtime.checkpointing), config, device, dtype)
-            subject = _subject(begun, model, device)
+            model = load(source.folder, source.config, "fp32")
+            if extension:
+                model = rope.extended(model, extension, config.training.train_length)
+                model.config = extension.config
+            model = model.to(device)
+            first_token = config.reading.separator if config.reading.first else None
+            learner = learner_for(Learning(model, first_token, config.runtime.checkpointing), config, device, dtype)
+            length, precision = config.training.train_length, precision_of(source, config.evaluation, device)
+            subject = HuggingFaceModel(model, source.name, length, precision, first_token)
             subject.refuse_not_causal()
+            check(subject, config.evaluation)
             tokens.tokenizer.save(run.folder / TOKENIZER)
-            evaluate.record(run, subject, tokens, config.reading)
+            record(run, subject, tokens, config.reading)
 
-            def measured(step: int, asked: EvaluationConfig) -> int:
+            def evaluated(step: int, settings: EvaluationConfig) -> None:
                 trained = step * config.training.tokens_per_step
                 logger.info("after %s tokens of training:", f"{trained:,}")
-                now = dataclasses.replace(subject, model=_as_saved(begun, model, subject.precision))
-                missing = evaluate.evaluate_into(run, now, tokens, asked, tracker, step, trained)
-                show_results(run.folder, config, tracker)
-                return missing
+                saved = rounded(model, DTYPES[source.precision], DTYPES[precision])  # the weights that its folder has
+                now = dataclasses.replace(subject, model=saved)
+                evaluate_into(run, now, tokens, settings, tracker, step, trained)
+                show_results(run.folder, tracker)
 
-            step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), measured)
+            batches = tokens.batches(config.training, config.seed)
+            step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), evaluated)
         warn_of_rows_passed(run, config)
         learner.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
-            measured(step, config.evaluation)
+            evaluated(step, config.evaluation)
             if not (run.folder / MODEL).exists():
-                rows = evaluation_rows(run.folder)
-                split = headline_split(rows, config.evaluation.split)
-                rows = [row for row in rows if row.is_headline and row.kind == "plain" and row.split == split]
-                saving.save(run.folder / MODEL, model, source, config, run.record["command"], rows)
+                _save(run, model, source, config)
             logger.info("the trained model, for transformers: %s", run.folder / MODEL)
         run.finish("done")
         if config.runtime.clean:
@@ -142,30 +134,25 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 # -- what was asked for ------------------------------------------------------------------------------------------------
 
 
-def _refuse_untested(found: Found) -> None:
-    """Raise UserError for a model whose loss and saved folder no test compares with the library's."""
-    checkpoint = found.checkpoint
-    if checkpoint.family is None:
-        known = ", ".join(FAMILIES)
-        raise UserError(f"{found.source}: a model of kind {checkpoint.kind} is evaluated only: expected {known}")
-
-
-def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begun:
-    """What is trained on and how, by what was typed.
+def _asked(source: Source, overrides: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
+    """What is trained further and how, by what was typed.
 
     Raises:
         UserError: a setting that cannot be read, or that such a model cannot have.
     """
+    if source.kind not in TESTED:
+        known = ", ".join(TESTED)
+        raise UserError(f"{source.given}: {source.kind} models can be evaluated, not trained further: expected {known}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"start={source.given}: a HuggingFace model is trained further in one process")
     typed: dict[str, Any] = {}
     options: dict[str, Any] = {}
     rest: list[str] = []
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(f"start={found.source}: a HuggingFace model is trained on in one process")
     method: str | None = None
     for text in overrides:
         key, given = split(text, "training.train_length=4096")
         if key in _OTHERS or key.startswith("model."):
-            raise UserError(f"{key}: not beside start={found.source}, a HuggingFace model that is trained on as it is")
+            raise UserError(f"{key}: not beside start={source.given}, a HuggingFace model that is trained as it is")
         if text.startswith("extension="):
             method = start.spelt(text).partition("=")[2]
             if "," in method:
@@ -177,27 +164,24 @@ def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begu
         else:
             typed[key] = given
             rest.append(text)
-    before = typed.get("start.train_length", found.checkpoint.train_length())
+    before = typed.get("start.train_length", source.train_length)
     if type(before) is not int or before < 2:
-        raise UserError(f"{found.source}: expected start.train_length=N, the tokens that it was trained on at a time")
-    base, asked = _composed(rest, typed, before, config_dir)
-    library, turns, name = _extended(found, base, before, method, options)
-    reading = evaluate.reading_of(found.checkpoint, library, typed.get("bos"))
-    evaluate.check(found.checkpoint, library, asked, base.training.train_length)
+        raise UserError(f"{source.given}: expected start.train_length=N, the tokens that it was trained on at a time")
+    base, evaluation = _composed(rest, typed, before, config_dir)
+    extension = _extension(source, base.training.train_length, before, method, options)
+    library = source.config if extension is None else extension.config
+    name = method if extension else None
     config = TrainedOn(
         study=base.study,
         seed=base.seed,
-        encoding=evaluate.encoding_of(position_of(found.checkpoint, library), library, name),
-        model=evaluate.described(found, library),
-        reading=reading,
-        data=evaluate.text_of(base.data, found.checkpoint, library),
         start=TrainingElsewhere(before),
         training=base.training,
-        evaluation=asked,
+        evaluation=evaluation,
         tracking=base.tracking,
         runtime=base.runtime,
+        **described(source, library, base.data, typed.get("bos"), name),
     )
-    return _Begun(found, config, library, turns)
+    return config, extension
 
 
 def _composed(
@@ -228,67 +212,132 @@ def _composed(
             "training.learning_rate": RATE,
         }
         if not {"evaluation.length", "evaluation.ratios"} & typed.keys():
-            lengths = sorted({before, length, 2 * length, 4 * length})
-            usual["evaluation.ratios"] = [one / length for one in lengths]
+            usual["evaluation.ratios"] = [one / length for one in sorted({before, length, 2 * length, 4 * length})]
         rest = [*rest, *(f"{key}={worth}" for key, worth in usual.items() if key not in typed)]
     base = compose.single(rest, config_dir)
-    asked = dataclasses.asdict(base.evaluation) | {"at_tokens": typed.get("evaluation.at_tokens", [0])}
-    return base, validate(EvaluationConfig, asked, "evaluation")
+    evaluation = dataclasses.asdict(base.evaluation) | {"at_tokens": typed.get("evaluation.at_tokens", [0])}
+    return base, validate(EvaluationConfig, evaluation, "evaluation")
 
 
-def _extended(
-    found: Found, base: Config, before: int, method: str | None, options: dict[str, Any]
-) -> tuple[Any, list[rope.Turns], str]:
-    """The library's configuration for the new length, what its rotary modules must return, and the encoding's name.
+def _extension(
+    source: Source, length: int, before: int, method: str | None, options: dict[str, Any]
+) -> rope.Extension | None:
+    """The extension to a new training length, if one was typed.
 
     Raises:
         UserError: the model cannot be read at that length, or not be extended in that way.
     """
-    source, length = found.checkpoint, base.training.train_length
-    library = building.configuration(source, max(length, *lengths_of(base.evaluation, length)))
-    position = position_of(source, library)
-    if position == "learned" and length > library.max_position_embeddings:
-        told = f"{source.kind} has a table of {library.max_position_embeddings:,} positions"
-        raise UserError(f"training.train_length is {length:,}: {told}, and no extension")
+    position, rows = position_of(source.config), getattr(source.config, "max_position_embeddings", 0)
+    if position == "learned" and length > rows:
+        raise UserError(
+            f"training.train_length is {length:,}: {source.kind} has a table of {rows:,} positions, and no extension"
+        )
     if method is None and not options:
-        return library, [], position
+        return None
     if position != "rope":
         raise UserError(f"{source.folder}: {source.kind} has no rotary encoding, which extensions are of")
     if method is None and options.keys() != {"base"}:
         raise UserError(f"encoding.{min(options)}: expected extension=NAME beside it, or encoding.base alone")
     try:
-        made = rope.extended(library, method or "abf", length, before, options, every_length=True)
+        return rope.extension(source.config, method or "abf", length, before, options, every_length=True)
     except Undefined as error:
         raise UserError(f"extension={method or 'abf'}: {error}") from None
-    return made.config, made.turns, method or "rope"
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def _built(begun: _Begun) -> Any:
-    """The library's model, in fp32, with the weights that it came with."""
-    source = begun.found.checkpoint
-    model = building.built(source, begun.library, "fp32")
-    if begun.turns and not rope.agrees(model, begun.turns, begun.config.training.train_length):
-        raise RunFailed(f"transformers built {begun.found.name} with other rotary frequencies than requested")
-    return model
+class Learning(nn.Module):
+    """The loss of a model as training calls it. It trains without dropout, as it is evaluated.
+
+    Args:
+        first_token: replaces the first token of every window; None: it is read as it stands.
+        recomputed: keep only the input of each block for the backward pass, which computes the rest again.
+    """
+
+    def __init__(self, model: Any, first_token: int | None, recomputed: bool = False) -> None:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        super().__init__()
+        self.model, self.first_token = model, first_token
+        self.eval()
+        for block in model.modules() if recomputed else ():
+            if isinstance(block, GradientCheckpointingLayer):  # the library's own switch also turns on dropout
+                block.forward = functools.partial(
+                    recomputing, block.forward, use_reentrant=False, preserve_rng_state=False
+                )
+
+    def train(self, mode: bool = True) -> "Learning":
+        super().train(False)
+        return self
+
+    def forward(self, ids: Tensor, labels: Tensor, **unused: Any) -> Tensor:
+        """Mean negative log-likelihood, in nats per token, of labels (B, T) after ids (B, T)."""
+        return cross_entropy(forward(self.model, ids, self.first_token), labels)
+
+    def state_dict(self, *unused: Any, **also: Any) -> Any:
+        """Each parameter once, under the library's name for it; buffers follow from the configuration."""
+        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any], *unused: Any, **also: Any) -> None:  # type: ignore[override]
+        parameters = dict(self.named_parameters())
+        if parameters.keys() != state.keys():
+            raise RuntimeError("the names of its parameters are others")
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(state[name])
 
 
-def _subject(begun: _Begun, model: Any, device: torch.device) -> HuggingFaceModel:
-    config, source = begun.config, begun.found.checkpoint
-    return HuggingFaceModel(
-        checkpoint=source,
-        model=model,
-        name=begun.found.name,
-        train_length=config.training.train_length,
-        device=device,
-        precision=evaluate.precision_of(source, config.evaluation, device),
-        first_token=config.reading.separator if config.reading.first else None,
-    )
+def rounded(model: Any, *dtypes: torch.dtype, device: torch.device | None = None) -> Any:
+    """A copy whose weights took these dtypes one after the other; the model itself if that changes nothing."""
+    device = device or model.device
+    if device == model.device and all(dtype == model.dtype for dtype in dtypes):
+        return model
+    weights = {}
+    for weight in model.parameters():
+        new = functools.reduce(lambda tensor, dtype: tensor.to(dtype), dtypes, weight.detach())
+        weights[id(weight)] = nn.Parameter(new.to(device), requires_grad=False)
+    return copy.deepcopy(model, weights).to(device)
 
 
-def _as_saved(begun: _Begun, model: Any, precision: str) -> Any:
-    """The model with the weights that its folder will have, in the precision of the evaluation."""
-    own = begun.found.checkpoint.precision
-    return learning.rounded(model, building.DTYPES[own], building.DTYPES[precision])
+def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
+    """Save the model as a folder like the one that it came from, read that again, and compare logits.
+
+    Raises:
+        UserError: transformers computes other logits with what was written; nothing is left behind.
+        RunFailed: no room on the disk.
+    """
+    dtype, cpu, length = DTYPES[source.precision], torch.device("cpu"), config.training.train_length
+    with export.aside(run.folder / MODEL, sum(weight.numel() for weight in model.parameters()) * dtype.itemsize) as new:
+        saved = copy.copy(rounded(model, dtype, device=cpu))
+        saved.config = library = copy.deepcopy(saved.config)
+        every = library.rope_parameters if position_of(library) == "rope" else {}
+        kind = every.get("full_attention", every).get("rope_type")  # of layers that see everything, if kinds differ
+        library.use_cache = kind not in ("dynamic", "longrope")  # cached keys would have a shorter text's frequencies
+        if kind != "dynamic" and position_of(library) != "learned":  # `dynamic` starts from this setting
+            key = next(key for key in LENGTHS if hasattr(library, key))
+            setattr(library, key, max(length, source.settings.get(key) or 0))
+        saved.generation_config = transformers().GenerationConfig.from_model_config(library)
+        saved.save_pretrained(new)
+        for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja"):
+            if (source.folder / name).exists():
+                shutil.copyfile(source.folder / name, new / name)
+        for name, changes in (
+            ("generation_config.json", {} if library.use_cache else {"use_cache": False}),
+            ("tokenizer_config.json", {"model_max_length": length}),
+        ):
+            if (source.folder / name).exists():
+                export.write_json(new / name, json.loads((source.folder / name).read_bytes()) | changes)
+        trained = rounded(model, dtype, torch.float32, device=cpu)
+        lengths = [min(one, length) for one in (1, export.SHORT, config.start.train_length, length)]
+        agreements = export.compare(new, lambda ids: forward(trained, ids), config.data.vocab_size, lengths)
+        export.write_parity(new, agreements, run=config.id)
+        about = (
+            f"`{config.model.source}`, trained further by posbench at **{length:,} tokens**, with "
+            f"`{run.record['command']}`. The licence and the limits of that model hold for it, too."
+        )
+        rows = evaluation_rows(run.folder)
+        split = headline_split(rows, config.evaluation.split)
+        rows = [row for row in rows if row.is_headline and row.kind == "plain" and row.split == split]
+        page = card(config, config.id, about, rows, max(one.share for one in agreements))
+        (new / "README.md").write_text(page)

@@ -22,13 +22,16 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from posbench import __version__, encodings
 from posbench.config.schema import Config, ModelConfig, validate
-from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.base import Shape
-from posbench.huggingface.architectures import Stock
 from posbench.model.gpt import GPT
 
 KIND = "posbench"
 FILE = "modeling_posbench.py"
+REMARK = (
+    f"**It needs posbench {__version__}, which is not on PyPI (the package there is another project), and "
+    "`trust_remote_code=True`**; after `import posbench.huggingface.modeling` it loads without that. It has no "
+    "key-value cache, and refuses padding: all inputs of a batch have one length."
+)
 
 
 class PosbenchConfig(PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
@@ -45,15 +48,7 @@ class PosbenchConfig(PretrainedConfig):  # type: ignore[no-untyped-call, misc, u
         posbench_version: str = __version__,
         **others: Any,
     ) -> None:
-        """Keep the settings; `vocab_size` is among the others.
-
-        Args:
-            model: the section `model` of a run's configuration.
-            encoding: its section `encoding`: `name` and options.
-            train_length: tokens, what the encoding takes as its training length.
-            vocabulary: token texts by id, for encodings that read them.
-            posbench_version: the version that wrote the folder.
-        """
+        """Keep the sections `model` and `encoding` of a run, its training length in tokens, and token texts by id."""
         self.model, self.encoding, self.train_length = dict(model or {}), dict(encoding or {}), train_length
         self.vocabulary, self.posbench_version = list(vocabulary), posbench_version
         self.hidden_size = self.model.get("d_model", 0)
@@ -144,28 +139,25 @@ def _built(config: PosbenchConfig) -> GPT:
         torch.set_default_dtype(before)
 
 
-def coded(model: GPT, config: Config, tokenizer: Tokenizer) -> Stock:
-    """A run's model as the class of this file."""
-    settings = {
+def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
+    """The configuration of a run's model as the class of this file; `vocabulary`: token texts by id."""
+    return {
         "model": dataclasses.asdict(config.model),
         "encoding": {"name": config.encoding.name, **config.encoding.options},
         "train_length": config.original_length,
-        "vocabulary": tokenizer.texts,
+        "vocabulary": vocabulary,
+        "architectures": [PosbenchForCausalLM.__name__],
         "auto_map": {
             "AutoConfig": f"{FILE[:-3]}.{PosbenchConfig.__name__}",
             "AutoModelForCausalLM": f"{FILE[:-3]}.{PosbenchForCausalLM.__name__}",
         },
         "use_cache": False,
     }
-    tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
-    return Stock(KIND, settings, tensors, tied=False, longest=model.encoding.max_length, code=True)
 
 
-def file_of_the_folder() -> bytes:
+def import_line() -> str:
     """The module that `auto_map` names."""
-    told = f"The model of this folder is posbench's: it needs posbench {__version__}, which is not on PyPI."
-    names = f"{PosbenchConfig.__name__}, {PosbenchForCausalLM.__name__}"
-    return f'"""{told}"""\n\nfrom {__name__} import {names}\n'.encode()
+    return f"from {__name__} import {PosbenchConfig.__name__}, {PosbenchForCausalLM.__name__}\n"
 
 
 AutoConfig.register(KIND, PosbenchConfig)

@@ -8,7 +8,7 @@ import os
 import scipy.special  # noqa: F401
 import torch._dynamo  # noqa: F401  # as arithmetic on shapes imports it, which sizes some encodings
 
-import posbench.evaluation.curve
+import posbench.evaluation.printed
 import posbench.launch.run
 import posbench.terminal.console
 import posbench.training.train  # noqa: F401

@@ -26,7 +26,7 @@ from posbench.config.external import load_saved
 from posbench.config.identity import run_folder
 from posbench.config.schema import Config, to_container
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
-from posbench.evaluation import curve
+from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import states
 from posbench.launch.plans import Plan, plan
@@ -50,7 +50,7 @@ def run(plan: Plan, restart: bool = False) -> None:
     if (processes or 1) > 1 and place(processes) is None:
         start(plan.config, plan.folder, ["--restart"] * restart, plan.command)
     elif train(plan, restart):
-        curve.print_curves(plan.folder, plan.config.evaluation.split)
+        printed.print_results(plan.folder, plan.config.evaluation.split)
 
 
 def train(plan: Plan, restart: bool = False) -> bool:
@@ -88,7 +88,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     for folder, settings in asked.items():
         try:
             _evaluate(folder, settings)
-            curve.print_curves(folder, settings.settings.split)
+            printed.print_results(folder, settings.settings.split)
         except PosbenchError as error:
             if len(asked) == 1 or isinstance(error, Stopped):
                 raise

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from posbench.errors import UserError
-from posbench.evaluation.answers import TRAINED, place_of
 from posbench.launch.plans import Plan
 from posbench.run_folder.folder import attempt_is_open, load_config, load_record
 from posbench.run_folder.jsonl import number, read_jsonl
-from posbench.run_folder.rows import evaluation_rows, newest_of_split
+from posbench.run_folder.rows import PLAIN, evaluation_rows, newest_of_split
 
 logger = logging.getLogger(__name__)
 _LINE_EVERY_SECONDS = 30.0
@@ -81,8 +80,9 @@ def loss_at_train_length(plan: Plan) -> float | None:
         rows = newest_of_split(evaluation_rows(plan.folder), settings.split)
     except UserError:
         return None
-    rows = [row for row in rows if row.protocol == settings.protocols[0] and place_of(row) == TRAINED]
-    return next((row.nll for row in rows if row.measured), None)
+    plain = [row for row in rows if row.kind == PLAIN and not row.offset and ":" not in (row.task or "")]
+    at_one = [row for row in plain if row.protocol == settings.protocols[0] and row.length_ratio == 1]
+    return next((row.nll for row in at_one if row.measured), None)
 
 
 def last_words(output: Path) -> str:

@@ -52,7 +52,7 @@ class Losses:
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self.train_length = int(rows["train_length"].iloc[0]) if len(rows) else 0
-        targets = rows["targets_sha256"].astype(str) + rows["dtype"].astype(str)
+        targets = rows["targets_sha256"].fillna("") + rows["dtype"].fillna("")
         measured = rows["status"] == "ok"
         at_one = measured & (rows["variant"] == PLAIN) & (rows["length"] == self.train_length)
         common = Counter(targets[at_one if at_one.any() else measured]).most_common(1)

@@ -44,7 +44,7 @@ class Estimate:
         return self.mean + self.half(alpha)
 
 
-def estimate(sums: Floats, tokens: Floats) -> Estimate:
+def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
     """Estimate the token-weighted mean for other seeds on other text like this.
 
     Seeds and units of text are crossed random factors: the variance of the mean is that over seeds plus that over

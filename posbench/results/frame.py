@@ -29,7 +29,7 @@ from posbench.run_folder.finding import run_folders
 from posbench.run_folder.folder import load_record
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.lock import died
-from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, METRICS
+from posbench.run_folder.names import CONFIG, METRICS
 
 SUFFIX = ".parquet"  # of a study in one file
 GATE = 0.99  # share of right tokens at every trained length from which on a run has learned a task
@@ -44,6 +44,7 @@ _FACTS = (*_TEXTS, *_WHOLE, *_NUMBERS)
 _MARKS = ("variant", "main", "newest")
 _LISTS = ("unit_documents", "unit_tokens", "unit_nll", "unit_ngram")
 _COLUMNS = [*_FACTS, *run_rows.COLUMNS, *_MARKS, *_LISTS]
+_BLOCKS = "evaluation_blocks.jsonl"  # of earlier versions
 _DERIVED = ("setting", "scheme", "label", "options", "repeated")
 _HINTS = typing.get_type_hints(run_rows.EvaluationRow)
 _TYPES = {name: "Int64" for name in _COLUMNS if name in _WHOLE or _HINTS.get(name) in (int, int | None)}
@@ -60,11 +61,12 @@ _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 
 
-def read(paths: Iterable[Path]) -> pd.DataFrame:
+def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     """Read runs into one frame.
 
     Args:
         paths: run folders, study folders, globs, and studies that `save` wrote (`*.parquet`).
+        split: whose rows are the main ones of runs in folders; None: the one that each run asks for.
 
     Returns:
         A row per run and `RowKey`; of a run without rows one row. The columns of `EvaluationRow` and the sums by unit,
@@ -88,7 +90,7 @@ def read(paths: Iterable[Path]) -> pd.DataFrame:
     folders = run_folders([path for path in every if path not in studies]) if len(studies) < len(every) else []
     parts = [_load(path) for path in studies]
     if folders:
-        rows = [row for folder in folders for row in _rows_of_run(folder)]
+        rows = [row for folder in folders for row in _rows_of_run(folder, split)]
         parts.append(_typed(pd.DataFrame(rows, columns=_COLUMNS)))
     frame = _with_derived(pd.concat(parts, ignore_index=True))
     if frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any():
@@ -138,12 +140,12 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def _rows_of_run(folder: Path) -> list[dict[str, Any]]:
+def _rows_of_run(folder: Path, split: str | None) -> list[dict[str, Any]]:
     """Return the rows of a run with its facts; of one that cannot be read a single row that says why."""
     facts: dict[str, Any] = {"folder": str(folder), "run": folder.name}
     try:
         facts |= _facts(folder)
-        rows = _rows(folder, json.loads(facts["settings"]).get("evaluation.split", ""))
+        rows = _rows(folder, split or json.loads(facts["settings"]).get("evaluation.split", ""))
     except Exception as error:  # whatever is wrong with one run is said in its row, and the others are read
         return [facts | {"run_status": "unreadable", "run_reason": str(error) or type(error).__name__}]
     return [facts | row for row in rows] or [facts]
@@ -204,56 +206,49 @@ def _rows(folder: Path, asked: str) -> list[dict[str, Any]]:
             by_step.setdefault(row.checkpoint_step, []).append(row)
     main = {row.key for of_step in by_step.values() for row in run_rows.on_shared_targets(of_step)}
     last = max((step for step, of_step in by_step.items() if any(row.is_headline for row in of_step)), default=None)
-    sums = _sums_by_unit(folder)
+    older = _sums_of_blocks(folder)
     return [
         row.to_json()
         | {"extension_options": _json(row.extension_options) if row.extension_options else None}
         | {"status": "failed" if row.status == "ok" and not row.measured else row.status}
         | {"variant": row.kind, "main": row.key in main, "newest": row.key in main and row.checkpoint_step == last}
-        | sums.get(row.blocks_key, {})
+        | _lists(row.units or older.get((row.key, row.targets_sha256), {}))
         for row in rows
     ]
 
 
-def _sums_by_unit(folder: Path) -> dict[Any, dict[str, Any]]:
-    """Return each row's sums by unit of text, by its key and targets: its own `units`, else of the file of blocks.
+def _lists(units: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns `_LISTS` of a row; none where a sum is not known."""
+    types = {"document": np.int32, "tokens": np.int32, "nll": np.float64, "ngram": np.float64}
+    sums = {key: np.asarray(units[key], dtype=kind) for key, kind in types.items() if key in units}
+    if "nll" not in sums or not np.isfinite(sums["nll"]).all() or not (sums["tokens"] > 0).all():
+        return {}
+    return {name: sums.get(key) for name, key in zip(_LISTS, types, strict=True)}
 
-    `units` are lists of document, nats, tokens, and nats of the n-gram model. Problems have none.
-    """
+
+def _sums_of_blocks(folder: Path) -> dict[Any, dict[str, Any]]:
+    """Convert the file of blocks that earlier versions wrote: return a row's units by its key and targets."""
     sets: dict[Any, list[dict[str, Any]]] = {}
-    for block in read_jsonl(folder / BLOCKS):
+    for block in read_jsonl(folder / _BLOCKS):
         key = tuple(map(block.get, run_rows.EVALUATION_KEY)), block.get("targets_sha256")
         if block["block"] == 0:
             sets[key] = []  # the last set of a row counts
-        if block.get("document") is not None:
+        if block.get("document") is not None:  # problems, and rows of the first versions, have none
             sets.setdefault(key, []).append(block)
-    sums = {key: _of_blocks(blocks) for key, blocks in sets.items() if blocks}
-    for line in read_jsonl(folder / EVALUATION):
-        if units := line.get("units"):
-            key = tuple(map(line.get, run_rows.EVALUATION_KEY)), line.get("targets_sha256")
-            sums[key] = _lists(*np.array([unit[:4] for unit in units], dtype=np.float64).T)
-    return sums
+    return {key: _of_blocks(blocks) for key, blocks in sets.items() if blocks}
 
 
 def _of_blocks(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums by unit of one row's blocks; none if a block lacks its loss."""
-    nll, tokens, ngram = (
-        np.array([block.get(column) for block in blocks], dtype=np.float64)  # None is nan
-        for column in ("nll_sum", "n_tokens", "ngram_sum")
-    )
+    """Return the units of one row's blocks."""
+    columns = {"tokens": "n_tokens", "nll": "nll_sum", "ngram": "ngram_sum"}
     documents = np.array([block["document"] for block in blocks])
     stretches = [block["stretch"] for block in blocks if block.get("stretch") is not None]
     unit = units_of_text(documents, np.array(stretches) if len(stretches) == len(blocks) else None)
-    _, first = np.unique(unit, return_index=True)
-    return _lists(documents[first], *(np.bincount(unit, values) for values in (nll, tokens, ngram)))
-
-
-def _lists(documents: Any, nll: Any, tokens: Any, ngram: Any) -> dict[str, Any]:
-    """Return the columns `_LISTS` of a row; None where a sum is not known."""
-    if not np.isfinite(nll).all() or not (tokens > 0).all():
-        return {}
-    sums = (documents.astype(np.int32), tokens.astype(np.int32), nll, ngram if np.isfinite(ngram).all() else None)
-    return dict(zip(_LISTS, sums, strict=True))
+    units: dict[str, Any] = {"document": documents[np.unique(unit, return_index=True)[1]]}
+    for name, column in columns.items():
+        sums = np.bincount(unit, np.array([block.get(column) for block in blocks], dtype=np.float64))  # None is nan
+        units |= {name: sums} if np.isfinite(sums).all() else {}
+    return units
 
 
 # -- what is compared, and what it is called ---------------------------------------------------------------------------
@@ -356,6 +351,13 @@ def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     asked = {str(setting): _asked(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
     keys = _differing(list(asked.values()))
     return {setting: {key: shown(values.get(key)) for key in keys} for setting, values in asked.items()}
+
+
+def curve_names(frame: pd.DataFrame) -> list[str]:
+    """Return the name of the curve that each row belongs to, as `EvaluationRow.curve_name`; empty without a row."""
+    columns = frame[["protocol", "task", "offset", "extension", "window"]].astype(object)
+    rows = columns.where(columns.notna(), None).itertuples(index=False)
+    return [run_rows.curve_name(*row) if row[0] else "" for row in rows]
 
 
 def shown(value: Any) -> str:

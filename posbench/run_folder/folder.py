@@ -1,7 +1,7 @@
 """The run folder: one owner at a time, and records that a kill or a full disk cannot spoil.
 
-`config.yaml` (what was asked), `run.json` (what became of it), `metrics.jsonl`, `evaluation.jsonl`,
-`evaluation_blocks.jsonl` and `log.txt`. These are the truth; whatever else shows them mirrors them.
+`config.yaml` (what was asked), `run.json` (what became of it), `metrics.jsonl`, `evaluation.jsonl` and
+`log.txt`. These are the truth; whatever else shows them mirrors them.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import logging
 import os
 import shlex
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from posbench.run_folder.facts import Where, git_state, now, versions
 from posbench.run_folder.jsonl import append, drop_half_line, plain, shortened
 from posbench.run_folder.lock import moved_aside, take
 from posbench.run_folder.log import LogFile, OneLine, heard_by
-from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
-from posbench.run_folder.rows import BlockRow, EvaluationRow, every_row, parted_blocks
+from posbench.run_folder.names import CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
+from posbench.run_folder.rows import EvaluationRow
 
 logger = logging.getLogger(__name__)
 _SCHEMA = 1  # of run.json and the files beside it
@@ -234,20 +234,8 @@ class Run:
                 file.truncate(min(offset, file.seek(0, os.SEEK_END)))
                 drop_half_line(file)
 
-    def whole_rows(self) -> list[EvaluationRow]:
-        """The rows whose blocks are all there. Blocks that are double, damaged or of no such row are dropped."""
-        rows, blocks, dropped = parted_blocks(self.folder)
-        if dropped:
-            logger.warning("%s: %s lines were double, damaged or of no row: dropped", self.folder / BLOCKS, dropped)
-            files.write(self.folder / BLOCKS, blocks)
-        if lacking := len(every_row(self.folder)) - len(rows):
-            told = "%s rows of %s lack blocks: computed again where asked for"
-            logger.warning(told, lacking, self.folder / EVALUATION)
-        return rows
-
-    def log_evaluation(self, row: EvaluationRow, blocks: Iterable[BlockRow]) -> None:
-        """Append the blocks of a row, then the row: a row that is there has all its blocks."""
-        append(self.folder / BLOCKS, [block.to_json(row) for block in blocks], durable=True)
+    def log_evaluation(self, row: EvaluationRow) -> None:
+        """Append a row."""
         append(self.folder / EVALUATION, [row.to_json()], durable=True)
 
     def log_to_file(self) -> None:

@@ -4,5 +4,5 @@ from posbench.config.schema import SAVED
 
 CONFIG, RECORD, LOCK, LOG_TEXT = SAVED, "run.json", ".lock", "log.txt"
 TOKENIZER = "tokenizer.json"
-METRICS, EVALUATION, BLOCKS = "metrics.jsonl", "evaluation.jsonl", "evaluation_blocks.jsonl"
+METRICS, EVALUATION = "metrics.jsonl", "evaluation.jsonl"
 MODEL = "model"  # the folder of a HuggingFace model that was trained on

@@ -1,18 +1,16 @@
-"""Evaluation rows: what a row is, its key, its name as a curve, and the two files that rows and their blocks stand in.
+"""Evaluation rows: what a row is, its key, its name as a curve, and the file that rows stand in.
 
 Files may come from other versions: unknown columns are left out, and a value that is missing is None.
 """
 
 import dataclasses
-import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.names import BLOCKS, EVALUATION
+from posbench.run_folder.names import EVALUATION
 
 PLAIN, WINDOWED = "plain", "windowed"
 PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
@@ -34,7 +32,6 @@ class RowKey(NamedTuple):
 
 
 EVALUATION_KEY = RowKey._fields
-BlocksKey = tuple[RowKey, str | None]  # of a row, and its targets_sha256: a row's blocks are of the tokens it scored
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,24 +79,23 @@ class EvaluationRow:
     targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
     seconds: float | None = None
     peak_memory_bytes: int | None = None
+    # Sums over the targets of each unit of text, lists of equal length: `document`, the unit's document in the split;
+    # `tokens`; in nats `nll` and, where it is known, `ngram`. Problems have none, nor have rows of earlier versions.
+    units: dict[str, list[Any]] | None = None
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow":
         """A line of the file."""
-        values: dict[str, Any] = {name: line.get(name) for name in COLUMNS}
+        values: dict[str, Any] = {name: line.get(name) for name in (*COLUMNS, "units")}
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """The row's columns, in the order of the file."""
-        return {name: getattr(self, name) for name in COLUMNS}
+        """The row's columns in the order of the file, then its sums by unit of text, if it has any."""
+        return {name: getattr(self, name) for name in COLUMNS} | ({"units": self.units} if self.units else {})
 
     @property
     def key(self) -> RowKey:
         return RowKey(*(getattr(self, name) for name in EVALUATION_KEY))
-
-    @property
-    def blocks_key(self) -> BlocksKey:
-        return self.key, self.targets_sha256
 
     @property
     def measured(self) -> bool:
@@ -124,37 +120,17 @@ class EvaluationRow:
     @property
     def curve_name(self) -> str:
         """`fixed_target`, `windowed`, `nonoverlap_windowed`, `fixed_target_yarn`, `task_recall`, `problems_copy` ..."""
-        shifted = f"from_{self.offset}" if self.offset else None
-        parts = [self.protocol, self.task, shifted, self.extension, WINDOWED if self.window else None]
-        name = "_".join(part for part in parts if part)
-        return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
+        return curve_name(self.protocol, self.task, self.offset, self.extension, self.window)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockRow:
-    """One block of a row's targets; of problems, one problem. None: the file has no such number there."""
-
-    block: int | None  # from 0 on, in the order of the text
-    document: int | None = None  # that its first target stands in, from 0 on in the split: what intervals go by
-    stretch: int | None = None  # the same where stretches of documents are held out; None: whole documents, or tails
-    nll_sum: float | None  # nats, over the block's targets
-    n_tokens: int | None  # targets
-    n_bytes: int | None
-    n_correct: int | None = None  # of a problem: targets that were the likeliest token
-    ngram_sum: float | None = None  # nats of that n-gram model over the same targets; None as ngram_nll
-
-    @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> "BlockRow":
-        return cls(**{name: line.get(name) for name in _OF_A_BLOCK})
-
-    def to_json(self, row: EvaluationRow) -> dict[str, Any]:
-        """A line of `evaluation_blocks.jsonl`: the row that the block belongs to, and the block."""
-        return {**row.key._asdict(), "targets_sha256": row.targets_sha256, **dataclasses.asdict(self)}
+COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow) if field.name != "units")
 
 
-Measured = tuple[EvaluationRow, list[BlockRow]]  # a row, and the blocks behind its numbers
-COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow))
-_OF_A_BLOCK = tuple(field.name for field in dataclasses.fields(BlockRow))
+def curve_name(protocol: str, task: str | None, offset: int | None, extension: str | None, window: int | None) -> str:
+    """The name of the curve that rows of these columns form."""
+    shifted = f"from_{offset}" if offset else None
+    name = "_".join(part for part in (protocol, task, shifted, extension, WINDOWED if window else None) if part)
+    return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
 
 
 def multiple(ratio: float) -> str:
@@ -187,8 +163,10 @@ def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     curves: dict[tuple[str, int], list[EvaluationRow]] = {}
     for row in found:
         curves.setdefault((row.split, row.checkpoint_step), []).append(row)
-    paired = {row.blocks_key for curve in curves.values() for row in on_shared_targets(curve)}
-    chosen = {row.key: row for row in sorted(found, key=lambda row: (row.measured, row.blocks_key in paired))}
+    paired = {(row.key, row.targets_sha256) for curve in curves.values() for row in on_shared_targets(curve)}
+    chosen = {
+        row.key: row for row in sorted(found, key=lambda row: (row.measured, (row.key, row.targets_sha256) in paired))
+    }
     return [row for row in found if chosen[row.key] is row]
 
 
@@ -231,52 +209,3 @@ def shared_targets(rows: list[EvaluationRow]) -> dict[str, str | None]:
     for protocol, targets in sorted(reversed(counted), key=lambda key: (key not in based, -far[key], -counted[key])):
         shared.setdefault(protocol, targets)
     return shared
-
-
-def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
-    """Blocks of `evaluation_blocks.jsonl` by row; the last set of each row counts."""
-    sets: dict[BlocksKey, list[BlockRow]] = {}
-    for line in read_jsonl(folder / BLOCKS):
-        block, belongs_to = BlockRow.from_json(line), _row_of(line)
-        if block.block == 0:
-            sets[belongs_to] = []
-        sets.setdefault(belongs_to, []).append(block)
-    return sets
-
-
-def _row_of(block: Mapping[str, Any]) -> BlocksKey:
-    """The row that a line of `evaluation_blocks.jsonl` belongs to."""
-    return RowKey(*map(block.get, EVALUATION_KEY)), block.get("targets_sha256")  # type: ignore[arg-type]
-
-
-def parted_blocks(folder: Path) -> tuple[list[EvaluationRow], bytes, int]:
-    """Rows whose blocks are all there, the repaired `evaluation_blocks.jsonl`, and the number of lines dropped.
-
-    A kill leaves blocks twice or without a row, or half a line.
-    """
-    path = folder / BLOCKS
-    raw = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    sets: dict[BlocksKey, list[tuple[bytes, BlockRow]]] = {}
-    for text in raw:
-        try:
-            line = json.loads(text)
-            belongs_to, block = _row_of(line), BlockRow.from_json(line)
-        except ValueError:
-            continue
-        if block.block == 0:
-            sets.pop(belongs_to, None)
-        sets.setdefault(belongs_to, []).append((text, block))
-    rows = [row for row in every_row(folder) if _is_whole(row, [one for _, one in sets.get(row.blocks_key, [])])]
-    known = {row.blocks_key for row in rows}
-    kept = [text for key, lines in sets.items() if key in known for text, _ in lines]
-    return rows, b"".join(kept), len(raw) - len(kept)
-
-
-def _is_whole(row: EvaluationRow, blocks: list[BlockRow]) -> bool:
-    """Whether these are a row's blocks: their number and mean agree. A row without a number has none."""
-    if not row.measured or row.n_blocks is None:
-        return True
-    if len(blocks) != row.n_blocks:
-        return False
-    mean = sum(one.nll_sum or 0.0 for one in blocks) / max(1, sum(one.n_tokens or 0 for one in blocks))
-    return math.isclose(mean, row.nll or 0.0, rel_tol=1e-6, abs_tol=1e-9)

@@ -20,7 +20,7 @@ from posbench.config.external import Trains
 from posbench.config.schema import to_container
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.logged import LENGTH, LENGTH_RATIO, LINE, Curves, defined
-from posbench.run_folder.names import BLOCKS, EVALUATION
+from posbench.run_folder.names import EVALUATION
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 
 if TYPE_CHECKING:
@@ -225,12 +225,9 @@ class Session:
         """A copy: the file may grow before an offline run is synced."""
         import wandb
 
-        copies = Path(self._run.settings.sync_dir) / "evaluation"
-        copies.mkdir(exist_ok=True)
+        copied = shutil.copy(self._target.folder / EVALUATION, Path(self._run.settings.sync_dir) / EVALUATION)
         artifact = wandb.Artifact(f"{self._target.name}-evaluation"[:128], "evaluation")
-        for name in (EVALUATION, BLOCKS):
-            copied = shutil.copy(self._target.folder / name, copies / name)
-            artifact.add_file(str(copied), name=name, policy="immutable", skip_cache=True)
+        artifact.add_file(str(copied), name=EVALUATION, policy="immutable", skip_cache=True)
         self._run.log_artifact(artifact)
 
 

@@ -1,42 +1,49 @@
-"""`posbench show`: pictures of encodings and of trained runs, as a PNG file."""
+"""`posbench show`: pictures of encodings and of trained runs, as a PNG file in the style of reports."""
 
+import functools
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from posbench import encodings, files
+from posbench.config import compose
 from posbench.errors import UserError
-from posbench.show import panels, plots, schemes
+from posbench.report import charts
+from posbench.show import panels
+from posbench.show.panels import Build, Panel, Picture
 
 PNG = "show.png"
+COLUMNS, WIDTH, HEIGHT = 4, 3.0, 2.2  # panels in a row; inches
+FAINTEST = 1e-5  # of attention that is drawn
 
 
 def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, words: str | None = None) -> None:
-    """Draw encodings and trained runs side by side.
+    """Draw encodings and runs below each other; or how the logit of two words changes as their phrase moves.
 
     Args:
         names: encodings or patterns of layers, each followed by its options (rope base=100), and run folders.
-        png: write the picture here.
-        phrase: draw instead how the logit of two of its words changes as the phrase moves along a sentence.
-        words: these two words, separated by a comma.
-
-    Raises:
-        UserError: an unknown encoding, option or word, a folder that is no run, or only one of `phrase` and `words`.
+        words: two words of the phrase, separated by a comma.
     """
-    asked = schemes.parted(names)
-    if phrase is None and words is None:
-        pictures = [_picture(name, options) for name, options in asked]
-    elif phrase is None or words is None:
+    if (phrase is None) != (words is None):
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
-    elif run := next((name for name, _ in asked if _is_run(name)), None):
-        raise UserError(f"--phrase takes names of encodings, such as rope: {run} is a run")
+    torch.set_num_threads(1)  # more gain nothing at these sizes, and are twenty times as slow beside a sweep
+    if phrase is None or words is None:
+        pictures = [_picture(*typed) for typed in split(names)]
     else:
-        chosen = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked]
-        pictures = [panels.moving(chosen, phrase, _pair(words))]
-    plots.save_pictures(pictures, png)
+        pictures = [panels.moving(dict(builder(*typed) for typed in split(names)), phrase, words)]
+    files.write(png, charts.drawn(draw(pictures), "png"))
     print(png)
 
 
-def _picture(name: str, options: list[str]) -> panels.Picture:
-    if not _is_run(name):
-        return panels.picture(schemes.scheme(name, options, panels.SHAPE))
+def _picture(name: str, options: list[str]) -> Picture:
+    if name in encodings.names() or not Path(name).is_dir():
+        return panels.picture(*builder(name, options))
     if options:
         raise UserError(f"{name} is a run with fixed options: give {options[0]} after the name of an encoding")
     from posbench.show import trained
@@ -44,13 +51,73 @@ def _picture(name: str, options: list[str]) -> panels.Picture:
     return trained.picture(Path(name))
 
 
-def _is_run(word: str) -> bool:
-    """Whether a word is the path of a folder; an encoding of the same name has precedence."""
-    return not schemes.is_scheme(word) and ("/" in word or Path(word).is_dir())
+def split(words: list[str]) -> list[tuple[str, list[str]]]:
+    """Split words into names, each with the key=value words after it; UserError if one of these comes first."""
+    asked: list[tuple[str, list[str]]] = []
+    for word in words:
+        if "=" not in word:
+            asked.append((word, []))
+        elif not asked or word.startswith("encoding="):
+            raise UserError(f"'{word}': expected the name of an encoding, then its options, as in rope base=100")
+        else:
+            asked[-1][1].append(word.removeprefix("encoding."))
+    return asked
 
 
-def _pair(words: str) -> tuple[str, str]:
-    parts = tuple(word.strip() for word in words.split(","))
-    if len(parts) != 2 or parts[0].lower() == parts[1].lower():
-        raise UserError(f"--words is '{words}': expected two different words of the phrase, such as daughter,called")
-    return parts[0], parts[1]
+def builder(name: str, words: list[str]) -> tuple[str, Build]:
+    """Return an encoding as it was typed, and what builds it, with options as `posbench train` reads them."""
+    options = {}
+    label = " ".join([name, *words])
+    if words or name not in encodings.names():
+        encoding = compose.single([f"encoding={name}", *(f"encoding.{word}" for word in words)]).encoding
+        name, defaults = encoding.name, encodings.options_of(encoding.name)
+        options = {key: value for key, value in encoding.options.items() if value != defaults[key]}
+    return label, functools.partial(panels.build, name, options)
+
+
+def draw(pictures: Sequence[Picture]) -> charts.Picture:
+    """Draw pictures below each other."""
+    columns = min(COLUMNS, max(1, *(len(picture.panels) for picture in pictures)))
+    heights = [max(1, -(-len(picture.panels) // columns)) for picture in pictures]
+    with matplotlib.rc_context(charts.STYLE):
+        figure = charts.Picture(figsize=(WIDTH * columns, HEIGHT * sum(heights)), layout="constrained")
+        parts = figure.subfigures(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for part, picture, height in zip(parts, pictures, heights, strict=True):
+            title = f"{picture.title} (dotted: training length, {picture.train_length})"
+            part.suptitle(title, fontsize=10, weight="bold", wrap=True)
+            lines = [
+                line for p in picture.panels for line in [*p.curves.values(), *([] if p.image is None else p.image)]
+            ]
+            for axes, panel in itertools.zip_longest(
+                part.subplots(height, columns, squeeze=False).flat, picture.panels
+            ):
+                if panel is None:
+                    axes.set_axis_off()
+                    continue
+                _panel(axes, panel)
+                axes.set_xlim(0, max(map(len, lines)) - 1)
+                axes.axvline(picture.train_length - 0.5, color=charts.DARK, ls=":", lw=1)
+    return figure
+
+
+def _panel(axes: Axes, panel: Panel) -> None:
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.image is not None:
+        limit = np.nanmax(np.abs(panel.image))
+        image = axes.imshow(panel.image, aspect="auto", cmap="PuOr", vmin=-limit, vmax=limit, interpolation="nearest")
+        axes.grid(visible=False)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.figure.colorbar(image, ax=axes, pad=0.02)
+        return
+    for (name, values), colour in zip(panel.curves.items(), itertools.cycle(charts.COLOURS), strict=False):
+        known = np.isfinite(values) & (values > (FAINTEST if panel.log else -np.inf))
+        axes.plot(np.flatnonzero(known), values[known], color=colour, lw=1.5, label=name)
+    low, high = axes.get_ylim()
+    if panel.log:  # at least a factor of 4 either way, so that noise looks flat
+        axes.set(yscale="log", ylim=(axes.dataLim.y0 / 4, axes.dataLim.y1 * 4))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+    elif high - low < 1:
+        axes.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
+    if len(panel.curves) > 1:
+        axes.legend(fontsize=7, framealpha=0.6)

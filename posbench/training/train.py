@@ -25,8 +25,7 @@ from posbench.data.batches import Batch, TrainingBatches, own_rows
 from posbench.data.problems import ProblemBatches, TaskData, prepare
 from posbench.data.tokens import Tokens
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.job import evaluate_into, on_the_way
-from posbench.evaluation.sync import send
+from posbench.evaluation.job import evaluate_into, on_the_way, results_of
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.processes import World
@@ -34,6 +33,8 @@ from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
 from posbench.run_folder.names import TOKENIZER
+from posbench.run_folder.rows import every_row
+from posbench.run_folder.sync import send
 from posbench.run_folder.wandb_session import Target, in_sweep
 from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.journal import Journal, RunJournal
@@ -148,7 +149,7 @@ def _begin(run: Run, config: Config, tokens: Tokens | TaskData, where: Where) ->
 def _tell_the_agent(config: Config, run: Run) -> None:
     """Report a run that was already finished to the W&B sweep that chose it."""
     try:
-        send(config, run, Target.of(config, run.folder, run.id, run.record))
+        send(config, run, Target.of(config, run.folder, run.id, run.record), results_of)
     except Exception as error:
         logger.warning("could not report this run to the W&B sweep: %s", error)
 
@@ -249,7 +250,7 @@ def _stopped(number: int, step: int) -> Stopped:
 
 def warn_of_rows_passed(run: Run, config: Trains) -> None:
     """Warn of rows on the way that were asked for after training had passed them."""
-    if passed := on_the_way(config).keys() - {row.checkpoint_step for row in run.whole_rows()}:
+    if passed := on_the_way(config).keys() - {row.checkpoint_step for row in every_row(run.folder)}:
         told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
         logger.warning(told, ", ".join(map(str, sorted(passed))))
 

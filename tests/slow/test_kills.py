@@ -12,7 +12,6 @@ from faults import Case, Kill, at_boundaries, at_random
 
 from posbench.config.schema import Config
 from posbench.run_folder import checkpoint
-from posbench.run_folder.rows import evaluation_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
 
@@ -106,10 +105,6 @@ WORSE: dict[str, tuple[str, Any]] = {
     "the optimizer begins anew": ("posbench.training.step._AdamW.load_state_dict", lambda *_: None),
     "metrics are not cut on resuming": ("posbench.run_folder.folder.Run.cut_metrics", lambda *_: None),
     "half lines stay": ("posbench.run_folder.jsonl.drop_half_line", half_lines_kept),
-    "blocks without their row stay": (
-        "posbench.run_folder.folder.Run.whole_rows",
-        lambda run: evaluation_rows(run.folder),
-    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,27 @@ from posbench.config.external import TrainedElsewhere, TrainedOn, Trains
 from posbench.config.overrides import pairs, value
 from posbench.config.schema import TrackingConfig, validate
 from posbench.errors import PosbenchError, UserError, did_you_mean, unknown
-from posbench.evaluation.headline import headline_of
-from posbench.evaluation.job import picture_of
 from posbench.run_folder.folder import Run, load_any_config, load_config
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.logged import LINE, Curves, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
-from posbench.run_folder.wandb_session import Session, Target, exit_code_of, has_key
+from posbench.run_folder.wandb_session import Draw, Session, Target, exit_code_of, has_key
 from posbench.terminal import console
 
 
-def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What a run's rows come to."""
+
+    summary: dict[str, Any]  # the run in a few numbers
+    draw: Draw  # its curve
+
+
+ResultsOf = Callable[[Path], Results]  # of a run folder: rooms above this one measure
+
+
+def sync(folders: list[Path], overrides: list[str], results_of: ResultsOf, anew: bool = False) -> None:
     """Send run folders. Rows that W&B already has, by its counters, are not sent again.
 
     Args:
@@ -41,7 +51,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
         where = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
         config = dataclasses.replace(config, tracking=validate(TrackingConfig, where, "tracking"))
         if config.tracking.backend != "wandb":
-            out.print(f"{folder}: {_written_anew(config, folder, anew)}", soft_wrap=True)
+            out.print(f"{folder}: {_written_anew(config, folder, results_of, anew)}", soft_wrap=True)
             continue
         _refuse_without_key(config)
         with Run.open(folder, config, command=None) as run:
@@ -49,7 +59,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
             moved = {name: getattr(config.tracking, name) for name in ("project", "entity") if name in given}
             again: dict[str, Any] = {"id": f"{target.id}-{time.strftime('%Y%m%d%H%M%S')}"} if anew else {}
             try:
-                said = send(config, run, dataclasses.replace(target, **moved, **again))
+                said = send(config, run, dataclasses.replace(target, **moved, **again), results_of)
             except Exception as error:
                 raise PosbenchError(f"W&B did not take {folder}: {str(error).partition(chr(10))[0]}") from error
         out.print(f"{folder}: {said}", soft_wrap=True)
@@ -61,7 +71,7 @@ def _mirrored(folder: Path) -> Trains:
     return config if isinstance(config, TrainedOn) else load_config(folder)
 
 
-def _written_anew(config: Trains, folder: Path, anew: bool) -> str:
+def _written_anew(config: Trains, folder: Path, results_of: ResultsOf, anew: bool) -> str:
     """Write a run folder's event files for TensorBoard; returns what they hold."""
     if config.tracking.backend != "tensorboard":
         raise UserError(f"tracking is {config.tracking.backend}: expected wandb or tensorboard")
@@ -73,12 +83,12 @@ def _written_anew(config: Trains, folder: Path, anew: bool) -> str:
         rows = recorded(config, folder)
         if not rows:
             return "nothing to send"
-        TensorBoard(folder, rows).finish(defined(facts(config, run.record) | headline_of(folder)))
+        TensorBoard(folder, rows).finish(defined(facts(config, run.record) | results_of(folder).summary))
     of_evaluation = sum(LINE in row for row in rows)
     return f"{len(rows) - of_evaluation} rows of metrics and {of_evaluation} of evaluation: {folder / 'tensorboard'}"
 
 
-def send(config: Trains, run: Run, target: Target) -> str:
+def send(config: Trains, run: Run, target: Target, results_of: ResultsOf) -> str:
     """Send a run folder and wait until it is there; returns what was sent, and where it is.
 
     Raises:
@@ -88,7 +98,7 @@ def send(config: Trains, run: Run, target: Target) -> str:
     rows = evaluation_rows(run.folder)
     if not metrics and not rows:
         return "nothing to send"
-    curves = Curves(config, rows)
+    curves, results = Curves(config, rows), results_of(run.folder)
     session = Session(config, target, curves, "offline" if config.tracking.mode == "offline" else "online")
     run.update(wandb=target.path)
     new_metrics = [row for row in metrics if session.metrics(row)]
@@ -99,8 +109,8 @@ def send(config: Trains, run: Run, target: Target) -> str:
             session.curve(evaluated, at)
             new_rows += 1
     if new_rows or not session.line:
-        session.results(rows, picture_of(config, rows))
-    session.finish(exit_code_of(run.record), facts(config, run.record) | headline_of(run.folder))
+        session.results(rows, results.draw)
+    session.finish(exit_code_of(run.record), facts(config, run.record) | results.summary)
     said = f"{len(new_metrics)} rows of metrics and {new_rows} of evaluation"
     if not new_metrics and not new_rows:
         said = "nothing new"

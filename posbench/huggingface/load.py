@@ -1,0 +1,190 @@
+"""Models of transformers, from a folder or the hub, read as data: no code of a folder runs, no pickle is opened.
+
+Tests compare the kinds in `TESTED` with the library's own logits. Other causal language models of transformers are
+read in the same way, and called untested.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posbench import files, machine
+from posbench.data import hub
+from posbench.errors import UserError, did_you_mean
+from posbench.run_folder.names import MODEL, RECORD
+
+TOKENIZER = "tokenizer.json"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TESTED = {  # by model_type: how the model encodes positions
+    **dict.fromkeys(("llama", "gpt_neox", "mistral", "olmo", "olmo2", "starcoder2", "qwen2", "qwen3"), "rope"),
+    **dict.fromkeys(("smollm3", "gemma2", "gemma3_text"), "rope"),
+    **dict.fromkeys(("gpt2", "opt"), "learned"),
+    **dict.fromkeys(("bloom", "mpt"), "alibi"),
+}
+# Keys of config.json for the training length, or for the size of a table of positions.
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx",
+           "context_length")  # fmt: skip
+
+
+def transformers() -> Any:
+    """Import the library; UserError if it is not installed."""
+    imported_by_user = "transformers" in sys.modules
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # kernels are programs: the library would fetch them from the hub
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError:
+        raise UserError("a HuggingFace model needs transformers: pip install 'transformers>=5.23,<5.24'") from None
+    if not imported_by_user:
+        transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A model that can be evaluated: its files and its configuration."""
+
+    folder: Path
+    given: str  # what the user typed: a folder, or a name on the hub
+    revision: str | None  # hub: the commit
+    settings: dict[str, Any]  # content of config.json
+    config: Any  # the library's configuration
+
+    @property
+    def kind(self) -> str:
+        return str(self.config.model_type)
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / TOKENIZER
+
+    @property
+    def name(self) -> str:
+        """What its folder of results is called: its own last name; of a model that a run trained, the run's."""
+        path = Path(self.given.partition("@")[0] if self.revision else self.given).resolve()
+        last = path.parent.name if path.name == MODEL and (path.parent / RECORD).is_file() else path.name
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", last)[:100].strip(".-_") or "model"
+
+    @property
+    def precision(self) -> str:
+        """The precision that its configuration names: fp32, bf16 or fp16."""
+        return next((name for name, dtype in DTYPES.items() if dtype == self.config.dtype), "fp32")
+
+    @property
+    def train_length(self) -> int | None:
+        """Tokens that it was trained on at a time, if its configuration says so.
+
+        If RoPE was stretched, the length before that: the stretched frequencies depend on it.
+        """
+        text = self.settings.get("text_config") or self.settings  # of a model of several parts
+        ropes = [text.get("rope_parameters"), text.get("rope_scaling")]
+        ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
+        lengths = [rope.get("original_max_position_embeddings") for rope in ropes if isinstance(rope, dict)]
+        lengths += [text.get(key) for key in ("original_max_position_embeddings", *LENGTHS)]
+        return next((length for length in lengths if type(length) is int and length > 1), None)
+
+    def sha256(self) -> str:
+        """Digest of everything that determines results: configuration, tokenizer, weights."""
+        digest = hashlib.sha256()
+        for path in (self.folder / "config.json", self.tokenizer, *_weights(self.folder)):
+            digest.update(f"{path.name}\0".encode() + files.sha256(path))
+        return digest.hexdigest()
+
+
+def find(given: str) -> Source:
+    """Find a model in a folder, or on the hub, whose cache comes first; UserError if there is none that is accepted."""
+    transformers()
+    if Path(given).exists():
+        return _read(Path(given), given, None)
+    folder, commit = hub.model_folder(given)
+    try:
+        return _read(folder, given, commit)
+    except UserError as error:
+        raise UserError(f"'{given}': {str(error).replace(str(folder), 'its repository on the hub')}") from None
+
+
+def _read(folder: Path, given: str, revision: str | None) -> Source:
+    from transformers import AutoConfig, PretrainedConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    data_only = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        settings, _ = PretrainedConfig.get_config_dict(folder, **data_only)
+    except Exception as error:
+        raise UserError(f"{folder}: transformers cannot read its configuration: {one_line(error)}") from None
+    if not settings:
+        raise UserError(f"{folder} has no config.json, or an empty one")
+    if (kind := settings.get("model_type")) not in CAUSAL:
+        known = f"{', '.join(TESTED)}, or another causal language model of transformers"
+        raise UserError(f"{folder}: model_type is {kind!r}{did_you_mean(str(kind), CAUSAL)}: expected {known}")
+    for wrong, reason in (
+        (settings.get("auto_map"), "auto_map in config.json: posbench runs no code of a model folder"),
+        (settings.get("quantization_config"), "its weights are quantised: expected fp32, bf16 or fp16"),
+        (kind == "mpt" and (settings.get("attn_config") or {}).get("alibi") is False, "transformers has no such mpt"),
+        ((folder / "adapter_config.json").exists(), "an adapter: merge it into its model first"),
+        (not (folder / TOKENIZER).is_file(), f"it has no {TOKENIZER}: expected one"),
+        (not _weights(folder), "it has no .safetensors, which save_pretrained writes: pickled weights may run code"),
+    ):
+        if wrong:
+            raise UserError(f"{folder}: {reason}")
+    try:
+        config = AutoConfig.from_pretrained(folder, **data_only)
+    except Exception as error:  # the library's checks raise many kinds
+        raise UserError(f"{folder}: transformers refuses its configuration: {one_line(error)}") from None
+    return Source(folder, given, revision, settings, config)
+
+
+def _weights(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model*.safetensors"))
+
+
+def load(folder: Path, config: Any, precision: str) -> Any:
+    """The library's own model of a folder, in eval mode, on the CPU.
+
+    Raises:
+        UserError: a tensor is missing, left over, or of another shape; the library would fill it with random numbers,
+            or leave out half of a model.
+    """
+    auto = transformers().AutoModelForCausalLM
+    try:
+        model, report = auto.from_pretrained(
+            folder,
+            config=config,
+            dtype=DTYPES[precision],
+            attn_implementation="sdpa" if auto._model_mapping[type(config)]._supports_sdpa else "eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with one line
+        )
+    except Exception as error:
+        if machine.is_out_of_memory(error):
+            raise
+        raise UserError(f"{folder}: transformers cannot load it: {one_line(error)}") from None
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in report[key])
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            told = f"its weights do not match its configuration: {key.replace('_', ' ')}: {names[0]}{more}"
+            raise UserError(f"{folder}: {told}")
+    return model.eval()
+
+
+def position_of(config: Any) -> str:
+    """How a model encodes positions: rope, learned or alibi; other for untested kinds without RoPE."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None)
+    return TESTED.get(config.model_type) or ("rope" if rope else "other")
+
+
+def one_line(error: Exception) -> str:
+    """What an error of a library says, in one line."""
+    text = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return " ".join(text.split())[:300]

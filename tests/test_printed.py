@@ -1,0 +1,94 @@
+"""One run as a table in the terminal: what it says, and that it fits."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import yaml
+
+from posbench.config.schema import Config, to_container
+from posbench.evaluation import printed
+
+LENGTHS = [16, 32, 64, 128, 256, 512, 1024]
+
+
+def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
+    status = "ok" if nll is not None else "undefined"
+    return {
+        "protocol": "fixed_target", "length": length, "length_ratio": length / 16, "window": None, "extension": None,
+        "task": None, "split": "test", "documents": "doc", "checkpoint_step": 1, "status": status, "reason": None,
+        "stride": None, "dtype": "fp32",
+        "targets_sha256": "ab", "nll": nll, "ci_low": nll and nll - 0.1, "ci_high": nll and nll + 0.1,
+        "perplexity": nll and 2.718281828**nll, "bits_per_byte": nll and nll / 2, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def draw(tiny_config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Any:
+    def drawn(rows: list[dict[str, Any]], width: int = 80, split: str | None = None) -> str:
+        monkeypatch.setenv("COLUMNS", str(width))
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_container(tiny_config)), encoding="utf-8")
+        record = {"schema": 1, "id": "x", "status": "done"}
+        (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+        lines = "".join(json.dumps(one) + "\n" for one in rows)
+        (tmp_path / "evaluation.jsonl").write_text(lines, encoding="utf-8")
+        printed.print_results(tmp_path, split)
+        return capsys.readouterr().out
+
+    return drawn
+
+
+def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw: Any) -> None:
+    out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0)], 120)
+    assert "148.41" in out  # perplexity at 64
+    lines = [line for line in out.splitlines() if line.endswith("x)") or "x)  " in line]
+    assert [" ".join(line.split()[:3]) for line in lines] == ["16 (1x) 4.000", "32 (2x) 4.500", "64 (4x) 5.000"]
+    assert [line.count("▇") for line in lines] == [1, 9, 17]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_every_line_of_a_table_fits_the_console(draw: Any, width: int) -> None:
+    rows = [row(length, 4.0 + index / 10) for index, length in enumerate(LENGTHS)]
+    rows += [row(length, 4.0, window=16) for length in LENGTHS[1:]]
+    rows += [row(length, 4.1, protocol="nonoverlap") for length in LENGTHS]
+    rows += [row(length, 4.1, extension="yarn") for length in LENGTHS]
+    lines = [line for line in draw(rows, width).splitlines() if "x)" in line or "yarn" in line]
+    assert len(lines) == len(LENGTHS) + 1 and max(map(len, lines)) <= width
+    heads = draw(rows, width).splitlines()[1].split()
+    assert ("nonoverlap" in heads) == (width >= 80) and heads[:2] == ["context", "loss"] and "windowed" in heads
+
+
+def test_a_scheme_that_a_ngram_model_beats_at_the_training_length_has_not_learned(draw: Any) -> None:
+    out = draw([row(16, 16.123, ngram_nll=15.2, ngram_order=2), row(32, 14.0, ngram_nll=15.2)])
+    told = "Not learned: loss 16.123 at 1x, an n-gram model of order 2 has 15.200 on the same targets."
+    assert told in " ".join(out.split()) and out.count("earned") == 1
+    other = [row(32, 6.0, ngram_nll=5.0), row(16, 6.0, ngram_nll=5.0, window=16)]
+    for rows in ([row(16, 4.0, ngram_nll=5.0)], [row(16, 6.0)], [row(16, None, ngram_nll=5.0)], []):
+        assert "learned" not in draw([*rows, *other])
+
+
+def test_what_is_undefined_is_named_and_has_no_bar(draw: Any) -> None:
+    out = draw([row(16, 4.0), row(32, None), row(64, None)])
+    assert out.partition("Run folder")[0].count("undefined") == 2 and out.count("▇") == 1
+
+
+def test_extensions_and_probes_are_listed_below_the_curve(draw: Any) -> None:
+    probe = {"protocol": "task", "task": "passkey", "chance": 0.1, "trivial": 0.25, "n_blocks": 40, "exact_match": 0.5}
+    rows = [row(16, 4.0), row(16, 4.0, extension="yarn"), row(32, 4.2, extension="yarn")]
+    rows += [row(length, 0.1, accuracy=1.0, **probe) for length in (16, 32)] + [row(64, None, **probe)]
+    lines = [line.split() for line in draw(rows, 120).splitlines()]
+    assert ["yarn", "4.000", "4.200"] in lines
+    assert ["task_passkey", "10.0%", "25.0%", "100.0%", "(91..100)", "100.0%", "(91..100)", "undefined"] in lines
+    assert ["task_passkey,", "greedy", "50.0%", "50.0%"] in lines
+
+
+def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
+    rows = [row(16, 4.0, split="validation"), row(16, 4.1), row(32, 4.2), row(32, 4.3, checkpoint_step=0)]
+    out = " ".join(draw(rows, split="validation").split())
+    assert "4.000" in out and "4.200" not in out and "4.300" not in out
+    assert "than the curve: 1 on test text at step 0, 2 on test text at step 1." in out
+    out = draw(rows)
+    assert "4.100" in out and "4.200" in out and "4.000" not in out and "4.300" not in out
+    assert "1 on validation text at step 1" in " ".join(out.split())
+    assert "not shown" not in draw(rows[1:3])
