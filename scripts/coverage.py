@@ -29,10 +29,9 @@ from posbench.data import tokens as data
 from posbench.data.tokenizer import train_bpe
 from posbench.data.tokens import Tokens, TokenSplit
 from posbench.evaluation import protocols
+from posbench.evaluation.models import TrainedGPT, score
 from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.protocols import Windows
-from posbench.evaluation.score import score
-from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import build
 from posbench.results.estimate import Estimate, estimate, units_of_text
 from posbench.run_folder import checkpoint

@@ -13,13 +13,11 @@ from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined, UserError
-from posbench.evaluation import choices, probes
-from posbench.evaluation.check import check
+from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
+from posbench.evaluation.models import Ranked, Ranker, TrainedGPT, Variant, Varied
+from posbench.evaluation.plan import check
 from posbench.evaluation.probes import Choice, Material
-from posbench.evaluation.subject import Ranked, Ranker, Varied
-from posbench.evaluation.trained import TrainedGPT
-from posbench.evaluation.variants import Variant
 from posbench.model.gpt import build
 from posbench.run_folder.rows import EvaluationRow
 
@@ -121,7 +119,7 @@ def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
         assert row.chance == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[row.task]
         low, high = stats.binomtest(round(row.accuracy * row.n_blocks), row.n_blocks).proportion_ci()
         assert low < row.chance < high
-    assert "right, by chance 10.0%" in describe(guessed[0])
+    assert "right, 10.0% by chance" in describe(guessed[0])
     alike = rows_of(Planted(lambda ids, candidates: np.ones(len(candidates))), tiny_config, tokenizer, "induction")
     assert {row.accuracy for row in alike} == {0.0}  # none is the likeliest
     broken = rows_of(Planted(lambda ids, candidates: candidates * math.nan), tiny_config, tokenizer, "induction")
@@ -137,27 +135,27 @@ def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
 
     keys = [posed("passkey:depth=0.5", number) for number in range(40)]
     for choice in keys:
-        key = tokenizer.decode([choice.candidates[0, choice.right[0]]])
+        key = tokenizer.decode([choice.candidates[choice.right]])
         said = tokenizer.decode(choice.ids[:-1])
         assert f'The key is "{key}". Remember: the key is "{key}".' in said
         assert said.endswith('What was the key? The key is "') and choice.ids[0] == window[0]
-    assert {int(choice.right[0]) for choice in keys} == set(range(10))
+    assert {choice.right for choice in keys} == set(range(10))
     told = np.flatnonzero(keys[0].ids[:200] != window[:200])
     assert abs(told.mean() - 128) < 25  # in the middle, but for the question's length
     assert posed("passkey", 3).right == posed("passkey", 3, 200).right  # by number, whatever the length
 
     for number in range(40):
         choice = posed("induction", number)
-        ids, candidates = choice.ids[:-1], choice.candidates[0].tolist()
+        ids, candidates = choice.ids[:-1], choice.candidates.tolist()
         assert all((ids == token).sum() == 1 for token in candidates) and len(set(candidates)) == 8
         (asked, _) = np.flatnonzero(ids == ids[-1])  # there once, and at the end
-        assert ids[asked + 1] == candidates[choice.right[0]] == choice.ids[-1] and ids[0] == window[0]
+        assert ids[asked + 1] == candidates[choice.right] == choice.ids[-1] and ids[0] == window[0]
 
 
 @pytest.mark.parametrize(("task", "answers"), [("passkey", 10), ("induction", 8), ("induction:pairs=5", 5)])
 def test_each_answer_is_right_equally_often(task: str, answers: int, tokenizer: Tokenizer) -> None:
     """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2 %."""
-    right = [int(choice.right[0]) for choice in posed_to(PROBLEMS, task, 2 * L, tokenizer)]
+    right = [choice.right for choice in posed_to(PROBLEMS, task, 2 * L, tokenizer)]
     counts = np.bincount(right, minlength=answers)
     assert len(counts) == answers and np.ptp(counts) <= 1
     assert right[:answers] != right[answers : 2 * answers] != sorted(right[answers : 2 * answers])  # no fixed order
@@ -177,8 +175,8 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, toke
     model = TrainedGPT(build(tiny_config, V).eval(), "ours", L, torch.device("cpu"), torch.float32)
     for task in ("passkey", "induction"):
         choice = pose_of(task, L, material(tokenizer))(np.arange(L), 5)
-        wanted = [model.nll(np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates[0]]
-        got = model.ranked(choice.ids[None], choice.candidates[None], 0).nll[0, 0]
+        wanted = [model.nll(np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates]
+        got = model.ranked(choice.ids[None], choice.candidates[None, None], 0).nll[0, 0]
         np.testing.assert_allclose(got, wanted, atol=1e-5)
         assert np.ptp(got) > 0.01
 
@@ -199,7 +197,11 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokeni
     assert found["induction:pairs=40", L] == "undefined" and found["induction:pairs=40", 2 * L] == "ok"
     with pytest.raises(Undefined, match="17 different tokens"):
         pose_of("induction", L, Material(np.arange(17), None))(np.arange(L), 0)
-    for asked, said in (("passkey:depth=2", "a number from 0 to 1"), ("induction:pairs=1", "2 to 64")):
+    for asked, said in (
+        ("passkey:depth=2", "0 to 1 with one key"),
+        ("passkey:keys=11", "expected 1 to 10"),
+        ("induction:pairs=1", "2 to 64"),
+    ):
         settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
         with pytest.raises(UserError, match=said):
             check(dataclasses.replace(tiny_config, evaluation=settings))
@@ -212,5 +214,4 @@ def test_problems_are_those_of_rows_that_exist(tokenizer: Tokenizer) -> None:
         ("passkey:depth=0.3", "9b3eab3a369db774"),
         ("induction", "289f3d935e3fe51c"),
     ):
-        problems = choices.Problems.of(posed_to(PROBLEMS, task, 2 * L, tokenizer))
-        assert problems.sha256.startswith(digest), task
+        assert problems.sha256(posed_to(PROBLEMS, task, 2 * L, tokenizer)).startswith(digest), task

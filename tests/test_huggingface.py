@@ -20,8 +20,7 @@ from support import posbench
 import posbench as library_of_ours
 from posbench import machine
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.subject import Ranker
-from posbench.evaluation.variants import Variant
+from posbench.evaluation.models import Ranker, Variant
 from posbench.huggingface import evaluate, load, rope
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run_folder.jsonl import read_jsonl

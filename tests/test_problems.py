@@ -22,9 +22,8 @@ from posbench.data.problems import prepare
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import evaluate as text
 from posbench.evaluation.evaluate import evaluate
-from posbench.evaluation.subject import Answers, Varied
-from posbench.evaluation.task import TaskEvaluation
-from posbench.evaluation.variants import Variant
+from posbench.evaluation.models import Answers, Variant, Varied
+from posbench.evaluation.problems import TaskEvaluation
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.results.frame import GATE
 from posbench.run_folder.jsonl import read_jsonl
@@ -217,8 +216,8 @@ def test_a_row_worked_by_hand() -> None:
         4 / 6,
     )  # four symbols and the separator; both strings fall
     assert text.describe(row) == (
-        "problems_copy of length 2 (1x, 6 tokens): 83.3% of tokens right, 50.0% of problems, "
-        "66.7% of tokens by a trivial reader, 1.3333 nats/token"
+        "problems_copy of length 2 (1x, 6 tokens): 83.3% right, 20.0% by chance, 66.7% by a trivial reader, "
+        "50.0% whole answers, 1.3333 nats/token"
     )
 
 

@@ -12,10 +12,8 @@ from posbench import encodings
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
+from posbench.evaluation.models import TrainedGPT, Variant, score
 from posbench.evaluation.protocols import Windows, targets_of
-from posbench.evaluation.score import score
-from posbench.evaluation.trained import TrainedGPT
-from posbench.evaluation.variants import Variant
 from posbench.model.attention import dispatch
 from posbench.model.gpt import GPT, Reading, build
 

@@ -17,7 +17,7 @@ from scipy import stats
 from posbench import tasks
 from posbench.data import tokenizer
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.variants import parse_choice
+from posbench.evaluation.models import parse_choice
 from posbench.tasks.base import SEPARATOR, Problems, Task
 
 # Every task by default, and with options that take another way through its generator.

@@ -1,6 +1,6 @@
 """Evaluation of any model far beyond its training length: the rows asked for, of text or of a task.
 
-`Evaluation` is that on text: perplexity by context length. `task.TaskEvaluation` is that on a task.
+`Evaluation` is that on text: perplexity by context length. `problems.TaskEvaluation` is that on a task.
 """
 
 import dataclasses
@@ -8,61 +8,25 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
-from posbench.evaluation import choices, protocols
+from posbench.evaluation import problems, protocols
+from posbench.evaluation.models import Floats, NotFinite, Subject, check_finite, score
 from posbench.evaluation.ngrams import NGrams
-from posbench.evaluation.plan import Forward, Measurement, measurements
+from posbench.evaluation.plan import AnyEvaluation, Forward, Measurement, Planned, measurements
 from posbench.evaluation.probes import Encode
-from posbench.evaluation.protocols import MIN_BLOCKS, Targets
-from posbench.evaluation.score import NotFinite, check_finite, score
-from posbench.evaluation.subject import Floats, Subject
-from posbench.processes import World
-from posbench.results.estimate import FEW_DOCUMENTS, Integers, estimate, units_of_text
+from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Targets
+from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run_folder.jsonl import plain
 from posbench.run_folder.rows import EVALUATION_KEY, EvaluationRow, multiple
 
 Passes = Callable[[Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
-Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]  # a row, and what fills in its numbers
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AnyEvaluation:
-    """An evaluation of a model, on a text or on a task."""
-
-    settings: EvaluationConfig
-    checkpoint_step: int
-    tokens: int | None = None  # that the model was trained on; None: not known
-    dtype: str  # what the model runs in, for the rows: bf16, fp32
-    device: torch.device  # whose memory is measured
-    world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
-
-    def planned(self) -> list[Planned]:
-        """All rows that the settings ask for, with what is known of them before their forward passes.
-
-        Raises:
-            UserError: an unknown probe, or a mistyped extension.
-        """
-        raise NotImplementedError
-
-    def row(self, **columns: Any) -> EvaluationRow:
-        """A row that has yet to be computed."""
-        return EvaluationRow(
-            split=self.settings.split,
-            checkpoint_step=self.checkpoint_step,
-            tokens=self.tokens,
-            status="ok",
-            dtype=self.dtype,
-            **columns,
-        )
 
 
 def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:
@@ -109,22 +73,18 @@ class Evaluation(AnyEvaluation):
 
 
 def describe(row: EvaluationRow) -> str:
-    """A row in one line, protocol and unit beside the number."""
+    """Return a row in one line, protocol and unit beside the number."""
     where = f"{row.curve_name} at {row.length} tokens ({multiple(row.length_ratio)})"
     if row.problem_length is not None:
         where = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
     if row.status != "ok":
         return f"{where}: {row.status}, {row.reason}"
-    if row.problem_length is not None and row.accuracy is not None and row.exact_match is not None:
-        right = f"{row.accuracy:.1%} of tokens right, {row.exact_match:.1%} of problems"
-        right += "" if row.trivial is None else f", {row.trivial:.1%} of tokens by a trivial reader"
-        return f"{where}: {right}, {row.nll:.4f} nats/token"
-    if row.accuracy is not None and row.chance is not None:
-        floors = f"by chance {row.chance:.1%}" + ("" if row.trivial is None else f", trivially {row.trivial:.1%}")
-        greedy = "" if row.exact_match is None else f", {row.exact_match:.1%} said by greedy decoding"
-        return f"{where}: {row.accuracy:.1%} right, {floors}{greedy}, {row.nll:.4f} nats/token"
-    perplexity = "too large for a number" if row.perplexity is None else f"{row.perplexity:.2f}"
-    return f"{where}: {row.nll:.4f} nats/token ({row.ci_low:.3f}..{row.ci_high:.3f}), perplexity {perplexity}"
+    if row.accuracy is None:
+        perplexity = "too large for a number" if row.perplexity is None else f"{row.perplexity:.2f}"
+        return f"{where}: {row.nll:.4f} nats/token ({row.ci_low:.3f}..{row.ci_high:.3f}), perplexity {perplexity}"
+    shares = {"by chance": row.chance, "by a trivial reader": row.trivial, "whole answers": row.exact_match}
+    floors = "".join(f", {share:.1%} {name}" for name, share in shares.items() if share is not None)
+    return f"{where}: {row.accuracy:.1%} right{floors}, {row.nll:.4f} nats/token"
 
 
 # -- before a row's forward passes -------------------------------------------------------------------------------------
@@ -145,18 +105,16 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
     )
     if not forward.windows:
         reason = f"the {settings.split} text has too few windows of {measurement.length} tokens"
-        if measurement.protocol in ("fixed_target", "task") and settings.blocks < MIN_BLOCKS:
-            reason = f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS}, for an interval"
         return dataclasses.replace(row, status="too_short", reason=reason)
     try:
         facts = evaluation.subject.varied(forward.variant, forward.length).facts
-        problems = choices.problems_of(forward, evaluation.split, evaluation.encode) if forward.poses else None
+        if forward.poses:
+            digest = problems.sha256(problems.choices_of(forward, evaluation.split, evaluation.encode))
+        else:
+            digest = protocols.targets_of(forward.windows).sha256(evaluation.split)
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error))
-    row = dataclasses.replace(row, extension_options=plain(facts))
-    if problems is not None:
-        return dataclasses.replace(row, targets_sha256=problems.sha256)
-    return dataclasses.replace(row, targets_sha256=protocols.targets_of(forward.windows).sha256(evaluation.split))
+    return dataclasses.replace(row, extension_options=plain(facts), targets_sha256=digest)
 
 
 def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
@@ -185,12 +143,11 @@ def _nll(forward: Forward, evaluation: Evaluation) -> Floats:
 
 
 def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, row: EvaluationRow) -> EvaluationRow:
-    forward, settings = measurement.forward, evaluation.settings
+    forward = measurement.forward
     if forward.poses:
-        problems = choices.problems_of(forward, evaluation.split, evaluation.encode)
-        subject = evaluation.subject.varied(forward.variant, forward.length).subject
-        ranked = choices.ranked(subject, problems, settings.batch_tokens, evaluation.world)
-        return choices.with_numbers(row, problems, ranked)
+        choices = problems.choices_of(forward, evaluation.split, evaluation.encode)
+        subject, _ = evaluation.subject.varied(forward.variant, forward.length)
+        return problems.ranked(row, subject, choices, evaluation)
     targets, nll = protocols.targets_of(forward.windows), nll_of(forward)
     blocks = np.unique(targets.blocks, return_inverse=True)[1]
     if blocks.max() + 1 < MIN_BLOCKS:

@@ -17,11 +17,11 @@ from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data.batches import united
 from posbench.data.problems import TaskData, prepare
 from posbench.data.tokens import Tokens
-from posbench.evaluation.check import check
-from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
+from posbench.evaluation.evaluate import Evaluation, describe, evaluate
+from posbench.evaluation.models import TrainedGPT
 from posbench.evaluation.ngrams import NGrams
-from posbench.evaluation.task import TaskEvaluation
-from posbench.evaluation.trained import TrainedGPT
+from posbench.evaluation.plan import AnyEvaluation, check
+from posbench.evaluation.problems import TaskEvaluation
 from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.results.frame import read

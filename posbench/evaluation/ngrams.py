@@ -26,8 +26,8 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from posbench.evaluation.models import Floats
 from posbench.evaluation.protocols import Integers
-from posbench.evaluation.subject import Floats
 
 ORDERS = (1, 2, 3, 4, 5)
 COUNTED = 2**24  # training tokens at most, the first of them

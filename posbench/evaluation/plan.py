@@ -1,16 +1,51 @@
-"""The rows of an evaluation: protocols and tasks at every length, plain and in the variants it is compared with."""
+"""The rows of an evaluation: protocols and probes at every length, plain and in the variants it is compared with."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from posbench.config.schema import EvaluationConfig
+import torch
+
+from posbench.config.built import build_encoding, check_task
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.tokens import TokenSplit
+from posbench.encodings.extend import methods
+from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes, protocols
-from posbench.evaluation.protocols import Integers, Windows
-from posbench.evaluation.variants import AS_TRAINED, Variant
+from posbench.evaluation.models import AS_TRAINED, Variant, parse_choice
+from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Windows
+from posbench.processes import World
+from posbench.run_folder.rows import EvaluationRow
 
+Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]  # a row, and what fills in its numbers
 Plan = Callable[..., dict[int, tuple[Windows, ...]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnyEvaluation:
+    """An evaluation of a model, on a text or on a task."""
+
+    settings: EvaluationConfig
+    checkpoint_step: int
+    tokens: int | None = None  # that the model was trained on; None: not known
+    dtype: str  # what the model runs in, for the rows: bf16, fp32
+    device: torch.device  # whose memory is measured
+    world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
+
+    def planned(self) -> list[Planned]:
+        """Return all rows that the settings ask for, with what is known of them before their forward passes.
+
+        Raises:
+            UserError: an unknown probe, or a mistyped extension.
+        """
+        raise NotImplementedError
+
+    def row(self, **columns: Any) -> EvaluationRow:
+        """Return a row that has yet to be computed."""
+        columns |= {"split": self.settings.split, "checkpoint_step": self.checkpoint_step, "tokens": self.tokens}
+        return EvaluationRow(status="ok", dtype=self.dtype, **columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +64,7 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One row of an evaluation."""
+    """One row of an evaluation on text."""
 
     protocol: str
     length: int  # tokens
@@ -39,31 +74,27 @@ class Measurement:
 
 
 def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
-    """The lengths to evaluate, in tokens, ascending."""
+    """Return the lengths to evaluate, in tokens, ascending."""
     return sorted({max(1, round(ratio * train_length)) for ratio in settings.ratios})
 
 
 def from_training_on(settings: EvaluationConfig, train_length: int) -> list[int]:
-    """The lengths to evaluate with every variant, probe and protocol, in tokens, ascending."""
+    """Return the lengths to evaluate with every variant, probe and protocol, in tokens, ascending."""
     return [length for length in lengths_of(settings, train_length) if length >= train_length]
 
 
 def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: int) -> list[Measurement]:
-    """All rows that the settings ask for: by protocol, then by task; in each the plain ones come first.
+    """Return all rows that the settings ask for: by protocol, then by probe; in each the plain ones come first.
 
     Below the training length there is `fixed_target` alone, as trained.
     """
-    every = lengths_of(settings, train_length)
-    lengths = from_training_on(settings, train_length)
-    longest = round((settings.longest or 1) * train_length)
-    stride = settings.stride or max(1, train_length // 2)
+    every, lengths = lengths_of(settings, train_length), from_training_on(settings, train_length)
+    longest, stride = round((settings.longest or 1) * train_length), settings.stride or max(1, train_length // 2)
 
     @functools.cache  # rows with equal windows share their forward passes
     def plan(protocol: str, targets: int = settings.targets) -> dict[int, tuple[Windows, ...]]:
-        wanted = every if protocol == "fixed_target" else lengths
-        return protocols.plan(
-            protocol, split, wanted, targets, settings.blocks, settings.documents, stride, longest, train_length
-        )
+        wanted, of_text = every if protocol == "fixed_target" else lengths, (settings.blocks, settings.documents)
+        return protocols.plan(protocol, split, wanted, targets, *of_text, stride, longest, train_length)
 
     rows: list[Measurement] = []
     for protocol in settings.protocols:
@@ -80,7 +111,7 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
 
 
 def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) -> list[tuple[Variant, int]]:
-    """Plain, the baselines at the lengths where they differ from it, and the extensions at all lengths."""
+    """Return plain, the baselines at the lengths where they differ from it, and the extensions at all lengths."""
     variants = [AS_TRAINED]
     if settings.windowed:
         variants.append(Variant(window=train_length))
@@ -92,12 +123,39 @@ def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) ->
 
 def _of_probe(
     text: str, settings: EvaluationConfig, lengths: list[int], train_length: int, plan: Plan
-) -> list[Measurement]:
-    rows = []
+) -> Iterator[Measurement]:
     _, colon, options = text.partition(":")
     for variant, length in varied(settings, lengths, train_length):
         for probe in probes.of(text, [length], settings.targets, train_length):
-            planned = plan("fixed_target", probe.targets)
-            forward = Forward(planned[length], variant, probe.rewrite, probe.poses)
-            rows.append(Measurement("task", length, forward, task=f"{probe.task}{colon}{options}"))
-    return rows
+            windows = plan("fixed_target", probe.targets)[length]
+            forward = Forward(windows, variant, probe.rewrite, probe.poses)
+            yield Measurement("task", length, forward, task=f"{probe.task}{colon}{options}")
+
+
+# -- before any work ---------------------------------------------------------------------------------------------------
+
+
+def check(config: Config) -> None:
+    """Refuse settings that cannot be met. What an encoding lacks, or lacks at a length, becomes an `undefined` row.
+
+    Raises:
+        UserError: a task that does not fit, an unknown probe or extension, an option that it does not have, of another
+            type or out of range, or so few blocks that no row of the text would have a number.
+    """
+    check_task(config)
+    settings, train_length = config.evaluation, config.training.train_length
+    if config.data.task is None:
+        refuse_few_blocks(settings)
+    for text in settings.tasks:
+        probes.of(text, [], settings.targets, train_length)
+    for text in settings.extensions:  # at every length: the allowed options can depend on it
+        method, options = parse_choice(text)
+        for length in from_training_on(settings, train_length):
+            with contextlib.suppress(Undefined):
+                methods.extended(build_encoding(config), method, length, train_length, **options)
+
+
+def refuse_few_blocks(settings: EvaluationConfig) -> None:
+    """Raise UserError if there are too few blocks of targets for an interval, so that no row would have a number."""
+    if settings.blocks < MIN_BLOCKS and "fixed_target" in settings.protocols:
+        raise UserError(f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS}, for an interval")

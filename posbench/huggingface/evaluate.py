@@ -24,8 +24,8 @@ from posbench.errors import PosbenchError, Stopped, Undefined, UserError
 from posbench.evaluation import printed, probes
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
-from posbench.evaluation.plan import from_training_on
-from posbench.evaluation.variants import Variant
+from posbench.evaluation.models import Variant
+from posbench.evaluation.plan import from_training_on, refuse_few_blocks
 from posbench.huggingface.load import TESTED, TOKENIZER, Source, find, load, position_of, transformers
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run_folder.facts import Where
@@ -233,6 +233,7 @@ def check(subject: HuggingFaceModel, settings: EvaluationConfig) -> None:
 
     What is undefined for the model becomes rows that say so.
     """
+    refuse_few_blocks(settings)
     for text in settings.tasks:
         probes.of(text, [], settings.targets, subject.train_length)
     for text in settings.extensions:

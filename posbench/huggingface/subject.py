@@ -14,9 +14,8 @@ from torch import Tensor
 
 from posbench import machine
 from posbench.errors import Undefined, UserError
+from posbench.evaluation.models import Floats, Ranked, Variant, Varied, parse_choice
 from posbench.evaluation.protocols import Integers
-from posbench.evaluation.subject import Floats, Ranked, Varied
-from posbench.evaluation.variants import Variant, parse_choice
 from posbench.huggingface import rope
 from posbench.huggingface.load import TESTED, one_line, position_of, transformers
 from posbench.randomness import generator

@@ -15,7 +15,7 @@ from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.config.shipped import chosen
 from posbench.errors import UserError
-from posbench.evaluation.check import check
+from posbench.evaluation.plan import check
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from posbench import encodings, machine
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.trained import TrainedGPT
+from posbench.evaluation.models import TrainedGPT
 from posbench.kernels.cross_entropy import linear_cross_entropy
 from posbench.model.gpt import GPT, build
 from posbench.run_folder.checkpoint import newest

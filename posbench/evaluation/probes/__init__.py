@@ -2,8 +2,7 @@
 
 A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Some score fixed
 targets at the end of their windows; what differs is the context those windows hold. Others pose a problem in each
-window, with a choice of tokens as answers; `_sentences` has those asked in words. Options are written as those of
-extensions are: `shuffle:keep=32`.
+window, with a choice of tokens as answers. Options are written as those of extensions are: `shuffle:keep=32`.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench.errors import OptionError, unknown
-from posbench.evaluation.variants import parse_choice
+from posbench.evaluation.models import parse_choice
 from posbench.options import checked
 from posbench.randomness import derive
 
@@ -36,12 +35,12 @@ class Material:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-    """A problem: what is the answer, and which of several tokens is the likeliest there?"""
+    """A problem: which of several tokens comes next?"""
 
-    ids: Ids  # (C + 1,): C tokens are read; of all tokens the last A are the answer
-    candidates: Ids  # (A, K): different tokens for each token of the answer; where there is no choice, K times its own
-    right: Ids  # (A,): which of them it is; -1 where there is no choice
-    trivial: Ids | None = None  # (A,): which of them the trivial reader says; None: the task has no such reader
+    ids: Ids  # (C + 1,): C tokens are read, the last one is the answer
+    candidates: Ids  # (K,): different tokens
+    right: int  # which of them it is
+    trivial: int | None = None  # which of them the trivial reader says; None: the task has no such reader
 
 
 Pose = Callable[[Ids, int], Choice]  # of what a window of the text reads (C,), and its number
@@ -59,7 +58,7 @@ class Probe:
 
 
 def balanced(task: str, number: int, answers: int) -> int:
-    """Which answer is right in a window, by its number: each of `answers` once in every so many windows, shuffled.
+    """Return which answer is right in a window, by its number: each once in every `answers` windows, shuffled.
 
     Independent draws over 128 windows would favour some answer, and with it whoever always gives that one.
     """
@@ -68,19 +67,19 @@ def balanced(task: str, number: int, answers: int) -> int:
 
 
 def names() -> list[str]:
-    """Names of all tasks, sorted. Imports none of them."""
+    """Return the names of all tasks, sorted. Imports none of them."""
     stems = (path.stem for path in Path(__file__).parent.glob("*.py"))
     return sorted(stem for stem in stems if not stem.startswith("_"))
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """A task's options with their defaults."""
+    """Return a task's options with their defaults."""
     parameters = inspect.signature(_rows(name)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
-    """The rows of a task.
+    """Return the rows of a task.
 
     Args:
         text: its name, or with options `shuffle:keep=32`; the options become part of the rows' `task`.
@@ -111,20 +110,3 @@ def expect(holds: bool, task: str, option: str, value: object, expected: str) ->
 def _rows(name: str) -> Callable[..., list[Probe]]:
     rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
     return rows
-
-
-_PLAIN_NAMES = {
-    "repeat": "repeated text",
-    "repeat_control": "repeated text, control without the copy",
-    "shuffle": "far tokens shuffled",
-    "passkey": "key to recall",
-    "induction": "pair to recall",
-    "multi_key": "one of several keys to recall",
-}
-
-
-def plain_name(task: str) -> str:
-    """The `task` of a row as a table says it: `far tokens shuffled (keep=16)` for `shuffle:keep=32`."""
-    name, _, options = task.partition(":")
-    said = _PLAIN_NAMES.get(name, name.replace("_", " "))
-    return f"{said} ({options.replace(':', ', ')})" if options else said

@@ -55,6 +55,6 @@ def _poses(material: Material, length: int, pairs: int) -> Pose:
         places = shares[:-1] + (within * (np.diff(shares) - 1)).astype(np.int64)
         out[places], out[places + 1] = first, second
         out[-1] = first[right]
-        return Choice(np.append(out, second[right]), second[None], np.array([right]))
+        return Choice(np.append(out, second[right]), second, right)
 
     return posed

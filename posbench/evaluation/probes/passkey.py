@@ -1,46 +1,139 @@
 """Passkey: does the model find a digit that a text mentions once, and say it when it is asked?
 
-    text      reads  a b c d e f g h i j k l m n o
-    passkey   reads  a b c The key is "7". h i j What was the key? The key is "      scores  7   (among 0 1 2 ... 9)
+    text             reads  a b c d e f g h i j k l m n o
+    passkey          reads  a b c The key is "7". h i j What was the key? The key is "    scores  7 (among 0 1 2 ... 9)
+    passkey:keys=2   reads  a The number of river is "7". h The number of oak is "3". p The number of river is "
 
-The sentences are the model's own tokens of this text, in the place of the window's:
+The sentences are the model's own tokens of this text, in the place of the window's. With one key they are
 
     The key is "7". Remember: the key is "7".
     What was the key? The key is "
 
-with a line end around them. The answer is right if its token is likelier than that of each of the nine other digits:
-zero-shot, as language models are asked by likelihood; guessing gets 1 of 10. The key stands anywhere between the
-beginning and the question, or at a `depth` from 0 (the beginning) to 1 (right before the question). Each digit is right
-in one of every ten windows, in shuffled order, and places are spread evenly. Both depend on the window's number only,
-so lengths differ in distance alone.
+With several `keys`, as many sentences stand in the text, one in every equal share of it, with different words and
+digits, and one of them is asked about: each place in one of every `keys` windows. The trivial reader says the last.
+
+The answer is right if its token is likelier than that of each of the nine other digits: zero-shot, as language models
+are asked by likelihood; guessing gets 1 of 10. A sentence stands anywhere in its share, or one key at a `depth` from 0
+(the beginning) to 1 (right before the question). Each digit is right in one of every ten windows, in shuffled order,
+and places are spread evenly. Both depend on the window's number only, so lengths differ in distance alone.
 
 A model that sees only the last L tokens reads the whole sentence in a share (L - s) / (C - 1 - s) of the problems at
 length C, with s tokens of the two sentences. This is below L / C: 38 % at twice a length of 64 if s is 25.
 
-Source: Mohtashami and Jaggi, "Landmark Attention: Random-Access Infinite Context Length for Transformers" (2023),
-arXiv:2305.16300, where a language model is asked for a number.
-Deviates: one digit, which nearly every tokenizer has as a token of its own, so that all candidates are of one length
-and one pass gives them all; the text around it is the one that is evaluated on, not a few sentences said over and over.
+Sources: Mohtashami and Jaggi, "Landmark Attention: Random-Access Infinite Context Length for Transformers" (2023),
+arXiv:2305.16300; for several keys Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language
+Models?" (2024), arXiv:2404.06654, section 3.1.
+Deviates: one digit, which nearly every tokenizer has as a token of its own, so that one pass gives all candidates; the
+question is the beginning of its sentence, without an instruction; the text around is the one that is evaluated on.
 """
 
+import dataclasses
 import functools
+import math
 
-from posbench.evaluation.probes import Probe, balanced, expect
-from posbench.evaluation.probes._sentences import DIGITS, Story, in_words, spread
+import numpy as np
+
+from posbench.errors import Undefined
+from posbench.evaluation.probes import Choice, Encode, Ids, Material, Pose, Probe, balanced, expect
+from posbench.randomness import derive
+
+DIGITS = tuple("0123456789")
+# No two begin with the same letter, so that no tokenizer begins two of them with the same token.
+WORDS = (
+    "apple", "bread", "cloud", "door", "earth", "fire", "gold", "house", "iron", "jar", "king", "lamp", "moon", "night",
+    "oak", "paper", "queen", "river", "stone", "tree", "uncle", "voice", "water", "yard",
+)  # fmt: skip
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, spread evenly however many are taken
 
 
-def rows(lengths: list[int], targets: int, train_length: int, *, depth: float | None = None) -> list[Probe]:
-    """One row per length."""
-    expect(depth is None or 0 <= depth <= 1, "passkey", "depth", depth, "a number from 0 to 1, or null")
-    return in_words("passkey", lengths, targets, functools.partial(_story, depth=depth))
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """A problem before it is spelt in tokens."""
+
+    sentences: tuple[str, ...]  # from the first to the last
+    places: tuple[float, ...]  # of each, ascending: from 0, the text's beginning, to 1, right before the question
+    question: str  # up to its answer, a digit
+    answer: int
+    trivial: int | None = None  # what the trivial reader says; None: there is none
 
 
-def _story(number: int, depth: float | None) -> Story:
-    key = DIGITS[balanced("passkey", number, len(DIGITS))]
-    return Story(
-        told=(f'\nThe key is "{key}". Remember: the key is "{key}".\n',),
-        places=spread(number, 1) if depth is None else (depth,),
-        question='\nWhat was the key? The key is "',
-        answer=key,
-        candidates=DIGITS,
-    )
+def rows(
+    lengths: list[int], targets: int, train_length: int, *, keys: int = 1, depth: float | None = None
+) -> list[Probe]:
+    """Return one row per length."""
+    expect(1 <= keys <= len(DIGITS), "passkey", "keys", keys, f"1 to {len(DIGITS)}")
+    expect(depth is None or (0 <= depth <= 1 and keys == 1), "passkey", "depth", depth, "0 to 1 with one key, or null")
+    tell = functools.partial(_several, keys=keys) if keys > 1 else functools.partial(_single, depth=depth)
+    return [
+        Probe("passkey", length, targets, poses=functools.partial(_poses, length=length, tell=tell))
+        for length in lengths
+    ]
+
+
+def _single(number: int, depth: float | None) -> Story:
+    key = balanced("passkey", number, len(DIGITS))
+    sentence = f'\nThe key is "{key}". Remember: the key is "{key}".\n'
+    places = _spread(number, 1) if depth is None else (depth,)
+    return Story((sentence,), places, '\nWhat was the key? The key is "', key)
+
+
+def _several(number: int, keys: int) -> Story:
+    rng = np.random.default_rng(derive(0, "multi_key", number))
+    words = rng.permutation(WORDS)[:keys].tolist()
+    asked, right = balanced("multi_key", number, keys), balanced("multi_key digits", number, len(DIGITS))
+    digits = rng.permutation([digit for digit in DIGITS if digit != DIGITS[right]]).tolist()
+    digits.insert(asked, DIGITS[right])
+    sentences = [f'\nThe number of {word} is "{digit}".\n' for word, digit in zip(words, digits, strict=False)]
+    question, last = f'\nThe number of {words[asked]} is "', int(digits[keys - 1])
+    return Story(tuple(sentences), _spread(number, keys), question, right, last)
+
+
+def _spread(number: int, sentences: int) -> tuple[float, ...]:
+    """Return the places of sentences in a window, by its number: one in every equal share of the text.
+
+    How deep in its share a sentence stands is the same for all of them, and spread evenly over windows.
+    """
+    depth = (number + 0.5) * _GOLDEN % 1
+    return tuple((n + depth) / sentences for n in range(sentences))
+
+
+def _poses(material: Material, length: int, tell: functools.partial[Story]) -> Pose:
+    if material.encode is None:
+        raise Undefined("passkey is asked in words, and this model's tokenizer is not known")
+    encode = material.encode
+
+    def posed(ids: Ids, number: int) -> Choice:
+        story = tell(number)
+        sentences, question, digits = _spelt(encode, story)
+        tokens = sum(map(len, sentences)) + len(question)  # beside the first one, which stays
+        spare, begin = length - 1 - tokens, 1
+        if spare < 0:
+            raise Undefined(f"the sentences of passkey are {1 + tokens} tokens of this model: there is no room")
+        out = ids.copy()
+        for sentence, place in zip(sentences, story.places, strict=True):
+            at = begin + round(place * spare)
+            out[at : at + len(sentence)] = sentence
+            begin += len(sentence)
+        out[len(out) - len(question) :] = question
+        return Choice(np.append(out, digits[story.answer]), digits, story.answer, story.trivial)
+
+    return posed
+
+
+@functools.lru_cache(maxsize=256)  # rows of other lengths and variants tell the same stories
+def _spelt(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
+    """Return the tokens of the sentences, of the question, and of each digit after it.
+
+    Raises:
+        Undefined: the digits do not differ in one token each, or the sentences spell the answer in another.
+    """
+    texts = [*story.sentences, *(story.question + digit for digit in DIGITS)]
+    spelt = [np.asarray(ids, dtype=np.int64) for ids in encode(texts)]
+    sentences, asked = spelt[: -len(DIGITS)], spelt[-len(DIGITS) :]
+    if len({len(ids) for ids in asked}) == 1 and len(asked[0]):
+        table = np.stack(asked)
+        question, digits = table[0, :-1], table[:, -1]
+        alike, apart = (table[:, :-1] == question).all(), len(np.unique(digits)) == len(DIGITS)
+        if alike and apart and digits[story.answer] in np.concatenate(sentences):
+            return sentences, question, digits
+    raise Undefined("the tokenizer has no token of its own for each answer of passkey")

@@ -1,0 +1,227 @@
+"""Problems: of a task that a model was trained on, and those that a probe poses in windows of a text.
+
+All tokens of an answer are predicted at once, each after the right ones before it. All of a problem's are right exactly
+if it would also be solved token by token: a first error would be the same.
+
+A task has two lengths, kept apart. Problems longer than any that was trained (`problem_length`) ask for more of the
+same; they stand at more positions, too. Problems of a trained length whose positions are shifted (`offset`) ask for
+nothing but positions that were not trained.
+
+A probe's answer is one token. It is right if its token is likelier than that of each other candidate: to a model to
+which all candidates are alike none is right. It matches exactly if it is the likeliest of the vocabulary.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from posbench.config.schema import EvaluationConfig
+from posbench.data import problems as data
+from posbench.data.tokens import TokenSplit
+from posbench.errors import Undefined
+from posbench.evaluation import plan
+from posbench.evaluation.models import (
+    AS_TRAINED,
+    Answers,
+    Floats,
+    Ranker,
+    Solver,
+    Subject,
+    Variant,
+    check_finite,
+    in_batches,
+    parse_choice,
+)
+from posbench.evaluation.plan import AnyEvaluation, Forward, Planned
+from posbench.evaluation.probes import Choice, Encode, Ids, Material
+from posbench.results.estimate import estimate
+from posbench.run_folder.jsonl import plain
+from posbench.run_folder.rows import EvaluationRow
+from posbench.tasks.base import Problems, Task
+
+Posed = Callable[[int, str], Problems]  # problems of a length and a variant of the task
+VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length
+_TEXT = 2**16  # tokens of the text that a probe's problems are made of, at most
+
+
+def answered(row: EvaluationRow, answers: Answers, problem: Ids) -> EvaluationRow:
+    """Return the row with the numbers of its answers.
+
+    Args:
+        problem: (n,) the number of the problem that each of the n answered tokens belongs to.
+    """
+    tokens, sums = np.bincount(problem), np.bincount(problem, answers.nll)
+    row = dataclasses.replace(
+        row,
+        n_tokens=len(problem),
+        n_blocks=len(tokens),
+        nll=float(answers.nll.mean()),
+        accuracy=float(answers.correct.mean()),
+    )
+    if len(tokens) < 2 or row.is_repetitive:
+        return row
+    interval = estimate(sums[None], tokens)
+    return dataclasses.replace(row, ci_low=interval.low(), ci_high=interval.high(), ci_over="problems")
+
+
+# -- of a probe --------------------------------------------------------------------------------------------------------
+
+
+def choices_of(forward: Forward, split: TokenSplit, encode: Encode | None) -> list[Choice]:
+    """Return the problems of a forward pass, one in each window.
+
+    Raises:
+        Undefined: the model's tokenizer or the text has no such problems, or they do not fit into the window.
+    """
+    assert forward.poses is not None
+    (windows,) = forward.windows
+    text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
+    pose = forward.poses(Material(text[text != split.ids[split.starts[0]]], encode))
+    read = (np.asarray(split.ids[start : start + windows.length], dtype=np.int64) for start in windows.starts)
+    return [pose(window, number) for number, window in enumerate(read)]
+
+
+def sha256(choices: list[Choice]) -> str:
+    """Return the identity of problems; rows that share it are paired. The candidates have the last token of each."""
+    digest = hashlib.sha256()
+    for part in ([c.ids[:-1] for c in choices], [c.candidates for c in choices], [c.right for c in choices]):
+        digest.update(np.array(part, dtype=np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def ranked(row: EvaluationRow, subject: Subject, choices: list[Choice], evaluation: AnyEvaluation) -> EvaluationRow:
+    """Return the row with its numbers, by a model that ranks the candidates."""
+    assert isinstance(subject, Ranker)
+    ids, candidates = np.stack([c.ids for c in choices]), np.stack([c.candidates for c in choices])
+    right = np.array([c.right for c in choices])
+
+    def rank(some: slice) -> tuple[Floats, Ids]:
+        made = subject.ranked(ids[some], candidates[some, None], some.start)
+        return made.nll[:, 0], made.likeliest[:, 0]
+
+    parts = in_batches(evaluation.world, len(ids), ids.shape[1] - 1, evaluation.settings.batch_tokens, rank)
+    nll, likeliest = (np.concatenate(each) for each in zip(*parts, strict=True))
+    check_finite(nll, "candidates")
+    number = np.arange(len(ids))
+    others, trivial = nll.copy(), [c.trivial == c.right for c in choices if c.trivial is not None]
+    others[number, right] = np.inf
+    row = dataclasses.replace(
+        row,
+        mean_context=float(row.length),
+        chance=1 / nll.shape[1],
+        trivial=float(np.mean(trivial)) if trivial else None,
+        exact_match=float((likeliest == ids[:, -1]).mean()),
+    )
+    return answered(row, Answers(nll[number, right], nll[number, right] < others.min(axis=1)), number)
+
+
+# -- of a task ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskEvaluation(AnyEvaluation):
+    """An evaluation on a task."""
+
+    subject: Solver
+    task: Task
+
+    def planned(self) -> list[Planned]:
+        @functools.cache
+        def posed(length: int, variant: str) -> Problems:
+            settings, task = self.settings, self.task
+            task = task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
+            return data.fixed(task, settings.split, length, settings.blocks, variant)
+
+        asked = measurements(self.settings, self.task, self.subject.train_length)
+        return [(_described(self, each, posed), functools.partial(_measured, self, each, posed)) for each in asked]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One row of an evaluation on a task."""
+
+    length: int  # of the problems
+    variant: Variant = AS_TRAINED  # of the model
+    of_task: str = ""  # what is varied of the task, such as depth=0.5
+    offset: int = 0  # position of the first token
+
+
+def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> list[Measurement]:
+    """Return all rows asked for: plain, narrowed or extended models, shifted positions, the task's variants.
+
+    Args:
+        train_length: in tokens; beyond it a narrowed model differs from the plain one.
+    """
+    longest = task.longest
+    further = [round(ratio * longest) for ratio in settings.ratios]
+    lengths = sorted({task.shortest, (task.shortest + longest) // 2, longest, *further})
+    of_size = {task.size(length): length for length in lengths}  # what narrows or extends goes by tokens
+    rows = [
+        Measurement(of_size[size], variant)
+        for variant, size in plan.varied(settings, list(of_size), train_length)
+        if variant.extension is None or of_size[size] >= longest
+    ]
+    rows += [Measurement(longest, offset=offset) for offset in settings.offsets]
+    varied = [(variant, ratio) for variant in task.variants for ratio in VARIED if ratio in settings.ratios]
+    return rows + [Measurement(round(ratio * longest), of_task=variant) for variant, ratio in varied]
+
+
+def _subject(evaluation: TaskEvaluation, measurement: Measurement, size: int) -> tuple[Solver, dict[str, Any] | None]:
+    """Return the variant of the model that a row asks for, and its options; raises Undefined if there is none."""
+    # An extension reaches no less far than training did.
+    reach = max(size + measurement.offset, evaluation.subject.train_length)
+    subject, facts = evaluation.subject.varied(measurement.variant, reach)
+    assert isinstance(subject, Solver)
+    return (subject.shifted(measurement.offset) if measurement.offset else subject), facts
+
+
+def _described(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed) -> EvaluationRow:
+    """Return a row with all that is known before its forward passes. Its status says whether they are possible."""
+    task, size = evaluation.task, evaluation.task.size(measurement.length)
+    row = evaluation.row(
+        protocol="problems",
+        length=size,
+        length_ratio=measurement.length / task.longest,
+        window=measurement.variant.window,
+        extension=measurement.variant.name,
+        task=":".join(part for part in (task.name, measurement.of_task) if part),
+        problem_length=measurement.length,
+        offset=measurement.offset,
+    )
+    try:
+        problems = posed(measurement.length, measurement.of_task)
+        _, facts = _subject(evaluation, measurement, size)
+    except Undefined as error:
+        return dataclasses.replace(row, status="undefined", reason=str(error))
+    labels, right = problems.ids[:, 1:], task.trivial(problems) == problems.ids[:, 1:]
+    return dataclasses.replace(
+        row,
+        n_distinct=len(np.unique(problems.ids, axis=0)),
+        chance=1 / len(np.unique(labels[problems.scored])),
+        trivial=float(right[problems.scored].mean()),
+        extension_options=plain(facts),
+        targets_sha256=data.sha256(problems),
+    )
+
+
+def _measured(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed, row: EvaluationRow) -> EvaluationRow:
+    problems, world = posed(measurement.length, measurement.of_task), evaluation.world
+    subject, _ = _subject(evaluation, measurement, row.length)
+
+    def answer(some: slice) -> Answers:
+        return subject.answers(problems.ids[some], problems.scored[some], some.start)
+
+    count, length = problems.scored.shape
+    parts = in_batches(world, count, length, evaluation.settings.batch_tokens, answer)
+    answers = Answers(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    check_finite(answers.nll)
+    problem, at = np.nonzero(problems.scored)
+    return dataclasses.replace(
+        answered(row, answers, problem),
+        mean_context=float(measurement.variant.visible(at + 1).mean()),
+        exact_match=float((np.bincount(problem, ~answers.correct) == 0).mean()),
+    )
