@@ -808,7 +808,7 @@ def test_a_signal_while_a_text_is_encoded_is_no_fault_of_the_tokenizer(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(bpe, "_inner", Stopping())
-    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals.ended_in_words():
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals.signals_as_errors():
         bpe.encode(["text"])
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from posbench.terminal import console, tables
+from posbench.terminal import console
 
 HOSTILE = "[red]rope[/blue] :smile: [link=file:///]x"
 
@@ -16,7 +16,8 @@ def on(encoding: str) -> Console:
 
 def test_a_name_in_a_table_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     out = console.stdout()
-    table = tables.table(out, title=HOSTILE, caption=HOSTILE)
+    table = console.table(out)
+    table.title = table.caption = HOSTILE
     table.add_column(HOSTILE, no_wrap=True)
     table.add_row(HOSTILE)
     out.print(table)

@@ -40,7 +40,7 @@ from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.folder import Run, held_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
-from posbench.terminal.signals import ended_in_words, stop_signals
+from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.step import Outcome, begin_update, learning_rate, optimizer_for
 from posbench.training.train import train
 
@@ -680,14 +680,14 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
 
 def test_a_signal_is_no_error_that_a_library_may_outlive() -> None:
     """W&B's mirror costs a warning where it fails, and imports of others fail in other words."""
-    with pytest.raises(Stopped, match="stopped by SIGTERM"), ended_in_words(), contextlib.suppress(Exception):
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors(), contextlib.suppress(Exception):
         signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_signal_that_someone_handles_is_left_to_them(config: Config, tmp_path: pathlib.Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with stop_signals() as received, ended_in_words():
+        with stop_signals() as received, signals_as_errors():
             signal.raise_signal(signal.SIGHUP)
         assert received == []
     finally:

@@ -176,7 +176,7 @@ def prepare(
             f"data={configs[0].data.name} has nothing to prepare: problems are made while they are trained on"
         )
     console.log_to_terminal()
-    with signals.ended_in_words():
+    with signals.signals_as_errors():
         prepared = prepare_all(configs)
     for tokens in prepared:
         counts = ", ".join(f"{split} {count:,}" for split, count in tokens.record["tokens"].items())

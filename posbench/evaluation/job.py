@@ -32,7 +32,7 @@ from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows, every_row
 from posbench.run_folder.sync import Results
 from posbench.run_folder.trained import with_weights
-from posbench.terminal.signals import ended_in_words
+from posbench.terminal.signals import signals_as_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     with (
         owned as run,
         tracking.mirror(config, run) as tracker,
-        ended_in_words(),
+        signals_as_errors(),
     ):
         if run:
             run.log_to_file()

@@ -33,7 +33,7 @@ from posbench.run_folder.folder import Run
 from posbench.run_folder.rows import every_row
 from posbench.run_folder.tracking import Mirror
 from posbench.terminal import console, exits
-from posbench.terminal.signals import ended_in_words
+from posbench.terminal.signals import signals_as_errors
 from posbench.training.train import failures_recorded
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     with (
         Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run,
         failures_recorded(run),
-        ended_in_words(),
+        signals_as_errors(),
     ):
         run.log_to_file()
         run.begin_attempt(Where(str(device), precision, torch.get_num_threads()))
@@ -247,7 +247,7 @@ def check(subject: HuggingFaceModel, settings: EvaluationConfig) -> None:
 
 def text_of(config: Any, cache: str | None) -> Tokens:
     """The text as tokens of the model; UserError if it has some that the model's table does not know."""
-    with ended_in_words():
+    with signals_as_errors():
         tokens = data.prepare(config.data, data.cache_folder(cache), config.reading.separator)
     highest = max(int(split.ids.max(initial=0)) for split in (tokens.train, tokens.validation, tokens.test))
     if highest >= (rows := config.data.vocab_size):

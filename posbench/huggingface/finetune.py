@@ -42,7 +42,7 @@ from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
 from posbench.run_folder.names import MODEL, TOKENIZER
 from posbench.run_folder.rows import evaluation_rows, headline_split
-from posbench.terminal.signals import ended_in_words
+from posbench.terminal.signals import signals_as_errors
 from posbench.training.journal import RunJournal
 from posbench.training.step import learner_for
 from posbench.training.train import failures_recorded, fit, goes_on_exactly, warn_of_rows_passed
@@ -87,7 +87,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run,
         tracking.mirror(config, run) as tracker,
         failures_recorded(run),
-        ended_in_words(),
+        signals_as_errors(),
     ):
         run.log_to_file()
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)

@@ -20,7 +20,7 @@ from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.run_folder.folder import Run
 from posbench.terminal import exits
-from posbench.terminal.signals import end_after, stop_signals
+from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 
 POLL_SECONDS = 0.5  # to look for signals and to show progress; the end of a process is seen at once
 # Forks have what a server has imported (`preload`). Only on Linux do loaded libraries survive a fork.
@@ -104,7 +104,7 @@ def _job(plan: Plan, environment: dict[str, str]) -> NoReturn:
     os.environ.update(environment)
     parent = multiprocessing.parent_process()
     assert parent
-    end_after(parent.join)
+    exit_when_parent_exits(parent.join)
     with plan.output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

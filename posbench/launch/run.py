@@ -34,7 +34,7 @@ from posbench.processes import SHARED, PeerLost, joined, place
 from posbench.run_folder.folder import Run, load_config
 from posbench.run_folder.rows import evaluation_rows, newest_of_split, on_shared_targets
 from posbench.terminal import console, exits
-from posbench.terminal.signals import end_after, stop_signals, wait_for_parent
+from posbench.terminal.signals import exit_when_parent_exits, stop_signals, wait_for_parent
 from posbench.training import train as training
 
 _PARENT = "POSBENCH_PARENT"  # environment variable of a rank: the process that started it
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if parent := os.environ.get(_PARENT):
-        end_after(lambda: wait_for_parent(int(parent)))
+        exit_when_parent_exits(lambda: wait_for_parent(int(parent)))
     config = load_saved(given.saved)
     if not isinstance(config, Config):
         raise UserError(f"{given.saved} is of a model from elsewhere: expected a run's")

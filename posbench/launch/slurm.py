@@ -64,5 +64,5 @@ def submit(todo: list[Plan], options: list[str], config_dir: Path | None, dry_ru
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise UserError(said[0] if said else f"sbatch ended with exit code {done.returncode}")
-    print(f"Slurm job {done.stdout.strip()} has {exits.counted(len(todo), 'task')}, logs in {folder}.")
+    print(f"Slurm job {done.stdout.strip()} has {exits.plural(len(todo), 'task')}, logs in {folder}.")
     print("The same sweep later does what is missing and reports.")

@@ -76,7 +76,7 @@ def sweep(
     _report(todo, status)
     if failed := [plan.id for plan in todo if status[plan.id].name != "done"]:
         states.show_failures(todo, status)
-        counted = exits.counted(len(failed), "run")
+        counted = exits.plural(len(failed), "run")
         raise PosbenchError(f"{counted} of {len(todo)} not done: {', '.join(failed)}")
 
 
@@ -92,7 +92,7 @@ def cost(todo: list[Plan]) -> str:
     to_train = [plan for plan in left if not (states.is_trained(plan) and has_weights(plan.folder))]
     tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in to_train)
     commands = [shlex.join(plan.command) for plan in left if plan.overrides]  # a trial of a learning rate has none
-    counts = f"{exits.counted(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
+    counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
     trained = len(left) - len(to_train)
     only = f" ({trained} of them trained, their evaluation is left)" if trained else ""
     return "\n".join([*commands, f"{counts}{only}, {tokens:,} tokens to train on.", "Nothing was run or written."])

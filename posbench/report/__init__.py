@@ -94,7 +94,7 @@ def _write(path: Path, text: str) -> None:
 
 def _warnings(frame: "pd.DataFrame", runs: "pd.DataFrame") -> list[str]:
     """Return lines on runs that are left out, failed, or differ in the code of an encoding."""
-    from posbench.terminal.exits import counted
+    from posbench.terminal.exits import plural
 
     lines = []
     counts = Counter(runs.loc[~runs["run_status"].isin(["done", "unreadable"]), "run_status"])
@@ -102,12 +102,12 @@ def _warnings(frame: "pd.DataFrame", runs: "pd.DataFrame") -> list[str]:
         reasons = [reason for reason in runs.loc[runs["run_status"] != "done", "run_reason"].dropna()]
         statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
         first = f", the first: {' '.join(reasons[0].split())}" if reasons else ""
-        lines.append(f"Of {counted(len(runs), 'run')} not done: {statuses}{first}")
+        lines.append(f"Of {plural(len(runs), 'run')} not done: {statuses}{first}")
     for run in runs[runs["run_status"] == "unreadable"].itertuples():
         lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
     if again := int(runs["repeated"].sum()):
         where = runs.loc[runs["repeated"], "folder"].iloc[0]
-        lines.append(f"Left out: {counted(again, 'run')} of a setting and seed that another run has, as {where}")
+        lines.append(f"Left out: {plural(again, 'run')} of a setting and seed that another run has, as {where}")
     splits = frame[frame["main"]].groupby("folder")["split"].first()
     apart = frame[(frame["status"] == "ok") & ~frame["main"] & (frame["split"] == frame["folder"].map(splits))]
     if len(apart):

@@ -9,7 +9,7 @@ import pandas as pd
 from posbench.report.tables import cut
 from posbench.results.compare import ENDPOINT_RATIO, ENOUGH_SEEDS, HALF, NOT_RESOLVED, Losses, main_rows, may_claim
 from posbench.results.tasks import task_rows
-from posbench.terminal.exits import counted
+from posbench.terminal.exits import plural
 
 MOST_NAMED = 5
 LONGER = 4  # times the training that is suggested to models that have not learned
@@ -20,7 +20,7 @@ def facts(frame: pd.DataFrame) -> str:
     runs = frame[~frame["repeated"]].drop_duplicates("folder")
     done = runs[runs["run_status"] == "done"]
     first = (done if len(done) else runs).iloc[0]
-    parts = [counted(runs["label"].nunique(), "encoding"), counted(runs["seed"].nunique(), "seed")]
+    parts = [plural(runs["label"].nunique(), "encoding"), plural(runs["seed"].nunique(), "seed")]
     if first["parameters"] is not None and not pd.isna(first["parameters"]):
         parts.append(f"{first['parameters'] / 1e6:.3g}M parameters")
     about = f"task {first['trained_task']}" if first["trained_task"] else first["text"] or "text"
@@ -50,7 +50,7 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     elif shown["seeds"].min() < ENOUGH_SEEDS and len(shown) > 1:
         asked = ",".join(map(str, range(ENOUGH_SEEDS)))
         lines.append(
-            f"How sure: {counted(int(shown['seeds'].min()), 'seed')} cannot tell of others; words need {ENOUGH_SEEDS}."
+            f"How sure: {plural(int(shown['seeds'].min()), 'seed')} cannot tell of others; words need {ENOUGH_SEEDS}."
             f"{command(frame, {'seed': asked})}"
         )
     if len(unlearned := shown[~shown.index.isin(judged.index)]):

@@ -10,8 +10,8 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from posbench.terminal import tables
-from posbench.terminal.console import carries_unicode
+from posbench.terminal import console as terminal
+from posbench.terminal.console import carries_unicode, fitting
 
 Row = Mapping[str, Any]  # of the frame behind a table, as a mapping
 # Characters of a table that plain ASCII and LaTeX write otherwise.
@@ -82,9 +82,8 @@ class Table:
         heads, *rows = [[_plain(text, plain) for text in row] for row in [[c.head for c in self.columns], *self.cells]]
         widths = [max(map(len, texts)) for texts in zip(heads, *rows, strict=True)]
         spare = sorted((at for at, c in enumerate(self.columns) if c.spare), key=lambda at: -self.columns[at].spare)
-        shown = tables.fitting(widths, spare, console.width + tables.BORDER)
-        table = tables.table(console)
-        table.show_edge = False
+        shown = fitting(widths, spare, console.width)
+        table = terminal.table(console)
         for at in shown:
             table.add_column(heads[at], justify="left" if self.columns[at].text else "right", no_wrap=True)
         for row, best in zip(rows, self._best(), strict=True):

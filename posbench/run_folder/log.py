@@ -5,10 +5,10 @@ import logging
 from collections.abc import Iterator
 
 from posbench.run_folder.facts import iso
-from posbench.terminal.exits import SpeltOut
+from posbench.terminal.exits import Escaped
 
 
-class OneLine(SpeltOut):
+class OneLine(Escaped):
     """One line per record, in UTC."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:

@@ -1,200 +1,154 @@
-"""The terminal: posbench's console, its character set, and the live display of a run on stderr."""
+"""The terminal: posbench's console, the log on stderr, and the progress of work."""
 
 import contextlib
 import datetime
+import functools
 import logging
 import sys
 import time
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from posbench.terminal import exits
+from posbench.terminal.exits import Escaped, escape_controls
 
 logger = logging.getLogger(__name__)
 
 LINE_EVERY_SECONDS = 10.0
-
-# All non-ASCII signs in pictures, tables and their texts.
-SIGNS = "░▒▓█│─·●○◇±†‡≥²"
+SIGNS = "▇─±≥"  # all non-ASCII signs in tables and their texts
 
 
 class _Console(Console):
-    """All output is data: control characters are escaped in every text, here alone. Line breaks stay."""
+    """All output is data: never markup or emoji codes, and control characters are escaped. Line breaks stay."""
 
     def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(_spelt(text), **how)  # first, so that columns have the width of the escaped text
+        return super().render_str(_escaped(text), **how)  # first, so that columns have the width of the escaped text
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=_spelt(segment.text))
+            yield segment if segment.control else segment._replace(text=_escaped(segment.text))
 
 
-def _spelt(text: str) -> str:
-    return text if text.isprintable() else "\n".join(map(exits.spelt_out, text.split("\n")))
+def _escaped(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(escape_controls, text.split("\n")))
 
 
-def _open(on_stderr: bool) -> Console:
-    # Names, paths and texts are data: never markup, emoji codes or anything else to interpret.
-    return _Console(stderr=on_stderr, markup=False, emoji=False, highlight=False)
-
-
-stderr = _open(on_stderr=True)
-
-
-def stdout() -> Console:
-    """A console on stdout, with its present width, colours and encoding."""
-    return _open(on_stderr=False)
+# A console on stdout when it is called, with the width, colours and encoding that there are then.
+stdout = functools.partial(_Console, markup=False, emoji=False, highlight=False)
+stderr: Console = stdout(stderr=True)
 
 
 def carries_unicode(console: Console) -> bool:
-    """Whether the terminal behind a console can show posbench's signs; otherwise ASCII is used."""
+    """Return whether the terminal behind a console can show posbench's signs; otherwise ASCII is used."""
     try:
-        SIGNS.encode(console.encoding)
+        return bool(SIGNS.encode(console.encoding))
     except (UnicodeEncodeError, LookupError):
         return False
-    return True
+
+
+def table(console: Console) -> Table:
+    """Return an empty table: a line below its head, ASCII if the console needs it."""
+    style = box.SIMPLE_HEAD if carries_unicode(console) else box.ASCII2
+    return Table(box=style, padding=(0, 1), pad_edge=False, collapse_padding=True, show_edge=False)
+
+
+def fitting(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
+    """Return which columns of these widths fit into so many characters: spare ones are dropped, the first one first."""
+    shown = list(range(len(widths)))
+    for column in spare:
+        if sum(widths[each] for each in shown) + 2 * (len(shown) - 1) <= room:
+            break
+        shown.remove(column)
+    return shown
 
 
 def log_to_terminal() -> None:
-    """Send posbench's log to stderr: through rich on a terminal, so that the live bar stays whole."""
+    """Send posbench's log to stderr: through rich on a terminal, so that a live bar stays whole."""
+    on_terminal = stderr.is_terminal
+    rich = RichHandler(console=stderr, show_path=False, show_level=False, highlighter=NullHighlighter())
+    handler: logging.Handler = rich if on_terminal else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Escaped("%(message)s" if on_terminal else "%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger("posbench")
-    root.handlers = [_handler()]
+    root.handlers = [handler]
     root.setLevel(logging.INFO)
 
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Within it, show posbench's log; restores logging afterwards.
-
-    If the caller has set up logging, records go only there.
-    """
+    """Within it, show posbench's log, unless the caller has set up logging; restores logging afterwards."""
     root = logging.getLogger("posbench")
     handlers, level = root.handlers, root.level
     if not root.hasHandlers():
         log_to_terminal()
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, about a bar that is never shown
-            yield
+        yield
     finally:
         root.handlers = handlers
         root.setLevel(level)
 
 
-def _handler() -> logging.Handler:
-    handler: logging.Handler
-    form = exits.SpeltOut("%(message)s")
-    if stderr.is_terminal:
-        plain = NullHighlighter()  # None would colour numbers and paths
-        handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False, highlighter=plain)
-    else:
-        handler = logging.StreamHandler(sys.stderr)
-        form = exits.SpeltOut("%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    handler.setFormatter(form)
-    return handler
+class Updates:
+    """The progress of training, a bar or lines of the log: the loss, the speed and the time left."""
+
+    def __init__(self, total: int, start: int, full_speed: float | None, bar: Progress | None) -> None:
+        self._total, self._start, self._step, self._full_speed, self._bar = total, start, start, full_speed, bar
+        self._first: tuple[float, int] | None = None  # time and tokens of the first update seen
+        self._next_line = 0.0
+        self._task = bar.add_task("", total=total, completed=start, shown="starting") if bar else TaskID(0)
+
+    def advance(self, loss: float, tokens: int) -> None:
+        """Take note of an update, its loss in nats per token, and all tokens so far."""
+        self._step += 1
+        now = time.monotonic()
+        began, before = self._first = self._first or (now, tokens)
+        speed = (tokens - before) / (now - began) if now > began else 0.0
+        share = f"  {speed / self._full_speed:.0%} MFU" if self._full_speed else ""
+        text = f"loss {loss:.3f}" + (f"  {speed:,.0f} tokens/s{share}" if speed else "")
+        if self._bar:
+            self._bar.update(self._task, advance=1, shown=text)
+        elif now >= self._next_line or self._step == self._total:
+            self._next_line = now + LINE_EVERY_SECONDS
+            done, rest = self._step - self._start - 1, self._total - self._step
+            left = f"  {_left(now - began, done, rest)} left" if done and rest else ""
+            logger.info("step %d/%d  %s%s", self._step, self._total, text, left)
 
 
 @contextlib.contextmanager
-def progress(total: int, start: int, full_speed: float | None = None) -> "Iterator[_Bar | _Lines]":
-    """Progress over updates `start` .. `total`: `advance` reports one, its loss in nats per token, and all tokens.
+def progress(total: int, start: int, full_speed: float | None = None) -> Iterator[Updates]:
+    """Show progress over updates `start` .. `total`: a bar on a terminal, elsewhere a line now and then.
 
     Args:
         full_speed: tokens per second at the peak of the devices, if that is known: the share of it is shown (MFU).
     """
-    bar = Progress(
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeRemainingColumn(),
-        console=stderr,
-        transient=True,
-    )
-    if stderr.is_terminal:
-        with bar:
-            yield _Bar(bar, total, start, full_speed)
-    else:
-        yield _Lines(total, start, full_speed)
-
-
-class _Bar:
-    def __init__(self, bar: Progress, total: int, start: int, full_speed: float | None) -> None:
-        self.bar = bar
-        self.task = bar.add_task("", total=total, completed=start, said="starting")
-        self.speed, self.full_speed = _Speed(), full_speed
-
-    def advance(self, loss: float, tokens: int) -> None:
-        self.bar.update(self.task, advance=1, said=_said(loss, self.speed.at(tokens), self.full_speed))
-
-
-class _Lines:
-    def __init__(self, total: int, start: int, full_speed: float | None) -> None:
-        self.total, self.first, self.step = total, start, start
-        self.began = self.next_line = time.monotonic()
-        self.speed, self.full_speed = _Speed(), full_speed
-
-    def advance(self, loss: float, tokens: int) -> None:
-        self.step += 1
-        speed, now = self.speed.at(tokens), time.monotonic()
-        if now < self.next_line and self.step < self.total:
-            return
-        self.next_line = now + LINE_EVERY_SECONDS
-        line = f"step {self.step}/{self.total}  {_said(loss, speed, self.full_speed)}"
-        if self.first + 1 < self.step < self.total:
-            line += f"  {_left(now - self.began, self.step - self.first, self.total - self.step)} left"
-        logger.info("%s", line)
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"))
+    bar = Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) if stderr.is_terminal else None
+    with bar or contextlib.nullcontext():
+        yield Updates(total, start, full_speed, bar)
 
 
 class Work:
-    """Other work of a known amount: says in the log every `LINE_EVERY_SECONDS` how far it is.
+    """Other work of a known amount, whose line in the log has places for what is done, the total and the time left."""
 
-    Args:
-        total: the amount, in any unit.
-        told: a line with a place for what is done, for the total and for the time left.
-    """
-
-    def __init__(self, total: int, told: str) -> None:
-        self.total, self.told = total, told
-        self.done = 0
+    def __init__(self, total: int, message: str) -> None:
+        self.total, self.message, self.done = total, message, 0
         self.began = self.last = time.monotonic()
 
     def add(self, count: int) -> None:
-        """So much more is done."""
+        """Take note that so much more is done; say so every `LINE_EVERY_SECONDS`."""
         self.done += count
-        now = time.monotonic()
-        if now > self.last + LINE_EVERY_SECONDS and self.done < self.total:
+        if (now := time.monotonic()) > self.last + LINE_EVERY_SECONDS and self.done < self.total:
             self.last = now
             left = _left(now - self.began, self.done, self.total - self.done)
-            logger.info(self.told, f"{self.done:,}", f"{self.total:,}", left)
+            logger.info(self.message, f"{self.done:,}", f"{self.total:,}", left)
 
 
 def _left(seconds: float, done: int, rest: int) -> datetime.timedelta:
     return datetime.timedelta(seconds=round(seconds / done * rest))
-
-
-def _said(loss: float, speed: float, full_speed: float | None) -> str:
-    """The loss, and from the second update on the tokens per second, and which share of the peak that is."""
-    share = f"  {speed / full_speed:.0%} MFU" if full_speed else ""
-    return f"loss {loss:.3f}" + (f"  {speed:,.0f} tokens/s{share}" if speed else "")
-
-
-class _Speed:
-    """Tokens per second since the first update seen."""
-
-    def __init__(self) -> None:
-        self.first: tuple[float, int] | None = None
-
-    def at(self, tokens: int) -> float:
-        now = time.monotonic()
-        if self.first is None:
-            self.first = (now, tokens)
-        began, before = self.first
-        return (tokens - before) / (now - began) if now > began else 0.0

@@ -37,18 +37,39 @@ class _Ended(BaseException):
 
 
 @contextlib.contextmanager
-def ended_in_words() -> Iterator[None]:
+def signals_as_errors() -> Iterator[None]:
     """For work without anything to save: a signal that would end the process silently raises Stopped instead."""
     try:
-        with _handled((signal.SIGTERM, *_ending()), _stop):
+        with _handled((signal.SIGTERM, *_ending()), _raise):
             yield
     except _Ended as ended:
-        (number,) = ended.args
-        told = f"stopped by {signal.Signals(number).name}; finished work is kept; repeat the command to continue"
-        raise Stopped(number, told) from None
+        name = signal.Signals(ended.args[0]).name
+        line = f"stopped by {name}; finished work is kept; repeat the command to continue"
+        raise Stopped(ended.args[0], line) from None
 
 
-def end_after(wait: Callable[[], object]) -> None:
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise _Ended(number)
+
+
+def _ending() -> list[signal.Signals]:
+    return [number for number in _UNLESS_HANDLED if signal.getsignal(number) in (signal.SIG_DFL, _raise)]
+
+
+@contextlib.contextmanager
+def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # which alone owns the signals
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def exit_when_parent_exits(wait: Callable[[], object]) -> None:
     """Ask this process to save and end once `wait` returns, because its parent is gone; end it if it does not."""
 
     def end() -> None:
@@ -64,25 +85,3 @@ def wait_for_parent(parent: int) -> None:
     """Return once this process has another parent than the one given: that one has ended, even by SIGKILL."""
     while os.getppid() == parent:
         time.sleep(0.5)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise _Ended(number)
-
-
-def _ending() -> list[signal.Signals]:
-    return [number for number in _UNLESS_HANDLED if signal.getsignal(number) in (signal.SIG_DFL, _stop)]
-
-
-@contextlib.contextmanager
-def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    try:
-        before = {number: signal.signal(number, handler) for number in numbers}
-    except ValueError:  # not the main thread, which owns the signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)

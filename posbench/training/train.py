@@ -36,7 +36,7 @@ from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.rows import every_row
 from posbench.run_folder.sync import send
 from posbench.run_folder.wandb_session import Target, in_sweep
-from posbench.terminal.signals import ended_in_words, stop_signals
+from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.journal import Journal, RunJournal
 from posbench.training.step import (
     Learner,
@@ -78,7 +78,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
-    with ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
+    with signals_as_errors():  # the text comes first: a mistake in it leaves no folder behind
         tokens = world.after_first(lambda: prepare(config.data, config.runtime.cache))
         if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
             own = f"data.tokenizer={config.start.run}/{TOKENIZER}"
@@ -89,7 +89,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         owned as run,
         tracking.mirror(config, run) as tracker,
         failures_recorded(run),
-        ended_in_words(),
+        signals_as_errors(),
     ):
         where = Where(
             device=str(chosen),
