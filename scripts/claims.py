@@ -1,29 +1,34 @@
-"""Write the findings of kept rows into docs/claims.md, with their picture:  python scripts/claims.py"""
+"""Write what kept rows say of the claims into the table of docs/claims.md:  python scripts/claims.py"""
 
 import pathlib
 
-from posbench.ledger import claim, page, reproduce
-from posbench.ledger.outcome import Finding
-from posbench.report import charts
+import pandas as pd
+
+from posbench.claims import claim, reproduce
 from posbench.results.frame import read
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
+BEGIN, END = "<!-- claims: written by `python scripts/claims.py` -->\n", "<!-- end of claims -->\n"
 
 
-def kept() -> list[Finding]:
-    """The findings of all claims by docs/rows/ledger.parquet."""
+def findings() -> pd.DataFrame:
+    """What docs/rows/ledger.parquet says of all claims."""
     entries = claim.read(["all"])
     return reproduce.judged(entries, reproduce.needed(entries, []), read([DOCS / "rows" / "ledger.parquet"]))
 
 
-def main() -> None:
-    findings = kept()
-    text = (DOCS / reproduce.PAGE).read_text(encoding="utf-8")
-    (DOCS / reproduce.PAGE).write_text(page.written(text, findings), encoding="utf-8")
-    if (picture := page.picture(findings)) is not None:
-        (DOCS / f"{page.PICTURE}.png").write_bytes(charts.drawn(picture, "png"))
-    print(page.summary(findings))
+def written(page: str) -> str:
+    """The page with the table of all claims between its marks."""
+    table = reproduce.table(findings())
+    rows = [f"{table.legend[0]}\n\n| claim | outcome | ours | published |\n|---|---|---|---|\n"]
+    for row in table.frame.to_dict("records"):
+        published = f"{row['published']}: {row['where']}" if row["published"] else ""
+        name = f"[{row['claim']}](../configs/claim/{row['claim']}.yaml)"
+        rows.append(f"| {name}: {row['sentence']} | {row['outcome']} | {row['ours']} | {published} |\n")
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}{''.join(rows)}{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
-    main()
+    path = DOCS / "claims.md"
+    path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")

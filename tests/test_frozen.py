@@ -18,13 +18,13 @@ import torch
 import yaml
 
 from posbench import encodings
+from posbench.claims import claim, reproduce
 from posbench.config.compose import single
 from posbench.config.identity import run_id
 from posbench.config.schema import to_container
 from posbench.config.shipped import configs_dir
 from posbench.data import tokens
 from posbench.errors import Undefined
-from posbench.ledger import claim, reproduce
 from posbench.model.gpt import build
 from posbench.results.compare import NOT_RESOLVED, compare
 from posbench.results.frame import read
@@ -205,10 +205,11 @@ def test_words_of_six_are_the_frozen_ones_and_those_of_six_demo_need_no_gate_at_
 
 
 def outcomes() -> dict[str, list[Any]]:
-    """Outcome and adjusted p of every claim."""
+    """Outcome and p, before adjustment, of every claim."""
     entries = claim.read(["all"])
     judged = reproduce.judged(entries, reproduce.needed(entries, []), read([ROWS / "ledger.parquet"]))
-    return {one.entry.id: [one.outcome, None if one.p is None else round(one.p, 6)] for one in judged}
+    rows = judged[["claim", "outcome", "p"]].itertuples(index=False)
+    return {name: [outcome, None if math.isnan(p) else float(f"{p:.3g}")] for name, outcome, p in rows}
 
 
 def test_claims_have_their_frozen_outcomes() -> None:

@@ -15,7 +15,7 @@ ROOMS = [
     "__main__",
     "cli",
     "api",
-    "ledger",
+    "claims",
     "launch",
     "show",
     "bench",

@@ -57,7 +57,7 @@ COMMANDS = """
 import sys
 from posbench.cli.app import main
 from posbench.launch import plans
-from posbench.ledger import claim
+from posbench.claims import claim
 
 TINY = "data=text data.path=text.txt data.tokenizer=bytes model.n_layers=1 model.d_model=16 model.n_heads=2"
 TINY += " training.train_length=16 training.batch_size=4 training.tokens=128 training.warmup_tokens=64 cache=c"

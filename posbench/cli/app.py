@@ -215,11 +215,11 @@ def reproduce(
     """Test what the literature claims, on fresh seeds.
 
     Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
-    supported, contradicted, open, not learned, or not testable here. A claim is a file of configs/claim.
+    supported, contradicted, open, not learned, or not run. A claim is a file of configs/claim.
     """
-    from posbench.ledger import reproduce as ledger
+    from posbench.claims import reproduce as claims
 
-    ledger.reproduce(words or [], n_jobs, config_dir, dry_run)
+    claims.reproduce(words or [], n_jobs, config_dir, dry_run)
 
 
 @app.command(epilog=_SETTINGS)

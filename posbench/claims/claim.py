@@ -1,0 +1,163 @@
+"""A claim of the literature: its sentence and source, the runs that test it, and what would show it.
+
+Each is one file, `configs/claim/ID.yaml`, or `claim/ID.yaml` in a --config-dir folder: adding one takes no code.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Literal
+
+from posbench.config import plain_yaml
+from posbench.config.schema import Section, validate
+from posbench.config.shipped import choices, chosen, configs_dir
+from posbench.errors import UserError, unknown
+
+SHARED = "_runs"  # the file of runs that several claims need, by name
+SEEDS, SEEDS_OF_TASK = 5, 10
+
+_TEST = re.compile(r"(?P<figure>[^<>]+?)\s*(?P<side>[<>])\s*(?P<margin>[+-]?\d*\.?\d+)")
+_TERM = re.compile(
+    r"(?P<sign>[+-]?)\s*(?:(?P<weight>\d*\.?\d+)\s*\*\s*)?(?P<run>\w+)(?:/(?P<protocol>\w+))?(?::(?P<kind>\S+))?"
+    r"\s+(?P<ratio>\d*\.?\d+)x\s*"
+)
+_EXPECTED = "expected such as 'fire 8x - fire 1x - alibi 8x + alibi 1x < 0', or 'rope:yarn 4x - rope 4x < -0.03'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source(Section):
+    paper: str
+    where: str  # section, table or figure
+    says: str  # what stands there, in our words
+    arxiv: str | None = None
+    published: str | None = None  # the value, with its unit
+    scale: str | None = None  # of the models and texts behind it
+    read: Literal["first-hand", "second-hand"] = "second-hand"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction(Section):
+    """What we expect, recorded before the first run that tests it."""
+
+    outcome: Literal["supported", "contradicted", "open"]
+    made: str  # a date
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MoreSeeds(Section):
+    """Of two schemes the one that should answer a task right in more seeds."""
+
+    of: str
+    than: str
+    at: float  # multiple of the longest trained problem; beyond 1 both schemes must have learned the trained ones
+    right: float = 0.9  # share of right tokens from which on a seed counts
+    variant: str = ""  # what the test varies of the task, such as ignore=0.98
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim(Section):
+    """What the file holds. Either `test` or `more_seeds`."""
+
+    sentence: str
+    source: Source
+    runs: list[str | dict[str, str]]  # names of shared runs, and others as name: overrides
+    prediction: Prediction
+    test: str | list[str] | None = None  # a sum of losses and its margin, nats per token; of several all must hold
+    more_seeds: MoreSeeds | None = None
+    note: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """A loss: nll of a run at a multiple of its training length."""
+
+    weight: float
+    run: str
+    ratio: float
+    protocol: str
+    kind: str  # plain, windowed, or an extension's name
+
+
+@dataclasses.dataclass(frozen=True)
+class Inequality:
+    """A sum of losses that should lie above (direction 1) or below (-1) a margin."""
+
+    terms: tuple[Term, ...]
+    direction: int
+    margin: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A checked claim."""
+
+    id: str
+    claim: Claim
+    tests: tuple[Inequality, ...]
+    runs: dict[str, str]  # by name: the overrides that make the run
+
+    @property
+    def seeds(self) -> int:
+        """How many each run needs."""
+        return SEEDS_OF_TASK if self.claim.more_seeds else SEEDS
+
+
+def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
+    """Read the claims of these names; all of them for `all`.
+
+    Raises:
+        UserError: no such claim, or a file that is none.
+    """
+    known = choices("claim", [config_dir] if config_dir else [])
+    if strange := [name for name in names if name not in (*known, "all")]:
+        raise unknown("claim", strange[0], known, "'posbench list claims' shows all")
+    wanted = known if "all" in names else dict.fromkeys(names)
+    return [_read(name, chosen("claim", name, config_dir), config_dir) for name in wanted]
+
+
+def _read(name: str, path: Path, config_dir: Path | None) -> Entry:
+    try:
+        content = plain_yaml.load(path)
+        claim = validate(Claim, content if isinstance(content, dict) else {})
+        if (claim.test is None) == (claim.more_seeds is None):
+            raise UserError("expected test or more_seeds")
+        tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
+        entry = Entry(name, claim, tuple(map(_parsed, tests)), _runs(claim, config_dir))
+        asked = claim.more_seeds
+        used = {term.run for test in entry.tests for term in test.terms} | ({asked.of, asked.than} if asked else set())
+        for run in sorted(used ^ set(entry.runs)):
+            wrong = f"not among runs ({', '.join(entry.runs)})" if run in used else "not used: leave it out"
+            raise UserError(f"run '{run}' is {wrong}")
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return entry
+
+
+def _runs(claim: Claim, config_dir: Path | None) -> dict[str, str]:
+    shared: dict[str, str] = {}
+    for folder in (configs_dir(), *([config_dir] if config_dir else [])):
+        if (path := folder / "claim" / f"{SHARED}.yaml").exists():
+            shared |= plain_yaml.load(path)
+    runs: dict[str, str] = {}
+    for run in claim.runs:
+        if isinstance(run, str) and run not in shared:
+            raise unknown("run", run, shared, f"runs that claims share: {', '.join(shared)}")
+        runs |= {run: shared[run]} if isinstance(run, str) else run
+    return runs
+
+
+def _parsed(text: str) -> Inequality:
+    whole = _TEST.fullmatch(text.strip())
+    if whole is None:
+        raise UserError(f"test: cannot read '{text}': {_EXPECTED}")
+    figure, terms, at = whole["figure"], [], 0
+    while at < len(figure):
+        match = _TERM.match(figure, at)
+        if match is None or (at and not match["sign"]):
+            raise UserError(f"test: cannot read '{figure[at:]}': {_EXPECTED}")
+        weight = float(match["weight"] or 1) * (-1 if match["sign"] == "-" else 1)
+        place = match["protocol"] or "fixed_target", match["kind"] or "plain"
+        terms.append(Term(weight, match["run"], float(match["ratio"]), *place))
+        at = match.end()
+    return Inequality(tuple(terms), 1 if whole["side"] == ">" else -1, float(whole["margin"]))

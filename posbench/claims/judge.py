@@ -1,0 +1,126 @@
+"""What runs say of claims: supported, contradicted, open, not learned, or not run.
+
+A claim about text needs five seeds, one about a task ten: with five no outcome of a task can be told from chance. Tests
+are adjusted by Bonferroni for the claims that are judged together. Nothing is said of schemes that have not learned
+more than an n-gram model, of those that read less than half of their training length, nor of longer problems where a
+scheme has not learned the trained ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from posbench.claims.claim import Entry, Inequality, MoreSeeds
+from posbench.results import compare, tasks
+from posbench.results.compare import ALPHA, ENOUGH_SEEDS, HALF, Losses
+from posbench.results.estimate import Estimate
+
+Runs = Mapping[str, pd.DataFrame]  # by name in the claim: rows of `results.frame.read`
+
+
+def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
+    """Judge claims that are asked for together.
+
+    Returns:
+        A row per claim, in their order: `claim`, `sentence`, `outcome`; `ours`, what was found, or why nothing was;
+        `p`, two-sided and before adjustment, None where nothing was tested; `cpu_minutes` of training its runs;
+        `published`, `paper` and the place in it, `where`; `predicted`.
+    """
+    rows = []
+    for entry, runs in entries:
+        done = {name: rows[rows["run_status"] == "done"] for name, rows in runs.items()}
+        seconds = sum(float(rows.drop_duplicates("folder")["cpu_seconds"].sum()) for rows in done.values())
+        row: dict[str, Any] = {"claim": entry.id, "sentence": entry.claim.sentence, "p": None, **_tested(entry, done)}
+        row["cpu_minutes"] = round(seconds / 60, 1)
+        row |= {name: getattr(entry.claim.source, name) or "" for name in ("published", "paper", "where")}
+        rows.append(row | {"predicted": entry.claim.prediction.outcome})
+    tested = [row for row in rows if row["p"] is not None]
+    for row in tested:
+        row["outcome"] = "open" if len(tested) * row["p"] >= ALPHA else row["outcome"]
+    return pd.DataFrame(rows)
+
+
+def _tested(entry: Entry, runs: Runs) -> dict[str, Any]:
+    """Return what was found of a claim: the outcome that its p allows, or one without p."""
+    from scipy import special
+
+    fewest, name = min((rows["seed"].nunique(), name) for name, rows in runs.items())
+    few = f"{fewest} of {entry.seeds} seeds of {name}" if fewest < entry.seeds and any(map(len, runs.values())) else ""
+    if fewest < ENOUGH_SEEDS:
+        return {"outcome": "not run", "ours": few}
+    if entry.claim.more_seeds:
+        return _of_task(entry.claim.more_seeds, runs, few)
+    shared = sorted(set.intersection(*(set(rows["seed"]) for rows in runs.values())))[: entry.seeds]
+    frame = pd.concat([rows[rows["seed"].isin(shared)].assign(label=name) for name, rows in runs.items()])
+    losses = Losses(compare.main_rows(frame.assign(repeated=False)))
+    if why := next((why for name in runs if (why := _gate(losses, name))), ""):
+        return {"outcome": "not learned", "ours": why}
+    try:
+        means = [(test, _mean(test, losses, frame)) for test in entry.tests]
+    except LookupError as missing:
+        return {"outcome": "not run", "ours": missing.args[0]}
+    p_values: dict[bool, list[float]] = {True: [], False: []}  # by whether the mean is on the claimed side
+    for test, mean in means:
+        beyond = test.direction * (mean.mean - test.margin)
+        p_value = 2 * float(special.stdtr(mean.df, -abs(beyond) / max(mean.error, 1e-12)))  # of a t-test
+        p_values[beyond > 0].append(p_value)
+    against = p_values[False]  # one of several tests contradicts if it does so for their number; all have to support
+    return {
+        "outcome": "contradicted" if against else "supported",
+        "p": min(1.0, len(means) * min(against)) if against else max(p_values[True]),
+        "ours": " and ".join(f"{mean.mean:+.3f} ({mean.low():+.3f} to {mean.high():+.3f})" for _, mean in means),
+    }
+
+
+def _gate(losses: Losses, name: str) -> str:
+    """Return why nothing is said of a scheme; empty if it has learned and reads half of its training length."""
+    if compare.learned(losses, name) != "yes":
+        return f"{name} is not shown to have learned more than an n-gram model"
+    shorter = [length for length in losses.lengths(name) if length < losses.train_length]
+    used = compare.uses(losses, name) or min(shorter, default=losses.train_length)
+    return f"{name} needs only {used} of its {losses.train_length} tokens" if 2 * used < losses.train_length else ""
+
+
+def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
+    """Return the mean of a sum of losses, paired by seed and document; LookupError if one is missing.
+
+    Protocols other than fixed_target score other tokens at each length: their losses are paired by seed alone.
+    """
+    total = None
+    for term in test.terms:
+        length = round(term.ratio * losses.train_length)
+        level = losses.level(term.run, length, term.kind)
+        if term.protocol != "fixed_target":
+            rows = compare.main_rows(frame.assign(repeated=False), term.protocol).set_index("seed")
+            rows = rows[(rows["label"] == term.run) & (rows["length"] == length) & (rows["variant"] == term.kind)]
+            level = rows[["nll"]].set_axis([0], axis=1) * losses.tokens.sum() if len(rows) else None
+        if level is None or level.isna().any(axis=None):
+            raise LookupError(f"{term.run} has no loss at {length} tokens ({term.protocol}, {term.kind})")
+        total = term.weight * level if total is None else compare.difference(total, -term.weight * level)
+    if total is None:
+        raise LookupError("its runs have no seed in common")
+    return losses.estimate(total)
+
+
+def _of_task(asked: MoreSeeds, runs: Runs, few: str) -> dict[str, Any]:
+    """Return the seeds of both schemes that answer right, with Fisher's exact p."""
+    from scipy import stats
+
+    shares = []
+    for name in (asked.of, asked.than):
+        rows = tasks.task_rows(runs[name].assign(label=name, repeated=False))
+        learned = rows.drop_duplicates("folder")["seed_learned"]
+        if asked.at > 1 and learned.mean() < HALF:
+            return {"outcome": "not learned", "ours": f"{int(learned.sum())} of {len(learned)} seeds of {name} learned"}
+        plain = (rows["variant"] == "plain") & (rows["offset"] == 0)
+        right = rows.loc[plain & (rows["of_task"] == asked.variant) & (rows["length_ratio"] == asked.at), "accuracy"]
+        if right.isna().any() or len(right) < len(learned):
+            return {"outcome": "not run", "ours": f"{name} was not tested at {asked.at:g}x"}
+        shares.append((int((right >= asked.right).sum()), len(right)))
+    (more, of), (than, of_than) = shares
+    ours = f"{more} of {of} against {than} of {of_than} seeds"
+    if few:
+        return {"outcome": "not run", "ours": f"{few}: {ours}"}
+    p = float(stats.fisher_exact([[more, of - more], [than, of_than - than]]).pvalue)
+    return {"outcome": "supported" if more / of > than / of_than else "contradicted", "p": p, "ours": ours}

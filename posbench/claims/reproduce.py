@@ -1,0 +1,108 @@
+"""`posbench reproduce`: make the runs that claims need, judge them, and write down what was found.
+
+Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used to make a prediction.
+"""
+
+import operator
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from posbench import files
+from posbench.claims import claim
+from posbench.claims.claim import Entry
+from posbench.claims.judge import judge
+from posbench.config.overrides import split
+from posbench.errors import PosbenchError, UserError
+from posbench.launch import plans, sweep
+from posbench.launch.plans import Plan
+from posbench.report.render import Column, Table
+from posbench.results import frame as frames
+from posbench.terminal import console
+
+SEEDS = range(5, 15)
+STUDY, EXPERIMENT = "ledger", "reader"
+FILE = "claims.csv"  # in the study's folder
+Needed = dict[str, dict[str, list[Plan]]]  # by the name of a claim, and of a run in it: plans, seed by seed
+
+
+def reproduce(
+    words: list[str], n_jobs: int | None = None, config_dir: Path | None = None, dry_run: bool = False
+) -> None:
+    """Test claims on fresh seeds.
+
+    Args:
+        words: names of claims, or `all`; overrides for all runs, such as `experiment=demo study=ledger_demo`; and files
+            of kept studies (`*.parquet`), whose runs are neither trained nor evaluated again.
+        n_jobs: processes at a time; None = one per CPU core or GPU.
+        config_dir: a folder of further YAML files.
+        dry_run: run and write nothing; print what it would take.
+
+    Raises:
+        UserError: no such claim, or a mistake in a claim or an override; nothing was run.
+        PosbenchError: some runs failed; the others are done and the claims are judged by them.
+    """
+    overrides = [word for word in words if "=" in word]
+    studies = [Path(word) for word in words if word.endswith(frames.SUFFIX) and "=" not in word]
+    names = [word for word in words if "=" not in word and Path(word) not in studies]
+    if not names:
+        raise UserError("which claims? posbench reproduce all, or names from 'posbench list claims'")
+    entries = claim.read(names, config_dir)
+    plans_of = needed(entries, overrides, config_dir)
+    kept = frames.read(studies) if studies else None
+    every = {plan.id: plan for runs in plans_of.values() for each in runs.values() for plan in each}  # shared ones once
+    todo = [plan for name, plan in every.items() if kept is None or name not in set(kept["run"])]
+    console.log_to_terminal()
+    if dry_run:
+        print(sweep.cost(todo))
+        return
+    status = sweep.execute(todo, n_jobs) if todo else {}
+    findings = judged(entries, plans_of, kept)
+    table(findings).print(console.stdout())
+    path = next(iter(every.values())).folder.parent / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, findings.to_csv(index=False).encode())
+    print(f"Sources and numbers: {path}")
+    if failed := [name for name, state in status.items() if state.name != "done"]:
+        raise PosbenchError(f"{len(failed)} of {len(status)} runs not done: {', '.join(failed)}")
+
+
+def needed(entries: Sequence[Entry], overrides: list[str], config_dir: Path | None = None) -> Needed:
+    """Return the runs of claims, of each as many seeds as it takes.
+
+    Args:
+        overrides: for all runs; those of the claim itself come first.
+    """
+    made: dict[str, list[Plan]] = {}
+    for text in {text: None for entry in entries for text in entry.runs.values()}:
+        words = shlex.split(text)
+        for override in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
+            words += [override] if split(override)[0] not in {split(word)[0] for word in words} else []
+        resolved = plans.resolve([[*words, f"seed={SEEDS[0]}"]], config_dir)
+        if len(resolved) != 1:
+            raise UserError(f"{shlex.join(words)}: expected one value each: a claim's runs differ in the seed only")
+        made[text] = [resolved[0].with_seed(seed) for seed in SEEDS]
+    return {entry.id: {name: made[text][: entry.seeds] for name, text in entry.runs.items()} for entry in entries}
+
+
+def judged(entries: Sequence[Entry], plans_of: Needed, kept: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Judge claims by the rows of kept studies, and by the folders of runs that are not among them."""
+    rows = pd.DataFrame(columns=["run", "run_status", "seed", "cpu_seconds"]) if kept is None else kept
+    folders = {plan.folder for runs in plans_of.values() for each in runs.values() for plan in each}
+    made = [folder for folder in folders if folder.name not in set(rows["run"]) and (folder / "run.json").is_file()]
+    rows = pd.concat([rows, frames.read(made)], ignore_index=True) if made else rows
+    return judge([
+        (entry, {name: rows[rows["run"].isin([plan.id for plan in each])] for name, each in plans_of[entry.id].items()})
+        for entry in entries
+    ])  # fmt: skip
+
+
+def table(findings: pd.DataFrame) -> Table:
+    """Return findings as a table, the contradicted ones first."""
+    order = findings["outcome"].map(["contradicted", "supported", "open", "not learned", "not run"].index)
+    names = ("claim", "outcome", "ours", "predicted")
+    columns = [Column(name, name, operator.itemgetter(name), spare=name == "predicted", text=True) for name in names]
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in findings["outcome"].value_counts().items())
+    return Table("", findings.iloc[order.argsort(kind="stable")], columns, [f"{len(findings)} claims: {counts}."])

@@ -1,0 +1,226 @@
+"""Claims of the literature, read from files, tested on runs, judged together."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import support
+import yaml
+from fake_study import Truth, configured, write_run
+from scipy import stats
+
+from posbench.claims import claim, reproduce
+from posbench.claims.claim import Term
+from posbench.claims.judge import judge
+from posbench.config.schema import Config
+from posbench.config.shipped import choices
+from posbench.errors import UserError
+from posbench.launch import plans, sweep
+from posbench.launch.states import Status
+from posbench.results.frame import read
+
+ROOT = Path(__file__).parents[1]
+CLAIM: dict[str, Any] = {
+    "sentence": "ALiBi holds.",
+    "source": {"paper": "A paper", "where": "abstract", "says": "it holds"},
+    "runs": [{"alibi": "encoding=alibi"}],
+    "test": "alibi 4x - alibi 1x < 0.05",
+    "prediction": {"outcome": "supported", "made": "2026-11-23", "why": "a guess"},
+}
+
+
+def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
+    """A claim of a stranger in a folder for --config-dir; a key of None is left out."""
+    content = {key: value for key, value in (CLAIM | changed).items() if value is not None}
+    (folder / "claim").mkdir(exist_ok=True)
+    (folder / "claim" / f"{name}.yaml").write_text("# A claim.\n" + yaml.safe_dump(content))
+    return folder
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/claims.md").read_text(encoding="utf-8"), flags=re.S)
+    write(tmp_path)
+    (tmp_path / "claim" / "mine.yaml").write_text(text, encoding="utf-8")
+    entries = claim.read(["all"], tmp_path)
+    assert {entry.id for entry in entries} == {*choices("claim"), "mine"} and len(entries) >= 35
+    runs = {text for entry in entries for text in entry.runs.values()}
+    assert len(plans.resolve([[*shlex.split(text), "seed=5"] for text in runs])) == len(runs)
+
+
+def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
+    tests = ["0.5*a/nonoverlap .25x + b:yarn:factor=4 16x - a 1x > -0.02", "b 8x < .1"]
+    (entry,) = claim.read(["mine"], write(tmp_path, runs=[{"a": "encoding=rope", "b": "encoding=alibi"}], test=tests))
+    first, second = entry.tests
+    assert first.terms == (
+        Term(0.5, "a", 0.25, "nonoverlap", "plain"),
+        Term(1.0, "b", 16.0, "fixed_target", "yarn:factor=4"),
+        Term(-1.0, "a", 1.0, "fixed_target", "plain"),
+    )
+    assert (first.direction, first.margin, second.direction, second.margin) == (1, -0.02, -1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"test": "alibi 4x alibi 1x < 1"}, "test: cannot read 'alibi 1x': expected such as"),
+        ({"test": "alibi 4x"}, "test: cannot read 'alibi 4x'"),
+        ({"test": "rope 4x - alibi 1x < 0"}, "run 'rope' is not among runs (alibi)"),
+        ({"runs": ["alibi", "rope"]}, "run 'rope' is not used: leave it out"),
+        ({"runs": ["alibbi"]}, "unknown run 'alibbi': did you mean 'alibi'?"),
+        ({"test": None}, "expected test or more_seeds"),
+        ({"sentense": "x"}, "sentense"),
+        ({"prediction": {"outcome": "true", "made": "now", "why": ""}}, "prediction.outcome"),
+    ],
+)
+def test_a_claim_that_cannot_be_tested_is_one_line(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        claim.read(["mine"], write(tmp_path, **changed))
+    assert message in str(caught.value) and "mine.yaml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+TRUTHS = {
+    "alibi": Truth(3.66, 0.001, ngram=4.0, paired=True),
+    "rope": Truth(3.66, 0.2, ngram=4.0, paired=True),
+    "none": Truth(4.2, 0.0, ngram=4.0, paired=True),
+    "fox": Truth(3.66, 0.001, ngram=4.0, paired=True, used=8),  # reads little
+}
+
+
+@pytest.fixture(scope="module")
+def runs(template: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    study = tmp_path_factory.mktemp("study")
+    return {
+        name: read([write_run(study, configured(template, name, seed), truth) for seed in range(5, 10)])
+        for name, truth in TRUTHS.items()
+    }
+
+
+def entry(*tests: str) -> claim.Entry:
+    """A claim on these runs."""
+    parsed = tuple(map(claim._parsed, tests))
+    names = {term.run: "" for test in parsed for term in test.terms}
+    return claim.Entry("mine", claim.validate(claim.Claim, CLAIM), parsed, names)
+
+
+@pytest.mark.parametrize(
+    ("tests", "outcome", "ours"),
+    [
+        (["alibi 4x - alibi 1x < 0.05"], "supported", ""),
+        (["rope 4x - rope 1x < 0.05"], "contradicted", ""),
+        (["rope 4x - rope 1x - alibi 4x + alibi 1x > 0.1"], "supported", ""),
+        (["alibi 1x - rope 1x > 0"], "open", ""),
+        (["none 4x - none 1x < 0.05"], "not learned", "none is not shown to have learned more than an n-gram model"),
+        (["fox 4x - fox 1x < 0.05"], "not learned", "fox needs only 8 of its 64 tokens"),
+        (["alibi 32x - alibi 1x < 0.05"], "not run", "alibi has no loss at 2048 tokens"),
+        (["alibi 4x - alibi 1x < 0.05", "rope 4x - rope 1x > 0.1"], "supported", " and "),
+        (["alibi 4x - alibi 1x < 0.05", "rope 4x - rope 1x < 0.1"], "contradicted", " and "),
+        (["alibi 4x - alibi 1x < 0.05", "alibi 1x - rope 1x > 0"], "open", " and "),
+    ],
+)
+def test_outcomes(tests: list[str], outcome: str, ours: str, runs: dict[str, pd.DataFrame]) -> None:
+    asked = entry(*tests)
+    (found,) = judge([(asked, {name: runs[name] for name in asked.runs})]).to_dict("records")
+    assert found["outcome"] == outcome and ours in found["ours"]
+
+
+def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs: dict[str, pd.DataFrame]) -> None:
+    """Without posbench's statistics: losses of the files, and a t-test over seeds on this very text."""
+    rope = runs["rope"][runs["rope"]["variant"] == "plain"].pivot(index="seed", columns="length_ratio", values="nll")
+    rises = (rope[4.0] - rope[1.0]).to_numpy()
+    asked = entry(f"rope 4x - rope 1x > {rises.mean() - 2 * stats.sem(rises) * 2.776:.4f}")
+    many = judge([(asked, {"rope": runs["rope"]})] * 40)
+    (alone,) = judge([(asked, {"rope": runs["rope"]})]).to_dict("records")
+    assert alone["ours"].startswith(f"{rises.mean():+.3f} (") and stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05
+    assert alone["outcome"] == "supported" and set(many["outcome"]) == {"open"} and set(many["p"]) == {alone["p"]}
+
+
+def task_runs(learned: int, right: int, seeds: int) -> pd.DataFrame:
+    """Rows on a task of which so many seeds learned the trained problems, and so many are right at twice the length."""
+    at_one, at_two = np.arange(seeds) < learned, np.arange(seeds) < right
+    frame = read([ROOT / "docs/rows/ledger.parquet"])
+    frame = frame[(frame["trained_task"] == "copy") & (frame["label"] == "alibi") & frame["newest"]]
+    folders = [frame[frame["seed"] == 5].assign(folder=str(n), seed=n, cpu_seconds=60.0) for n in range(seeds)]
+    for number, rows in enumerate(folders):
+        longer = rows["length_ratio"] > 1
+        rows["accuracy"] = np.where(longer, at_two[number] * 1.0, at_one[number] * 1.0)
+    return pd.concat(folders)
+
+
+@pytest.mark.parametrize(
+    ("of", "than", "outcome"),
+    [
+        ((10, 9, 10), (10, 0, 10), "supported"),
+        ((10, 0, 10), (10, 9, 10), "contradicted"),
+        ((10, 5, 10), (10, 4, 10), "open"),
+        ((4, 0, 10), (10, 9, 10), "not learned"),  # failed training is no failure to generalise
+        ((5, 5, 5), (5, 0, 5), "not run"),  # with five seeds no outcome can be told from chance
+    ],
+)
+def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(of: Any, than: Any, outcome: str) -> None:
+    (asked,) = claim.read(["alibi_copies_longer"])
+    runs = {"copy_alibi": task_runs(*of), "copy_rope": task_runs(*than)}
+    (found,) = judge([(asked, runs)]).to_dict("records")
+    assert found["outcome"] == outcome and found["cpu_minutes"] == of[2] + than[2]
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_strangers_claim_is_trained_judged_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its runs are shared with another claim; what is trained is faked."""
+    made: list[plans.Plan] = []
+
+    def execute(todo: list[plans.Plan], _n_jobs: Any) -> dict[str, Status]:
+        made.extend(todo)
+        for plan in todo:
+            write_run(plan.folder.parent, plan.config, TRUTHS[plan.config.encoding.name])
+        return {plan.id: Status("done") for plan in todo}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "execute", execute)
+    write(write(tmp_path), "other", test="alibi 1x - rope 1x > 0.5", runs=["alibi", "rope"])
+    reproduce.reproduce(["mine", "other", "experiment=demo"], config_dir=tmp_path)
+    assert sorted((plan.config.encoding.name, plan.config.seed) for plan in made) == [
+        (name, seed) for name in ("alibi", "rope") for seed in range(5, 10)
+    ]
+    shown = capsys.readouterr().out
+    assert "2 claims: " in shown and shown.index("contradicted") < shown.index("supported")
+    content = pd.read_csv(tmp_path / "outputs/ledger/claims.csv").set_index("claim")
+    assert list(content["outcome"]) == ["supported", "contradicted"] and content.loc["mine", "where"] == "abstract"
+
+
+@pytest.mark.full
+def test_kept_rows_take_the_place_of_runs_and_the_page_says_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert support.script("claims").written(page) == page
+    monkeypatch.chdir(tmp_path)
+    assert support.posbench("reproduce", "alibi_holds", str(ROOT / "docs" / "rows" / "ledger.parquet")) == 0
+    assert "1 claims: 1 supported" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "outputs").glob("*/*")] == ["claims.csv"]  # nothing was trained
+
+
+def test_a_dry_run_says_what_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sweep, "cost", lambda todo: f"{len(todo)} runs")
+    assert support.posbench("reproduce", "rope_breaks", "fox_extrapolates", "rope_breaks", "--dry-run") == 0
+    assert capsys.readouterr().out == "10 runs\n"
+    for words, error in {
+        "rope_breaks model.n_layers=1,2": "expected one value each",
+        "alibi_hold": "unknown claim 'alibi_hold': did you mean 'alibi_holds'?",
+        "experiment=demo": "which claims?",
+    }.items():
+        assert support.posbench("reproduce", *words.split(), "--dry-run") == 2
+        assert error in capsys.readouterr().err
