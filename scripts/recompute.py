@@ -5,7 +5,7 @@
 
 Reads the run folder's config.yaml, run.json, tokenizer.json, evaluation.jsonl and weights, and the text. Splits,
 tokenises and places targets again, runs the model in fp32 with whole attention matrices, and compares every row of
-`fixed_target`, its windowed baseline, `nonoverlap` and `sliding`, and its sums by unit of text. Exits with 1 if
+`fixed_target`, its windowed baseline and `nonoverlap`, and its sums by unit of text. Exits with 1 if
 anything differs; nll may differ by 2e-3 nats per token for a run in bf16, by 5e-5 for one in fp32.
 
 It covers only what a proof needs: the built-in corpus and folders of .txt, models of `model=gpt`, and the encodings
@@ -222,16 +222,15 @@ def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str
                 wanted = blocks
                 candidates = [range(a + reach - targets + 1, b - targets + 1, targets) for a, b in pieces]
             else:
-                span, share = (2 * reach, 16) if protocol == "sliding" else (reach, 4)
-                wanted = max(FEWEST_BLOCKS, blocks // share)
-                candidates = [range(a, b - span, span) for a, b in pieces]
+                wanted = max(FEWEST_BLOCKS, blocks // 4)
+                candidates = [range(a, b - reach, reach) for a, b in pieces]
             firsts = dealt(candidates, wanted)
             if len(firsts) >= FEWEST_BLOCKS:
                 return Placement(firsts, reach)
     sys.exit(f"the text here is too short for {protocol}")
 
 
-def blocks_of(protocol: str, placed: Placement, length: int, targets: int, stride: int, train_length: int) -> Blocks:
+def blocks_of(protocol: str, placed: Placement, length: int, targets: int, train_length: int) -> Blocks:
     """The windows that a protocol reads and scores at one length."""
     if protocol == "fixed_target":
         part = targets
@@ -241,22 +240,9 @@ def blocks_of(protocol: str, placed: Placement, length: int, targets: int, strid
             [Window(first + end - 1 - length, length, part) for end in range(part, targets + 1, part)]
             for first in placed.firsts
         ]
-    if protocol == "nonoverlap":
-        return [
-            [Window(first + i * length, length, length) for i in range(placed.reach // length)]
-            for first in placed.firsts
-        ]
-    return [slide(first, first + 2 * placed.reach, length, stride) for first in placed.firsts]
-
-
-def slide(first: int, last: int, length: int, stride: int) -> list[Window]:
-    """Windows from token `first` to `last`: the first scores all, each further one up to `stride` tokens."""
-    windows, scored = [Window(first, length, length)], first + length
-    while scored < last:
-        step = min(stride, last - scored)
-        scored += step
-        windows.append(Window(scored - length, length, step))
-    return windows
+    return [
+        [Window(first + i * length, length, length) for i in range(placed.reach // length)] for first in placed.firsts
+    ]
 
 
 def places(block: list[Window]) -> list[int]:
@@ -430,7 +416,7 @@ class Run:
         if placed.reach < row["length"]:
             sys.exit(f"the text here is too short for {row['protocol']} at {row['length']} tokens")
         trained = self.config["training"]["train_length"]
-        blocks = blocks_of(row["protocol"], placed, row["length"], settings["targets"], row["stride"] or 1, trained)
+        blocks = blocks_of(row["protocol"], placed, row["length"], settings["targets"], trained)
         sums = nll_of_blocks(self.model, blocks, text.ids, row["window"])
         where = [places(block) for block in blocks]
         unit, documents = units(text, [targets[0] for targets in where])
@@ -478,7 +464,7 @@ def lines_of(file: Path) -> list[Row]:
 
 def covered(row: Row) -> bool:
     """Whether the row has a number and this script can recompute it."""
-    known = row["protocol"] in ("fixed_target", "nonoverlap", "sliding")
+    known = row["protocol"] in ("fixed_target", "nonoverlap")
     return known and row["task"] is None and row["extension"] is None and row["nll"] is not None
 
 

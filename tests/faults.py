@@ -93,7 +93,7 @@ def commands(config: Config, folder: Path) -> dict[str, Work]:
     """What is done to a run: its training, which evaluates at its end, and one more evaluation."""
     return {
         "train": lambda: launch.run(Plan(config, folder, ("posbench", "train"))),
-        "evaluate": lambda: evaluate_runs([folder], ["protocol=sliding"]),
+        "evaluate": lambda: evaluate_runs([folder], ["ratio=1,2,4,6"]),
     }
 
 

@@ -644,7 +644,7 @@ MISTYPED = {
     "extension=yarn:factor=0.5": "factor is 0.5: expected at least 1",
     "extension=yarn:factor=2:factor=4": "gives factor twice",
     "extension=yran": "unknown extension 'yran': did you mean 'yarn'?",
-    "protocol=slidng": "did you mean 'sliding'?",
+    "protocol=nonoverlop": "did you mean 'nonoverlap'?",
     "task=repeet": "unknown task 'repeet': did you mean 'repeat'?",
 }
 

@@ -137,13 +137,12 @@ data.path=say "so".txt | data.path | 'say "so".txt'
 data.path=new [2].txt | data.path | 'new [2].txt'
 data.path=2024-01-01 | data.path | '2024-01-01'
 data.path=it's.txt | data.path | "it's.txt"
-protocol=sliding,fixed_target | evaluation.protocols | ('sliding', 'fixed_target')
+protocol=nonoverlap,fixed_target | evaluation.protocols | ('nonoverlap', 'fixed_target')
 ratio=1,2,4 | evaluation.ratios | (1, 2, 4)
 length=64,128 | evaluation.ratios | (1, 2)
 extension=yarn:factor=4,ntk | evaluation.extensions | ('yarn:factor=4', 'ntk')
 evaluation.at_tokens=[] | evaluation.at_tokens | ()
 tracking.group=on | tracking.group | 'on'
-stride=null | evaluation.stride | None
 encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved'}
 encoding.base=1_0 | encoding.options | {'base': 10, 'layout': 'interleaved'}
 encoding.layout='half' | encoding.options | {'base': 10000, 'layout': 'half'}

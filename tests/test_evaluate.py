@@ -177,10 +177,10 @@ def test_a_row_holds_its_sums_by_document(config: Config, documents: Literal["do
         rows = rows_of(Planted(3 * L), split, wanted)
         assert {row.documents for row in rows} == {documents}
         longest = 16 * L
-        windows = protocols.plan("fixed_target", split, [L], 4, 32, documents, longest=longest)[L]
-        if not windows:
+        windows = protocols.plan("fixed_target", split, [L], 4, 32, documents, longest=longest).get(L)
+        if windows is None:
             continue
-        firsts = windows[0].starts + L - 3
+        firsts = windows.starts + L - 3
         expected = [next(d for d in range(len(starts) - 1) if starts[d] <= first < starts[d + 1]) for first in firsts]
         for row in rows:
             assert row.units is not None and row.n_documents == len(set(expected))
@@ -246,7 +246,7 @@ class Bigram(Planted):
 
 
 def test_a_bigram_models_sum_does_not_depend_on_how_text_is_cut(config: Config) -> None:
-    wanted = evaluation_with(config, protocols=("nonoverlap", "sliding"), stride=3)
+    wanted = evaluation_with(config, protocols=("nonoverlap",))
     rows = rows_of(Bigram(None), random_text(), wanted)
     for protocol in wanted.evaluation.protocols:
         sums = [row.units["nll"] for row in rows if row.protocol == protocol and row.units]
@@ -382,11 +382,9 @@ def test_shuffling_distant_context_costs_a_bag_of_tokens_nothing_and_one_that_re
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stride=17", "evaluation.stride is 17: expected at most training.train_length, 16"),
-        ("stride=0", "evaluation.stride is 0: expected at least 1"),
         ("sinks=-1", "evaluation.sinks is -1: expected at least 0"),
         ("task=repeat,repeat", "evaluation.tasks is ['repeat', 'repeat']: expected each once"),
-        ("protocol=slidng", "did you mean 'sliding'?"),
+        ("protocol=nonoverlop", "did you mean 'nonoverlap'?"),
         ("precision=fp8", "evaluation.precision is 'fp8': expected auto or fp32 or bf16 or fp16"),
     ],
 )
@@ -488,7 +486,7 @@ def test_what_does_not_exist_is_no_mistake(config: Config) -> None:
         check(dataclasses.replace(evaluation_with(config, extensions=(extension,)), encoding=EncodingConfig(encoding)))
     check(evaluation_with(config, extensions=("leaky_rerope:window=15",), ratios=(1,)))  # k follows from longer ones
     two = dataclasses.replace(config.training, train_length=2)
-    shortest = evaluation_with(config, extensions=("leaky_rerope",), targets=2, stride=None)
+    shortest = evaluation_with(config, extensions=("leaky_rerope",), targets=2)
     check(dataclasses.replace(shortest, training=two))  # no distance to count in: a result, and nobody's mistake
 
 
@@ -520,9 +518,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
 ) -> None:
     config, folder = trained
     first = evaluation_rows(folder)
-    overrides = [
-        "protocol=fixed_target,nonoverlap,sliding", "task=repeat,shuffle", "sinks=2", "extension=ntk", "stride=4",
-    ]  # fmt: skip
+    overrides = ["protocol=fixed_target,nonoverlap", "task=repeat,shuffle", "sinks=2", "extension=ntk"]
     asked = apply(config, overrides)
     evaluate_run(folder, asked)
     rows = evaluation_rows(folder)
@@ -530,7 +526,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     counts = collections.Counter((row.protocol, row.task) for row in rows)
     varied = 3 + 2 + 2 + 3  # plain, windowed, sinks, ntk
     assert counts == {
-        ("fixed_target", None): varied, ("nonoverlap", None): 3, ("sliding", None): 3,
+        ("fixed_target", None): varied, ("nonoverlap", None): 3,
         ("task", "repeat"): varied, ("task", "repeat_control"): varied, ("task", "shuffle"): 2 * 4,
     }  # fmt: skip
     assert {row.status for row in rows} == {"ok"}

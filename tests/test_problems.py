@@ -120,7 +120,7 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
             "it is chosen with its options, data=task/copy",
         ),
         (
-            ["data=task/copy", "experiment=tasks", "protocol=sliding"],
+            ["data=task/copy", "experiment=tasks", "protocol=nonoverlap"],
             "which experiment=tasks brings, since data 'copy' is a task",
         ),
         (["data=task/copy", "experiment=tasks", "tasks=repeat"], "probes are of text"),

@@ -163,7 +163,7 @@ def test_two_processes_evaluate_a_finished_run_to_the_bit_as_one_does(
 ) -> None:
     train(config, tmp_path / "run", [])
     shutil.copytree(tmp_path / "run", tmp_path / "one" / "run")
-    asked = ["protocol=sliding,fixed_target", "length=24,40", "extension=ntk"]
+    asked = ["protocol=nonoverlap,fixed_target", "length=24,40", "extension=ntk"]
     launch._evaluate(tmp_path / "one" / "run", apply(config, asked))
     before, expected = numbers(tmp_path / "run"), numbers(tmp_path / "one" / "run")
     monkeypatch.setattr(machine, "cores", lambda: 2)

@@ -131,7 +131,9 @@ def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
 
 def test_a_sweep_file_of_the_users_own_folder_gives_way_to_what_is_typed(tmp_path: Path) -> None:
     """A word and the key that it stands for are one override."""
-    text = "sets: [encoding=rope encoding.base=64, encoding=none]\nshared: ['evaluation.protocols=[sliding]', seed=3]\n"
+    text = (
+        "sets: [encoding=rope encoding.base=64, encoding=none]\nshared: ['evaluation.protocols=[nonoverlap]', seed=3]\n"
+    )
     write_choice(tmp_path, "sweep/mine", text)
     sets = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
     shared = ["protocol=fixed_target,nonoverlap", "seed=3"]

@@ -229,7 +229,7 @@ def evaluate(
         typer.Argument(
             metavar="RUN|MODEL|key=value",
             help="Run folders (outputs/STUDY/RUN), study folders or globs, or HuggingFace models (a folder or a name "
-            "on the hub); then settings, such as length=128,256 protocol=sliding extension=yarn:factor=4,ntk "
+            "on the hub); then settings, such as length=128,256 protocol=nonoverlap extension=yarn:factor=4,ntk "
             "split=validation device=cpu processes=2; for a model also data=NAME data.path=... train_length=N "
             "bos=window.",
         ),

@@ -28,13 +28,13 @@ FORMER: dict[str, Any] = {
 }  # fmt: skip
 # Keys and entries of lists that made no other run; a saved configuration that has one is read without it.
 REMOVED = {
-    "evaluation": ("bootstrap", "reference"),
+    "evaluation": ("bootstrap", "reference", "stride"),
     "runtime": ("objective",),
     "tracking": ("code", "weights"),
 }
 REMOVED_ENTRIES = {
-    "protocols": ("per_position",),
-    "tasks": ("key_tokens", "multi_value", "variable_tracking", "common_words"),
+    "protocols": ("per_position", "sliding"),
+    "tasks": ("key_tokens", "multi_key", "multi_value", "variable_tracking", "common_words"),
 }
 
 

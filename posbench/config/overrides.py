@@ -2,7 +2,7 @@
 
 A value is read by the type of its key: text stands as it is typed, a comma list of a key that holds a list is one list,
 and only mappings and options of encodings are YAML. Settings of evaluation and runtime may leave out their section:
-`protocol=sliding`, `device=cpu`. `length=128,256` is in tokens, `ratio=2,4` in training lengths.
+`protocol=nonoverlap`, `device=cpu`. `length=128,256` is in tokens, `ratio=2,4` in training lengths.
 """
 
 import dataclasses

@@ -208,7 +208,7 @@ class TrainingConfig(Section):
 class EvaluationConfig(Section):
     """Which rows an evaluation has. Nothing here makes another run."""
 
-    protocols: Annotated[tuple[Literal["fixed_target", "nonoverlap", "sliding", "problems"], ...], Len(1)]
+    protocols: Annotated[tuple[Literal["fixed_target", "nonoverlap", "problems"], ...], Len(1)]
     ratios: Annotated[tuple[Positive, ...], Len(1)]  # in training lengths or longest trained problems; ascending
     at_tokens: tuple[Natural, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained
     offsets: tuple[Count, ...] = ()  # problems: also with positions that begin there, in tokens
@@ -217,7 +217,6 @@ class EvaluationConfig(Section):
     sinks: Natural = 0  # also so cut, with this many first tokens seen by all; 0 = not
     extensions: tuple[str, ...] = ()  # also with these: yarn, or with options yarn:factor=4
     tasks: tuple[str, ...] = ()  # probes of the use of distant context
-    stride: Count | None = None  # sliding: tokens that each window adds; None = half the training length
     split: Literal["validation", "test"]
     documents: Literal["auto", "doc", "concat"]  # whether a context may cross a document's end
     targets: Count  # fixed_target: tokens per block
@@ -307,7 +306,6 @@ class Config(Section):
         self.training.refuse_uneven(self.runtime.processes or 1)
         asked, length, is_task = self.evaluation, self.training.train_length, self.data.task is not None
         self._refuse("targets", asked.targets > length and not is_task, f"at most training.train_length, {length}")
-        self._refuse("stride", (asked.stride or 1) > length, f"at most training.train_length, {length}")
         fitting = "evaluation=extrapolation, or data=task/copy or another task"
         fitting = "evaluation=problems, which experiment=tasks brings" if is_task else fitting
         others = [protocol for protocol in asked.protocols if (protocol == "problems") != is_task]

@@ -97,17 +97,16 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
         protocol=measurement.protocol,
         length=measurement.length,
         length_ratio=measurement.length / evaluation.subject.train_length,
-        stride=measurement.stride,
         window=forward.variant.window,
         extension=forward.variant.name,
         task=measurement.task,
-        documents=forward.windows[0].documents if forward.windows else None,
+        documents=forward.windows.documents if forward.windows else None,
     )
     if not forward.windows:
         reason = f"the {settings.split} text has too few windows of {measurement.length} tokens"
         return dataclasses.replace(row, status="too_short", reason=reason)
     try:
-        facts = evaluation.subject.varied(forward.variant, forward.length).facts
+        facts = evaluation.subject.varied(forward.variant, measurement.length).facts
         if forward.poses:
             digest = problems.sha256(problems.choices_of(forward, evaluation.split, evaluation.encode))
         else:
@@ -136,17 +135,18 @@ def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -
 
 
 def _nll(forward: Forward, evaluation: Evaluation) -> Floats:
-    varied = evaluation.subject.varied(forward.variant, forward.length).subject
+    assert forward.windows is not None
+    subject, _ = evaluation.subject.varied(forward.variant, forward.windows.length)
     batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world
-    parts = [score(varied, evaluation.split, w, batch_tokens, forward.rewrite, world) for w in forward.windows]
-    return np.concatenate([nll.ravel() for nll in parts])
+    return score(subject, evaluation.split, forward.windows, batch_tokens, forward.rewrite, world).ravel()
 
 
 def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, row: EvaluationRow) -> EvaluationRow:
     forward = measurement.forward
+    assert forward.windows is not None
     if forward.poses:
         choices = problems.choices_of(forward, evaluation.split, evaluation.encode)
-        subject, _ = evaluation.subject.varied(forward.variant, forward.length)
+        subject, _ = evaluation.subject.varied(forward.variant, measurement.length)
         return problems.ranked(row, subject, choices, evaluation)
     targets, nll = protocols.targets_of(forward.windows), nll_of(forward)
     blocks = np.unique(targets.blocks, return_inverse=True)[1]

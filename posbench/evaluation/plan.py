@@ -20,7 +20,7 @@ from posbench.processes import World
 from posbench.run_folder.rows import EvaluationRow
 
 Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]  # a row, and what fills in its numbers
-Plan = Callable[..., dict[int, tuple[Windows, ...]]]
+Plan = Callable[..., dict[int, Windows]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,10 @@ class AnyEvaluation:
 class Forward:
     """A forward pass: what is read, by which variant of the model. Equal ones are computed once."""
 
-    windows: tuple[Windows, ...]  # none: the text is too short
+    windows: Windows | None  # None: the text is too short
     variant: Variant = AS_TRAINED
     rewrite: Callable[[Integers], Integers] | None = None  # of each window's length + 1 tokens
     poses: Callable[[probes.Material], probes.Pose] | None = None  # a problem in each window's place
-
-    @property
-    def length(self) -> int:
-        return self.windows[0].length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +65,6 @@ class Measurement:
     protocol: str
     length: int  # tokens
     forward: Forward
-    stride: int | None = None
     task: str | None = None
 
 
@@ -89,22 +84,21 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
     Below the training length there is `fixed_target` alone, as trained.
     """
     every, lengths = lengths_of(settings, train_length), from_training_on(settings, train_length)
-    longest, stride = round((settings.longest or 1) * train_length), settings.stride or max(1, train_length // 2)
+    longest = round((settings.longest or 1) * train_length)
 
     @functools.cache  # rows with equal windows share their forward passes
-    def plan(protocol: str, targets: int = settings.targets) -> dict[int, tuple[Windows, ...]]:
+    def plan(protocol: str, targets: int = settings.targets) -> dict[int, Windows]:
         wanted, of_text = every if protocol == "fixed_target" else lengths, (settings.blocks, settings.documents)
-        return protocols.plan(protocol, split, wanted, targets, *of_text, stride, longest, train_length)
+        return protocols.plan(protocol, split, wanted, targets, *of_text, longest, train_length)
 
     rows: list[Measurement] = []
     for protocol in settings.protocols:
         if protocol == "fixed_target":
             below = [(AS_TRAINED, length) for length in every if length < train_length]
             for variant, length in [*below, *varied(settings, lengths, train_length)]:
-                rows.append(Measurement(protocol, length, Forward(plan(protocol)[length], variant)))
+                rows.append(Measurement(protocol, length, Forward(plan(protocol).get(length), variant)))
         else:
-            step = stride if protocol == "sliding" else None
-            rows += [Measurement(protocol, length, Forward(plan(protocol)[length]), stride=step) for length in lengths]
+            rows += [Measurement(protocol, length, Forward(plan(protocol).get(length))) for length in lengths]
     for text in settings.tasks:
         rows += _of_probe(text, settings, lengths, train_length, plan)
     return rows
@@ -127,7 +121,7 @@ def _of_probe(
     _, colon, options = text.partition(":")
     for variant, length in varied(settings, lengths, train_length):
         for probe in probes.of(text, [length], settings.targets, train_length):
-            windows = plan("fixed_target", probe.targets)[length]
+            windows = plan("fixed_target", probe.targets).get(length)
             forward = Forward(windows, variant, probe.rewrite, probe.poses)
             yield Measurement("task", length, forward, task=f"{probe.task}{colon}{options}")
 

@@ -77,8 +77,8 @@ def choices_of(forward: Forward, split: TokenSplit, encode: Encode | None) -> li
     Raises:
         Undefined: the model's tokenizer or the text has no such problems, or they do not fit into the window.
     """
-    assert forward.poses is not None
-    (windows,) = forward.windows
+    windows = forward.windows
+    assert forward.poses is not None and windows is not None
     text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
     pose = forward.poses(Material(text[text != split.ids[split.starts[0]]], encode))
     read = (np.asarray(split.ids[start : start + windows.length], dtype=np.int64) for start in windows.starts)

@@ -5,18 +5,15 @@ so only the context differs. Differences between lengths are paired by target. B
 targets is scored in parts, each at the end of a window of its own, so that every target has more than C / 2 tokens.
 `nonoverlap` (what papers print): a span of text cut into windows of C tokens, all C predictions scored. Early tokens
 of a window have little context, so its perplexity falls with C for any encoding that merely does not break.
-`sliding`: the first window of a span scores all its C predictions, each later one begins S tokens further and scores
-its last S, so that nearly all tokens have at least C - S tokens of context.
 
 A window reads C tokens and makes C predictions, the i-th (from 0) with i + 1 tokens of context. Blocks of targets are
 dealt to documents in turn, so that a long document has no more of them than others as long as those have text left:
-intervals go by documents, and evenly dealt blocks make the most of them. Sources: Press et al.
-(2021), arXiv:2108.12409, section 2 and appendix B for the early-token effect and the sliding window.
+intervals go by documents, and evenly dealt blocks make the most of them. Source: Press et al. (2021),
+arXiv:2108.12409, section 2 and appendix B for the early-token effect.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -60,16 +57,14 @@ class Targets:
         return digest.hexdigest()
 
 
-def targets_of(windows: Sequence[Windows]) -> Targets:
-    """The targets of windows, in order."""
-    offsets = [np.arange(w.length - w.scored + 1, w.length + 1) for w in windows]
-    parts = list(zip(windows, offsets, strict=True))
-    blocks = np.concatenate([np.repeat(w.blocks, w.scored) for w in windows])
+def targets_of(windows: Windows) -> Targets:
+    """Return the targets of windows, in order."""
+    offset = np.arange(windows.length - windows.scored + 1, windows.length + 1)
     return Targets(
-        indices=np.concatenate([(w.starts[:, None] + offset).ravel() for w, offset in parts]),
-        blocks=blocks,
-        context=np.concatenate([np.tile(offset, len(w.starts)) for w, offset in parts]),
-        n_blocks=int(blocks.max()) + 1,
+        indices=(windows.starts[:, None] + offset).ravel(),
+        blocks=np.repeat(windows.blocks, windows.scored),
+        context=np.tile(offset, len(windows.starts)),
+        n_blocks=int(windows.blocks.max()) + 1,
     )
 
 
@@ -80,24 +75,21 @@ def plan(
     targets: int,
     blocks: int,
     documents: str,
-    stride: int = 1,
     longest: int = 1,
     train_length: int = 1,
-) -> dict[int, tuple[Windows, ...]]:
-    """Windows of a protocol for every length, none where the text is too short for `MIN_BLOCKS` blocks.
+) -> dict[int, Windows]:
+    """Return the windows of a protocol for every length for which the text has `MIN_BLOCKS` blocks.
 
     The targets are chosen for the longest length that the text allows, so that all lengths score the same tokens: one
     of `lengths`, or `longest` if that is more, or else the first of its halvings for which there is text. They depend
     on nothing but the text and these arguments: every run is scored on the same ones.
 
     Args:
-        protocol: fixed_target, nonoverlap or sliding.
+        protocol: fixed_target or nonoverlap.
         lengths: context lengths in tokens, ascending.
         targets: target tokens per block of `fixed_target`.
-        blocks: blocks wanted. `nonoverlap` takes a quarter as many spans, each as long as the longest length; `sliding`
-            a sixteenth, each twice as long, so that the tokens with full context outweigh those of the first window.
+        blocks: blocks wanted. `nonoverlap` takes a quarter as many spans, each as long as the longest length.
         documents: doc, concat, or auto = doc where that gives enough blocks at the longest length, else concat.
-        stride: tokens that each window of `sliding` adds.
         longest: length that the targets shall allow, although it is not evaluated.
         train_length: tokens; windows of `fixed_target` that are shorter score a part of a block.
     """
@@ -109,21 +101,15 @@ def plan(
             if protocol == "fixed_target":
                 firsts = _fixed_target(ends, reach, targets, blocks)
             else:
-                span, share = (2 * reach, 16) if protocol == "sliding" else (reach, 4)
-                firsts = _spans(ends, span, max(MIN_BLOCKS, blocks // share))
+                firsts = _spans(ends, reach, max(MIN_BLOCKS, blocks // 4))
             if len(firsts) < MIN_BLOCKS:
                 continue
-            planned: dict[int, tuple[Windows, ...]] = dict.fromkeys(lengths, ())
-            for length in (c for c in lengths if c <= reach):
-                if protocol == "fixed_target":
-                    scored = targets if length >= train_length else _part(targets, length)
-                    planned[length] = (_before(firsts, length, targets, scored, boundaries),)
-                elif protocol == "sliding":
-                    planned[length] = _slide(firsts, length, 2 * reach, stride, boundaries)
-                else:
-                    planned[length] = (_tile(firsts, length, reach // length, boundaries),)
-            return planned
-    return dict.fromkeys(lengths, ())
+            possible = [length for length in lengths if length <= reach]
+            if protocol == "nonoverlap":
+                return {length: _tile(firsts, length, reach // length, boundaries) for length in possible}
+            scored = {length: targets if length >= train_length else _part(targets, length) for length in possible}
+            return {length: _before(firsts, length, targets, scored[length], boundaries) for length in possible}
+    return {}
 
 
 def _ends(split: TokenSplit, boundaries: Boundaries) -> Integers:
@@ -181,16 +167,3 @@ def _before(firsts: Integers, length: int, targets: int, scored: int, boundaries
 def _tile(firsts: Integers, length: int, per_span: int, boundaries: Boundaries) -> Windows:
     starts = (firsts[:, None] + length * np.arange(per_span)).ravel()
     return Windows(length, length, starts, np.repeat(np.arange(len(firsts)), per_span), boundaries)
-
-
-def _slide(firsts: Integers, length: int, span: int, stride: int, boundaries: Boundaries) -> tuple[Windows, ...]:
-    """The first window of each span whole, then the last `stride` of each; a last shorter step scores what is left."""
-    steps, left = divmod(span - length, stride)
-    block = np.arange(len(firsts))
-    shifted = (firsts[:, None] + stride * np.arange(1, steps + 1)).ravel()
-    windows = [
-        Windows(length, length, firsts, block, boundaries),
-        Windows(length, stride, shifted, np.repeat(block, steps), boundaries),
-        Windows(length, left, firsts + span - length, block, boundaries),
-    ]
-    return tuple(w for w in windows if w.scored and len(w.starts))

@@ -41,10 +41,10 @@ class EvaluationRow:
     The order of the columns is that of the file.
     """
 
-    protocol: str  # fixed_target, nonoverlap, sliding, task, problems
+    protocol: str  # fixed_target, nonoverlap, task, problems; of earlier versions sliding
     length: int  # tokens of context; of problems, tokens read
     length_ratio: float  # length / training length; of problems, problem_length / the longest that was trained
-    stride: int | None = None  # tokens between the windows of `sliding`
+    stride: int | None = None  # of `sliding`, of earlier versions: tokens between its windows
     window: int | None = None  # keys each query saw, where attention was narrowed
     extension: str | None = None  # as it was asked for, such as yarn:factor=4; or sinks
     extension_options: dict[str, Any] | None = None  # what it did

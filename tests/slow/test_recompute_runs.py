@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a run and its recom
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "recompute.py"
 SMALL = ["model.n_layers=2", "model.d_model=64", "training.tokens=32768", "training.warmup_tokens=0"]
-SMALL += ["evaluation.protocols=[fixed_target,nonoverlap,sliding]", "evaluation.ratios=[1,3,8]", "evaluation.blocks=32"]
+SMALL += ["evaluation.protocols=[fixed_target,nonoverlap]", "evaluation.ratios=[1,3,8]", "evaluation.blocks=32"]
 SMALL += ["tracking=none", "runtime.device=cpu", "runtime.threads=1", "runtime.cache=../cache"]
 
 
