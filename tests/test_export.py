@@ -1,6 +1,5 @@
 """An exported run is the run by transformers alone: its logits, tokens and curve; what cannot be so is refused."""
 
-import dataclasses
 import json
 import os
 import re
@@ -79,6 +78,13 @@ def configured(
     return from_container(plain)
 
 
+def exported(run: Path, folder: Path, **how: Any) -> list[dict[str, float]]:
+    """What `posbench_parity.json` of a new export has for each length."""
+    export.export(run, folder, **how)
+    differences: list[dict[str, float]] = json.loads((folder / export.PARITY).read_text())["differences"]
+    return differences
+
+
 def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer | None = None, spread: float = 0.1) -> Path:
     """A run folder with random weights: initial ones would hide a norm or a factor that is missing."""
     tokenizer = tokenizer or tokenizers.raw_bytes()
@@ -103,15 +109,12 @@ def test_logits_are_those_of_the_run(
     encoding: dict[str, Any], block: dict[str, Any], kind: str, tiny_config: Config, tmp_path: Path
 ) -> None:
     run = written(tmp_path, configured(tiny_config, encoding, block))
-    found = export.export(run, tmp_path / "out")
-    record = json.loads((tmp_path / "out" / export.PARITY).read_text())
+    found = exported(run, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
-    lengths = [one.length for one in found]
-    assert lengths == [1, 16, 24, 48, 96]
-    assert [one["length"] for one in record["differences"]] == lengths
+    assert [one["length"] for one in found] == [1, 16, 24, 48, 96]
     for one in found:
-        assert one.difference <= 1e-5 * max(1.0, one.largest_logit), one
-        assert one.largest_logit > 1
+        assert one["difference"] <= 1e-5 * max(1.0, one["largest_logit"]), one
+        assert one["largest_logit"] > 1
     assert sorted(os.listdir(tmp_path)) == sorted([run.name, "out"])
     assert_generates_as_the_run(tmp_path / "out", run)
 
@@ -139,12 +142,12 @@ def assert_generates_as_the_run(folder: Path, run: Path, new: int = 12) -> None:
 
 def test_far_out_the_rounding_of_fp32_is_allowed_and_no_more(tiny_config: Config, tmp_path: Path) -> None:
     config = configured(tiny_config, {"name": "rope"}, LLAMA, length=512)
-    found = export.export(written(tmp_path, config), tmp_path / "out")
-    assert [one.length for one in found] == [1, 16, 512, 1024, 2048]
-    assert found[-1].difference > 3 * found[0].difference
+    found = exported(written(tmp_path, config), tmp_path / "out")
+    assert [one["length"] for one in found] == [1, 16, 512, 1024, 2048]
+    assert found[-1]["difference"] > 3 * found[0]["difference"]
     for one in found:
-        assert one.difference <= one.limit / 2
-        assert one.limit == max(1e-5, one.length / 2**24) * max(1.0, one.largest_logit)
+        assert one["difference"] <= one["limit"] / 2
+        assert one["limit"] == max(1e-5, one["length"] / 2**24) * max(1.0, one["largest_logit"])
 
 
 # -- posbench's own class ----------------------------------------------------------------------------------------------
@@ -156,9 +159,9 @@ def test_every_encoding_goes_out_as_code(name: str, tiny_config: Config, tmp_pat
     """Tables that are no weights come back, too: transformers leaves them unset."""
     options = {"layers": MIXED["layers"]} if name == "layered" else {}
     run = written(tmp_path, configured(tiny_config, {"name": name, **options}))
-    found = export.export(run, tmp_path / "out", code=True)
-    assert all(one.difference <= one.limit for one in found) and found[0].largest_logit > 1
-    assert [one.length for one in found][:3] == [1, 16, 24]
+    found = exported(run, tmp_path / "out", code=True)
+    assert all(one["difference"] <= one["limit"] for one in found) and found[0]["largest_logit"] > 1
+    assert [one["length"] for one in found][:3] == [1, 16, 24]
     ours = model_of(run, load_config(run), tokenizers.raw_bytes())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     assert theirs.get_input_embeddings() is theirs.model.tokens
@@ -247,26 +250,25 @@ Change = Callable[[export.Exported], export.Exported]
 
 
 def _without(name: str) -> Change:
-    return lambda made: dataclasses.replace(made, tensors={k: v for k, v in made.tensors.items() if name not in k})
+    return lambda made: (made[0], {key: tensor for key, tensor in made[1].items() if name not in key})
 
 
 def _swapped(one: str, other: str) -> Change:
     def change(made: export.Exported) -> export.Exported:
         renamed = {
-            name.replace(one, "?").replace(other, one).replace("?", other): tensor
-            for name, tensor in made.tensors.items()
+            name.replace(one, "?").replace(other, one).replace("?", other): tensor for name, tensor in made[1].items()
         }
-        return dataclasses.replace(made, tensors=renamed)
+        return made[0], renamed
 
     return change
 
 
 def _settings(**settings: Any) -> Change:
-    return lambda made: dataclasses.replace(made, settings=made.settings | settings)
+    return lambda made: (made[0] | settings, made[1])
 
 
 def _rope(**parameters: Any) -> Change:
-    return lambda made: _settings(rope_parameters=made.settings["rope_parameters"] | parameters)(made)
+    return lambda made: _settings(rope_parameters=made[0]["rope_parameters"] | parameters)(made)
 
 
 OTHERS: list[tuple[str, dict[str, Any], dict[str, Any], Change]] = [
@@ -399,12 +401,14 @@ def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) 
 def test_other_tokens_are_refused(tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = written(tmp_path, configured(tiny_config, {"name": "rope"}))
     monkeypatch.setattr(export, "_TEXT", "<|endoftext|>")
-    write = export.write_json
+    write = export._write_tokenizer
 
-    def finding_separators(path: Path, value: dict[str, Any]) -> None:
-        write(path, value | {"split_special_tokens": False} if path.name == "tokenizer_config.json" else value)
+    def finding_separators(new: Path, *rest: Any) -> None:
+        write(new, *rest)
+        path = new / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"split_special_tokens": False}))
 
-    monkeypatch.setattr(export, "write_json", finding_separators)
+    monkeypatch.setattr(export, "_write_tokenizer", finding_separators)
     with pytest.raises(UserError, match="other tokens"):
         export.export(run, tmp_path / "out")
     assert os.listdir(tmp_path) == [run.name]

@@ -202,7 +202,7 @@ def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> N
     assert config.evaluation.at_tokens == (0,) and settled("evaluation.at_tokens=[]").evaluation.at_tokens == ()
     assert settled("evaluation.ratios=[1]").evaluation.ratios == (1,)
     assert settled("training.batch_size=2").training.accumulation == 3
-    assert settled("training.accumulation=3").training.batch_size == 2
+    assert settled("training.accumulation=3").training.batch_size == 1
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
         (llama, ["runtime.processes=2"], "runtime.processes: not beside start="),
         (llama, ["extension=rerope"], "extension=rerope is not trained on: expected one of dynamic_ntk"),
         (llama, ["extension=yarn:factor=8"], "options are keys here"),
-        (llama, ["extension=yarn,pi"], "expected one, for one run"),
+        (llama, ["extension=yarn,pi"], "unknown extension 'yarn,pi'"),
         (llama, ["extension=yarn", "encoding.facto=8"], "facto"),
         (llama, ["encoding.factor=8"], "encoding.factor: expected extension=NAME beside it"),
         (llama, ["bos=never"], "bos is never"),

@@ -362,7 +362,7 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
     short = load.find(str(tmp_path / "b"))
     for source, words, message in (
         (load.find(str(tmp_path / "a")), [], "expected train_length=N"),
-        (short, ["train_length=16", "processes=2"], "processes is 2: a HuggingFace model is evaluated in one process"),
+        (short, ["train_length=16", "processes=2"], "a HuggingFace model is evaluated in one process"),
         (short, ["train_length=16", "targets=17"], "targets is 17: expected at most"),
     ):
         with pytest.raises(UserError, match=message):

@@ -361,7 +361,7 @@ def export(
 
     if code not in ("code=true", "code=false"):
         raise UserError(f"unknown setting '{code}': expected code=true, or nothing")
-    print(export.told(folder, export.export(run, folder, code == "code=true")))
+    print(export.export(run, folder, code == "code=true"))
 
 
 @app.command("list")

@@ -5,16 +5,13 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 import torch
 
 from posbench import machine
-from posbench.config.asked import apply
 from posbench.config.external import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
 from posbench.config.overrides import pairs, read
 from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig
@@ -26,6 +23,7 @@ from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
 from posbench.evaluation.plan import from_training_on, refuse_few_blocks
+from posbench.huggingface import rope
 from posbench.huggingface.load import TESTED, TOKENIZER, Source, find, load, position_of, transformers
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run_folder.facts import Where
@@ -43,14 +41,9 @@ RATIOS = (1.0, 2.0, 4.0)  # default lengths, in training lengths
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
-    """Evaluate models, report on the terminal, and draw their curves; a failed one does not stop the others.
-
-    Args:
-        words: folders of models, and names on the hub.
-        overrides: settings as typed, the same for all.
+    """Evaluate folders of models and names on the hub, and print their curves; a failed one does not stop the others.
 
     Raises:
-        UserError: a model or a setting that cannot be used.
         PosbenchError: some models were not evaluated; with a single one, its own error.
     """
     console.log_to_terminal()
@@ -88,12 +81,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     device = machine.current(machine.resolve(runtime.device))
     machine.set_threads(runtime.threads)
     precision = precision_of(source, settings, device)
-    with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
-        model = load(source.folder, source.config, precision).to(device)
-        first_token = config.reading.separator if config.reading.first else None
-        subject = HuggingFaceModel(model, source.name, length, precision, first_token)
-        subject.refuse_not_causal()
-    check(subject, settings)
+    subject = subject_of(source, config, precision, device)
     tokens = text_of(config, runtime.cache)
     folder = Path(runtime.outputs) / STUDY / config.id
     with (
@@ -119,46 +107,46 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
 # -- what was asked for ------------------------------------------------------------------------------------------------
 
 
-def asked_of(source: Source, overrides: list[str]) -> tuple[Config, Any]:
-    """Parse overrides: text as in training, evaluation as for a finished run, and settings for models only.
+def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
+    """What was typed: text as in training, evaluation as for a finished run, and settings for models only.
 
     Returns:
         The configuration of a run on the same text, of which data, training length, evaluation and runtime count; and
-        the setting `bos` as it was typed.
+        the setting `bos`.
 
     Raises:
         UserError: an override that cannot be read, an unknown key or a value that does not fit.
     """
     from posbench.config import compose
 
-    only_here: dict[str, Any] = {}
-    text, rest = ["tracking=none"], []
-    for key, typed in pairs(overrides, "length=4096,8192").items():
-        if key in ("train_length", "bos"):
-            only_here[key] = read(typed)
-        elif key in ("data.tokenizer", "data.vocab_size"):
+    given = pairs(words, "length=4096,8192")
+    length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
+    for key in given:
+        if key == "runtime.processes" and given[key] != "1":
+            raise UserError(f"processes is {given[key]}: a HuggingFace model is evaluated in one process")
+        if key in ("data.tokenizer", "data.vocab_size"):
             raise UserError(f"{key} cannot be set: a model always uses its own {TOKENIZER}")
-        elif key.partition(".")[0] == "data" or key in ("runtime.outputs", "runtime.cache"):
-            text.append(f"{key}={typed}")
-        else:
-            rest.append(f"{key}={typed}")
-    length = only_here.get("train_length", source.train_length)
+        if key.partition(".")[0] in (
+            "model",
+            "encoding",
+            "training",
+            "tracking",
+            "experiment",
+            "start",
+            "study",
+            "seed",
+        ):
+            raise UserError(f"{key}: not for a HuggingFace model, which is evaluated as it is")
     if type(length) is not int or length < 2:
-        problem = "does not give its training length" if length is None else f"train_length is {length}"
+        problem = "does not give its training length" if source.train_length is None else f"train_length is {length}"
         raise UserError(f"{source.folder}: {problem}: expected train_length=N, in tokens")
-    base = compose.single(text)
-    usual = dataclasses.replace(base.evaluation, ratios=RATIOS, targets=min(base.evaluation.targets, length))
-    training = dataclasses.replace(
-        base.training, train_length=length, batch_size=1, accumulation=1, tokens=length, warmup_tokens=0
-    )
-    base = dataclasses.replace(base, training=training, evaluation=usual)
-    settings, device, threads, processes = apply(base, rest)
-    if processes not in (None, 1):
-        raise UserError(f"processes is {processes}: a HuggingFace model is evaluated in one process")
-    runtime = dataclasses.replace(
-        base.runtime, device=device or base.runtime.device, threads=threads or base.runtime.threads
-    )
-    return dataclasses.replace(base, evaluation=settings, runtime=runtime), only_here.get("bos")
+    usual = {"tracking": "none", "evaluation.longest": RATIOS[-1]}
+    usual |= {f"training.{key}": length for key in ("train_length", "tokens")}
+    usual |= {"training.batch_size": 1, "training.accumulation": 1, "training.warmup_tokens": 0}
+    usual["evaluation.targets"] = min(length, compose.single(["tracking=none"]).evaluation.targets)
+    if not {"evaluation.length", "evaluation.ratios"} & given.keys():
+        usual["evaluation.ratios"] = list(RATIOS)
+    return compose.single([f"{key}={text}" for key, text in (usual | given).items()]), bos
 
 
 def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None) -> dict[str, Any]:
@@ -172,19 +160,11 @@ def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str
     """
     position, config = position_of(config), config.get_text_config()
     options = {"parameters": config.rope_parameters} if position == "rope" else {}
-    model = ModelElsewhere(
-        name=source.name,
-        source=os.path.normpath(source.given) if source.revision is None else source.given,
-        revision=source.revision,
-        sha256=source.sha256(),
-        kind=source.kind,
-        n_layers=config.num_hidden_layers,
-        n_heads=getattr(config, "num_attention_heads", None),
-        d_model=config.hidden_size,
-    )
+    place = os.path.normpath(source.given) if source.revision is None else source.given
+    sizes = (config.num_hidden_layers, getattr(config, "num_attention_heads", None), config.hidden_size)
     return {
         "encoding": EncodingConfig(name or position, json.loads(json.dumps(options))),
-        "model": model,
+        "model": ModelElsewhere(source.name, place, source.revision, source.sha256(), source.kind, *sizes),
         "reading": reading_of(source, bos),
         "data": dataclasses.replace(text, tokenizer=str(source.tokenizer), vocab_size=int(config.vocab_size)),
     }
@@ -228,21 +208,39 @@ def precision_of(source: Source, settings: EvaluationConfig, device: torch.devic
     return source.precision if fast[source.precision] and source.kind != "bloom" else "fp32"
 
 
-def check(subject: HuggingFaceModel, settings: EvaluationConfig) -> None:
-    """Raise UserError, before any work, for an unknown probe or extension, or a wrong option.
+# -- the work ----------------------------------------------------------------------------------------------------------
 
-    What is undefined for the model becomes rows that say so.
+
+def subject_of(
+    source: Source, config: Any, precision: str, device: torch.device, extension: rope.Extension | None = None
+) -> HuggingFaceModel:
+    """The model as it is evaluated; what is undefined for it becomes rows that say so.
+
+    Args:
+        config: of the folder of results.
+        extension: with which it is built, for good.
+
+    Raises:
+        UserError: it cannot be loaded or is not causal, or a probe or extension that is asked for is mistyped.
+        RunFailed: memory ran out.
     """
+    length, settings = config.training.train_length, config.evaluation
+    with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
+        model = load(source.folder, source.config, precision)
+        if extension:
+            model = rope.extended(model, extension, length)
+            model.config = extension.config
+        first_token = config.reading.separator if config.reading.first else None
+        subject = HuggingFaceModel(model.to(device), source.name, length, precision, first_token)
+        subject.refuse_not_causal()
     refuse_few_blocks(settings)
     for text in settings.tasks:
-        probes.of(text, [], settings.targets, subject.train_length)
+        probes.of(text, [], settings.targets, length)
     for text in settings.extensions:
-        for length in from_training_on(settings, subject.train_length):
+        for longer in from_training_on(settings, length):
             with contextlib.suppress(Undefined):
-                subject.varied(Variant(extension=text), length)
-
-
-# -- the work ----------------------------------------------------------------------------------------------------------
+                subject.varied(Variant(extension=text), longer)
+    return subject
 
 
 def text_of(config: Any, cache: str | None) -> Tokens:
@@ -259,17 +257,17 @@ def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Reading
     """Write into `run.json`, and log: the text, the tokenizer, the model's size, and whether its kind is tested."""
     kind, version = subject.model.config.model_type, transformers().__version__
     level = "tested" if kind in TESTED else "untested"
-    begin = {"id": reading.separator, "text": tokens.tokenizer.decode([reading.separator])}
-    total = sum(parameter.numel() for parameter in subject.model.parameters())
+    text, total = tokens.tokenizer.decode([reading.separator]), subject.model.num_parameters()
+    begin = {"id": reading.separator, "text": text, "first_in_every_window": reading.first}
     run.update(
-        data={**tokens.record, "separator": {**begin, "first_in_every_window": reading.first}},
+        data={**tokens.record, "separator": begin},
         tokenizer_sha256=tokens.tokenizer.sha256,
         parameters={**run.record["parameters"], "total": total},
         support={"level": level, "transformers": version},
     )
-    every_window = " and first in every window" if reading.first else ""
-    logger.info("token %d (%r) stands before each document%s", begin["id"], begin["text"], every_window)
-    logger.info("%s with transformers %s: %s, %s parameters in %s", kind, version, level, total, subject.precision)
+    where = "before each document" + (" and first in every window" if reading.first else "")
+    told = "%s with transformers %s: %s, %s parameters in %s; token %d (%r) stands %s"
+    logger.info(told, kind, version, level, f"{total:,}", subject.precision, reading.separator, text, where)
 
 
 def evaluate_into(
@@ -281,24 +279,12 @@ def evaluate_into(
     step: int = 0,
     trained: int | None = None,
 ) -> int:
-    """Evaluate into a folder of results, and its mirror if there is one; returns how many rows were missing.
-
-    Args:
-        step, trained: updates made, and tokens trained on here; None: it was not.
-    """
-
-    def encode(texts: Sequence[str]) -> list[np.ndarray]:
-        encoded = tokens.tokenizer.encode(texts)
-        highest, rows = max(int(ids.max(initial=0)) for ids in encoded), subject.config.vocab_size
-        if highest >= rows:
-            raise Undefined(f"the tokenizer gives id {highest:,}, the model's table has {rows:,} rows")
-        return encoded
-
+    """Evaluate into a folder of results and its mirror, after so many updates and tokens; returns the new rows."""
     evaluation = Evaluation(
         subject=subject,
         split=getattr(tokens, settings.split),
         token_bytes=tokens.tokenizer.token_bytes,
-        encode=encode,
+        encode=tokens.tokenizer.encode,
         settings=settings,
         checkpoint_step=step,
         tokens=trained,

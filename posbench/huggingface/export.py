@@ -11,13 +11,13 @@ is complete and equal to the run, or absent.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import tokenizers
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ from posbench.data.tokenizer import SEPARATOR, Tokenizer
 from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Encoding
 from posbench.errors import UserError
-from posbench.huggingface.card import card, how_to_load
+from posbench.huggingface.card import USE, card, worst
 from posbench.huggingface.load import load, transformers
 from posbench.huggingface.rope import CPU, rope_parameters
 from posbench.model.gpt import GPT, RMS_EPS
@@ -43,54 +43,24 @@ LIMIT = 1e-5  # as a share of the largest logit
 SHORT = 16  # tokens; rounding is small up to here
 _ROUNDING = 2.0**-24  # error of a number in fp32: transformers computes angles so, beyond some hundred tokens
 _MOST_LOGITS, _MOST_TOKENS = 2**27, 2**13  # of a comparison, which holds two models and scores T x T
-_NO_CACHE = (
-    "Its frequencies follow the input's length, and cached keys have those of a shorter one: `use_cache` is false "
-    "here, so that `generate()` reads the whole text again for every token. transformers may keep the frequencies of "
-    "the longest input: load the model anew for a shorter one."
-)
 _TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
 _ROTARY = ("rope", "partial_rope", "p_rope", "pi", "ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "dynamic_ntk",
            "lerope")  # fmt: skip
-_FOLLOW_LENGTH = ("longrope", "dynamic_ntk")  # their frequencies change with the input's length
+_FOLLOW_LENGTH = ("longrope", "dynamic_ntk")  # cached keys would have the frequencies of a shorter input
 # No pair turns: attention without positions, in architectures that have only rotary encodings.
 _NO_POSITIONS = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.0}
 
-
-@dataclasses.dataclass(frozen=True)
-class Exported:
-    """A run's model in transformers' terms."""
-
-    kind: str  # transformers' model_type
-    settings: dict[str, Any]  # its configuration
-    tensors: dict[str, Tensor]
-    remark: str = ""  # advice for users of the model
+Exported = tuple[dict[str, Any], dict[str, Tensor]]  # a model in transformers' terms: its configuration and weights
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """The difference of logits at one length."""
-
-    length: int  # tokens
-    difference: float  # the largest difference of two logits
-    largest_logit: float
-
-    @property
-    def limit(self) -> float:
-        return max(LIMIT, _ROUNDING * self.length) * max(1.0, self.largest_logit)
-
-    @property
-    def share(self) -> float:
-        return self.difference / max(1.0, self.largest_logit)
-
-
-def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
+def export(run: Path, folder: Path, code: bool = False) -> str:
     """Write a run's newest model into a new folder.
 
     Args:
         code: as posbench's class, for any encoding, instead of a stock architecture.
 
     Returns:
-        The difference of the written model's logits from the run's, by length.
+        The difference of the written model's logits from the run's, in one line.
 
     Raises:
         UserError: the folder is there and not empty, the run has no complete checkpoint, no stock
@@ -105,41 +75,41 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
     if code:
         from posbench.huggingface import modeling  # transformers comes with it
 
+        settings = modeling.settings_of(config, tokenizer.texts)
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
-        made = Exported(modeling.KIND, modeling.settings_of(config, tokenizer.texts), tensors, modeling.REMARK)
     else:
-        made = stock(model, config)
+        settings, tensors = stock(model, config)
     length, longest = config.training.train_length, model.encoding.max_length
-    with aside(folder, sum(tensor.nbytes for tensor in made.tensors.values())) as new:
-        _write_model(new, made, tokenizer, library)
-        _write_tokenizer(new, tokenizer, length)
+    with aside(folder, sum(tensor.nbytes for tensor in tensors.values())) as new:
+        _write_model(new, settings, tensors, tokenizer, library)
+        _write_tokenizer(new, tokenizer, length, library)
         if code:
-            files.write_new(new / modeling.FILE, modeling.import_line().encode())
+            files.write_new(new / modeling.FILE, modeling.IMPORT.encode())
         lengths = [min(one, longest or one) for one in (1, SHORT, length, 2 * length, 4 * length)]
         agreements = compare(new, model, tokenizer.vocab_size, lengths)
         if library.AutoTokenizer.from_pretrained(new)(_TEXT)["input_ids"] != tokenizer.encode([_TEXT])[0].tolist():
             raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing is written")
-        architecture, step = made.settings["architectures"][0], trained.step
-        write_parity(new, agreements, run=run.name, architecture=architecture, step=step, train_length=length)
+        facts = {"architecture": settings["architectures"][0], "step": trained.step, "train_length": length}
+        write_parity(new, agreements, run=run.name, **facts)
         about = (
             f"A small GPT, trained at {length:,} tokens of `{config.data.dataset or config.data.name}` by posbench, as "
-            f"`{architecture}`, after {step:,} of {config.training.steps:,} updates. It is for measuring, not for use. "
+            f"`{facts['architecture']}`, after {trained.step:,} of {config.training.steps:,} updates. It is for "
+            "measuring, not for use."
         )
-        about += f"Its positions are a table of {longest:,} rows. " if longest else ""
-        about += made.remark + "\n" + how_to_load(trust=code)
+        if longest:
+            about += f" Its positions are a table of {longest:,} rows."
+        if code:
+            about += f" {modeling.REMARK}"
+        elif not settings["use_cache"]:
+            about += (
+                " Its frequencies follow the input's length: `use_cache` is false here, so that `generate()` reads the "
+                "whole text again for every token. Load the model anew for a shorter input."
+            )
+        use = USE.replace("float32)", "float32, trust_remote_code=True)") if code else USE
         rows = evaluation_rows(run)
         rows = newest_of_split(rows, headline_split(rows, config.evaluation.split))
-        (new / "README.md").write_text(card(config, run.name, about, rows, max(one.share for one in agreements)))
-    return agreements
-
-
-def told(folder: Path, agreements: list[Agreement]) -> str:
-    """The result of an export, in one line."""
-    worst = max(agreements, key=lambda one: one.share)
-    return (
-        f"{folder}: logits as the run's within {worst.difference:.1e}, the largest is {worst.largest_logit:.3g} "
-        f"({worst.length:,} tokens, the worst of {len(agreements)} lengths)"
-    )
+        (new / "README.md").write_text(card(config, run.name, f"{about}\n{use}", rows, agreements))
+    return f"{folder}: logits as the run's within {worst(agreements):.1e} of the largest, at {len(agreements)} lengths"
 
 
 # -- stock architectures -----------------------------------------------------------------------------------------------
@@ -166,6 +136,7 @@ def stock(model: GPT, config: Config) -> Exported:
             raise UserError(f"{told}; code=true exports it with posbench's class, which its users must install")
     rope = None if model.encoding.name == "none" else cast(Rotary, model.encoding)
     settings = {
+        "model_type": kind,
         "hidden_size": config.model.d_model,
         "num_hidden_layers": config.model.n_layers,
         "num_attention_heads": config.model.n_heads,
@@ -175,14 +146,12 @@ def stock(model: GPT, config: Config) -> Exported:
         "use_cache": model.encoding.name not in _FOLLOW_LENGTH,
         "tie_word_embeddings": model.head is None,
     }
-    remark = "" if settings["use_cache"] else _NO_CACHE
     if kind == "llama":
         settings |= {"num_key_value_heads": config.model.n_heads, "hidden_act": "silu", "rms_norm_eps": RMS_EPS}
-        settings["architectures"] = ["LlamaForCausalLM"]
-        return Exported(kind, settings, _tensors(model, rope, _LLAMA, False), remark)
+        return settings | {"architectures": ["LlamaForCausalLM"]}, _tensors(model, rope, packed=False)
     settings |= {"hidden_act": "gelu", "layer_norm_eps": cast(nn.LayerNorm, model.norm).eps, "attention_bias": False}
     settings |= {"use_parallel_residual": False, "architectures": ["GPTNeoXForCausalLM"]}
-    return Exported("gpt_neox", settings, _tensors(model, rope, _GPT_NEOX, True), remark)
+    return settings, _tensors(model, rope, packed=True)
 
 
 def _rope_parameters(rope: Rotary | None, partly: bool) -> dict[str, Any]:
@@ -208,41 +177,33 @@ def _rope_parameters(rope: Rotary | None, partly: bool) -> dict[str, Any]:
     return {"partial_rotary_factor": share, **parameters} if partly else parameters
 
 
-_LLAMA = {
-    "tokens": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "blocks": "model.layers",
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
-_GPT_NEOX = {
-    "tokens": "gpt_neox.embed_in",
-    "norm": "gpt_neox.final_layer_norm",
-    "head": "embed_out",
-    "blocks": "gpt_neox.layers",
-    "attention_norm": "input_layernorm",
-    "attention.qkv": "attention.query_key_value",
-    "attention.out": "attention.dense",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.up": "mlp.dense_h_to_4h",
-    "mlp.down": "mlp.dense_4h_to_h",
-}
+# A part of a posbench model, and its name in Llama and in GPT-NeoX.
+_NAMES = """
+tokens          model.embed_tokens         gpt_neox.embed_in
+norm            model.norm                 gpt_neox.final_layer_norm
+head            lm_head                    embed_out
+blocks          model.layers               gpt_neox.layers
+attention_norm  input_layernorm            input_layernorm
+attention.q     self_attn.q_proj           -
+attention.k     self_attn.k_proj           -
+attention.v     self_attn.v_proj           -
+attention.qkv   -                          attention.query_key_value
+attention.out   self_attn.o_proj           attention.dense
+mlp_norm        post_attention_layernorm   post_attention_layernorm
+mlp.gate        mlp.gate_proj              -
+mlp.up          mlp.up_proj                mlp.dense_h_to_4h
+mlp.down        mlp.down_proj              mlp.dense_4h_to_h
+"""
 
 
-def _tensors(model: GPT, rope: Rotary | None, names: dict[str, str], packed: bool) -> dict[str, Tensor]:
+def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]:
     """A model's weights under an architecture's names.
 
     Args:
-        packed: queries, keys and values are one matrix, head by head; norms and MLP have a bias, which posbench lacks.
+        packed: for GPT-NeoX, whose queries, keys and values are one matrix, head by head, and whose norms and MLP have
+            a bias, which posbench lacks; else for Llama.
     """
+    names = {line.split()[0]: line.split()[1 + packed] for line in _NAMES.strip().splitlines()}
     weights: dict[str, Tensor] = {}
     weight: Tensor
     for name, weight in model.named_parameters():
@@ -304,34 +265,35 @@ def aside(folder: Path, needed: int) -> Iterator[Path]:
             raise
 
 
-def _write_model(new: Path, made: Exported, tokenizer: Tokenizer, library: Any) -> None:
+def _write_model(
+    new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, library: Any
+) -> None:
     import safetensors.torch
 
-    separator = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
-    config = library.AutoConfig.for_model(
-        made.kind, **made.settings, **separator, pad_token_id=None, vocab_size=tokenizer.vocab_size, dtype="float32"
-    )
-    config.save_pretrained(new)
-    library.GenerationConfig(**separator, use_cache=made.settings["use_cache"]).save_pretrained(new)
-    files.write_new(new / "model.safetensors", safetensors.torch.save(made.tensors, metadata={"format": "pt"}))
+    ends = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
+    more = {"pad_token_id": None, "vocab_size": tokenizer.vocab_size, "dtype": "float32"}
+    library.AutoConfig.for_model(**settings, **ends, **more).save_pretrained(new)
+    library.GenerationConfig(**ends, use_cache=settings["use_cache"]).save_pretrained(new)
+    files.write_new(new / "model.safetensors", safetensors.torch.save(tensors, metadata={"format": "pt"}))
 
 
-def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int) -> None:
+def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int, library: Any) -> None:
     """Write the run's tokenizer; it adds no tokens to a text and reads no separator in it."""
-    special = {"bos_token": SEPARATOR, "eos_token": SEPARATOR}
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **special,
-        "split_special_tokens": True,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": length,
-    }
-    write_json(new / "tokenizer.json", tokenizer.description | {"post_processor": None})
-    write_json(new / "tokenizer_config.json", settings)
+    description = json.dumps(tokenizer.description | {"post_processor": None})
+    library.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(description),
+        bos_token=SEPARATOR,
+        eos_token=SEPARATOR,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        model_max_length=length,
+    ).save_pretrained(new)
 
 
 @torch.inference_mode()
-def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wanted: Iterable[int]) -> list[Agreement]:
+def compare(
+    folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wanted: Iterable[int]
+) -> list[dict[str, float]]:
     """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T), in fp32 on the CPU, by length.
 
     Args:
@@ -344,22 +306,22 @@ def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wan
     agreements = []
     for length in sorted({max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary)) for length in wanted}):
         ids = torch.randint(vocabulary, (1, length), generator=generator(0, "export", length))
-        own, other = ours(ids), theirs(ids).logits
-        agreement = Agreement(length, (own - other).abs().max().item(), own.abs().max().item())
-        if not agreement.difference <= agreement.limit:  # also NaN
+        own = ours(ids)
+        difference, largest = (own - theirs(ids).logits).abs().max().item(), own.abs().max().item()
+        limit = max(LIMIT, _ROUNDING * length) * max(1.0, largest)
+        if not difference <= limit:  # also NaN
             raise UserError(
-                f"the exported model is not the run's: at {length} tokens their logits differ by "
-                f"{agreement.difference:.2g}, expected at most {agreement.limit:.2g}; nothing is written"
+                f"the exported model is not the run's: at {length} tokens their logits differ by {difference:.2g}, "
+                f"expected at most {limit:.2g}; nothing is written"
             )
-        agreements.append(agreement)
+        agreements.append({"length": length, "difference": difference, "largest_logit": largest, "limit": limit})
     return agreements
 
 
-def write_parity(new: Path, agreements: Iterable[Agreement], **facts: Any) -> None:
+def write_parity(new: Path, agreements: list[dict[str, float]], **facts: Any) -> None:
     """Write the differences of logits, and what was compared."""
-    differences = [{**dataclasses.asdict(one), "limit": one.limit} for one in agreements]
     where = {"versions": {**versions(), "transformers": transformers().__version__}, "device": "cpu", "dtype": "fp32"}
-    write_json(new / PARITY, {**facts, **where, "differences": differences})
+    write_json(new / PARITY, {**facts, **where, "differences": agreements})
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

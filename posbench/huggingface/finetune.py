@@ -27,15 +27,15 @@ from torch.utils.checkpoint import checkpoint as recomputing
 from posbench import machine
 from posbench.config import start
 from posbench.config.external import TrainedOn, TrainingElsewhere
-from posbench.config.overrides import read, split, value
-from posbench.config.schema import Config, EvaluationConfig, validate
+from posbench.config.overrides import pairs, read, split, value
+from posbench.config.schema import EvaluationConfig
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.job import show_results
 from posbench.huggingface import export, rope
 from posbench.huggingface.card import card
-from posbench.huggingface.evaluate import check, described, evaluate_into, precision_of, record, text_of
-from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, load, position_of, transformers
-from posbench.huggingface.subject import HuggingFaceModel, forward
+from posbench.huggingface.evaluate import described, evaluate_into, precision_of, record, subject_of, text_of
+from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, position_of, transformers
+from posbench.huggingface.subject import forward
 from posbench.kernels.cross_entropy import cross_entropy
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.facts import Where
@@ -51,11 +51,8 @@ logger = logging.getLogger(__name__)
 
 RATE, UPDATES = 2e-5, 400
 # Keys and groups that are for posbench's own models.
-_OTHERS = (
-    "model", "encoding", "training", "experiment", "evaluation", "data.tokenizer", "data.vocab_size",
-    "runtime.compile", "runtime.processes",
-)  # fmt: skip
-_PARTS = ("training.batch_size", "training.accumulation")
+_OTHERS = ("model", "encoding", "training", "experiment", "evaluation", "data.tokenizer", "data.vocab_size",
+           "runtime.compile", "runtime.processes")  # fmt: skip
 
 
 def train_model(word: str, overrides: list[str], restart: bool = False, config_dir: Path | None = None) -> Path:
@@ -82,6 +79,8 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     if not restart:
         held_config(folder, config)
     threads = machine.set_threads(config.runtime.threads)
+    subject = subject_of(source, config, "fp32", device, extension)
+    model, precision = subject.model, precision_of(source, config.evaluation, device)
     tokens = text_of(config, config.runtime.cache)
     with (
         Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run,
@@ -94,17 +93,8 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
         run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
-            model = load(source.folder, source.config, "fp32")
-            if extension:
-                model = rope.extended(model, extension, config.training.train_length)
-                model.config = extension.config
-            model = model.to(device)
-            first_token = config.reading.separator if config.reading.first else None
-            learner = learner_for(Learning(model, first_token, config.runtime.checkpointing), config, device, dtype)
-            length, precision = config.training.train_length, precision_of(source, config.evaluation, device)
-            subject = HuggingFaceModel(model, source.name, length, precision, first_token)
-            subject.refuse_not_causal()
-            check(subject, config.evaluation)
+            loss = Learning(model, subject.first_token, config.runtime.checkpointing)
+            learner = learner_for(loss, config, device, dtype)
             tokens.tokenizer.save(run.folder / TOKENIZER)
             record(run, subject, tokens, config.reading)
 
@@ -112,7 +102,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 trained = step * config.training.tokens_per_step
                 logger.info("after %s tokens of training:", f"{trained:,}")
                 saved = rounded(model, DTYPES[source.precision], DTYPES[precision])  # the weights that its folder has
-                now = dataclasses.replace(subject, model=saved)
+                now = dataclasses.replace(subject, model=saved, precision=precision)
                 evaluate_into(run, now, tokens, settings, tracker, step, trained)
                 show_results(run.folder, tracker)
 
@@ -134,89 +124,53 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 # -- what was asked for ------------------------------------------------------------------------------------------------
 
 
-def _asked(source: Source, overrides: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
+def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
     """What is trained further and how, by what was typed.
 
     Raises:
         UserError: a setting that cannot be read, or that such a model cannot have.
     """
+    from posbench.config import compose
+
+    place, typed = f"start={source.given}", {split(word, "training.train_length=4096")[0] for word in words}
     if source.kind not in TESTED:
         known = ", ".join(TESTED)
-        raise UserError(f"{source.given}: {source.kind} models can be evaluated, not trained further: expected {known}")
+        raise UserError(f"{place}: {source.kind} models can be evaluated, not trained further: expected {known}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(f"start={source.given}: a HuggingFace model is trained further in one process")
-    typed: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-    rest: list[str] = []
-    method: str | None = None
-    for text in overrides:
-        key, given = split(text, "training.train_length=4096")
-        if key in _OTHERS or key.startswith("model."):
-            raise UserError(f"{key}: not beside start={source.given}, a HuggingFace model that is trained as it is")
-        if text.startswith("extension="):
-            method = start.spelt(text).partition("=")[2]
-            if "," in method:
-                raise UserError(f"{text}: expected one, for one run")
-        elif key.startswith("encoding."):
-            options[key.removeprefix("encoding.")] = read(given)
-        elif key in ("start.train_length", "bos", "evaluation.at_tokens"):
-            typed[key] = value(key, given) if key == "evaluation.at_tokens" else read(given)
-        else:
-            typed[key] = given
-            rest.append(text)
-    before = typed.get("start.train_length", source.train_length)
+        raise UserError(f"{place}: a HuggingFace model is trained further in one process")
+    if wrong := next((key for key in typed if key in _OTHERS or key.startswith("model.")), None):
+        raise UserError(f"{wrong}: not beside {place}, a HuggingFace model that is trained as it is")
+    given = pairs([start.spelt(word) for word in words])
+    method = given.pop("encoding", None)
+    options = {key.partition(".")[2]: read(given.pop(key)) for key in list(given) if key.startswith("encoding.")}
+    before, bos = read(given.pop("start.train_length", str(source.train_length))), given.pop("bos", None)
+    at_tokens = value("evaluation.at_tokens", given.pop("evaluation.at_tokens", "0"))
     if type(before) is not int or before < 2:
-        raise UserError(f"{source.given}: expected start.train_length=N, the tokens that it was trained on at a time")
-    base, evaluation = _composed(rest, typed, before, config_dir)
+        raise UserError(f"{place}: expected start.train_length=N, the tokens that it was trained on at a time")
+    for key in ("training.train_length", "training.tokens"):
+        if key not in given:
+            raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
+    usual = {"study": start.STUDY, "training.batch_size": "1", "training.learning_rate": str(RATE)} | given
+    numbers = [value(key, usual[key]) for key in ("training.train_length", "training.tokens", "training.batch_size")]
+    if all(type(number) is int and number > 0 for number in numbers):  # else it is refused where it is read
+        length, tokens, batch_size = numbers
+        accumulation = max(1, round(tokens / UPDATES / length / batch_size))
+        usual = {"training.accumulation": str(accumulation), "training.warmup_tokens": str(tokens // 20)} | usual
+        if not {"evaluation.length", "evaluation.ratios"} & given.keys():
+            usual["evaluation.length"] = ",".join(map(str, sorted({before, length, 2 * length, 4 * length})))
+    base = compose.single([f"{key}={text}" for key, text in usual.items()], config_dir)
     extension = _extension(source, base.training.train_length, before, method, options)
-    library = source.config if extension is None else extension.config
-    name = method if extension else None
     config = TrainedOn(
         study=base.study,
         seed=base.seed,
         start=TrainingElsewhere(before),
         training=base.training,
-        evaluation=evaluation,
+        evaluation=dataclasses.replace(base.evaluation, at_tokens=tuple(at_tokens)),
         tracking=base.tracking,
         runtime=base.runtime,
-        **described(source, library, base.data, typed.get("bos"), name),
+        **described(source, extension.config if extension else source.config, base.data, bos, method),
     )
     return config, extension
-
-
-def _composed(
-    rest: list[str], typed: dict[str, Any], before: int, config_dir: Path | None
-) -> tuple[Config, EvaluationConfig]:
-    """The settings of a run that were typed, with what follows from them; its evaluation, also before any training.
-
-    Args:
-        before: the model's training length, in tokens.
-
-    Raises:
-        UserError: length or budget is missing, or as `compose.single`.
-    """
-    from posbench.config import compose
-
-    for key in ("training.train_length", "training.tokens"):
-        if key not in typed:
-            raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
-    numbers = [value(key, typed.get(key, "1")) for key in ("training.train_length", "training.tokens", *_PARTS)]
-    if all(type(number) is int and number > 0 for number in numbers):  # else it is refused where it is read
-        length, tokens, batch_size, accumulation = numbers
-        sequences = tokens / UPDATES / length
-        usual = {
-            "study": start.STUDY,
-            "training.batch_size": max(1, round(sequences / accumulation)) if _PARTS[1] in typed else 1,
-            "training.accumulation": max(1, round(sequences / batch_size)),
-            "training.warmup_tokens": tokens // 20,
-            "training.learning_rate": RATE,
-        }
-        if not {"evaluation.length", "evaluation.ratios"} & typed.keys():
-            usual["evaluation.ratios"] = [one / length for one in sorted({before, length, 2 * length, 4 * length})]
-        rest = [*rest, *(f"{key}={worth}" for key, worth in usual.items() if key not in typed)]
-    base = compose.single(rest, config_dir)
-    evaluation = dataclasses.asdict(base.evaluation) | {"at_tokens": typed.get("evaluation.at_tokens", [0])}
-    return base, validate(EvaluationConfig, evaluation, "evaluation")
 
 
 def _extension(
@@ -229,9 +183,7 @@ def _extension(
     """
     position, rows = position_of(source.config), getattr(source.config, "max_position_embeddings", 0)
     if position == "learned" and length > rows:
-        raise UserError(
-            f"training.train_length is {length:,}: {source.kind} has a table of {rows:,} positions, and no extension"
-        )
+        raise UserError(f"training.train_length is {length:,}: {source.kind} has a table of {rows:,} positions")
     if method is None and not options:
         return None
     if position != "rope":
@@ -339,5 +291,4 @@ def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
         rows = evaluation_rows(run.folder)
         split = headline_split(rows, config.evaluation.split)
         rows = [row for row in rows if row.is_headline and row.kind == "plain" and row.split == split]
-        page = card(config, config.id, about, rows, max(one.share for one in agreements))
-        (new / "README.md").write_text(page)
+        (new / "README.md").write_text(card(config, config.id, about, rows, agreements))

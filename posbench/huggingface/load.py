@@ -22,12 +22,9 @@ from posbench.run_folder.names import MODEL, RECORD
 
 TOKENIZER = "tokenizer.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TESTED = {  # by model_type: how the model encodes positions
-    **dict.fromkeys(("llama", "gpt_neox", "mistral", "olmo", "olmo2", "starcoder2", "qwen2", "qwen3"), "rope"),
-    **dict.fromkeys(("smollm3", "gemma2", "gemma3_text"), "rope"),
-    **dict.fromkeys(("gpt2", "opt"), "learned"),
-    **dict.fromkeys(("bloom", "mpt"), "alibi"),
-}
+_ROPE = "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2 gemma3_text"
+# By model_type: how the model encodes positions.
+TESTED = dict.fromkeys(_ROPE.split(), "rope") | {"gpt2": "learned", "opt": "learned", "bloom": "alibi", "mpt": "alibi"}
 # Keys of config.json for the training length, or for the size of a table of positions.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx",
            "context_length")  # fmt: skip

@@ -119,6 +119,8 @@ def extension(
     new = copy.deepcopy(config)
     new.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
     changed = parameters | rope_parameters(name, given, plain, long, short, train_length)
+    if name == "dynamic_ntk":  # so that a saved model still tells it
+        changed["original_max_position_embeddings"] = train_length
     new.rope_parameters = changed if layers is None else {**config.rope_parameters, layers: changed}
     rotations = {kind: _rotary(config, part, train_length) for kind, part in parts.items()}
     rotations = {kind: rope for kind, rope in rotations.items() if parts[kind]["rope_type"] == "default"}
@@ -169,10 +171,8 @@ def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: i
             angles = rope.inv_freq(CPU)
             with torch.no_grad():
                 parts = module(torch.zeros(1, device=device), positions.to(device), *kind)
-            cosine, sine = (
-                part[0, 0, : len(angles)].cpu().double() for part in parts
-            )  # each number stands there twice
-            given, wanted = torch.complex(cosine, sine), torch.polar(torch.ones_like(angles), angles)
+            halves = [part[0, 0, : len(angles)].cpu().double() for part in parts]  # each number is there twice
+            given, wanted = torch.complex(*halves), torch.polar(torch.ones_like(angles), angles)
             wanted = wanted * rope.attention_factor
             if given.shape != wanted.shape or (given - wanted).abs().max() > _TOLERANCE:
                 return False
