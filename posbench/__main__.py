@@ -2,6 +2,6 @@
 
 import sys
 
-from posbench.cli.app import main
+from posbench.cli import main
 
 sys.exit(main())

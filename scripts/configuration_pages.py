@@ -12,6 +12,7 @@ import yaml
 from posbench import tasks
 from posbench.config import compose, overrides, schema
 from posbench.config.shipped import choices, configs_dir, nested
+from posbench.listing import comments
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", types.NoneType: "`null`"}
 
@@ -19,30 +20,6 @@ _WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `f
 def pages() -> dict[str, str]:
     """The text of the page, by its name."""
     return {"reference/configuration.md": _page()}
-
-
-def comments(path: Path) -> dict[str, str]:
-    """The comments of a YAML file by key (`section.key` for nested ones): beside the key, or in the lines above."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
-    return dict(_comments(root, lines)) if isinstance(root, yaml.MappingNode) else {}
-
-
-def _comments(node: yaml.MappingNode, lines: list[str], prefix: str = "") -> typing.Iterator[tuple[str, str]]:
-    for key, value in node.value:
-        name, line = f"{prefix}{key.value}", key.start_mark.line
-        end = value.end_mark if isinstance(value, yaml.ScalarNode) or value.flow_style else key.end_mark
-        beside = lines[end.line][end.column :].partition("#")[2].strip()
-        yield name, beside or _above(lines, line)
-        if isinstance(value, yaml.MappingNode):
-            yield from _comments(value, lines, f"{name}.")
-
-
-def _above(lines: list[str], line: int) -> str:
-    first = line
-    while first > 0 and lines[first - 1].lstrip().startswith("#"):
-        first -= 1
-    return " ".join(text.strip().lstrip("# ") for text in lines[first:line]) if first else ""
 
 
 def head(path: Path) -> str:

@@ -28,7 +28,7 @@ MADE_FROM = {
     r"posbench/encodings": "encodings/index.md",
     r"posbench/encodings/([a-z]\w*)\.py": r"encodings/\1.md",
     r"posbench/encodings/index\.py": "encodings/index-encoding.md",  # encodings/index.md is the list of all
-    r"posbench/cli(/.*)?": "reference/commands.md",
+    r"posbench/cli.py": "reference/commands.md",
     r"posbench/__init__\.py": "reference/python.md",
 }
 _ARXIV = re.compile(r"(?<![\w/\[`])arXiv:(\d{4}\.\d{4,5})(?![\w\]`])")
@@ -93,7 +93,7 @@ def boxes(drawing: str) -> str:
 
 def commands() -> str:
     """The command line's own help, as Typer writes it in Markdown."""
-    typer = [sys.executable, "-m", "typer", "posbench.cli.app", "utils", "docs", "--name", "posbench"]
+    typer = [sys.executable, "-m", "typer", "posbench.cli", "utils", "docs", "--name", "posbench"]
     done = subprocess.run([*typer, "--title", "Commands"], cwd=ROOT, check=True, capture_output=True, text=True)
     return done.stdout.replace("```console\n$ posbench", "```text\nposbench")  # a pattern, not a command
 

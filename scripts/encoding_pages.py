@@ -10,8 +10,7 @@ from typing import Any
 import configuration_pages
 import readme
 
-from posbench import encodings
-from posbench.cli import listing
+from posbench import encodings, listing
 from posbench.config.shipped import choices
 from posbench.encodings import families
 from posbench.encodings._wrapper import Wrapper
@@ -130,7 +129,7 @@ def _overview(names: list[str]) -> str:
         parts.append(f"| `{method.name}` | {method.title} | {options or 'none'} | {method.source} |")
     parts += ["\n## Probes\n", "`posbench evaluate RUN task=NAME`; [the protocol](../protocol.md) explains them.\n"]
     for name in probes.names():
-        parts.append(f"- `{name}`: {listing._probe(name)['title']}")
+        parts.append(f"- `{name}`: {listing.probe(name)['title']}")
     return "\n".join(parts) + "\n"
 
 

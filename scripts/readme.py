@@ -3,8 +3,7 @@
 import logging
 import pathlib
 
-from posbench import encodings
-from posbench.cli import listing
+from posbench import encodings, listing
 from posbench.config.shipped import configs_dir
 from posbench.encodings import families
 from posbench.encodings._wrapper import Wrapper

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import installed as posbench_installed
-from posbench.cli.app import main
-from posbench.config.overrides import split
+from posbench.cli import main
+from posbench.config.overrides import WORDS
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # A very small model, by its overrides; the files say how many tokens it trains on.
@@ -127,9 +127,10 @@ def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any])
     return combinations
 
 
-def each_once(words: Iterable[str]) -> list[str]:
+def each_once(words: Sequence[str]) -> list[str]:
     """The last word of each key: tests put their own words after those of TINY, and nothing has to be said of it."""
-    return list({split(word)[0] if "=" in word else (place, word): word for place, word in enumerate(words)}.values())
+    keys = (word.partition("=")[0].removeprefix("evaluation.").removeprefix("runtime.") for word in words)
+    return list({WORDS.get(key, key): word for key, word in zip(keys, words, strict=True)}.values())
 
 
 def posbench(*arguments: str) -> int:

@@ -17,7 +17,7 @@ import support
 import test_encodings
 from test_frozen import cells as cells_of
 
-from posbench.cli.app import app
+from posbench.cli import app
 from posbench.results.compare import compare
 from posbench.results.frame import read
 

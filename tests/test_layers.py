@@ -14,6 +14,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "posbench"
 ROOMS = [
     "__main__",
     "cli",
+    "listing",
     "api",
     "claims",
     "launch",
@@ -100,7 +101,7 @@ def test_no_circle_within_a_room() -> None:
             "import posbench; posbench.encodings.names(); dir(posbench)",
             ["torch", "hydra", "pydantic", "numpy", "pandas", "datasets", "wandb"],
         ),
-        ("import posbench.cli.app", ["torch", "hydra", "pydantic", "numpy", "datasets", "wandb"]),
+        ("import posbench.cli", ["torch", "hydra", "pydantic", "numpy", "datasets", "wandb"]),
         ("import posbench.run_folder", ["torch", "hydra", "datasets", "wandb"]),
         ("import posbench.training.train", ["datasets", "wandb", "hydra", "matplotlib", "scipy"]),
     ],

@@ -49,13 +49,13 @@ def test_the_wheel_carries_every_configuration_and_nothing_of_the_tests(wheel: p
     package = [path for path in (ROOT / "posbench").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {path.relative_to(ROOT).as_posix() for path in package} <= set(names)  # also what is no Python
     (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
-    assert "posbench = posbench.cli.app:main" in zipfile.ZipFile(wheel).read(points).decode()
+    assert "posbench = posbench.cli:main" in zipfile.ZipFile(wheel).read(points).decode()
     assert not [name for name in names if name.startswith("tests/")]
 
 
 COMMANDS = """
 import sys
-from posbench.cli.app import main
+from posbench.cli import main
 from posbench.launch import plans
 from posbench.claims import claim
 

@@ -52,6 +52,7 @@ def configs(words: list[str], config_dir: Path | None = None) -> list[tuple[list
         config_dir: a folder of further groups and files.
     """
     axes, folders = _axes(words, config_dir)
+    _refuse_mixed_options(axes)
     if (runs := math.prod(map(len, axes.values()))) > _MOST_RUNS:
         raise UserError(f"the sweep has {runs:,} runs: expected at most {_MOST_RUNS:,}, so split it")
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
@@ -66,6 +67,20 @@ def single(words: list[str], config_dir: Path | None = None) -> Config:
         wrong = f"{several}={','.join(axes[several])} gives several values"
         raise UserError(f"{wrong}: 'posbench sweep' runs each of them{hint}")
     return _config({key: text for key, (text,) in axes.items()}, folders)
+
+
+def _refuse_mixed_options(axes: dict[str, list[str]]) -> None:
+    """Refuse an option beside several encodings of which only some have it, with the commands that work."""
+    known = [name for name in axes.get("encoding", []) if name in encodings.names()]
+    for key in (key for key in axes if key.startswith("encoding.")):
+        having = [name for name in known if key.split(".")[1] in encodings.options_of(name)]
+        others = [name for name in known if name not in having]
+        if having and others:
+            first = f"encoding={','.join(having)} {key}={','.join(axes[key])}"
+            raise UserError(
+                f"{key} is an option of {', '.join(having)}, not of {', '.join(others)}: 'posbench sweep {first} "
+                f"study=NAME' and 'posbench sweep encoding={','.join(others)} study=NAME' make one comparison"
+            )
 
 
 def _axes(words: list[str], config_dir: Path | None) -> tuple[dict[str, list[str]], Folders]:

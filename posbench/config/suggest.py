@@ -39,7 +39,8 @@ _CHOICES = {
     "off": "none",
     "false": "none",
 }
-_CHOICES |= {"absolute": "learned", "sin": "sinusoidal", "relative": "t5", "tiny": "demo"}
+_CHOICES |= {"absolute": "learned", "sin": "sinusoidal", "all": "glob(*)"}
+_CHOICES |= {mode: f"tracking.mode={mode}" for mode in ("online", "offline", "auto")}
 
 
 def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) -> UserError:
@@ -65,7 +66,8 @@ def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) ->
 def unknown_choice(group: str, name: str, choices: Collection[str]) -> UserError:
     """The error about a file of a group that does not exist."""
     listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(choices)}"
-    close = _CHOICES.get(name.lower()) if _CHOICES.get(name.lower()) in choices else nearest(name, choices, 0.6)
+    close = _CHOICES.get(name.lower(), "")
+    close = close if close in choices or (not close.isidentifier() and close) else nearest(name, choices, 0.6) or ""
     near = f": did you mean '{close}'?" if close else ""
     if group == "data" and not close:
         near = ": a file or folder of your own is data.path=..., a data set of the hub data.dataset=OWNER/NAME"

@@ -1,0 +1,392 @@
+"""The command line. Heavy modules are imported only by commands that need them: help and completion are fast."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+import posbench
+from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, start_of
+from posbench.config.shipped import GROUPS, choices
+from posbench.encodings.extend import NAMES as EXTENSIONS
+from posbench.errors import UserError
+from posbench.terminal import exits
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    exits.tolerant_output()
+    os.environ["PYTHONSAFEPATH"] = "1"  # python -P for all child processes, also compilers'
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # at any place
+    if len(arguments) < len(sys.argv) - 1:
+        os.environ[exits.DEBUG] = "1"
+    return exits.run(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> None:
+    if "" in arguments:  # as a path it would be the current folder
+        raise UserError("an argument is empty, perhaps an unset shell variable: give it a value or leave it out")
+    try:
+        code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # Typer's own: an unknown command or option
+            raise
+        raise UserError(f"{error.format_message()} {_hint(arguments, error)}") from None
+    raise SystemExit(code)
+
+
+def _hint(arguments: list[str], error: Exception) -> str:
+    """What an unknown option may mean: `--seed 3` is `seed=3`, and `-m` is a sweep."""
+    option = getattr(error, "option_name", "")
+    if option in ("-m", "--multirun"):
+        others = shlex.join(word for word in arguments[1:] if word != option)
+        return f"One configuration is one run: 'posbench sweep {others}' takes the same words"
+    name = option.lstrip("-").replace("-", "_")
+    if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
+        return "('posbench --help' shows all)"
+    words = iter(arguments)
+    typed = next((word for word in words if word.partition("=")[0] == option), option)
+    return f"Settings are key=value, without dashes: {name}={typed.partition('=')[2] or next(words, '...')}"
+
+
+class _WithSettings(TyperCommand):
+    """A command whose help ends with the settings that people change."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from posbench import listing
+
+        formatter.write("\nSettings that people change, with their defaults:\n")
+        formatter.write("\n".join(listing.changed_settings(min(shutil.get_terminal_size().columns, 120))))
+        formatter.write("\n\n'posbench train --cfg' prints every key with its meaning.\n")
+
+
+_WORDS = "key=value, e.g. encoding=alibi training.tokens=2000000"
+_KEYS = "'posbench train --help' has the settings that people change, 'posbench train --cfg' all."
+_RUNS = "Run folders, study folders (outputs/STUDY) or globs"
+_MODELS = "or HuggingFace models (a folder, a name on the hub); then settings: length=128,256 extension=yarn:factor=4"
+_SECTIONS = "encodings, patterns, extensions, probes, tasks, data, experiments, models, sweeps or claims; default: all."
+Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help=_WORDS, show_default=False)]
+Runs = Annotated[list[Path], typer.Argument(help=f"{_RUNS}.")]
+Schemes = Annotated[list[str], typer.Argument(help="Encodings, each with its options (rope base=100); run folders.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigDir = Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the commands, with runs and tokens; run nothing.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")]
+Cfg = Annotated[bool, typer.Option("--cfg", help="Print every key with its value and meaning; run nothing.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Move an existing run aside and start again.")]
+Slurm = Annotated[str | None, typer.Option(metavar="OPTIONS", help="Submit as a Slurm array ('--time=60'), and end.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: STUDY/report.")]
+Least = Annotated[float | None, typer.Option(min=0.0, help="Least nats called better or worse; default: 0.02.")]
+Columns = Annotated[str | None, typer.Option(metavar="A,B,...", help="Of table.tex; a wrong name lists all.")]
+Reference = Annotated[str | None, typer.Option(metavar="NAME", help="Compared with the others; default: rope.")]
+Figure = Annotated[Literal["panels", "curve"], typer.Option(help="Panels, or the loss by context in one column.")]
+Text = Annotated[bool, typer.Option("--text", help="Print text instead: formula, paper, options.")]
+Png = Annotated[Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")]
+Phrase = Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")]
+Pair = Annotated[str | None, typer.Option(metavar="A,B", help="Two words of the phrase, whose logit is drawn.")]
+Length = Annotated[int | None, typer.Option(min=2, help="Training length, at equal tokens per batch.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+
+
+def _version(asked: bool) -> None:
+    """Print what a bug report needs: versions and devices."""
+    if not asked:
+        return
+    import platform
+
+    import torch
+
+    from posbench import machine
+
+    device = machine.resolve("auto")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    print(f"posbench {posbench.__version__}")
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}")
+    print(f"device {device} ({name}), {machine.cores()} cores, {torch.get_num_threads()} threads")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
+) -> None:
+    """Which positional encoding should my transformer use, and how far beyond its training length will it hold?"""
+
+
+@app.command(cls=_WithSettings)
+def train(words: Words = None, cfg: Cfg = False, config_dir: ConfigDir = None, restart: Restart = False) -> None:
+    """Train a model and evaluate how far it holds. Repeat the command to continue or complete the run.
+
+    Writes one run folder, outputs/STUDY/RUN, mirrors it to W&B and draws the curve.
+    """
+    from posbench.run_folder import finding
+
+    if (begins := start_of(words or [])) and not cfg and finding.is_model(begins):
+        from posbench import machine
+        from posbench.evaluation import printed
+        from posbench.huggingface import finetune
+        from posbench.terminal import console
+
+        console.log_to_terminal()
+        machine.keep_freed_memory()
+        printed.print_results(finetune.train_model(begins, words or [], restart, config_dir))
+        return
+    from posbench.launch import plans
+
+    plan = plans.resolve_one(words or [], config_dir)
+    if cfg:
+        from posbench import listing
+        from posbench.config.schema import to_container
+
+        print(listing.explained(to_container(plan.config)), end="")
+        return
+    from posbench.launch import run
+
+    run.run(plan, restart)
+
+
+@app.command(epilog=_KEYS)
+def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
+    """Turn a run's text into tokens, without training.
+
+    Use it on a machine without a GPU, before one is paid for. Takes the words of 'posbench train', which then finds
+    the tokens in the cache. Comma lists prepare each text: data=wikitext-2,pg19.
+    """
+    from posbench.config import compose
+    from posbench.data.tokens import prepare_all
+    from posbench.terminal import console, signals
+
+    configs = [config for _, config in compose.configs(words or [], config_dir)]
+    if all(config.data.task is not None for config in configs):
+        name = configs[0].data.name
+        raise UserError(f"data={name} has nothing to prepare: problems are made while they are trained on")
+    console.log_to_terminal()
+    with signals.signals_as_errors():
+        prepared = prepare_all(configs)
+    for tokens in prepared:
+        counts = ", ".join(f"{split} {count:,}" for split, count in tokens.record["tokens"].items())
+        print(f"{tokens.record['name']}: {counts} tokens in {tokens.folder}")
+
+
+@app.command(epilog=f"Only for sweeps: {', '.join(OF_A_SWEEP)}. {_KEYS}")
+def sweep(
+    words: Words = None, n_jobs: Jobs = None, config_dir: ConfigDir = None, dry_run: DryRun = False, slurm: Slurm = None
+) -> None:
+    """Compare: run every combination of values, then report.
+
+    encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from configs/sweep. tune=true first chooses
+    each encoding's learning rate, of tune_grid=[0.5,1,2] times its own. A failed run does not stop the others; repeat
+    the command to do missing and failed runs.
+    """
+    from posbench.launch import sweep as comparison
+
+    comparison.sweep(words or [], n_jobs, config_dir, dry_run, slurm)
+
+
+@app.command(epilog=f"Claims: {', '.join(choices('claim'))}.")
+def reproduce(
+    words: Annotated[list[str] | None, typer.Argument(metavar="CLAIM|all|key=value", help=f"Then {_WORDS}")] = None,
+    n_jobs: Jobs = None,
+    config_dir: ConfigDir = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Test what the literature claims, on fresh seeds.
+
+    Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
+    supported, contradicted, open, not learned, or not run. A claim is a file of configs/claim.
+    """
+    from posbench.claims import reproduce as claims
+
+    claims.reproduce(words or [], n_jobs, config_dir, dry_run)
+
+
+@app.command(epilog=f"Settings: {', '.join(OF_A_FINISHED_RUN)}. Extensions: {', '.join(EXTENSIONS)}.")
+def evaluate(
+    words: Annotated[list[str], typer.Argument(metavar="RUN|MODEL|key=value", help=f"{_RUNS}, {_MODELS}.")],
+) -> None:
+    """Evaluate runs or HuggingFace models beyond training length.
+
+    Existing rows are not computed again. A model also takes data=NAME data.path=... train_length=N bos=window; its
+    results go to outputs/models/MODEL.
+    """
+    from posbench.run_folder import finding
+
+    if models := [word for word in words if "=" not in word and finding.is_model(word)]:
+        from posbench.huggingface import evaluate as huggingface
+
+        settings = [word for word in words if word not in models]
+        if other := next((word for word in settings if "=" not in word), None):
+            raise UserError(
+                f"'{other}' is neither a model nor key=value: evaluate runs and models in separate commands"
+            )
+        huggingface.evaluate_models(models, settings)
+        return
+    from posbench.launch import run
+
+    or_a_model = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
+    run.evaluate_runs(*_runs_and_settings("evaluate", words, or_a_model))
+
+
+def _runs_and_settings(command: str, words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
+    """Split words into run folders and settings."""
+    from posbench.run_folder import finding
+
+    paths = [word for word in words if os.path.exists(word) or ("=" not in word and word not in WORDS)]
+    settings = [word for word in words if word not in paths]
+    if not paths:
+        raise UserError(f"which run? posbench {command} outputs/STUDY/RUN {shlex.join(settings)}")
+    return finding.run_folders([Path(path) for path in paths], or_else), settings
+
+
+@app.command()
+def sync(
+    words: Annotated[list[str], typer.Argument(metavar="RUN|key=value", help=f"{_RUNS}; tracking.project= ...")],
+    anew: Annotated[bool, typer.Option("--anew", help="Send as new runs, even if W&B has these runs.")] = False,
+) -> None:
+    """Send run folders to W&B, or write their files for TensorBoard (tracking=tensorboard).
+
+    Sends steps of offline runs and steps that W&B missed, each once.
+    """
+    from posbench.evaluation.job import results_of
+    from posbench.run_folder import sync
+
+    sync.sync(*_runs_and_settings("sync", words), results_of, anew)
+
+
+@app.command()
+def report(
+    paths: Runs,
+    out: Out = None,
+    least: Least = None,
+    columns: Columns = None,
+    reference: Reference = None,
+    figure: Figure = "panels",
+) -> None:
+    """Compare finished runs in words, tables, figures and a page.
+
+    Writes the answer in words, a table, CSV, LaTeX, curves with intervals, and one HTML page.
+    """
+    from posbench import report
+
+    report.main(paths, out, least, columns, reference, figure)
+
+
+@app.command()
+def clean(paths: Runs) -> None:
+    """Drop older checkpoints of finished runs; the weights stay.
+
+    Also drops the optimizer's state, which is most of a run's size.
+    """
+    from posbench.run_folder import cleaning, finding
+
+    folders = finding.run_folders(paths)
+    freed, left = cleaning.clean(folders)
+    print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
+    for folder in left:
+        print(f"not cleaned, since the run is unfinished or in use: {folder}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],
+    code: Annotated[str, typer.Argument(metavar="code=true", help="Export posbench's own class.")] = "code=false",
+) -> None:
+    """Write a run's model as a folder that transformers loads.
+
+    It becomes a Llama or GPT-NeoX model if the encoding is rotary or none; an error says why if neither fits. With
+    code=true it is posbench's own class, for every encoding; who loads it needs posbench. The folder is kept only if
+    its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs transformers.
+    """
+    from posbench.huggingface import export
+
+    if code not in ("code=true", "code=false"):
+        raise UserError(f"unknown setting '{code}': expected code=true, or nothing")
+    print(export.export(run, folder, code == "code=true"))
+
+
+@app.command("list")
+def list_(
+    sections: Annotated[list[str] | None, typer.Argument(help=_SECTIONS)] = None, as_json: AsJson = False
+) -> None:
+    """List encodings, tasks, data sets and all other choices.
+
+    --json has everything. 'posbench show NAME --text' describes an encoding.
+    """
+    from posbench import listing
+
+    listing.show(sections or [], as_json)
+
+
+@app.command()
+def properties(
+    names: Annotated[list[str] | None, typer.Argument(help="Encodings, each with its options; default: all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the properties that tutorials want from an encoding.
+
+    These are: order, uniqueness, relative, continuous, invariant, purpose, mean and spread.
+    """
+    from posbench.show import properties
+
+    properties.main(names, as_json)
+
+
+@app.command()
+def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = None, words: Pair = None) -> None:
+    """Draw an encoding, or what a run's encoding has learned.
+
+    As a PNG file; --text describes it in words. A run is drawn with its learned weights, and with the attention of its
+    model on its own test text.
+    """
+    if not text:
+        from posbench.show import command
+
+        command.main(names, png or Path(command.PNG), phrase, words)
+        return
+    if png or phrase or words:
+        raise UserError("--text draws no picture: leave out --png, --phrase and --words")
+    if run := next((name for name in names if Path(name, "run.json").is_file()), None):
+        raise UserError(f"{run} is a run: --text describes an encoding, 'posbench show rope --text'")
+    from posbench import listing
+
+    print("\n\n\n".join(map(listing.page, names)))
+
+
+@app.command()
+def bench(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Encodings, default: all; also training.precision=fp32.")
+    ] = None,
+    shape: Annotated[str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")] = "demo",
+    length: Length = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; medians are over these.")] = 5,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the speed of encodings in training side by side; on a GPU their peak memory, too."""
+    from posbench import bench as speed
+    from posbench.terminal import console
+
+    console.log_to_terminal()
+    frame = speed.bench(words or [], speed.sizes_of(shape, length), rounds, threads)
+    if as_json:
+        print(frame.to_json(orient="records", indent=2))
+    else:
+        speed.table(frame).print(console.stdout())

@@ -1,0 +1,253 @@
+"""What there is to choose: `posbench list`, `posbench show NAME --text`, and settings with the comments of the YAML."""
+
+import functools
+import importlib
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posbench import encodings
+from posbench.config.shipped import choices, configs_dir
+from posbench.errors import UserError
+
+# Parameters are counted at the size of experiment=demo, as the head of their column says.
+DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
+_COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
+# Ends of docstrings that have a label.
+_LABELS = {"beyond": "Beyond training length", "source": "Source", "checked_against": "Checked against"}
+_LABELS |= {"deviates": "Deviates"}
+_ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+# The file of each section that has its keys with defaults; experiment=demo overrides some.
+_FILES = {"": "train", "model.": "model/gpt", "data.": "data/_base", "training.": "training/lm"}
+_FILES |= {"evaluation.": "evaluation/extrapolation", "tracking.": "tracking/wandb"}
+_CHOSEN = {
+    "encoding=rope": "how tokens know their order; 'posbench list encodings' shows all",
+    "experiment=demo": "size, budget and text together: demo, reader, small, tasks, gpt124m ...",
+    "model=gpt": "the block: gpt or llama",
+    "data=builtin": "the text: wikitext-2, pg19, task/copy ...; your own is data.path=",
+    "tracking=wandb": "Weights & Biases, tensorboard or none",
+}
+# What people change, by the word that is shortest.
+_CHANGED = {
+    "data.path": "data.path", "data.tokenizer": "data.tokenizer", "study": "study", "seed": "seed", "start": "start",
+    "model.n_layers": "model.n_layers", "model.d_model": "model.d_model", "training.tokens": "training.tokens",
+    "training.train_length": "training.train_length", "training.batch_size": "training.batch_size",
+    "training.learning_rate": "training.learning_rate", "ratio": "evaluation.ratios",
+    "extension": "evaluation.extensions", "device": "runtime.device", "outputs": "runtime.outputs",
+}  # fmt: skip
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def comments(path: Path) -> dict[str, str]:
+    """The comments of a YAML file by key (`section.key` for nested ones): beside the key, or in the lines above."""
+    said: dict[str, str] = {}
+    above: list[str] = []
+    parents: list[str] = []
+    head, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    for line in (rest if head.startswith("#") else f"{head}\n{rest}").splitlines():
+        if line.lstrip().startswith("#"):
+            above.append(line.strip("# "))
+            continue
+        if match := re.match(r"( *)(\w+):", line):
+            parents = [*parents[: len(match[1]) // 2], match[2]]
+            said[".".join(parents)] = re.split(r"\s# ", line, maxsplit=1)[-1] if " # " in line else " ".join(above)
+        above = []
+    return said
+
+
+def explained(container: dict[str, Any]) -> str:
+    """A configuration as YAML, each key with its comment."""
+    of_encoding = choices("encoding").get(container["encoding"]["name"])
+    said = {f"encoding.{key}": text for key, text in (comments(of_encoding) if of_encoding else {}).items()}
+    for section, name in _FILES.items():
+        said |= {f"{section}{key}": text for key, text in comments(configs_dir() / f"{name}.yaml").items()}
+    return "\n".join(_lines(container, said, "")) + "\n"
+
+
+def _lines(container: dict[str, Any], said: dict[str, str], prefix: str) -> list[str]:
+    lines = []
+    for key, value in container.items():
+        path, indent = f"{prefix}{key}", "  " * prefix.count(".")
+        if value and isinstance(value, dict) and any(other.startswith(f"{path}.") for other in said):
+            lines += [f"{indent}{key}:", *_lines(value, said, f"{path}.")]
+            continue
+        text = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True).strip()[1:-1]
+        lines.append(f"{indent}{key}: {text}{f'  # {said[path]}' if said.get(path) else ''}")
+    return lines
+
+
+def changed_settings(width: int) -> list[str]:
+    """Lines of the settings that people change, each with its default and what it means."""
+    values: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for section, name in [*_FILES.items(), ("", "experiment/demo")]:
+        path = configs_dir() / f"{name}.yaml"
+        for key, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+            inner = {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+            values |= {f"{section}{key}": each for key, each in inner.items()}
+        said = {f"{section}{key}": text for key, text in comments(path).items() if text} | said
+    rows = dict(_CHOSEN)
+    for word, key in _CHANGED.items():
+        value = values[key]
+        shown = f"{value[0]},...,{value[-1]}" if isinstance(value, list) and value else value
+        shown = "" if shown in (None, []) else shown
+        rows[f"{word}={shown}"] = re.split(r"[;.] ", said[key])[0]
+    meanings = (textwrap.shorten(meaning, width - 34, placeholder=" ...") for meaning in rows.values())
+    return [f"  {setting:30}  {meaning}" for setting, meaning in zip(rows, meanings, strict=True)]
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def show(sections: list[str], as_json: bool) -> None:
+    """Print the listing: JSON, or aligned lines with what matters most.
+
+    Args:
+        sections: those to print, such as `encodings` or `task`; all if empty.
+    """
+    rows = listing(sections)
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for group, entries in rows.items():
+        print(f"{group}:")
+        cells = [[str(row[key] or "-") for key in _COLUMNS if key in row] for row in entries]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for line in cells:
+            print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each section, of all if none is named. Raises UserError if there is no such section."""
+    from posbench import tasks
+    from posbench.encodings.extend.methods import METHODS
+    from posbench.evaluation import probes
+
+    there: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "encodings": lambda: [describe(name) for name in encodings.names()],
+        "patterns of layers": lambda: _first_comments("encoding/layered", "layered/"),
+        "extensions": lambda: [{key: getattr(m, key) for key in _OF_A_METHOD} for m in METHODS.values()],
+        "probes": lambda: [probe(name) for name in probes.names()],
+        "tasks": lambda: [task(name) for name in tasks.names()],
+    }
+    there |= {
+        f"{group}s": functools.partial(_first_comments, group) for group in ("experiment", "model", "sweep", "claim")
+    }
+    there |= {"data": lambda: _first_comments("data")}
+    by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
+    asked = [by_word.get(section.lower().rstrip("s")) for section in sections]
+    if None in asked:
+        section, words = sections[asked.index(None)], ", ".join(name.partition(" ")[0] for name in there)
+        of_one = f": 'posbench show {section} --text' describes one encoding"
+        near = of_one if section in encodings.names() else f" (there are {words})"
+        raise UserError(f"list has no section '{section}'{near}")
+    return {name: rows() for name, rows in there.items() if name in (asked or there)}
+
+
+_OF_A_METHOD = ("name", "title", "source", "options")
+
+
+def page(name: str) -> str:
+    """The facts on one encoding or task (task/NAME), as text. Raises UserError if there is none of that name."""
+    from posbench import tasks
+
+    if name.removeprefix("task/") in tasks.names():
+        return _lines_of(task(name.removeprefix("task/")))
+    pattern = choices("encoding/layered").get(name.removeprefix("layered/")) if name.startswith("layered/") else None
+    path = pattern or choices("encoding").get(name)  # None for an encoding of the user's own
+    options = comments(path) if path else {}
+    facts = describe("layered" if pattern else name)
+    facts["parameters"] = (
+        f"{facts['parameters']} in the demo's model ({', '.join(f'{k} {v}' for k, v in DEMO.items())})"
+    )
+    numbers = _ARXIV.findall(facts["source"] or "")
+    facts["link"] = ", ".join(f"https://arxiv.org/abs/{number}" for number in numbers)
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else facts["options"]
+    facts["options"] = [
+        f"\n  encoding.{key}={value}  # {options.get(key, '')}" for key, value in values.items() if key != "name"
+    ]
+    return f"{_lines_of(facts)}\n\nposbench train encoding={name}   trains a model with it"
+
+
+def _lines_of(facts: dict[str, Any]) -> str:
+    """A title, its text, and a line for each further fact that there is."""
+    facts = {key: value for key, value in facts.items() if value not in (None, "", [], {}, False)}
+    lines = [f"{facts.pop('name')}: {facts.pop('title')}", "", facts.pop("document"), ""]
+    for key, value in facts.items():
+        text = (", ".join if key == "extensions" else "".join)(value) if isinstance(value, list) else value
+        lines.append(f"{key.replace('_', ' ').capitalize()}: {text}")
+    return "\n".join(lines)
+
+
+def describe(name: str) -> dict[str, Any]:
+    """The facts on one encoding. Some need it built, at the demo's size; these are None if it cannot be built."""
+    from posbench.encodings import families
+    from posbench.encodings.base import Shape
+    from posbench.encodings.extend.methods import methods_of
+    from posbench.huggingface.export import architectures
+
+    cls, defaults = encodings.load(name), encodings.options_of(name)
+    row = _documented(name, sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
+    row["paper"] = next((f"arXiv:{number}" for number in _ARXIV.findall(row["source"] or "")), None)
+    row["options"] = {key: None if value is inspect.Parameter.empty else value for key, value in defaults.items()}
+    try:
+        encoding = encodings.build(name, Shape(**DEMO))
+    except UserError as error:  # it needs an option without a default
+        built = ("acts", "parameters", "max_length", "length_dependent", "kernels", "cache", "architectures")
+        return row | dict.fromkeys(built) | {"note": str(error), "extensions": []}
+    return row | {
+        "acts": families.acts(encoding.hooks),
+        "parameters": sum(parameter.numel() for parameter in encoding.parameters()),
+        "max_length": encoding.max_length,
+        "length_dependent": encoding.length_dependent,
+        "kernels": families.kernels(encoding),
+        "cache": families.cache(encoding),
+        "architectures": ", ".join(architectures(encoding)) or "posbench's class",
+        "extensions": methods_of(encoding),
+    }
+
+
+def probe(name: str) -> dict[str, Any]:
+    """The facts on one probe of the use of context."""
+    from posbench.evaluation import probes
+
+    module = importlib.import_module(f"posbench.evaluation.probes.{name}")
+    return _documented(name, module.__doc__ or "") | {"options": probes.options_of(name)}
+
+
+def task(name: str) -> dict[str, Any]:
+    """The facts on a synthetic task, which is chosen as data."""
+    from posbench import tasks
+
+    document = sys.modules[tasks.load(name).__module__].__doc__ or ""
+    return _documented(f"task/{name}", document) | {"options": tasks.options_of(name)}
+
+
+def _documented(name: str, text: str) -> dict[str, Any]:
+    """What a docstring says: its title, its text, and its ends that have a label, up to an empty line."""
+    title, _, document = inspect.cleandoc(text).partition("\n")
+    row: dict[str, Any] = {"name": name, "title": title.rstrip(".")}
+    for key, label in _LABELS.items():
+        match = re.search(rf"^{label}:(.*?)(?=^[A-Z][\w ]*:|^\s*$|\Z)", document, re.DOTALL | re.MULTILINE)
+        row[key] = " ".join(match[1].split()) or None if match else None
+        document = document.replace(match[0], "") if match else document
+    return row | {"document": document.strip("\n")}
+
+
+def _first_comments(group: str, prefix: str = "") -> list[dict[str, Any]]:
+    """Name and first comment of each file of a configuration group."""
+    rows = []
+    for name, path in choices(group).items():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        heads = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
+        rows.append({"name": f"{prefix}{name}", "title": heads[0]})
+    return rows
