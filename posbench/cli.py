@@ -259,9 +259,9 @@ def sync(
     words: Annotated[list[str], typer.Argument(metavar="RUN|key=value", help=f"{_RUNS}; tracking.project= ...")],
     anew: Annotated[bool, typer.Option("--anew", help="Send as new runs, even if W&B has these runs.")] = False,
 ) -> None:
-    """Send run folders to W&B, or write their files for TensorBoard (tracking=tensorboard).
+    """Send run folders to W&B, or write their files for TensorBoard.
 
-    Sends steps of offline runs and steps that W&B missed, each once.
+    tracking=tensorboard writes them. Sends steps of offline runs and steps that W&B missed, each once.
     """
     from posbench.evaluation.job import results_of
     from posbench.run_folder import sync
@@ -380,7 +380,10 @@ def bench(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the speed of encodings in training side by side; on a GPU their peak memory, too."""
+    """Measure the speed of encodings in training side by side.
+
+    On a GPU their peak memory, too.
+    """
     from posbench import bench as speed
     from posbench.terminal import console
 

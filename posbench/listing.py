@@ -77,7 +77,7 @@ def _lines(container: dict[str, Any], said: dict[str, str], prefix: str) -> list
     lines = []
     for key, value in container.items():
         path, indent = f"{prefix}{key}", "  " * prefix.count(".")
-        if value and isinstance(value, dict) and any(other.startswith(f"{path}.") for other in said):
+        if value and isinstance(value, dict) and (not prefix or any(other.startswith(f"{path}.") for other in said)):
             lines += [f"{indent}{key}:", *_lines(value, said, f"{path}.")]
             continue
         text = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True).strip()[1:-1]

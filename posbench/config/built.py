@@ -19,12 +19,20 @@ def shape_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Shape":
     return Shape(model.d_model, model.n_heads, model.n_layers, length, vocabulary, model.token_rms)
 
 
+def encoding_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Encoding":
+    """The encoding of a configuration. Raises UserError if an option is wrong, or the file of its class is another."""
+    asked = config.encoding
+    if asked.file:
+        encodings.from_file(asked.file, asked.file_sha256)
+    return encodings.build(asked.name, shape_of(config, vocabulary), asked.options)
+
+
 def build_encoding(config: Config) -> "Encoding":
-    """The encoding of a configuration, alone a few megabytes. Raises UserError if an option is wrong."""
+    """The same, alone a few megabytes; whoever asks draws the same random numbers afterwards."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):  # whoever asks draws the same numbers afterwards
-        return encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+    with torch.random.fork_rng(devices=[]):
+        return encoding_of(config)
 
 
 def task_of(data: DataConfig) -> Task:

@@ -30,7 +30,7 @@ from posbench.config import start, suggest
 from posbench.config.asked import ratios
 from posbench.config.built import build_encoding, check_task
 from posbench.config.history import written_out
-from posbench.config.identity import with_paths
+from posbench.config.identity import spelt, with_paths
 from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, value, values
 from posbench.config.schema import Config, from_container
 from posbench.config.shipped import GROUPS, configs_dir, every
@@ -183,8 +183,8 @@ def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
     """A composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
     files = dict(chosen)
     for group, name in chosen.items():
-        if group == "encoding" and name in encodings.registered():
-            del files[group]  # a class of the user's own: its signature is its file
+        if group == "encoding" and (encodings.is_place(name) or name in encodings.registered()):
+            del files[group]  # a class of the user's own: its signature is its YAML
             continue
         if name in (known := every(group, folders)):
             continue
@@ -197,9 +197,14 @@ def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
     cfg = copy.deepcopy(_composed(tuple(f"{group}={name}" for group, name in files.items()), folders))
     OmegaConf.set_struct(cfg, False)
     if files != chosen:
-        defaults = encodings.options_of(chosen["encoding"]).items()
+        name, own = chosen["encoding"], {}
+        if encodings.is_place(name):
+            path = spelt(name.rpartition(".py")[0] + ".py")
+            cls, digest = encodings.from_file(path + name.rpartition(".py")[2])
+            name, own = cls.name, {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
+        defaults = encodings.options_of(name).items()
         options = {key: "???" if default is inspect.Parameter.empty else default for key, default in defaults}
-        cfg.encoding = OmegaConf.create({"name": chosen["encoding"], **options})
+        cfg.encoding = OmegaConf.create({"name": name, **options, **own})
     return cfg
 
 

@@ -26,8 +26,9 @@ def run_id(config: Any) -> str:
     """
     if not isinstance(config, Config):
         return str(config.id)
-    if config.start:
-        config = dataclasses.replace(config, start=dataclasses.replace(config.start, run=""))
+    encoding, start = dataclasses.replace(config.encoding, file=None), config.start
+    start = start and dataclasses.replace(start, run="")
+    config = dataclasses.replace(config, encoding=encoding, start=start)  # paths make no other run
     shaping = without_neutral(to_container(config))
     identity = {key: one_number(value) for key, value in shaping.items() if key not in NOT_IDENTITY}
     return f"{config.encoding.name}-s{config.seed}-{digest(identity)}"
@@ -64,11 +65,9 @@ def with_paths(config: Config) -> Config:
     A path below the current folder becomes relative to it, any other absolute.
     """
     data, runtime = config.data, config.runtime
-    path = _spelt(data.path) if data.path else data.path
+    path = spelt(data.path) if data.path else data.path
     names = {key: getattr(data, key) for key in ("dataset", "tokenizer")}  # also names on the hub, or bpe
-    found: dict[str, Any] = {
-        key: _spelt(name) for key, name in names.items() if name and os.path.exists(expanded(name))
-    }
+    found: dict[str, Any] = {key: spelt(name) for key, name in names.items() if name and os.path.exists(expanded(name))}
     cache = None if runtime.cache is None else expanded(runtime.cache)
     return dataclasses.replace(
         config,
@@ -91,7 +90,7 @@ def is_there(path: str) -> bool:
     return os.path.exists(path) or any(glob.iglob(path, recursive=True))
 
 
-def _spelt(path: str) -> str:
+def spelt(path: str) -> str:
     """Relative to the current folder, by its real name or the one that the shell has for it; absolute outside of it."""
     absolute = Path(os.path.abspath(expanded(path)))
     for folder in (Path.cwd(), Path(os.environ.get("PWD") or "/")):

@@ -50,6 +50,8 @@ class EncodingConfig(Section):
 
     name: Name  # of the registry
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # plain data: text, numbers, lists, dictionaries
+    file: str | None = None  # path/to/file.py:Class, of a class of the user's own; makes no other run
+    file_sha256: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,8 +381,9 @@ def split_encoding(plain: dict[str, Any]) -> dict[str, Any]:
             "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected a name and options"
         )
         raise UserError(wrong)
-    options = {key: value for key, value in encoding.items() if key != "name"}
-    return {**plain, "encoding": {"name": encoding.get("name"), "options": options}}
+    own = {key: encoding[key] for key in ("file", "file_sha256") if key in encoding}
+    options = {key: value for key, value in encoding.items() if key not in ("name", *own)}
+    return {**plain, "encoding": {"name": encoding.get("name"), "options": options, **own}}
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
@@ -419,7 +422,9 @@ def saved_container(path: Path) -> dict[str, Any]:
 def to_container(config: Any) -> dict[str, Any]:
     """The inverse of `from_container`, of any dataclass with an encoding: plain JSON types, options beside the name."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    plain["encoding"] = {"name": config.encoding.name, **plain["encoding"]["options"]}
+    encoding = plain["encoding"]
+    own = {key: encoding[key] for key in ("file", "file_sha256") if encoding[key]}
+    plain["encoding"] = {"name": encoding["name"], **encoding["options"], **own}
     return plain
 
 

@@ -7,7 +7,10 @@ the user's own code has registered in this process.
 import hashlib
 import importlib
 import inspect
+import re
+import sys
 import traceback
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
 
+_PLACE = re.compile(r"(.+\.py)(?::(\w+))?")
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
 
 
@@ -55,6 +59,60 @@ def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]"
     cls.name = name
     _registered[name] = cls, _source_digest(cls)
     return cls
+
+
+def from_file(place: str, sha256: str | None = None) -> "tuple[type[Encoding], str]":
+    """Run a file of the user's own, and return the class in it that `path/to/file.py:Class` names, and its sha256.
+
+    Args:
+        sha256: of the file that a run was trained with. It may come from a stranger's folder, so it is run only if it
+            is unchanged and somebody has typed its name on this machine before.
+
+    Raises:
+        UserError: there is no such file or class, it cannot be imported, or it is not the one that was trained with.
+    """
+    from posbench.encodings.base import Encoding
+
+    match = _PLACE.fullmatch(place)
+    path, name = (Path(match[1]).expanduser(), match[2]) if match else (Path(place), None)
+    if not path.is_file():
+        raise UserError(f"encoding={place}: there is no file {path}")
+    content, typed = path.read_bytes(), files.user_cache() / "typed_encodings"
+    digest = hashlib.sha256(content).hexdigest()
+    known = typed.read_text(encoding="utf-8").split() if typed.is_file() else []
+    if sha256 not in (None, digest):
+        now = f"has changed since the run was made (sha256 {str(sha256)[:12]}, now {digest[:12]})"
+        raise UserError(f"{path} {now}: restore it, or train with encoding={place} anew, which is another run")
+    if sha256 and digest not in known:
+        raise UserError(f"{path} is code that nobody has named here yet: 'posbench train --cfg encoding={place}' does")
+    if digest not in known:
+        typed.parent.mkdir(parents=True, exist_ok=True)
+        files.write(typed, "\n".join([*known, digest, ""]).encode())
+    if (module := sys.modules.get(f"posbench_own_{digest}")) is None:
+        module = types.ModuleType(f"posbench_own_{digest}")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module  # where dataclasses and pickle look
+        try:
+            exec(compile(content, path, "exec"), vars(module))  # noqa: S102, it is the user's, who has named it
+        except Exception as error:
+            del sys.modules[module.__name__]
+            raise UserError(f"encoding={place}: {import_fault(error)}") from error
+    classes = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Encoding) and value.__module__ == module.__name__
+    }
+    cls = classes.get(name) if name else next(iter(classes.values()), None) if len(classes) == 1 else None
+    if cls is None:
+        raise UserError(
+            f"encoding={place}: expected FILE.py:CLASS, one of {', '.join(classes) or 'none: it has no Encoding'}"
+        )
+    return register(cls), digest
+
+
+def is_place(name: str) -> bool:
+    """Return whether a name is that of a class in a file, `path/to/file.py:Class`."""
+    return _PLACE.fullmatch(name) is not None
 
 
 def registered() -> list[str]:

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from posbench import encodings
-from posbench.config.built import shape_of
+from posbench.config.built import encoding_of
 from posbench.config.schema import Config, ModelConfig
 from posbench.encodings.base import Encoding, count_from_0, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
@@ -264,10 +263,10 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
     The encoding draws its parameters from a stream of its own and every model weight from one named after it,
     so that runs of one seed start from the same weights whatever their encoding.
     """
-    model, shape = config.model, shape_of(config, vocabulary)
+    model = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "encoding"))
-        encoding = encodings.build(config.encoding.name, shape, config.encoding.options)
+        encoding = encoding_of(config, vocabulary)
         gpt = GPT(model, vocab_size, encoding)
     gpt.recomputes = config.runtime.checkpointing
     _initialise(gpt, model, config.seed)
