@@ -1,7 +1,8 @@
 """posbench: which positional encoding should my transformer use, and how far beyond its training length will it hold?
 
     import posbench
-    run = posbench.train(["encoding=alibi"])  # as `posbench train encoding=alibi`; errors are exceptions
+    run = posbench.train(encoding="alibi")  # as `posbench train encoding=alibi`; errors are exceptions
+    posbench.sweep(encoding=["rope", "alibi"], seed=[0, 1])  # all combinations, with their report
     run.curve()  # a pandas DataFrame
     run.plot()
     run = posbench.load("outputs/demo/alibi-s0-b0822747")  # what has been trained before
@@ -23,12 +24,13 @@ from posbench import encodings
 from posbench.encodings import register
 
 if TYPE_CHECKING:
-    from posbench.api.many import plot as plot
-    from posbench.api.many import runs as runs
-    from posbench.api.run import LoadedRun as LoadedRun
-    from posbench.api.run import load as load
-    from posbench.api.start import evaluate as evaluate
-    from posbench.api.start import train as train
+    from posbench.api import LoadedRun as LoadedRun
+    from posbench.api import evaluate as evaluate
+    from posbench.api import load as load
+    from posbench.api import plot as plot
+    from posbench.api import runs as runs
+    from posbench.api import sweep as sweep
+    from posbench.api import train as train
     from posbench.encodings.base import Encoding as Encoding
     from posbench.model.attention.reference import attention_logits as attention_logits
     from posbench.model.attention.reference import attention_output as attention_output
@@ -38,19 +40,20 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Encoding": "encodings.base",
-    "LoadedRun": "api.run",
+    "LoadedRun": "api",
     "attention": "model.attention.standalone",
     "attention_logits": "model.attention.reference",
     "attention_output": "model.attention.reference",
-    "evaluate": "api.start",
-    "load": "api.run",
-    "plot": "api.many",
-    "runs": "api.many",
-    "train": "api.start",
+    "evaluate": "api",
+    "load": "api",
+    "plot": "api",
+    "runs": "api",
+    "sweep": "api",
+    "train": "api",
 }
 __all__ = [
     "Encoding", "LoadedRun", "attention", "attention_logits", "attention_output", "build_encoding", "encodings",
-    "evaluate", "load", "plot", "register", "runs", "train",
+    "evaluate", "load", "plot", "register", "report", "runs", "sweep", "train",
 ]  # fmt: skip
 
 
@@ -85,6 +88,8 @@ def build_encoding(
 
 
 def __getattr__(name: str) -> Any:
+    if name == "report":  # a module that can be called
+        return importlib.import_module("posbench.report")
     if name not in _HOMES:
         raise AttributeError(f"module 'posbench' has no attribute '{name}'")
     return getattr(importlib.import_module(f"posbench.{_HOMES[name]}"), name)

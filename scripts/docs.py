@@ -108,7 +108,7 @@ Everything that `import posbench` offers. [From Python](../python.md) shows how 
       show_root_toc_entry: false
       filters: ["!^_", "!^Encoding$"]
 
-::: posbench.api.many.runs
+::: posbench.api.runs
 
 ## The contract of an encoding
 

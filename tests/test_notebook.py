@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import fake_study
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.special  # noqa: F401  # which adds to the filters of warnings when it is first imported
 import support
 import torch
 from hydra.core.global_hydra import GlobalHydra
@@ -23,6 +26,7 @@ from tiny_sweep import until
 from torch import Tensor
 
 import posbench
+from posbench import api
 from posbench.encodings.base import Shape
 from posbench.errors import Stopped, UserError
 from posbench.results.frame import read
@@ -220,7 +224,7 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, mon
     with pytest.raises(UserError, match="unknown encoding 'slope'"):
         posbench.train(["encoding=slope", *TINY])
     assert posbench.register(Slope) is Slope and "slope" in posbench.encodings.names()
-    run = posbench.train(["encoding=slope", "encoding.slope=0.25", *TINY])
+    run = posbench.train(TINY, encoding={"name": Slope, "slope": 0.25})
     assert run.config.encoding.options == {"slope": 0.25}
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     assert run.record["installed_encodings"] == {"slope": digest}
@@ -231,6 +235,50 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, mon
     for cls, message in ((type("ALiBi", (Slope,), {}), "there is an encoding of that name"), (dict, "subclass")):
         with pytest.raises(UserError, match=message):
             posbench.register(cls)
+
+
+def test_keywords_and_dictionaries_are_the_words_of_the_command_line() -> None:
+    expected = [
+        "seed=1",
+        "encoding=rope",
+        "encoding.base=100",
+        "training.tokens=512",
+        "training.betas=[0.9,0.95]",
+        "start=null",
+    ]
+    settings = {"training": {"tokens": 512, "betas": [0.9, 0.95]}, "start": None}
+    encoding = {"name": "rope", "base": 100}
+    assert api._words(["seed=1"], {"encoding": encoding, **settings}) == expected
+    assert api._words({"encoding": encoding}, settings) == expected[1:]
+    axes = {"encoding": ["rope", "alibi"], "seed": range(2), "evaluation": {"windowed": False}}
+    assert api._words([], axes, several=True) == ["encoding=rope,alibi", "seed=0,1", "evaluation.windowed=false"]
+    layers = [{"name": "fox"}, {"name": "rope", "base": 5.5}]
+    assert api._typed(layers) == "[{name: fox},{name: rope, base: 5.5}]"
+
+
+SWEEP = """
+import posbench
+tiny = {TINY!r}
+print(posbench.sweep(tiny, encoding=["none", "rope"], seed=[0], n_jobs=2)[["encoding", "status"]].to_csv(index=False))
+class Mine(posbench.Encoding):
+    pass
+print(posbench.sweep(tiny, encoding=["none", Mine])[["encoding", "status"]].to_csv(index=False))
+posbench.report("outputs/demo", out="again", reference="none")
+"""
+
+
+@pytest.mark.full
+def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
+    support.write_text(tmp_path)
+    (tmp_path / "script.py").write_text(SWEEP.replace("{TINY!r}", repr(TINY)))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("none", "rope", "mine"):
+        assert f"{name},done" in done.stdout
+    assert len(list((tmp_path / "outputs/demo").glob("*-s0-*"))) == 3 and (tmp_path / "again/index.html").is_file()
 
 
 def test_training_works_outside_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ import pytest
 import torch
 from support import TINY, posbench, snapshot, write_text
 
-from posbench.api.many import runs
-from posbench.api.run import load
+from posbench.api import load, runs
 from posbench.config import start
 from posbench.config.identity import run_id
 from posbench.data.batches import united

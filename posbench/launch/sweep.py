@@ -30,8 +30,8 @@ def sweep(
     config_dir: Path | None = None,
     dry_run: bool = False,
     slurm_options: str | None = None,
-) -> None:
-    """Run every combination of the arguments, then write the report.
+) -> list[Plan]:
+    """Run every combination of the arguments, then write the report. Returns the plans.
 
     Args:
         arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `tune=true`, `tune_grid=[0.5,1,2]`.
@@ -57,7 +57,7 @@ def sweep(
     missing = [plan for plan in todo if not states.is_finished(plan)]
     if dry_run and (slurm_options is None or not missing):
         print(cost([*tuning.trials(todo, grid), *todo]))
-        return
+        return todo
     if not dry_run:
         for line in dict.fromkeys(line for plan in todo for line in other_code(plan.config, states.record(plan))):
             logger.warning("%s", line)
@@ -69,7 +69,7 @@ def sweep(
             )
     if slurm_options is not None and missing:
         slurm.submit(missing, shlex.split(slurm_options), config_dir, dry_run)
-        return
+        return todo
     if grid:
         todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs))
     status = execute(todo, n_jobs)
@@ -78,6 +78,7 @@ def sweep(
         states.show_failures(todo, status)
         counted = exits.plural(len(failed), "run")
         raise PosbenchError(f"{counted} of {len(todo)} not done: {', '.join(failed)}")
+    return todo
 
 
 def cost(todo: list[Plan]) -> str:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import sys
+import types
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from posbench.errors import UserError
 
@@ -204,3 +206,14 @@ def _chosen(columns: str | None, sections: "list[Section]") -> list[str]:
         if name not in known:
             raise UserError(f"no column is called '{name}': expected some of {', '.join(known)}")
     return chosen
+
+
+class _Callable(types.ModuleType):
+    """The module as `posbench.report(...)`, the command from Python."""
+
+    def __call__(self, *paths: str | Path, out: str | Path | None = None, **options: Any) -> None:
+        """Report on runs as `main` does."""
+        main([Path(path) for path in paths], None if out is None else Path(out), **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,382 @@
+"""What `posbench` does on the command line, from a script or a notebook. Errors are exceptions."""
+
+import contextlib
+import functools
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from posbench import encodings
+from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
+from posbench.errors import UserError
+from posbench.results import frame as results
+from posbench.results.headline import MAIN, MAIN_OF_TASK, Headline, headline
+from posbench.run_folder.folder import load_any_config, load_record
+from posbench.run_folder.jsonl import number, read_jsonl
+from posbench.run_folder.names import METRICS
+from posbench.run_folder.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from posbench.data.tokenizer import Tokenizer
+    from posbench.model.gpt import GPT
+
+logger = logging.getLogger(__name__)
+Words = Sequence[str] | Mapping[str, Any]  # as typed after a command, a string each; or values by key
+
+# Columns of `runs` before what was measured, by their names in the frame.
+_KNOWN = {
+    "study": "study", "run": "id", "encoding": "encoding", "label": "label", "options": "options", "seed": "seed",
+    "train_length": "train_length", "learning_rate": "learning_rate", "parameters": "parameters",
+    "trained_tokens": "tokens", "run_status": "status", "text_sha256": "data",
+}  # fmt: skip
+# Columns of `curve` that come first, and its whole numbers that a row may lack.
+_FIRST = ("curve", "protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "learned", "perplexity")
+_FIRST_OF_TASK = ("curve", "task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "learned")
+_COUNTS = ("problem_length", "offset", "stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents")
+_ORDER = ("nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")  # of columns of `runs`
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+class LoadedRun:
+    """A run folder as it was when it was read: load it again to see what came later.
+
+    Attributes:
+        folder: where it lies.
+        config: what was asked for.
+        record: what became of it, the content of `run.json`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: AnyConfig = load_any_config(folder)
+        self.record: dict[str, Any] = load_record(folder)
+        self._rows, self._frame = evaluation_rows(folder), results.read([folder])
+        if self.status == "unreadable":
+            raise UserError(f"{folder}: {self._frame['run_reason'].iloc[0]}")
+
+    @property
+    def id(self) -> str:
+        """The run's name; its last eight digits are those of all that shapes its weights."""
+        return str(self.record.get("id") or self.folder.name)
+
+    @property
+    def status(self) -> str:
+        """`done`, `running`, `stopped`, or why it failed: `diverged`, `oom`, `disk`, `error`."""
+        return str(self._frame["run_status"].iloc[0])
+
+    @functools.cached_property
+    def headline(self) -> Headline:
+        """The run in the values that `runs` has of it, by name."""
+        return headline(self._frame)
+
+    @property
+    def learned(self) -> str | None:
+        """Whether it has learned, `yes`, `no` or `not resolved`; None if that is not known, as of other models.
+
+        Text: its nll at the training length is below the best n-gram model's, by a 95 % interval over documents. Task:
+        99 % of the answers' tokens are right at every trained length.
+        """
+        value = self.headline["learned"]
+        return None if value is None else str(value)
+
+    def curve(self) -> pd.DataFrame:
+        """What was evaluated, a row each: as trained first, then narrowed or extended, then the rest.
+
+        `length` is in tokens, `nll` and its 95 % interval in nats per token. What is undefined is NaN, and `reason`
+        says why. `curve` names the rows that belong together: fixed_target, windowed, fixed_target_yarn ...
+        """
+        of_task = self.config.data.task is not None
+        rows = sorted(self._rows, key=_order_of_task if of_task else _order_of_text)
+        columns = dict.fromkeys([*(_FIRST_OF_TASK if of_task else _FIRST), *COLUMNS])
+        frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json()} for row in rows], columns=[*columns])
+        return frame.assign(learned=self.learned).astype(dict.fromkeys(_COUNTS, "Int64"))
+
+    def metrics(self) -> pd.DataFrame:
+        """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `validation/nll` (nats), ..."""
+        rows = [{key: number(value) for key, value in line.items()} for line in read_jsonl(self.folder / METRICS)]
+        columns = dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)])
+        frame = pd.DataFrame(rows, columns=[*columns]).dropna(subset=["step", "tokens"])
+        return frame.groupby("step", as_index=False).last().astype({"step": "int64", "tokens": "int64"})
+
+    def units(self) -> pd.DataFrame:
+        """The sums behind `curve` in nats, a row per document (or segment, where these are few).
+
+        The nth units of rows of equal `targets_sha256` are of the same tokens, in other runs, too.
+        """
+        lists = [name for name in self._frame if name.startswith("unit_") and self._frame[name].notna().any()]
+        rows = self._frame.dropna(subset=lists)[[*EVALUATION_KEY, "targets_sha256", *lists]]
+        names = {name: name.removeprefix("unit_").removesuffix("s") for name in lists} | {"unit_tokens": "tokens"}
+        return rows.explode(lists, ignore_index=True).rename(columns=names)
+
+    @functools.cached_property
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer it was trained with: `encode(texts)`, `decode(ids)`, `separator`."""
+        from posbench.run_folder.trained import tokenizer_of
+
+        return tokenizer_of(self.folder)
+
+    def model(self, device: str = "cpu") -> "GPT":
+        """The trained model in eval mode: `model(run.ids(text))` is logits (1, T, vocab_size)."""
+        from posbench import machine
+        from posbench.run_folder.trained import model_of
+
+        if isinstance(self.config, TrainedOn):
+            raise UserError(f"{self.folder / 'model'} is a HuggingFace model: transformers loads it")
+        if isinstance(self.config, TrainedElsewhere):
+            raise UserError(f"{self.folder} holds results of {self.config.model.source}: transformers loads that model")
+        return model_of(self.folder, self.config, self.tokenizer).to(machine.resolve(device))
+
+    def ids(self, text: str) -> "Tensor":
+        """Token ids (1, T) of a text, the separator first."""
+        import torch
+
+        return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
+
+    def plot(self) -> "Figure":
+        """The curve beyond the training length, as in a report; of a run on a task accuracy by problem length."""
+        return plot(self)
+
+    def __repr__(self) -> str:
+        names = MAIN if self.config.data.task is None else MAIN_OF_TASK
+        known = [(name, value) for name in names if (value := self.headline.get(name)) is not None]
+        values = "".join(f", {name} {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in known)
+        return f"<run {self.id}: {self.status}{values}; {self.folder}>"
+
+
+def _order_of_text(row: EvaluationRow) -> tuple[Any, ...]:
+    return not row.is_headline, row.curve_name != "fixed_target", row.curve_name, row.length
+
+
+def _order_of_task(row: EvaluationRow) -> tuple[Any, ...]:
+    varied = ":" in (row.task or "") or row.kind != PLAIN
+    return varied, bool(row.offset), row.curve_name, row.offset or 0, row.length_ratio
+
+
+def load(run: str | Path) -> LoadedRun:
+    """Read a run folder, finished or not; UserError if it is none, or cannot be read."""
+    return LoadedRun(Path(run))
+
+
+# -- several runs ------------------------------------------------------------------------------------------------------
+
+
+def runs(*paths: str | Path) -> pd.DataFrame:
+    """Return runs as a table, a row each; one that cannot be read is left out with a warning.
+
+    Args:
+        paths: run folders, study folders and globs, `outputs/**`; default: `outputs`.
+
+    Returns:
+        `tokens` are those trained on, empty where training failed or has not ended; `options` those that tell runs of
+        one encoding apart. `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. are nats per token of the same target
+        tokens at so many training lengths, and above 1x; `reach` the longest context in tokens up to which the rise is
+        at most 0.05, `uses` the shortest whose nll is within 0.02 of `nll_1x`, by their upper bounds, empty for a run
+        that has not learned. Of tasks: `steps_to_gate`, and shares `accuracy_1x` .. and `exact_match_1x` ..
+    """
+    frame = results.read([Path(path) for path in paths or ("outputs",)])
+    unreadable = frame["run_status"] == "unreadable"
+    for run in frame[unreadable].itertuples():
+        warnings.warn(f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2)
+    frame = frame[~unreadable]
+    measured = {str(folder): headline(rows) for folder, rows in frame.groupby("folder")}
+    names = sorted({name for values in measured.values() for name in values} - {"learned"} | {"nll_1x"}, key=_order)
+    of_each = frame.drop_duplicates("folder").set_index("folder", drop=False)
+    values = pd.DataFrame.from_dict(measured, orient="index", columns=None).reindex(columns=["learned", *names])
+    numbers = values.astype(dict.fromkeys(names, "float64")).reindex(of_each.index)
+    task = {"trained_task": "task"} if of_each["trained_task"].notna().any() else {}
+    last = {"train_seconds": "seconds", "folder": "folder"}
+    parts = [of_each[[*_KNOWN]].rename(columns=_KNOWN), numbers[["learned"]], of_each[[*task]].rename(columns=task)]
+    parts += [numbers[names], of_each[[*last]].rename(columns=last)]
+    return pd.concat(parts, axis=1).reset_index(drop=True).astype({"seconds": "float64", "learning_rate": "float64"})
+
+
+def _order(name: str) -> tuple[int, float]:
+    kind, _, ratio = name.rpartition("_") if name.endswith("x") else (name, "", "")
+    return _ORDER.index(kind), float(ratio.rstrip("x") or 0)
+
+
+def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> "Figure":
+    """Draw runs that may be compared: nll by context and its rise on the same targets; of a task accuracies.
+
+    Args:
+        runs: what `load` or `train` returned, run folders, study folders or globs. Seeds of one scheme are a band.
+        reference: the encoding or label that the others are compared with. None: `rope`.
+    """
+    from posbench.report import charts
+
+    if not runs:
+        raise UserError("nothing to plot: give runs, posbench.plot('outputs/demo')")
+    frame = results.read([run.folder if isinstance(run, LoadedRun) else Path(run) for run in runs])
+    for run in frame[frame["run_status"] == "unreadable"].itertuples():
+        raise UserError(f"{run.folder}: {run.run_reason}")
+    return charts.of_runs(frame[~frame["repeated"]], reference)  # a seed counts once
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
+
+
+def train(
+    overrides: Words = (), *, restart: bool = False, config_dir: str | Path | None = None, **settings: Any
+) -> LoadedRun:
+    """Train and evaluate as `posbench train` does, in this process. The same settings continue or complete a run.
+
+    An interrupt, as by a notebook's stop button, saves the run first.
+
+    Args:
+        overrides: as typed after the command, ["encoding=alibi", "training.tokens=500000"], or values by key.
+        restart: move an existing run aside and begin anew.
+        config_dir: a folder of further YAML files.
+        settings: values by key: encoding="alibi", training={"tokens": 500_000}. An encoding may be a class.
+
+    Raises:
+        RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
+        Stopped: it was interrupted and has been saved; the same call continues it.
+    """
+    from posbench.config.overrides import start_of
+    from posbench.launch import plans
+    from posbench.launch import run as launch
+    from posbench.run_folder import finding
+
+    words, directory = _words(overrides, settings), None if config_dir is None else Path(config_dir)
+    if (begins := start_of(words)) and finding.is_model(begins):
+        from posbench.huggingface.finetune import train_model
+
+        with _shown():
+            return _logged(train_model(begins, words, restart, directory))
+    plan = plans.resolve_one(words, directory)
+    with _shown():
+        launch.train(plan, restart)
+        return _logged(plan.folder)
+
+
+def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any) -> LoadedRun:
+    """Evaluate a finished run, or a HuggingFace model, as `posbench evaluate` does, and return it with its new rows.
+
+    Args:
+        run: what `load` or `train` returned, a run folder, or a HuggingFace model: its folder or its name on the hub.
+        overrides, settings: as of `train`: ["length=128,256", "extension=yarn"], or length=[128, 256].
+    """
+    from posbench.config.asked import apply
+    from posbench.evaluation.job import evaluate_run
+    from posbench.run_folder import finding
+    from posbench.run_folder.folder import load_config
+
+    words = _words(overrides, settings)
+    if not isinstance(run, LoadedRun) and finding.is_model(str(run)):
+        from posbench.huggingface.evaluate import evaluate_model
+
+        with _shown():
+            return _logged(evaluate_model(str(run), words)[0])
+    folder = run.folder if isinstance(run, LoadedRun) else Path(run)
+    asked = apply(load_config(folder), words)
+    if (asked.processes or 1) > 1:
+        raise UserError(f"processes is {asked.processes}: one evaluates here, 'posbench evaluate' starts several")
+    with _shown():
+        evaluate_run(folder, asked)
+        return _logged(folder)
+
+
+def sweep(
+    overrides: Words = (), *, n_jobs: int | None = None, config_dir: str | Path | None = None, **settings: Any
+) -> pd.DataFrame:
+    """Train every combination of the settings' values, report on them, and return them as `runs` does.
+
+    Runs are processes, several at a time; with a class that was registered here, one after the other in this process.
+
+    Args:
+        overrides, settings: as of `train`; a list is values to combine: encoding=["rope", "alibi"], seed=range(5).
+        n_jobs: processes at a time; None = one per CPU core or GPU.
+    """
+    from posbench import report
+    from posbench.launch import plans
+    from posbench.launch import run as launch
+    from posbench.launch import sweep as many
+
+    words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
+    chosen = {name for word in words if word.startswith("encoding=") for name in word.partition("=")[2].split(",")}
+    with _shown():
+        if chosen & set(encodings.registered()):
+            todo = plans.resolve([words], directory)
+            for plan in todo:
+                launch.train(plan)
+            report.main([plan.folder for plan in todo])
+        else:
+            with _main_left_alone():
+                todo = many.sweep(words, n_jobs, directory)
+    return runs(*(plan.folder for plan in todo))
+
+
+def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False) -> list[str]:
+    """Return settings as they are typed at the command line; `several`: the items of a list are values to combine."""
+    if isinstance(overrides, str):
+        raise UserError(f"overrides are a list, a string each: [{', '.join(map(repr, overrides.split()))}]")
+    if isinstance(overrides, Mapping):
+        return _words((), {**overrides, **settings}, several)
+    if wrong := next((word for word in overrides if not isinstance(word, str)), None):
+        raise UserError(f"cannot read {wrong!r}: expected strings key=value, such as 'encoding=alibi'")
+    words = list(overrides)
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            parts = {key if (key, name) == ("encoding", "name") else f"{key}.{name}": value[name] for name in value}
+            words += _words((), parts, several)
+        elif several and isinstance(value, Sequence) and not isinstance(value, str):
+            words.append(f"{key}={','.join(map(_typed, value))}")
+        else:
+            words.append(f"{key}={_typed(value)}")
+    return words
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed; a class of one's own is registered and stands for its name."""
+    if isinstance(value, type):
+        return encodings.register(value).name
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_typed(item)}" for key, item in value.items()) + "}"
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return f"[{','.join(map(_typed, value))}]" if listed else str(value)
+
+
+def _logged(folder: Path) -> LoadedRun:
+    run = load(folder)
+    logger.info("%r", run)
+    return run
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[None]:
+    """Show the log; restore logging, warnings and the number of threads afterwards."""
+    import torch
+
+    from posbench.terminal import console
+
+    threads = torch.get_num_threads()
+    try:
+        with warnings.catch_warnings(), console.log_shown():
+            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, about a bar that is never shown
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _main_left_alone() -> Iterator[None]:
+    """Keep the processes of a sweep from importing the caller's script, which would call the sweep again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

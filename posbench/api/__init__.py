@@ -1,1 +1,0 @@
-"""The Python interface: `posbench.load`, `runs`, `train`, `evaluate` and `plot`."""
