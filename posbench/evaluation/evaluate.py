@@ -21,7 +21,7 @@ from posbench.evaluation.models import Floats, NotFinite, Subject, check_finite,
 from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.plan import AnyEvaluation, Forward, Measurement, Planned, measurements
 from posbench.evaluation.probes import Encode
-from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Targets
+from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run_folder.jsonl import plain
 from posbench.run_folder.rows import EVALUATION_KEY, EvaluationRow, multiple
@@ -69,7 +69,7 @@ class Evaluation(AnyEvaluation):
             return _nll(forward, self)
 
         asked = measurements(self.settings, self.split, self.subject.train_length)
-        return [(_described(self, one), functools.partial(_measured, self, one, nll_of)) for one in asked]
+        return [_planned(self, measurement, nll_of) for measurement in asked]
 
 
 def describe(row: EvaluationRow) -> str:
@@ -87,12 +87,9 @@ def describe(row: EvaluationRow) -> str:
     return f"{where}: {row.accuracy:.1%} right{floors}, {row.nll:.4f} nats/token"
 
 
-# -- before a row's forward passes -------------------------------------------------------------------------------------
-
-
-def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
-    """A row with all that is known before its forward passes. Its status says whether they are possible."""
-    settings, forward = evaluation.settings, measurement.forward
+def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Passes) -> Planned:
+    """Return a row with all that is known before its forward passes, and what makes its numbers."""
+    forward, split = measurement.forward, evaluation.split
     row = evaluation.row(
         protocol=measurement.protocol,
         length=measurement.length,
@@ -103,21 +100,24 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
         documents=forward.windows.documents if forward.windows else None,
     )
     if not forward.windows:
-        reason = f"the {settings.split} text has too few windows of {measurement.length} tokens"
-        return dataclasses.replace(row, status="too_short", reason=reason)
+        reason = f"the {evaluation.settings.split} text has too few windows of {measurement.length} tokens"
+        return dataclasses.replace(row, status="too_short", reason=reason), lambda row: row
     try:
-        facts = evaluation.subject.varied(forward.variant, measurement.length).facts
-        if forward.poses:
-            digest = problems.sha256(problems.choices_of(forward, evaluation.split, evaluation.encode))
-        else:
-            digest = protocols.targets_of(forward.windows).sha256(evaluation.split)
+        subject, facts = evaluation.subject.varied(forward.variant, measurement.length)
+        digest = "" if not forward.poses else problems.sha256(problems.choices_of(forward, split, evaluation.encode))
     except Undefined as error:
-        return dataclasses.replace(row, status="undefined", reason=str(error))
-    return dataclasses.replace(row, extension_options=plain(facts), targets_sha256=digest)
+        return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row
+    targets = protocols.targets_of(forward.windows)
+    row = dataclasses.replace(row, extension_options=plain(facts), targets_sha256=digest or targets.sha256(split))
+    if forward.poses:  # problems are made again: those of all rows would take much memory
+        return row, lambda row: problems.ranked(
+            row, subject, problems.choices_of(forward, split, evaluation.encode), evaluation
+        )
+    return row, lambda row: _measured(row, evaluation, forward, targets, nll_of(forward))
 
 
 def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
-    """Whether `other`, as read from a file, is this row. What `row` does not know before its passes does not count.
+    """Tell whether `other`, of a file, is this row. What `row` does not know before its passes does not count.
 
     A precision that is named counts. With `auto` it does not: another machine may have another one.
     """
@@ -131,9 +131,6 @@ def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -
     return all(getattr(row, column) == getattr(other, column) for column in columns)
 
 
-# -- its forward passes, and its numbers -------------------------------------------------------------------------------
-
-
 def _nll(forward: Forward, evaluation: Evaluation) -> Floats:
     assert forward.windows is not None
     subject, _ = evaluation.subject.varied(forward.variant, forward.windows.length)
@@ -141,40 +138,18 @@ def _nll(forward: Forward, evaluation: Evaluation) -> Floats:
     return score(subject, evaluation.split, forward.windows, batch_tokens, forward.rewrite, world).ravel()
 
 
-def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, row: EvaluationRow) -> EvaluationRow:
-    forward = measurement.forward
-    assert forward.windows is not None
-    if forward.poses:
-        choices = problems.choices_of(forward, evaluation.split, evaluation.encode)
-        subject, _ = evaluation.subject.varied(forward.variant, measurement.length)
-        return problems.ranked(row, subject, choices, evaluation)
-    targets, nll = protocols.targets_of(forward.windows), nll_of(forward)
-    blocks = np.unique(targets.blocks, return_inverse=True)[1]
-    if blocks.max() + 1 < MIN_BLOCKS:
-        return dataclasses.replace(row, status="too_short")
-    check_finite(nll)
-    documents, unit = _units(targets, blocks, evaluation.split)
-    context = float(forward.variant.visible(targets.context).mean())
-    row = _with_numbers(dataclasses.replace(row, mean_context=context), targets, nll, documents, unit)
-    if evaluation.token_bytes is not None:
-        n_bytes = int(evaluation.token_bytes[evaluation.split.ids[targets.indices]].sum())
-        per_byte = float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
-        row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=per_byte)
-    if evaluation.ngrams is None or row.task is not None:  # a probe rewrites the text: there they would say nothing
-        return row
-    order, of_ngrams = evaluation.ngrams.best(evaluation.split.ids, targets.indices)
-    units = {**(row.units or {}), "ngram": _sums(unit, of_ngrams)}
-    return dataclasses.replace(row, ngram_nll=float(of_ngrams.mean()), ngram_order=order, units=units)
-
-
-def _with_numbers(
-    row: EvaluationRow, targets: Targets, nll: Floats, documents: Integers, unit: Integers
+def _measured(
+    row: EvaluationRow, evaluation: Evaluation, forward: Forward, targets: Targets, nll: Floats
 ) -> EvaluationRow:
-    """The row with its mean, the interval of that over units of text, and its sums by unit."""
-    sums, tokens = np.bincount(unit, nll), np.bincount(unit)
+    """Return the row with its mean, the interval of that over units of text, and its sums by unit."""
+    check_finite(nll)
+    documents, unit = _units(targets, evaluation.split)
+    sums, tokens, text = np.bincount(unit, nll), np.bincount(unit), evaluation.split.ids
     mean, interval, n_documents = float(nll.mean()), estimate(sums[None], tokens), len(np.unique(documents))
-    return dataclasses.replace(
+    units = {"document": documents.tolist(), "tokens": tokens.tolist(), "nll": _rounded(sums)}
+    row = dataclasses.replace(
         row,
+        mean_context=float(forward.variant.visible(targets.context).mean()),
         n_tokens=nll.size,
         n_blocks=targets.n_blocks,
         n_documents=n_documents,
@@ -183,26 +158,32 @@ def _with_numbers(
         ci_low=interval.low(),
         ci_high=interval.high(),
         ci_over="documents" if n_documents >= FEW_DOCUMENTS else "segments",
-        units={"document": documents.tolist(), "tokens": tokens.tolist(), "nll": _sums(unit, nll)},
+        units=units,
     )
+    if evaluation.token_bytes is not None:
+        n_bytes = int(evaluation.token_bytes[text[targets.indices]].sum())
+        per_byte = float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
+        row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=per_byte)
+    if evaluation.ngrams is not None and row.task is None:  # a probe rewrites the text: there they would say nothing
+        order, of_ngrams = evaluation.ngrams.best(text, targets.indices)
+        units["ngram"] = _rounded(np.bincount(unit, of_ngrams))
+        row = dataclasses.replace(row, ngram_nll=float(of_ngrams.mean()), ngram_order=order)
+    return row
 
 
-def _units(targets: Targets, block: Integers, split: TokenSplit) -> tuple[Integers, Integers]:
-    """The document that each unit of text stands in, and the unit of each target.
+def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
+    """Return the document that each unit of text stands in, and the unit of each target.
 
     A block belongs to the document of its first target, or to the stretch of one where stretches are held out.
-
-    Args:
-        block: (targets,) numbered from 0 on without gaps, in the order of the text.
     """
     order = np.argsort(targets.indices, kind="stable")
-    first = targets.indices[order][np.unique(block[order], return_index=True)[1]]
+    first = targets.indices[order][np.unique(targets.blocks[order], return_index=True)[1]]
     stretches = np.searchsorted(split.starts, first, side="right") - 1
     documents = stretches if split.sources is None else np.asarray(split.sources)[stretches]
     unit = units_of_text(documents, None if split.sources is None else stretches)
-    return documents[np.unique(unit, return_index=True)[1]], unit[block]
+    return documents[np.unique(unit, return_index=True)[1]], unit[targets.blocks]
 
 
-def _sums(unit: Integers, nll: Floats) -> list[float]:
-    """Nats of each unit, as a row keeps them."""
-    return [round(total, 4) for total in np.bincount(unit, nll).tolist()]
+def _rounded(sums: Floats | Integers) -> list[float]:
+    """Return nats as a row keeps them."""
+    return [round(total, 4) for total in sums.tolist()]

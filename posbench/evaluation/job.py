@@ -69,8 +69,8 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
         if run:
             run.log_to_file()
         if trained.step < config.training.steps:
-            told = "%s is not finished: it is evaluated as it stands after step %d of %d"
-            logger.warning(told, folder, trained.step, config.training.steps)
+            unfinished = "%s is not finished: it is evaluated as it stands after step %d of %d"
+            logger.warning(unfinished, folder, trained.step, config.training.steps)
         tokens = world.after_first(lambda: prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache))
         if run:
             run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
@@ -81,7 +81,7 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
 
 
 def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:
-    """The data settings, with the run's own copy of a tokenizer file, since the original may be gone."""
+    """Return the data settings, with the run's own copy of a tokenizer file, since the original may be gone."""
     own = folder / TOKENIZER
     made_of_the_text = asked.tokenizer in ("bpe", "bytes")
     return asked if made_of_the_text or not own.is_file() else dataclasses.replace(asked, tokenizer=str(own))
@@ -97,15 +97,26 @@ def evaluate_into(
     device: torch.device,
     world: World | None = None,
 ) -> int:
-    """Evaluate into a run folder and its mirror; returns how many rows were missing.
+    """Evaluate the model after so many updates into a run folder and its mirror; return how many rows were missing.
 
     Args:
         run: None in a process beyond the first, which computes its share.
     """
-    world = world or World()
-    asked = evaluation_of(run.id if run else "", model, tokens, config, step, device, world)
+    world, settings = world or World(), config.evaluation
+    precision = config.training.precision if settings.precision == "auto" else settings.precision
+    dtype, name = machine.resolve_precision(precision, device), run.id if run else ""
+    known: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "device": device, "world": world}
+    known |= {"tokens": step * config.training.tokens_per_step, "dtype": machine.dtype_name(dtype)}
+    known["subject"] = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
+    evaluation: AnyEvaluation
+    if isinstance(tokens, TaskData):
+        evaluation = TaskEvaluation(**known, task=tokens.task)
+    else:
+        known |= {"token_bytes": tokens.tokenizer.token_bytes, "encode": tokens.tokenizer.encode}
+        split, ngrams = getattr(tokens, settings.split), _ngrams(tokens, config, step)
+        evaluation = Evaluation(**known, split=split, ngrams=ngrams)
     try:
-        return rows_into(run, tracker, asked, world.from_first(every_row(run.folder) if run else None))
+        return rows_into(run, tracker, evaluation, world.from_first(every_row(run.folder) if run else None))
     finally:
         if run:
             show_results(run.folder, tracker)
@@ -141,45 +152,15 @@ def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
     return {step: settings for step in steps if first <= step < training.steps}
 
 
-def evaluation_of(
-    name: str, model: GPT, tokens: Tokens | TaskData, config: Config, step: int, device: torch.device, world: World
-) -> AnyEvaluation:
-    """The evaluation that a configuration asks for, of the model called `name` after so many updates."""
-    settings = config.evaluation
-    precision = config.training.precision if settings.precision == "auto" else settings.precision
-    dtype = machine.resolve_precision(precision, device)
-    subject = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
-    both: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "dtype": machine.dtype_name(dtype)}
-    both |= {"subject": subject, "device": device, "world": world, "tokens": step * config.training.tokens_per_step}
-    if isinstance(tokens, TaskData):
-        return TaskEvaluation(**both, task=tokens.task)
-    return Evaluation(
-        **both,
-        split=getattr(tokens, settings.split),
-        token_bytes=tokens.tokenizer.token_bytes,
-        encode=tokens.tokenizer.encode,
-        ngrams=_ngrams(tokens, config, step),
-    )
-
-
 def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams | None:
-    """N-gram models of what the run has been trained on after so many updates, and the run that it began from.
-
-    None if that is nothing, or if the other run read another text.
-    """
+    """Return n-gram models of what a run and the one that it began from were trained on; None if that is not known."""
     start, training = config.start, config.training
     spans = [tokens.batches(training, config.seed).spans(step)] if step else []
     if start is not None:
         if start.text_sha256 != tokens.record["sha256"]:
             return None
-        before = dataclasses.replace(
-            training,
-            train_length=start.train_length,
-            batch_size=start.batch_size,
-            accumulation=1,
-            tokens=start.tokens,
-            warmup_tokens=start.warmup_tokens,
-        )
+        names = ("train_length", "batch_size", "tokens", "warmup_tokens")
+        before = dataclasses.replace(training, accumulation=1, **{name: getattr(start, name) for name in names})
         spans.append(tokens.batches(before, start.seed).spans(start.steps))
     return NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size) if spans else None
 

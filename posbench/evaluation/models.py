@@ -211,7 +211,8 @@ class TrainedGPT:
     def nll(self, ids: Integers, scored: int, first: int) -> Floats:
         windows = machine.sent(torch.from_numpy(ids), self.device)
         hidden = self._hidden(windows[:, :-1], first, scored).float().flatten(0, 1)
-        nll = nll_of(self.model.logits, hidden, windows[:, -scored:].flatten())
+        pieces = _in_pieces(self.model.logits, hidden, windows[:, -scored:].flatten())
+        nll = torch.cat([F.cross_entropy(*piece, reduction="none") for piece in pieces])
         return nll.view(-1, scored).cpu().double().numpy()  # MPS has no fp64
 
     @torch.inference_mode()
@@ -275,11 +276,6 @@ class TrainedGPT:
         some = last if last < length else None
         with machine.autocast(self.device, self.dtype):
             return self.model.hidden(inputs, positions, last=some, reading=self.reading)
-
-
-def nll_of(head: Head, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Return the nats (N,) of labels (N,) after hidden states (N, D), by a head and a softmax in fp32."""
-    return torch.cat([F.cross_entropy(*piece, reduction="none") for piece in _in_pieces(head, hidden, labels)])
 
 
 def _in_pieces(head: Head, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

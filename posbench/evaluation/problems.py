@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,6 @@ from posbench.run_folder.jsonl import plain
 from posbench.run_folder.rows import EvaluationRow
 from posbench.tasks.base import Problems, Task
 
-Posed = Callable[[int, str], Problems]  # problems of a length and a variant of the task
 VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length
 _TEXT = 2**16  # tokens of the text that a probe's problems are made of, at most
 
@@ -130,14 +128,15 @@ class TaskEvaluation(AnyEvaluation):
     task: Task
 
     def planned(self) -> list[Planned]:
-        @functools.cache
-        def posed(length: int, variant: str) -> Problems:
-            settings, task = self.settings, self.task
-            task = task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
-            return data.fixed(task, settings.split, length, settings.blocks, variant)
-
+        posed = functools.cache(functools.partial(_posed, self.task, self.settings))
         asked = measurements(self.settings, self.task, self.subject.train_length)
-        return [(_described(self, each, posed), functools.partial(_measured, self, each, posed)) for each in asked]
+        return [_planned(self, measurement, posed) for measurement in asked]
+
+
+def _posed(task: Task, settings: EvaluationConfig, length: int, variant: str) -> Problems:
+    """Return the test problems of a length and a variant of the task; raises Undefined if there are none."""
+    task = task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
+    return data.fixed(task, settings.split, length, settings.blocks, variant)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,35 +169,30 @@ def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> l
     return rows + [Measurement(round(ratio * longest), of_task=variant) for variant, ratio in varied]
 
 
-def _subject(evaluation: TaskEvaluation, measurement: Measurement, size: int) -> tuple[Solver, dict[str, Any] | None]:
-    """Return the variant of the model that a row asks for, and its options; raises Undefined if there is none."""
-    # An extension reaches no less far than training did.
-    reach = max(size + measurement.offset, evaluation.subject.train_length)
-    subject, facts = evaluation.subject.varied(measurement.variant, reach)
-    assert isinstance(subject, Solver)
-    return (subject.shifted(measurement.offset) if measurement.offset else subject), facts
-
-
-def _described(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed) -> EvaluationRow:
-    """Return a row with all that is known before its forward passes. Its status says whether they are possible."""
-    task, size = evaluation.task, evaluation.task.size(measurement.length)
+def _planned(evaluation: TaskEvaluation, measurement: Measurement, posed: Callable[[int, str], Problems]) -> Planned:
+    """Return a row with all that is known before its forward passes, and what makes its numbers."""
+    task, length, offset = evaluation.task, measurement.length, measurement.offset
     row = evaluation.row(
         protocol="problems",
-        length=size,
-        length_ratio=measurement.length / task.longest,
+        length=task.size(length),
+        length_ratio=length / task.longest,
         window=measurement.variant.window,
         extension=measurement.variant.name,
         task=":".join(part for part in (task.name, measurement.of_task) if part),
-        problem_length=measurement.length,
-        offset=measurement.offset,
+        problem_length=length,
+        offset=offset,
     )
     try:
-        problems = posed(measurement.length, measurement.of_task)
-        _, facts = _subject(evaluation, measurement, size)
+        problems = posed(length, measurement.of_task)
+        # An extension reaches no less far than training did.
+        reach = max(row.length + offset, evaluation.subject.train_length)
+        subject, facts = evaluation.subject.varied(measurement.variant, reach)
+        assert isinstance(subject, Solver)
+        solver = subject.shifted(offset) if offset else subject
     except Undefined as error:
-        return dataclasses.replace(row, status="undefined", reason=str(error))
+        return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row
     labels, right = problems.ids[:, 1:], task.trivial(problems) == problems.ids[:, 1:]
-    return dataclasses.replace(
+    row = dataclasses.replace(
         row,
         n_distinct=len(np.unique(problems.ids, axis=0)),
         chance=1 / len(np.unique(labels[problems.scored])),
@@ -206,22 +200,24 @@ def _described(evaluation: TaskEvaluation, measurement: Measurement, posed: Pose
         extension_options=plain(facts),
         targets_sha256=data.sha256(problems),
     )
+    return row, lambda row: _solved(row, evaluation, measurement.variant, solver, problems)
 
 
-def _measured(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed, row: EvaluationRow) -> EvaluationRow:
-    problems, world = posed(measurement.length, measurement.of_task), evaluation.world
-    subject, _ = _subject(evaluation, measurement, row.length)
+def _solved(
+    row: EvaluationRow, evaluation: TaskEvaluation, variant: Variant, subject: Solver, problems: Problems
+) -> EvaluationRow:
+    """Return the row with its numbers, by a model that answers the problems."""
 
     def answer(some: slice) -> Answers:
         return subject.answers(problems.ids[some], problems.scored[some], some.start)
 
     count, length = problems.scored.shape
-    parts = in_batches(world, count, length, evaluation.settings.batch_tokens, answer)
+    parts = in_batches(evaluation.world, count, length, evaluation.settings.batch_tokens, answer)
     answers = Answers(*(np.concatenate(each) for each in zip(*parts, strict=True)))
     check_finite(answers.nll)
     problem, at = np.nonzero(problems.scored)
     return dataclasses.replace(
         answered(row, answers, problem),
-        mean_context=float(measurement.variant.visible(at + 1).mean()),
+        mean_context=float(variant.visible(at + 1).mean()),
         exact_match=float((np.bincount(problem, ~answers.correct) == 0).mean()),
     )

@@ -27,9 +27,9 @@ Deviates: one digit, which nearly every tokenizer has as a token of its own, so 
 question is the beginning of its sentence, without an instruction; the text around is the one that is evaluated on.
 """
 
-import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,7 @@ WORDS = (
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, spread evenly however many are taken
 
 
-@dataclasses.dataclass(frozen=True)
-class Story:
+class Story(NamedTuple):
     """A problem before it is spelt in tokens."""
 
     sentences: tuple[str, ...]  # from the first to the last
@@ -63,29 +62,23 @@ def rows(
     """Return one row per length."""
     expect(1 <= keys <= len(DIGITS), "passkey", "keys", keys, f"1 to {len(DIGITS)}")
     expect(depth is None or (0 <= depth <= 1 and keys == 1), "passkey", "depth", depth, "0 to 1 with one key, or null")
-    tell = functools.partial(_several, keys=keys) if keys > 1 else functools.partial(_single, depth=depth)
-    return [
-        Probe("passkey", length, targets, poses=functools.partial(_poses, length=length, tell=tell))
-        for length in lengths
-    ]
+    poses = [functools.partial(_poses, length=length, keys=keys, depth=depth) for length in lengths]
+    return [Probe("passkey", length, targets, poses=each) for length, each in zip(lengths, poses, strict=True)]
 
 
-def _single(number: int, depth: float | None) -> Story:
-    key = balanced("passkey", number, len(DIGITS))
-    sentence = f'\nThe key is "{key}". Remember: the key is "{key}".\n'
-    places = _spread(number, 1) if depth is None else (depth,)
-    return Story((sentence,), places, '\nWhat was the key? The key is "', key)
-
-
-def _several(number: int, keys: int) -> Story:
+def _story(number: int, keys: int, depth: float | None) -> Story:
+    places = _spread(number, keys) if depth is None else (depth,)
+    if keys == 1:
+        key = balanced("passkey", number, len(DIGITS))
+        sentence = f'\nThe key is "{key}". Remember: the key is "{key}".\n'
+        return Story((sentence,), places, '\nWhat was the key? The key is "', key)
     rng = np.random.default_rng(derive(0, "multi_key", number))
     words = rng.permutation(WORDS)[:keys].tolist()
     asked, right = balanced("multi_key", number, keys), balanced("multi_key digits", number, len(DIGITS))
     digits = rng.permutation([digit for digit in DIGITS if digit != DIGITS[right]]).tolist()
     digits.insert(asked, DIGITS[right])
     sentences = [f'\nThe number of {word} is "{digit}".\n' for word, digit in zip(words, digits, strict=False)]
-    question, last = f'\nThe number of {words[asked]} is "', int(digits[keys - 1])
-    return Story(tuple(sentences), _spread(number, keys), question, right, last)
+    return Story(tuple(sentences), places, f'\nThe number of {words[asked]} is "', right, int(digits[keys - 1]))
 
 
 def _spread(number: int, sentences: int) -> tuple[float, ...]:
@@ -97,13 +90,13 @@ def _spread(number: int, sentences: int) -> tuple[float, ...]:
     return tuple((n + depth) / sentences for n in range(sentences))
 
 
-def _poses(material: Material, length: int, tell: functools.partial[Story]) -> Pose:
+def _poses(material: Material, length: int, keys: int, depth: float | None) -> Pose:
     if material.encode is None:
         raise Undefined("passkey is asked in words, and this model's tokenizer is not known")
     encode = material.encode
 
     def posed(ids: Ids, number: int) -> Choice:
-        story = tell(number)
+        story = _story(number, keys, depth)
         sentences, question, digits = _spelt(encode, story)
         tokens = sum(map(len, sentences)) + len(question)  # beside the first one, which stays
         spare, begin = length - 1 - tokens, 1
