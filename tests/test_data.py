@@ -390,13 +390,11 @@ def without_network(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.mark.full
 def test_without_network_one_line_says_so_at_once(tmp_path: Path, without_network: dict[str, str]) -> None:
-    start = time.monotonic()
     process = preparing(config("wikitext-2"), tmp_path, HF_HOME=str(tmp_path / "huggingface"), **without_network)
-    printed, log = process.communicate(timeout=60)
+    printed, log = process.communicate(timeout=300)
     assert printed.startswith("UserError 'Salesforce/wikitext' cannot be reached at http"), log
     assert "data.dataset=FOLDER" in printed and printed.count("\n") == 1
-    # The library's own retries take 23 s. The rest is the import of `datasets` on a busy machine.
-    assert time.monotonic() - start < 20
+    assert "Retrying" not in log  # for 23 s
 
 
 def test_what_was_downloaded_before_works_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,7 +559,7 @@ def test_a_wrong_tokenizer_file_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, {"wrong.json": '{"a": 1}'})
     for setting, line in {
         "./bep": r"expected bpe, bytes, a tokenizer\.json or its folder, or a model on the hub",
-        str(tmp_path): r"the folder '.*' has no tokenizer\.json: expected one",
+        str(tmp_path): r"there is no '.*/tokenizer\.json': expected bpe",
         f"{tmp_path}/worng.json": r"such as gpt2: did you mean 'wrong\.json'\?",
         f"{tmp_path}/wrong.json": r"is not a tokenizer\.json: ",
     }.items():
@@ -677,7 +675,7 @@ def test_what_the_hub_has_not_is_one_line(fake_hub: tuple[str, list[str]], tmp_p
         "org/mine@v9": "UserError 'org/mine' has no revision 'v9'",
         "org/code": "UserError 'org/code' has no tokenizer.json: expected one; ",
         "org/gated": "UserError 'org/gated' is gated: ask for access on its page and log in with `hf auth login`",
-        "bep": "UserError the hub has no model 'bep' (or it is private: `hf auth login`): did you mean 'bpe'?",
+        "bep": "UserError 'bep' is no model of the hub (or it is private: `hf auth login`): did you mean 'bpe'?",
     }
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": fake_hub[0]}
     run = [sys.executable, "-c", code, *names]
@@ -692,12 +690,10 @@ def test_what_the_hub_has_not_is_one_line(fake_hub: tuple[str, list[str]], tmp_p
 def test_without_network_a_tokenizer_of_the_hub_is_one_line_at_once(
     tmp_path: Path, without_network: dict[str, str]
 ) -> None:
-    start = time.monotonic()
     done = train_with("gpt2", tmp_path, **without_network)
-    assert time.monotonic() - start < 20  # the library's own retries take longer; the rest is start-up
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: tokenizer 'gpt2' cannot be reached at http") and "data.tokenizer=FILE" in last
+    assert last.startswith("error: model 'gpt2' cannot be reached at http") and "data.tokenizer=FILE" in last
     assert not (tmp_path / "outputs").exists()
 
 
@@ -760,7 +756,7 @@ def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path, ca
     settings = config(path=write(tmp_path / "many", numbered(30)), vocab_size=300)
     first = tokens.prepare(settings, tmp_path)
     said = f"data 'text': {len(first.train.ids):,} training tokens, sha256 of the text {first.record['sha256'][:12]}"
-    assert caplog.messages[-1] == said and "has only 466" in caplog.text and "which a model memorises" in caplog.text
+    assert said in caplog.messages and "is so small that a model memorises it" in caplog.messages[-1]
     stamps = {path.name: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     printed, log = preparing(settings, tmp_path).communicate()
     assert json.loads(printed.splitlines()[0]) == first.record and printed.splitlines()[1] == "False", log

@@ -4,8 +4,9 @@ The batch of a step is a pure function of (seed, step): a resumed run needs no s
 one seed see the same data whatever their encoding.
 """
 
-import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +17,7 @@ from posbench.errors import UserError
 from posbench.kernels.cross_entropy import IGNORED
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Tokens and their labels."""
 
     ids: Tensor  # (B, T) int64
@@ -27,37 +27,31 @@ class Batch:
     n_scored_by_all: int | None = None  # by all processes of a run, if these are the rows of one; None = n_scored
 
     @classmethod
-    def of(
-        cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None, n_scored_by_all: int | None = None
-    ) -> "Batch":
-        return cls(ids, labels, int((labels != IGNORED).sum()), positions, n_scored_by_all)
+    def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None, by_all: int | None = None) -> "Batch":
+        return cls(ids, labels, int((labels != IGNORED).sum()), positions, by_all)
 
     def rows(self, some: Sequence[int]) -> "Batch":
-        """Those rows of a batch, for one of several processes."""
-        index = torch.as_tensor(some)
-        positions = None if self.positions is None else self.positions[index]
-        return Batch.of(self.ids[index], self.labels[index], positions, self.n_scored)
+        """Return those rows, for one of several processes."""
+        positions = None if self.positions is None else self.positions[some]
+        return Batch.of(self.ids[some], self.labels[some], positions, self.n_scored)
 
     def parts(self, count: int) -> "list[Batch]":
         """Split into so many batches of equal size. Some may have no label to score."""
-        if count == 1:
-            return [self]
-        columns = [column for column in (self.ids, self.labels, self.positions) if column is not None]
-        return [Batch.of(*part) for part in zip(*(column.chunk(count) for column in columns), strict=True)]
+        columns = [column.chunk(count) for column in (self.ids, self.labels, self.positions) if column is not None]
+        return [Batch.of(*part) for part in zip(*columns, strict=True)]
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device; to CUDA in one asynchronous copy from pinned memory."""
-        if device.type != "cuda":
-            positions = None if self.positions is None else self.positions.to(device)
-            return Batch(self.ids.to(device), self.labels.to(device), self.n_scored, positions)
-        both = torch.stack((self.ids, self.labels)).int()  # half the bytes; no vocabulary needs more
-        ids, labels = machine.sent(both.pin_memory(), device).long()
-        positions = None if self.positions is None else machine.sent(self.positions.pin_memory(), device)
-        return Batch(ids, labels, self.n_scored, positions)
+        """Return the batch on a device; to CUDA asynchronously, from pinned memory."""
+
+        def sent(column: Tensor) -> Tensor:
+            return machine.sent(column.pin_memory() if device.type == "cuda" else column, device)
+
+        positions = None if self.positions is None else sent(self.positions)
+        return self._replace(ids=sent(self.ids), labels=sent(self.labels), positions=positions)
 
 
 def own_rows(rows: int, parts: int, rank: int, size: int) -> list[int]:
-    """The rows of a batch that one process of several computes: an equal share of each part of the batch."""
+    """Return the rows of a batch that one process of several computes: an equal share of each part of the batch."""
     numbers: list[int] = np.arange(rows).reshape(parts, size, -1)[:, rank].ravel().tolist()
     return numbers
 
@@ -69,44 +63,30 @@ class TrainingBatches:
         ids: (n_tokens,) the training text.
         train_length: tokens per block; its labels reach one token further.
         seed: of the data order alone.
-
-    Raises:
-        UserError: less text than one block and its last label.
     """
 
     def __init__(self, ids: np.ndarray, train_length: int, batch_size: int, seed: int) -> None:
         _require(ids, train_length, "training")
-        self._ids = ids
-        self._train_length = train_length
-        self._batch_size = batch_size
-        self._seed = seed
+        self._ids, self._train_length, self._batch_size, self._seed = ids, train_length, batch_size, seed
         # One block fewer than could fit, so that the offset has room to vary.
         self.blocks_per_epoch = max(1, (len(ids) - train_length) // train_length)
-        self._epoch: tuple[int, np.ndarray] = (-1, np.empty(0))
+        self._order = functools.lru_cache(2)(self._order_of)
 
     def batch(self, step: int, rows: Sequence[int] | None = None) -> Batch:
-        """The batch of a step, counted from 0, or rows of it; every label is scored. It may span epochs."""
+        """Return the batch of a step, counted from 0, or rows of it; every label is scored. It may span epochs."""
         first = step * self._batch_size
-        wanted = range(self._batch_size) if rows is None else rows
-        starts = [self._start(*divmod(first + row, self.blocks_per_epoch)) for row in wanted]
-        blocks = _blocks(self._ids, starts, self._train_length)
-        return dataclasses.replace(blocks, n_scored_by_all=self._batch_size * self._train_length)
+        places = [divmod(at, self.blocks_per_epoch) for at in range(first, first + self._batch_size)]
+        batch = _blocks(self._ids, [int(self._order(epoch)[index]) for epoch, index in places], self._train_length)
+        return batch if rows is None else batch.rows(rows)
 
     def spans(self, steps: int) -> np.ndarray:
         """(S, 2): the parts of the text that the first `steps` batches hold, first token and end; sorted, disjoint."""
         epochs, rest = divmod(steps * self._batch_size, self.blocks_per_epoch)
         orders = [self._order(epoch) for epoch in range(epochs)] + [self._order(epochs)[:rest]]
         starts = np.unique(np.concatenate(orders))
-        ends = starts + self._train_length + 1
-        breaks = np.flatnonzero(starts[1:] > ends[:-1]) + 1
-        return np.stack([starts[np.r_[0, breaks]], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
+        return united([np.stack([starts, starts + self._train_length + 1], 1)])
 
-    def _start(self, epoch: int, index: int) -> int:
-        if self._epoch[0] != epoch:  # the order of one epoch is kept for speed alone
-            self._epoch = (epoch, self._order(epoch))
-        return int(self._epoch[1][index])
-
-    def _order(self, epoch: int) -> np.ndarray:
+    def _order_of(self, epoch: int) -> np.ndarray:
         generator = np.random.default_rng([self._seed, epoch])
         room = len(self._ids) - 1 - self.blocks_per_epoch * self._train_length
         offset = int(generator.integers(min(room, self._train_length - 1) + 1))
@@ -114,14 +94,12 @@ class TrainingBatches:
 
 
 def united(spans: Sequence[np.ndarray]) -> np.ndarray:
-    """All parts of a text that some of several lists of parts hold: (S, 2), sorted, disjoint."""
-    if len(spans) == 1:
-        return spans[0]
-    both = np.concatenate(spans)
-    both = both[both[:, 0].argsort(kind="stable")]
-    ends = np.maximum.accumulate(both[:, 1])
-    breaks = np.flatnonzero(both[1:, 0] > ends[:-1]) + 1
-    return np.stack([both[np.r_[0, breaks], 0], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
+    """(S, 2): all parts of a text that some of several lists of parts hold, sorted, disjoint."""
+    every = np.concatenate(spans)
+    every = every[every[:, 0].argsort(kind="stable")]
+    ends = np.maximum.accumulate(every[:, 1])
+    breaks = np.flatnonzero(every[1:, 0] > ends[:-1]) + 1
+    return np.stack([every[np.r_[0, breaks], 0], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
 
 
 def validation_batches(ids: np.ndarray, length: int, batch_size: int, limit: int) -> Iterator[Batch]:

@@ -75,7 +75,12 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     if not path:
         raise UserError("data.path is missing: expected a file, a folder or a glob, such as data.path=novels/")
     root = expanded(path, "data.path")
-    files = _in_folder(root) if root.is_dir() else [root] if root.is_file() else _matching(root, path)
+    files = [root] if root.is_file() else sorted(map(Path, glob.glob(str(root), recursive=True)))
+    files = _in_folder(root) if root.is_dir() else [file for file in files if file.is_file()]
+    if not files:
+        nearby = [file.name for file in root.parent.iterdir()] if root.parent.is_dir() else []
+        hub = f": a data set of the hub is data.dataset={path}" if re.fullmatch(r"[\w-]+/[\w-]+", path) else ""
+        raise UserError(f"data.path: no file matches '{path}'{did_you_mean(root.name, nearby) or hub}")
     if strange := [file for file in files if not kind(file)]:
         raise UserError(f"data.path: '{strange[0]}' ends in '{strange[0].suffix}': {READABLE}")
     if not root.is_dir():
@@ -84,31 +89,18 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     return {"": names} if len(names) == 1 else _by_split(names, root, config.splits)
 
 
-def _matching(pattern: Path, path: str) -> list[Path]:
-    files = [file for file in sorted(map(Path, glob.glob(str(pattern), recursive=True))) if file.is_file()]
-    if not files:
-        nearby = [file.name for file in pattern.parent.iterdir()] if pattern.parent.is_dir() else []
-        hub = f": a data set of the hub is data.dataset={path}" if re.fullmatch(r"[\w-]+/[\w-]+", path) else ""
-        raise UserError(f"data.path: no file matches '{path}'{did_you_mean(pattern.name, nearby) or hub}")
-    return files
-
-
 def _in_folder(folder: Path) -> list[Path]:
     inside = [file for file in sorted(folder.rglob("*")) if "/." not in f"/{file.relative_to(folder).as_posix()}"]
     # Beside the data that save_to_disk has written may lie what `datasets` remembers of computations.
     inside = [file for file in inside if kind(file) and file.is_file() and not file.match("cache-*.arrow")]
-    for kinds in KINDS:
-        # Plain ones first: packed files may be copies of them.
-        for files in ([f for f in inside if f.suffix in kinds], [f for f in inside if kind(f) in kinds]):
-            if files and len(files) < len(inside):
-                read, others = (
-                    ", ".join(sorted({kind(file) for file in some})) for some in (files, {*inside} - {*files})
-                )
-                line = "data.path: of '%s' the %s files are read, not its %s: a glob names others"
-                logger.info(line, folder, read, others)
-            if files:
-                return files
-    raise UserError(f"data.path: no file in the folder '{folder}' can be read: {READABLE}")
+    # Plain ones first: packed files may be copies of them.
+    choices = ([f for f in inside if of(f) in kinds] for kinds in KINDS for of in (lambda file: file.suffix, kind))
+    if not (files := next(filter(None, choices), [])):
+        raise UserError(f"data.path: no file in the folder '{folder}' can be read: {READABLE}")
+    if others := sorted({kind(file) for file in {*inside} - {*files}}):
+        line = "data.path: of '%s' the %s files are read, not its %s: a glob names others"
+        logger.info(line, folder, ", ".join(sorted({*map(kind, files)})), ", ".join(others))
+    return files
 
 
 def _by_split(files: dict[str, Path], root: Path, asked: Mapping[str, str]) -> dict[str, dict[str, Path]]:

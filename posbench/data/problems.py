@@ -45,25 +45,21 @@ class TaskData:
     record: dict[str, Any]
 
     def batches(self, training: TrainingConfig, seed: int) -> "ProblemBatches":
-        """The training batches of a configuration, by update."""
+        """Return the training batches of a configuration, by update."""
         per_step = training.batch_size * training.accumulation
         return ProblemBatches(self.task, training.train_length, per_step, seed, self.offset)
 
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
-        """Fixed problems of the longest trained length, the same each time."""
-        problems = fixed(self.task, "validation", self.task.longest, VALIDATION_PROBLEMS)
-        ids, labels = (torch.from_numpy(part) for part in _read(problems))
-        parts = zip(torch.split(ids, training.batch_size), torch.split(labels, training.batch_size), strict=True)
-        return [Batch.of(*part) for part in parts]
+        """Return fixed problems of the longest trained length, the same each time."""
+        ids, labels = _read(fixed(self.task, "validation", self.task.longest, VALIDATION_PROBLEMS))
+        size = training.batch_size
+        return [Batch.of(ids[at : at + size], labels[at : at + size]) for at in range(0, len(ids), size)]
 
 
 def prepare(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
-    """The data of a run: the problems of a task, or the tokens of a text; `cache` is `runtime.cache`, for text.
+    """Return the data of a run: the problems of a task, or the tokens of a text; `cache` is `runtime.cache`, for text.
 
     Both have a `tokenizer`, a `record` for `run.json`, `batches` to train on and `validation_batches`.
-
-    Raises:
-        UserError: an option of the task is wrong; of text as `tokens.prepare`.
     """
     if config.task is None:
         return tokens.prepare(config, tokens.cache_folder(cache))
@@ -84,32 +80,25 @@ class ProblemBatches:
     offset: int = 0  # each row's positions begin at 0 to this
 
     def batch(self, step: int, some: Sequence[int] | None = None) -> Batch:
-        """The batch of a step, counted from 0, or some rows of it; all are drawn, one after the other."""
+        """Return the batch of a step, counted from 0, or some rows of it; all are drawn, one after the other."""
         rng = np.random.default_rng(derive(self.seed, "problems", step))
         lengths = rng.integers(self.task.shortest, self.task.longest, self.batch_size, endpoint=True)
-        ids = np.zeros((self.batch_size, self.train_length), np.int64)
-        labels = np.full_like(ids, IGNORED)
+        ids = torch.zeros(self.batch_size, self.train_length, dtype=torch.int64)
+        labels, positions = torch.full_like(ids, IGNORED), None
         for length in np.unique(lengths):
             rows = np.flatnonzero(lengths == length)
             read, answers = _read(self.task.problems(rng, int(length), len(rows)))
-            ids[rows, : read.shape[1]] = read
-            labels[rows, : read.shape[1]] = answers
-        positions = None
+            ids[rows, : read.shape[1]], labels[rows, : read.shape[1]] = read, answers
         if self.offset:
             first = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
             # No row has a token of its problem beyond the last position, only of what fills it.
             positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)
-        batch = Batch.of(torch.from_numpy(ids), torch.from_numpy(labels), positions)
+        batch = Batch.of(ids, labels, positions)
         return batch if some is None else batch.rows(some)
 
 
 def fixed(task: Task, split: str, length: int, count: int, variant: str = "") -> Problems:
-    """Problems that are the same for every run.
-
-    Args:
-        split: validation or test.
-        variant: the options that are varied, such as depth=0.5; each variant has problems of its own.
-    """
+    """Return problems that are the same for every run; each variant, such as depth=0.5, has some of its own."""
     stream = derive(FIXED_SEED, "fixed problems", split, task.name, variant, length)
     return task.problems(np.random.default_rng(stream), length, count)
 
@@ -122,9 +111,10 @@ def sha256(problems: Problems) -> str:
     return digest.hexdigest()
 
 
-def _read(problems: Problems) -> tuple[np.ndarray, np.ndarray]:
+def _read(problems: Problems) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and labels: (count, size) int64 each."""
-    return problems.ids[:, :-1], np.where(problems.scored, problems.ids[:, 1:], IGNORED)
+    labels = np.where(problems.scored, problems.ids[:, 1:], IGNORED)
+    return torch.from_numpy(problems.ids[:, :-1]), torch.from_numpy(labels)
 
 
 def _digest(task: Task, offset: int) -> str:

@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,12 @@ import pyarrow.parquet
 
 from posbench.data.paths import WHOLE, kind
 from posbench.errors import UserError, did_you_mean
+
+
+def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
+    """Yield the documents of files, one file after another."""
+    for path in paths:
+        yield from read(path, column)
 
 
 def read(path: Path, column: str) -> Iterator[str]:

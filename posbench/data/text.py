@@ -59,10 +59,11 @@ class Texts(Sequence[str]):
 
     Attributes:
         spans: (n, 3) int64: first byte, end, number of characters.
+        sizes: (n,) int64: number of characters.
     """
 
     def __init__(self, data: np.ndarray, spans: np.ndarray) -> None:
-        self._data, self.spans = data, spans
+        self._data, self.spans, self.sizes = data, spans, spans[:, 2]
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -70,11 +71,6 @@ class Texts(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         first, end, _ = self.spans[index]
         return self._data[first:end].tobytes().decode()
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """(n,) int64: characters."""
-        return self.spans[:, 2]
 
     def select(self, which: Any) -> "Texts":
         """Return some of them: an array of their numbers, or a slice."""
@@ -101,12 +97,9 @@ def write(path: Path, splits: Mapping[str, Iterable[str]]) -> dict[str, Texts]:
                 sizes.extend((file.write(text.encode()), len(text)))
             counts.append(len(sizes) // 2)
     n_bytes, characters = np.array(sizes, np.int64).reshape(-1, 2).T
-    everything = Texts(
-        np.memmap(path, np.uint8, "r"), np.stack([n_bytes.cumsum() - n_bytes, n_bytes.cumsum(), characters], 1)
-    )
-    return {
-        split: everything.select(slice(*part)) for split, part in zip(splits, itertools.pairwise(counts), strict=True)
-    }
+    spans = np.stack([n_bytes.cumsum() - n_bytes, n_bytes.cumsum(), characters], 1)
+    data, parts = np.memmap(path, np.uint8, "r"), zip(splits, itertools.pairwise(counts), strict=True)
+    return {split: Texts(data, spans[begin:end]) for split, (begin, end) in parts}
 
 
 def locate(config: DataConfig, notes: Path) -> Source:
@@ -154,20 +147,25 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
 
 def documents(config: DataConfig, source: Source) -> dict[str, Iterator[str]]:
     """Return the documents of each split that a source has, without blank ones."""
-    from posbench.data import hub, readers
+    if source.files:
+        from posbench.data import readers
 
-    def filled(texts: Iterable[str]) -> Iterator[str]:
-        texts = filter(str.strip, join_articles(texts) if config.articles else texts)
-        if (first := next(texts, None)) is None:
-            raise UserError(f"no text in '{config.path or config.dataset}': 0 documents that are not blank")
-        return itertools.islice(itertools.chain([first], texts), config.max_documents)
+        each = {split: readers.read_all(names.values(), config.column) for split, names in source.files.items()}
+    else:
+        from posbench.data import hub
 
-    if not source.files:
-        return {split: filled(texts) for split, texts in hub.texts(config, source.revision).items()}
-    each = {
-        split: (readers.read(path, config.column) for path in names.values()) for split, names in source.files.items()
-    }
-    return {split: filled(itertools.chain.from_iterable(texts)) for split, texts in each.items()}
+        each = hub.texts(config, source.revision)
+    return {split: _filled(texts, config) for split, texts in each.items()}
+
+
+def _filled(texts: Iterable[str], config: DataConfig) -> Iterator[str]:
+    is_empty = True
+    texts = join_articles(texts) if config.articles else texts
+    for text in itertools.islice(filter(str.strip, texts), config.max_documents):
+        is_empty = False
+        yield text
+    if is_empty:
+        raise UserError(f"no text in '{config.path or config.dataset}': 0 documents that are not blank")
 
 
 def join_articles(texts: Iterable[str]) -> Iterator[str]:
@@ -186,17 +184,17 @@ def join_articles(texts: Iterable[str]) -> Iterator[str]:
 
 def _completed(given: dict[str, Texts], name: str) -> dict[str, Texts]:
     """Halve the given held-out split if the other is missing."""
-    for missing, other in (("validation", "test"), ("test", "validation")):
-        if missing not in given:
-            logger.info("data '%s' has no %s split: it gets one half of %s", name, missing, other)
-            texts, sizes = given[other], [*enumerate(given[other].sizes.tolist())]
-            if len(texts) < FEWEST_DOCUMENTS:
-                halves = [texts.cut((i, 0, size // 2) for i, size in sizes)]
-                halves += [texts.cut((i, size // 2, size) for i, size in sizes)]
-            else:
-                halves = [texts.select(np.sort(part)) for part in _parts(_keys(texts), [0.5])]
-            return {"train": given["train"], "validation": halves[0], "test": halves[1]}
-    return given
+    if len(given) == len(SPLITS):
+        return given
+    (missing,), (other,) = {*SPLITS} - {*given}, {*given} - {"train"}
+    logger.info("data '%s' has no %s split: it gets one half of %s", name, missing, other)
+    texts, sizes = given[other], [*enumerate(given[other].sizes.tolist())]
+    if len(texts) >= FEWEST_DOCUMENTS:
+        halves = [texts.select(np.sort(part)) for part in _parts(_keys(texts), [0.5])]
+    else:
+        cuts = (((i, 0, size // 2) for i, size in sizes), ((i, size // 2, size) for i, size in sizes))
+        halves = [*map(texts.cut, cuts)]
+    return {"train": given["train"], "validation": halves[0], "test": halves[1]}
 
 
 def _keys(texts: Texts) -> np.ndarray:

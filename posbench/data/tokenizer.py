@@ -106,8 +106,7 @@ class Tokenizer:
     @property
     def description(self) -> dict[str, Any]:
         """The parts of it, as a `tokenizer.json` has them."""
-        parts: dict[str, Any] = json.loads(self._inner.to_str())
-        return parts
+        return dict(json.loads(self._inner.to_str()))
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
@@ -116,10 +115,9 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> np.ndarray | None:
-        """UTF-8 bytes of the original text behind each id, the separator having none: (vocab_size,) int64.
+        """UTF-8 bytes of the text behind each id, the separator having none: (vocab_size,) int64.
 
-        None where the tokenizer is not exact to the byte (it normalises, drops or adds text), so that bits per byte are
-        undefined.
+        None where the tokenizer normalises, drops or adds text, so that bits per byte are undefined.
         """
         description = self.description
         if not _is_byte_exact(description):
@@ -134,19 +132,12 @@ class Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE. Deterministic; on little text the vocabulary comes out smaller than asked.
-
-    Raises:
-        UserError: a vocabulary smaller than the 256 bytes and the separator.
-    """
+    """Train byte-level BPE. Deterministic; on little text the vocabulary comes out smaller than asked."""
     if vocab_size < 257:
         raise UserError(f"data.vocab_size is {vocab_size}: expected at least 257 (256 bytes and the separator)")
-    inner = _byte_level(models.BPE())
+    inner, alphabet = _byte_level(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[SEPARATOR],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[SEPARATOR], initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     return Tokenizer(inner)
@@ -171,14 +162,9 @@ def of_symbols(symbols: Sequence[str]) -> Tokenizer:
 def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | None]:
     """Return the tokenizer of a `tokenizer.json`, its folder, or a model on the hub, and the hub's commit.
 
-    Of a folder or a model nothing but this one file is read, and nothing in it is run.
-
-    Raises:
-        UserError: nothing of the kind is there, or it cannot be read.
+    Nothing but this one file is read, and nothing in it is run.
     """
     path = expanded(setting, "data.tokenizer")
-    if path.is_dir() and not (path / "tokenizer.json").is_file():
-        raise UserError(f"data.tokenizer: the folder '{setting}' has no tokenizer.json: expected one")
     if path.exists() or not _ON_THE_HUB.fullmatch(setting) or setting.endswith(".json"):
         return from_file(path / "tokenizer.json" if path.is_dir() else path, separator), None
     from posbench.data import hub
@@ -195,16 +181,11 @@ def from_file(path: Path, separator: int | None = None) -> Tokenizer:
 
     Args:
         separator: id of the token that begins a document; None: `<|endoftext|>`, which is added if it is not there.
-
-    Raises:
-        UserError: no such file, or not a tokenizer.
     """
     if not path.is_file():
         near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.json")])
-        raise UserError(
-            f"data.tokenizer is '{path}': expected bpe, bytes, a tokenizer.json or its folder, or a model on the hub "
-            f"such as gpt2{near}"
-        )
+        expected = "bpe, bytes, a tokenizer.json or its folder, or a model on the hub such as gpt2"
+        raise UserError(f"data.tokenizer: there is no '{path}': expected {expected}{near}")
     try:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
@@ -231,13 +212,12 @@ def pieces(text: str) -> Iterator[str]:
 
     At least one piece, of about `PIECE` characters. Joined they are the text.
     """
-    start = 0
+    ends = [len(text)]
     # Looking for words without end at each character takes a quarter of a second per million: only where one may be.
     if any(_HALF.match(text, at) for at in range(0, len(text), LONGEST_WORD // 2)):
-        for word in _ENDLESS.finditer(text):
-            yield from _at_borders(text[start : word.end()])
-            start = word.end()
-    yield from _at_borders(text[start:])
+        ends = [*(word.end() for word in _ENDLESS.finditer(text)), len(text)]
+    for start, end in itertools.pairwise([0, *ends]):
+        yield from _at_borders(text[start:end])
 
 
 def _at_borders(text: str) -> Iterator[str]:
@@ -250,14 +230,13 @@ def _at_borders(text: str) -> Iterator[str]:
 
 def _is_byte_exact(description: dict[str, Any]) -> bool:
     """Whether every byte of any text ends in exactly one token, judged by the parts of a tokenizer's JSON."""
-    steps = description["pre_tokenizer"] or {}
+    steps, model = description["pre_tokenizer"] or {}, description["model"]
     steps = steps.get("pretokenizers", [steps])
     return (
         description["normalizer"] is None
-        and description["model"]["type"] == "BPE"
-        and set(_byte_alphabet()) <= set(description["model"]["vocab"])
-        and not description["model"].get("continuing_subword_prefix")
-        and not description["model"].get("end_of_word_suffix")
+        and model["type"] == "BPE"
+        and set(_byte_alphabet()) <= set(model["vocab"])
+        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
         and steps[-1].get("type") == "ByteLevel"
         and not any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in steps)
         and all(step.get("type") in ("ByteLevel", "Split", "Digits") for step in steps)

@@ -95,27 +95,23 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> To
         with held:
             if not folder.is_dir():
                 _write(config, source, given, folder)
-    tokens = _open(folder, separator, {"name": config.name} | ({"tokenizer_revision": revision} if revision else {}))
-    if len(tokens.train.ids) < SMALL_TEXT:
-        line = "data '%s' has only %s training tokens, which a model memorises: give a megabyte of text or more"
-        logger.warning(line, config.name, f"{len(tokens.train.ids):,}")
-    line = "data '%s': %s training tokens, sha256 of the text %s"
-    logger.info(line, config.name, f"{len(tokens.train.ids):,}", tokens.record["sha256"][:12])
-    return tokens
+    record = json.loads((folder / "meta.json").read_text(encoding="utf-8")) | {"name": config.name}
+    if revision:
+        record["tokenizer_revision"] = revision
+    tokenizer = from_file(folder / "tokenizer.json", separator)
+    splits = {split: _open(folder / split, tokenizer, record.get("stretches", {}).get(split)) for split in text.SPLITS}
+    count, line = record["tokens"]["train"], "data '%s': %s training tokens, sha256 of the text %s"
+    logger.info(line, config.name, f"{count:,}", record["sha256"][:12])
+    if count < SMALL_TEXT:
+        logger.warning("data '%s' is so small that a model memorises it: give a megabyte of text or more", config.name)
+    return Tokens(**splits, tokenizer=tokenizer, record=record, folder=folder)
 
 
 def prepare_all(configs: Iterable[Config]) -> list[Tokens]:
-    """Make the tokens of several runs before any of them starts, so that a mistake in their text stops them all.
-
-    Raises:
-        UserError: as `prepare`.
-    """
-    seen: list[tuple[DataConfig, str | None]] = []
-    for config in configs:
-        needed = (config.data, config.runtime.cache)
-        if config.data.task is None and needed not in seen:
-            seen.append(needed)
-    return [prepare(data, cache_folder(cache)) for data, cache in seen]
+    """Make the tokens of several runs before any of them starts, so that a mistake in their text stops them all."""
+    needed = [(config.data, config.runtime.cache) for config in configs if config.data.task is None]
+    different = [each for number, each in enumerate(needed) if each not in needed[:number]]
+    return [prepare(data, cache_folder(cache)) for data, cache in different]
 
 
 def cache_folder(setting: str | None) -> Path:
@@ -158,11 +154,9 @@ def _write(config: DataConfig, source: text.Source, given: Tokenizer | None, fol
 
 def _tokenizer(config: DataConfig, train: Texts) -> Tokenizer:
     """The tokenizer that is trained for a text, or raw bytes."""
-    if config.tokenizer != "bpe":
+    if config.tokenizer == "bytes":
         return raw_bytes()
-    bpe, size = train_bpe(_sample(train), config.vocab_size), int(train.sizes.sum())
-    line = "data '%s': BPE of %s tokens, learnt from %s of %s characters of training text"
-    logger.info(line, config.name, f"{bpe.vocab_size:,}", f"{min(size, BPE_CHARACTERS):,}", f"{size:,}")
+    bpe = train_bpe(_sample(train), config.vocab_size)
     if bpe.vocab_size < config.vocab_size:
         line = "data '%s' has too little text for data.vocab_size=%d: its vocabulary has %d tokens"
         logger.warning(line, config.name, config.vocab_size, bpe.vocab_size)
@@ -173,20 +167,19 @@ def _sample(texts: Texts) -> Iterator[str]:
     """Documents in a fixed random order, until they hold `BPE_CHARACTERS`."""
     left = BPE_CHARACTERS
     for i in np.random.default_rng(0).permutation(len(texts)):
-        part = texts[int(i)][:left]
-        yield part
-        left -= len(part)
-        if left == 0:
+        yield texts[i][:left]
+        left -= int(texts.sizes[i])
+        if left <= 0:
             return
 
 
 def _save(tokenizer: Tokenizer, texts: Texts, path: Path, progress: console.Work) -> int:
     """Write one split's ids and document starts; return its number of tokens. Documents are encoded in pieces."""
     starts, size = [], 0
+    every = ((number == 0, piece) for each in texts for number, piece in enumerate(tokenizer.pieces(each)))
     with path.with_suffix(".ids").open("xb") as file:
-        for batch in _batches(tokenizer, texts):
-            encoded = tokenizer.encode([piece for _, piece in batch])
-            for (begins, piece), ids in zip(batch, encoded, strict=True):
+        while batch := list(_taken(every)):
+            for (begins, piece), ids in zip(batch, tokenizer.encode([piece for _, piece in batch]), strict=True):
                 if begins:
                     starts.append(size)
                     ids = np.append(np.uint32(tokenizer.separator), ids)
@@ -197,32 +190,21 @@ def _save(tokenizer: Tokenizer, texts: Texts, path: Path, progress: console.Work
     return size
 
 
-def _batches(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[tuple[bool, str]]]:
-    """The pieces of texts, so many at a time, each with whether it begins a text."""
-    batch: list[tuple[bool, str]] = []
+def _taken(pieces: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
+    """The next pieces, until they have `BATCH_CHARACTERS`."""
     size = 0
-    for one in texts:
-        for number, piece in enumerate(tokenizer.pieces(one)):
-            batch.append((number == 0, piece))
-            size += len(piece)
-            if size >= BATCH_CHARACTERS:
-                yield batch
-                batch, size = [], 0
-    yield batch
+    for begins, piece in pieces:
+        yield begins, piece
+        size += len(piece)
+        if size >= BATCH_CHARACTERS:
+            return
 
 
-def _open(folder: Path, separator: int | None, added: dict[str, Any]) -> Tokens:
-    """Map a cache folder; `added` to its record is what the configuration says and the cache does not."""
-    record = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    tokenizer = from_file(folder / "tokenizer.json", separator)
-    splits = []
-    for split in text.SPLITS:
-        ids = np.memmap(folder / f"{split}.ids", dtype=_dtype(tokenizer), mode="r")
-        counts = record.get("stretches", {}).get(split)
-        sources = None if counts is None else np.repeat(np.arange(len(counts)), counts)
-        splits.append(TokenSplit(ids, np.load(folder / f"{split}.starts.npy"), sources))
-    train, validation, test = splits
-    return Tokens(train, validation, test, tokenizer, record | added, folder)
+def _open(path: Path, tokenizer: Tokenizer, counts: list[int] | None) -> TokenSplit:
+    """Map one split; `counts` says how many of its documents were cut from each source, None that they are whole."""
+    ids = np.memmap(path.with_suffix(".ids"), dtype=_dtype(tokenizer), mode="r")
+    sources = None if counts is None else np.repeat(np.arange(len(counts)), counts)
+    return TokenSplit(ids, np.load(path.with_suffix(".starts.npy")), sources)
 
 
 def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
