@@ -319,3 +319,17 @@ def in_parts(places: set[int]) -> np.ndarray:
     ordered = np.array(sorted(places))
     breaks = np.flatnonzero(np.diff(ordered) > 1)
     return np.stack([ordered[np.r_[0, breaks + 1]], ordered[np.r_[breaks, len(ordered) - 1]] + 1], axis=1)
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget_as_the_refusal_says(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = Path(source("rope"))
+    config = load_config(began)
+    longer = dataclasses.replace(config, training=dataclasses.replace(config.training, tokens=1024))
+    with pytest.raises(UserError, match=f"start={began} training.tokens=N goes on from its weights"):
+        train.train(longer, began, [])
+    words = ["training.train_length=16", "training.tokens=256", "protocol=fixed_target", "study=on"]
+    assert posbench("train", f"start={began}", *on(here, *words)) == 0
+    (folder,) = (here / "on").glob("rope-*")
+    assert load_config(folder).training.steps == 4 and nlls(folder, 0).keys() >= {16, 32}

@@ -218,7 +218,8 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     again = capsys.readouterr().out
     (tmp_path / "aside").rename(done.folder / "checkpoint")
     tokens = done.config.training.steps * done.config.training.tokens_per_step
-    *commands, counts = once.splitlines()
+    *commands, counts, wanted = once.splitlines()
+    assert wanted.startswith("Verdicts need 5 seeds of each encoding, here 3, and models that beat the n-gram models")
     assert len(commands) == 5 and all(line.startswith("posbench train ") for line in commands)
     assert "encoding=alibi" in commands[-1] and "seed=2" in commands[-1]
     assert counts == f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on."

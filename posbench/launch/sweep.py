@@ -6,6 +6,7 @@ are the only memory it needs.
 
 import logging
 import shlex
+from collections import Counter
 from pathlib import Path
 
 from posbench import machine
@@ -16,6 +17,7 @@ from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, pool, slurm, states, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
+from posbench.results.compare import ENOUGH_SEEDS
 from posbench.run_folder import tracking
 from posbench.run_folder.folder import has_weights, other_code
 from posbench.terminal import console, exits
@@ -96,7 +98,12 @@ def cost(todo: list[Plan]) -> str:
     counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
     trained = len(left) - len(to_train)
     only = f" ({trained} of them trained, their evaluation is left)" if trained else ""
-    return "\n".join([*commands, f"{counts}{only}, {tokens:,} tokens to train on.", "Nothing was run or written."])
+    lines = [*commands, f"{counts}{only}, {tokens:,} tokens to train on."]
+    seeds = Counter(repr(plan.config.encoding) for plan in todo if plan.overrides)
+    if len(seeds) > 1:
+        wanted = f"Verdicts need {ENOUGH_SEEDS} seeds of each encoding, here {min(seeds.values())}"
+        lines.append(f"{wanted}, and models that beat the n-gram models of their text (experiment=reader does).")
+    return "\n".join([*lines, "Nothing was run or written."])
 
 
 def _grid(own: dict[str, str]) -> list[float]:

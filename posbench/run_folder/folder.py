@@ -326,9 +326,10 @@ def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
         ]
         shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in changed[:5])
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        goes_on = f"start={folder} training.tokens=N goes on from its weights, " if "training.tokens" in changed else ""
         raise UserError(
             f"{folder} holds another run ({run_id(held)}): {shown}{more}; "
-            "choose another folder, or --restart to move that run aside"
+            f"{goes_on}choose another folder, or --restart to move that run aside"
         )
     return held
 
