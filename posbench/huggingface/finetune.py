@@ -176,18 +176,12 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
 def _extension(
     source: Source, length: int, before: int, method: str | None, options: dict[str, Any]
 ) -> rope.Extension | None:
-    """The extension to a new training length, if one was typed.
-
-    Raises:
-        UserError: the model cannot be read at that length, or not be extended in that way.
-    """
-    position, rows = position_of(source.config), getattr(source.config, "max_position_embeddings", 0)
-    if position == "learned" and length > rows:
+    """The extension to a new training length, if one was typed; UserError if the model does not reach that length."""
+    rows = getattr(source.config, "max_position_embeddings", 0)
+    if position_of(source.config) == "learned" and length > rows:
         raise UserError(f"training.train_length is {length:,}: {source.kind} has a table of {rows:,} positions")
     if method is None and not options:
         return None
-    if position != "rope":
-        raise UserError(f"{source.folder}: {source.kind} has no rotary encoding, which extensions are of")
     if method is None and options.keys() != {"base"}:
         raise UserError(f"encoding.{min(options)}: expected extension=NAME beside it, or encoding.base alone")
     try:

@@ -7,7 +7,7 @@ module and for every kind of layer, whenever a model is extended.
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -93,16 +93,18 @@ def extension(
         Undefined: the library has no configuration for it, or the model was stretched before.
     """
     if position_of(config) != "rope":
-        methods.extended(_rope(2, 10000.0, train_length), method, length, train_length, **options)  # if it is mistyped
+        plain = encodings.build("rope", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))
+        methods.extended(plain, method, length, train_length, **options)  # a mistyped one is an error here, too
         raise Undefined(f"{config.model_type} has no rotary encoding: transformers extends only these")
     parts: dict[str | None, Any] = config.rope_parameters
     if "rope_type" in parts:
         parts = {None: parts}
     else:
         parts = {kind: parts[kind] for kind in sorted(set(config.layer_types)) if isinstance(parts.get(kind), dict)}
+    rotations = {kind: _rotary(config, part, train_length) for kind, part in parts.items()}
     layers = "full_attention" if "full_attention" in parts else next(iter(parts))
     parameters = parts[layers]
-    plain = _rotary(config, parameters, train_length)
+    plain = rotations[layers]
     extended, facts = methods.extended(plain, method, length, train_length, **options)
     if parameters["rope_type"] != "default":
         raise Undefined(f"its RoPE is already extended (type '{parameters['rope_type']}')")
@@ -112,8 +114,7 @@ def extension(
     short = long
     if every_length and method == "longrope":
         within, _ = methods.extended(plain, method, train_length, train_length, **options)
-        assert isinstance(within, Rotary)
-        short = within.inv_freq(CPU)
+        short = cast(Rotary, within).inv_freq(CPU)
     elif not every_length and method == "dynamic_ntk":
         name, given = "ntk", facts | {"factor": facts["stretch"]}
     new = copy.deepcopy(config)
@@ -122,21 +123,16 @@ def extension(
     if name == "dynamic_ntk":  # so that a saved model still tells it
         changed["original_max_position_embeddings"] = train_length
     new.rope_parameters = changed if layers is None else {**config.rope_parameters, layers: changed}
-    rotations = {kind: _rotary(config, part, train_length) for kind, part in parts.items()}
     rotations = {kind: rope for kind, rope in rotations.items() if parts[kind]["rope_type"] == "default"}
     return Extension(new, rotations | {layers: extended}, {**facts, "rope_parameters": changed})
 
 
 def _rotary(config: Any, parameters: dict[str, Any], train_length: int) -> Rotary:
+    """Plain RoPE with the base and width of a model's."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return _rope(int(width * parameters.get("partial_rotary_factor", 1.0)), parameters["rope_theta"], train_length)
-
-
-def _rope(width: int, base: float, train_length: int) -> Rotary:
+    width = int(width * parameters.get("partial_rotary_factor", 1.0))
     shape = Shape(d_model=width, n_heads=1, n_layers=1, train_length=train_length)
-    rope = encodings.build("rope", shape, {"base": float(base), "layout": "half"})
-    assert isinstance(rope, Rotary)
-    return rope
+    return cast(Rotary, encodings.build("rope", shape, {"base": float(parameters["rope_theta"]), "layout": "half"}))
 
 
 def extended(model: nn.Module, extension: Extension, length: int) -> Any:

@@ -1,11 +1,10 @@
 """A model of transformers as the subject of an evaluation: its own logits, windows by masks, extensions by RoPE."""
 
-import contextlib
 import contextvars
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -106,8 +105,12 @@ class HuggingFaceModel:
     def logits(self, inputs: Tensor, last: int) -> Tensor:
         """The model's own logits (B, last, V) of the last tokens of inputs (B, T), in fp32."""
         keeps = "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
-        with _narrowed(self.window, self.sinks):
+        _narrow_masks()
+        token = _window.set((self.window, self.sinks))
+        try:
             logits = forward(self.model, inputs, self.first_token, **({"logits_to_keep": last} if keeps else {}))
+        finally:
+            _window.reset(token)
         return logits[:, -last:].float()
 
     def _at_once(self, scored: int) -> int:
@@ -116,12 +119,11 @@ class HuggingFaceModel:
 
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier ones."""
-        ids, others = torch.split(self._random_tokens(), 1)
+        ids = self._random_tokens()
         length, half = ids.shape[1], ids.shape[1] // 2
+        ids[1, :half] = ids[0, :half]
         try:
-            one, other = (
-                self.logits(each, length)[:, :half] for each in (ids, torch.cat((ids[:, :half], others[:, half:]), 1))
-            )
+            one, other = (self.logits(each[None], length)[:, :half] for each in ids)
         except Exception as error:
             if machine.is_out_of_memory(error):
                 raise
@@ -151,29 +153,16 @@ class HuggingFaceModel:
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _narrowed(window: int | None, sinks: int) -> Iterator[None]:
-    """Within it, a query sees only its window (itself included) and the first `sinks` keys; None = no window.
-
-    The library's masks, of T x T numbers, are narrowed where it makes them, so that a layer's own window stays.
-    """
-    _narrow_masks()
-    token = _window.set((window, sinks))
-    try:
-        yield
-    finally:
-        _window.reset(token)
-
-
 @functools.cache  # once, or masks would be narrowed twice
 def _narrow_masks() -> None:
+    """Have the library narrow its masks, of T x T numbers, where it makes them, so that a layer's own window stays."""
     masks = transformers().AttentionMaskInterface
     for name in ("sdpa", "eager"):
         masks.register(name, functools.partial(_mask, masks()[name]))
 
 
 def _mask(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The library's own mask; within `_narrowed` also of the window and sinks."""
+    """The library's own mask, in which a query sees only its window (itself included) and the first `sinks` keys."""
     window, sinks = _window.get()
     if window is None:
         return original(*args, **options)
