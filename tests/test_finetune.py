@@ -12,7 +12,6 @@ from hf_models import LENGTH, MODELS, VOCABULARY, changed, save, write_text
 from safetensors.torch import load_file
 from support import TINY, posbench, snapshot
 from support import write_text as write_words
-from test_tensorboard import shown
 
 import posbench as library
 from posbench.config.external import TrainedOn
@@ -156,17 +155,15 @@ def test_each_kind_is_saved_under_the_names_that_it_had(here: Path, kind: str) -
     assert length in lengths and again.config.use_cache and again.kind == kind
 
 
-@pytest.mark.parametrize("name", ["yarn", pytest.param("llama3", marks=pytest.mark.full)])
-def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Path, name: str) -> None:
+def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Path) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    saved = trained(here, model("llama"), f"extension={name}", "training.tokens=192") / "model"
-    parameters = {"rope_type": name, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
-    parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if name == "llama3" else {}
+    saved = trained(here, model("llama"), "extension=yarn", "training.tokens=192") / "model"
+    parameters = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
     theirs = transformers.LlamaConfig(
         hidden_size=32, num_attention_heads=4, max_position_embeddings=LONG, rope_parameters=parameters
     )
-    inv_freq, scale = ROPE_INIT_FUNCTIONS[name](theirs, CPU)
+    inv_freq, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, CPU)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(saved)
     positions = torch.arange(LONG)[None]
     cosine, sine = loaded.model.rotary_emb(torch.zeros(1), positions)
@@ -174,7 +171,7 @@ def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Pa
     torch.testing.assert_close(cosine[0, :, :4], angles.cos() * scale, atol=1e-5, rtol=0)
     torch.testing.assert_close(sine[0, :, :4], angles.sin() * scale, atol=1e-5, rtol=0)
     plain = json.loads((saved / "config.json").read_text())
-    assert plain["rope_parameters"]["rope_type"] == name and plain["max_position_embeddings"] == LONG
+    assert plain["rope_parameters"]["rope_type"] == "yarn" and plain["max_position_embeddings"] == LONG
 
 
 @pytest.mark.parametrize("name", ["dynamic_ntk", "longrope"])
@@ -338,19 +335,8 @@ def test_reports_notebooks_and_other_commands_read_the_results(
         "training.tokens=384",
         "training.train_length=384",
         "length=384",
-        "tracking=tensorboard",
     )
-    assert again.name.startswith(f"{run.folder.name}-rope-s0-")  # what was trained on is trained on
-    assert {"eval/0_tokens/fixed_target/nll", "eval/fixed_target/nll"} <= {name for name, *_ in shown(again)}
-    assert posbench("sync", folder, "tracking=tensorboard") == 0
-    assert "train/loss" in {name for name, *_ in shown(run.folder)}
-    evaluated(here / "results", f"{folder}/model")
-    (results,) = (here / "results" / "models").iterdir()
-    assert run.folder.name in results.name
-    capsys.readouterr()
-    assert posbench("sync", str(results), folder, "tracking=tensorboard") == 0  # nothing stops at what cannot be sent
-    assert f"{results}: nothing to send" in capsys.readouterr().out
-    assert posbench("sync", str(results), "tracking=tensorboard") == 2
+    assert again.name.startswith(f"{run.folder.name}-rope-s0-")  # what was trained further is trained further
 
 
 @pytest.mark.full
