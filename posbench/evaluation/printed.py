@@ -46,7 +46,8 @@ def print_results(folder: Path, split: str | None = None) -> None:
     rows = main[main["checkpoint_step"] == main["checkpoint_step"].max()]
     in_curve = _as_trained(rows) if of_task else rows["curve"].isin(SERIES)
     settings = json.loads(run["settings"])
-    names = [settings.get("model.name"), settings.get("encoding.name"), f"seed {settings.get('seed', 0)}"]
+    seed = f"seed {settings['seed']}" if "seed" in settings else None  # None: of a model that was only evaluated here
+    names = [settings.get("model.name"), settings.get("encoding.name"), seed]
     about = f"task {run['trained_task']}" if of_task else f"trained at {run['train_length']} tokens"
     title = f"{', '.join(filter(None, names))}: {about}"
     bar = "▇" if console.carries_unicode(out) else "#"
