@@ -8,36 +8,43 @@ import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import torch
 
-from posbench import encodings
+from posbench import encodings, machine, report
+from posbench.config.asked import apply
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
+from posbench.config.overrides import start_of
+from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
+from posbench.evaluation.job import evaluate_run
+from posbench.launch import plans
+from posbench.launch import run as launch
+from posbench.launch import sweep as many
+from posbench.model.gpt import GPT
+from posbench.report import charts
 from posbench.results import frame as results
 from posbench.results.headline import MAIN, MAIN_OF_TASK, Headline, headline
-from posbench.run_folder.folder import load_any_config, load_record
+from posbench.run_folder import finding
+from posbench.run_folder.folder import load_any_config, load_config, load_record
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import METRICS
 from posbench.run_folder.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from posbench.data.tokenizer import Tokenizer
-    from posbench.model.gpt import GPT
+from posbench.run_folder.trained import model_of, tokenizer_of
+from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
 Words = Sequence[str] | Mapping[str, Any]  # as typed after a command, a string each; or values by key
 
 # Columns of `runs` before what was measured, by their names in the frame.
-_KNOWN = {
+_FACTS = {
     "study": "study", "run": "id", "encoding": "encoding", "label": "label", "options": "options", "seed": "seed",
     "train_length": "train_length", "learning_rate": "learning_rate", "parameters": "parameters",
     "trained_tokens": "tokens", "run_status": "status", "text_sha256": "data",
 }  # fmt: skip
+_LAST = {"trained_task": "task", "train_seconds": "seconds", "folder": "folder"}
 # Columns of `curve` that come first, and its whole numbers that a row may lack.
 _FIRST = ("curve", "protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "learned", "perplexity")
 _FIRST_OF_TASK = ("curve", "task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "learned")
@@ -45,17 +52,8 @@ _COUNTS = ("problem_length", "offset", "stride", "window", "n_tokens", "n_bytes"
 _ORDER = ("nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")  # of columns of `runs`
 
 
-# -- one run -----------------------------------------------------------------------------------------------------------
-
-
 class LoadedRun:
-    """A run folder as it was when it was read: load it again to see what came later.
-
-    Attributes:
-        folder: where it lies.
-        config: what was asked for.
-        record: what became of it, the content of `run.json`.
-    """
+    """A run folder as it was when it was read, with its `config` and `record`, the content of `run.json`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,22 +80,20 @@ class LoadedRun:
 
     @property
     def learned(self) -> str | None:
-        """Whether it has learned, `yes`, `no` or `not resolved`; None if that is not known, as of other models.
+        """`yes`, `no` or `not resolved`: whether it beats the best n-gram model; None if that is not known.
 
-        Text: its nll at the training length is below the best n-gram model's, by a 95 % interval over documents. Task:
-        99 % of the answers' tokens are right at every trained length.
+        By a 95 % interval over documents; on a task: 99 % of the tokens are right at every trained length.
         """
         value = self.headline["learned"]
         return None if value is None else str(value)
 
     def curve(self) -> pd.DataFrame:
-        """What was evaluated, a row each: as trained first, then narrowed or extended, then the rest.
+        """What was evaluated, a row each, in tokens and nats per token; `reason` says why a value is undefined (NaN).
 
-        `length` is in tokens, `nll` and its 95 % interval in nats per token. What is undefined is NaN, and `reason`
-        says why. `curve` names the rows that belong together: fixed_target, windowed, fixed_target_yarn ...
+        `curve` names the rows that belong together: fixed_target, windowed, fixed_target_yarn ...
         """
         of_task = self.config.data.task is not None
-        rows = sorted(self._rows, key=_order_of_task if of_task else _order_of_text)
+        rows = sorted(self._rows, key=_as_trained_first)
         columns = dict.fromkeys([*(_FIRST_OF_TASK if of_task else _FIRST), *COLUMNS])
         frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json()} for row in rows], columns=[*columns])
         return frame.assign(learned=self.learned).astype(dict.fromkeys(_COUNTS, "Int64"))
@@ -120,30 +116,21 @@ class LoadedRun:
         return rows.explode(lists, ignore_index=True).rename(columns=names)
 
     @functools.cached_property
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer it was trained with: `encode(texts)`, `decode(ids)`, `separator`."""
-        from posbench.run_folder.trained import tokenizer_of
-
         return tokenizer_of(self.folder)
 
-    def model(self, device: str = "cpu") -> "GPT":
+    def model(self, device: str = "cpu") -> GPT:
         """The trained model in eval mode: `model(run.ids(text))` is logits (1, T, vocab_size)."""
-        from posbench import machine
-        from posbench.run_folder.trained import model_of
-
-        if isinstance(self.config, TrainedOn):
-            raise UserError(f"{self.folder / 'model'} is a HuggingFace model: transformers loads it")
-        if isinstance(self.config, TrainedElsewhere):
-            raise UserError(f"{self.folder} holds results of {self.config.model.source}: transformers loads that model")
+        if isinstance(self.config, TrainedOn | TrainedElsewhere):
+            raise UserError(f"the model of {self.folder} is a HuggingFace model: transformers loads it")
         return model_of(self.folder, self.config, self.tokenizer).to(machine.resolve(device))
 
-    def ids(self, text: str) -> "Tensor":
+    def ids(self, text: str) -> torch.Tensor:
         """Token ids (1, T) of a text, the separator first."""
-        import torch
-
         return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
 
-    def plot(self) -> "Figure":
+    def plot(self) -> charts.Picture:
         """The curve beyond the training length, as in a report; of a run on a task accuracy by problem length."""
         return plot(self)
 
@@ -154,21 +141,15 @@ class LoadedRun:
         return f"<run {self.id}: {self.status}{values}; {self.folder}>"
 
 
-def _order_of_text(row: EvaluationRow) -> tuple[Any, ...]:
-    return not row.is_headline, row.curve_name != "fixed_target", row.curve_name, row.length
-
-
-def _order_of_task(row: EvaluationRow) -> tuple[Any, ...]:
+def _as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
     varied = ":" in (row.task or "") or row.kind != PLAIN
-    return varied, bool(row.offset), row.curve_name, row.offset or 0, row.length_ratio
+    place = row.offset or 0, row.curve_name, row.length_ratio
+    return varied, row.curve_name != "fixed_target", *place
 
 
 def load(run: str | Path) -> LoadedRun:
     """Read a run folder, finished or not; UserError if it is none, or cannot be read."""
     return LoadedRun(Path(run))
-
-
-# -- several runs ------------------------------------------------------------------------------------------------------
 
 
 def runs(*paths: str | Path) -> pd.DataFrame:
@@ -189,16 +170,13 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     for run in frame[unreadable].itertuples():
         warnings.warn(f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2)
     frame = frame[~unreadable]
-    measured = {str(folder): headline(rows) for folder, rows in frame.groupby("folder")}
-    names = sorted({name for values in measured.values() for name in values} - {"learned"} | {"nll_1x"}, key=_order)
-    of_each = frame.drop_duplicates("folder").set_index("folder", drop=False)
-    values = pd.DataFrame.from_dict(measured, orient="index", columns=None).reindex(columns=["learned", *names])
-    numbers = values.astype(dict.fromkeys(names, "float64")).reindex(of_each.index)
-    task = {"trained_task": "task"} if of_each["trained_task"].notna().any() else {}
-    last = {"train_seconds": "seconds", "folder": "folder"}
-    parts = [of_each[[*_KNOWN]].rename(columns=_KNOWN), numbers[["learned"]], of_each[[*task]].rename(columns=task)]
-    parts += [numbers[names], of_each[[*last]].rename(columns=last)]
-    return pd.concat(parts, axis=1).reset_index(drop=True).astype({"seconds": "float64", "learning_rate": "float64"})
+    measured = pd.DataFrame([{"folder": folder, **headline(rows)} for folder, rows in frame.groupby("folder")])
+    names = sorted({*measured} - {"folder", "learned"} | {"nll_1x"}, key=_order)
+    facts = frame.drop_duplicates("folder")[[*_FACTS, *_LAST]].rename(columns=_FACTS | _LAST)
+    task = ["task"] if facts["task"].notna().any() else []
+    columns = [*_FACTS.values(), "learned", *task, *names, "seconds", "folder"]
+    table = facts.merge(measured, on="folder").reindex(columns=columns)
+    return table.astype(dict.fromkeys([*names, "seconds", "learning_rate"], "float64"))
 
 
 def _order(name: str) -> tuple[int, float]:
@@ -206,15 +184,12 @@ def _order(name: str) -> tuple[int, float]:
     return _ORDER.index(kind), float(ratio.rstrip("x") or 0)
 
 
-def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> "Figure":
-    """Draw runs that may be compared: nll by context and its rise on the same targets; of a task accuracies.
+def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:
+    """Draw runs that may be compared, as `load` returned them, or their folders, their studies' or globs.
 
     Args:
-        runs: what `load` or `train` returned, run folders, study folders or globs. Seeds of one scheme are a band.
         reference: the encoding or label that the others are compared with. None: `rope`.
     """
-    from posbench.report import charts
-
     if not runs:
         raise UserError("nothing to plot: give runs, posbench.plot('outputs/demo')")
     frame = results.read([run.folder if isinstance(run, LoadedRun) else Path(run) for run in runs])
@@ -223,15 +198,10 @@ def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> "Figure
     return charts.of_runs(frame[~frame["repeated"]], reference)  # a seed counts once
 
 
-# -- work --------------------------------------------------------------------------------------------------------------
-
-
 def train(
     overrides: Words = (), *, restart: bool = False, config_dir: str | Path | None = None, **settings: Any
 ) -> LoadedRun:
     """Train and evaluate as `posbench train` does, in this process. The same settings continue or complete a run.
-
-    An interrupt, as by a notebook's stop button, saves the run first.
 
     Args:
         overrides: as typed after the command, ["encoding=alibi", "training.tokens=500000"], or values by key.
@@ -241,13 +211,8 @@ def train(
 
     Raises:
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
-        Stopped: it was interrupted and has been saved; the same call continues it.
+        Stopped: it was interrupted, as by a notebook's stop button, and has been saved.
     """
-    from posbench.config.overrides import start_of
-    from posbench.launch import plans
-    from posbench.launch import run as launch
-    from posbench.run_folder import finding
-
     words, directory = _words(overrides, settings), None if config_dir is None else Path(config_dir)
     if (begins := start_of(words)) and finding.is_model(begins):
         from posbench.huggingface.finetune import train_model
@@ -267,11 +232,6 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
         run: what `load` or `train` returned, a run folder, or a HuggingFace model: its folder or its name on the hub.
         overrides, settings: as of `train`: ["length=128,256", "extension=yarn"], or length=[128, 256].
     """
-    from posbench.config.asked import apply
-    from posbench.evaluation.job import evaluate_run
-    from posbench.run_folder import finding
-    from posbench.run_folder.folder import load_config
-
     words = _words(overrides, settings)
     if not isinstance(run, LoadedRun) and finding.is_model(str(run)):
         from posbench.huggingface.evaluate import evaluate_model
@@ -298,11 +258,6 @@ def sweep(
         overrides, settings: as of `train`; a list is values to combine: encoding=["rope", "alibi"], seed=range(5).
         n_jobs: processes at a time; None = one per CPU core or GPU.
     """
-    from posbench import report
-    from posbench.launch import plans
-    from posbench.launch import run as launch
-    from posbench.launch import sweep as many
-
     words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
     chosen = {name for word in words if word.startswith("encoding=") for name in word.partition("=")[2].split(",")}
     with _shown():
@@ -358,10 +313,6 @@ def _logged(folder: Path) -> LoadedRun:
 @contextlib.contextmanager
 def _shown() -> Iterator[None]:
     """Show the log; restore logging, warnings and the number of threads afterwards."""
-    import torch
-
-    from posbench.terminal import console
-
     threads = torch.get_num_threads()
     try:
         with warnings.catch_warnings(), console.log_shown():
