@@ -80,10 +80,7 @@ class LoadedRun:
 
     @property
     def learned(self) -> str | None:
-        """`yes`, `no` or `not resolved`: whether it beats the best n-gram model; None if that is not known.
-
-        By a 95 % interval over documents; on a task: 99 % of the tokens are right at every trained length.
-        """
+        """Whether it beats the best n-gram model: `yes`, `no` or `not resolved`; None if that is not known."""
         value = self.headline["learned"]
         return None if value is None else str(value)
 
@@ -131,7 +128,7 @@ class LoadedRun:
         return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
 
     def plot(self) -> charts.Picture:
-        """The curve beyond the training length, as in a report; of a run on a task accuracy by problem length."""
+        """Draw the curve beyond the training length; of a run on a task accuracy by problem length."""
         return plot(self)
 
     def __repr__(self) -> str:
@@ -143,8 +140,7 @@ class LoadedRun:
 
 def _as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
     varied = ":" in (row.task or "") or row.kind != PLAIN
-    place = row.offset or 0, row.curve_name, row.length_ratio
-    return varied, row.curve_name != "fixed_target", *place
+    return varied, row.curve_name != "fixed_target", row.offset or 0, row.curve_name, row.length_ratio
 
 
 def load(run: str | Path) -> LoadedRun:

@@ -1,13 +1,12 @@
 """The terminal: posbench's console, the log on stderr, and the progress of work."""
 
 import contextlib
-import datetime
 import functools
 import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from datetime import timedelta
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,7 +15,6 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
-from rich.text import Text
 
 from posbench.terminal.exits import Escaped, escape_controls
 
@@ -29,16 +27,11 @@ SIGNS = "▇─±≥"  # all non-ASCII signs in tables and their texts
 class _Console(Console):
     """All output is data: never markup or emoji codes, and control characters are escaped. Line breaks stay."""
 
-    def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(_escaped(text), **how)  # first, so that columns have the width of the escaped text
-
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=_escaped(segment.text))
-
-
-def _escaped(text: str) -> str:
-    return text if text.isprintable() else "\n".join(map(escape_controls, text.split("\n")))
+            printable = segment.control or segment.text.isprintable()
+            lines = [] if printable else map(escape_controls, segment.text.split("\n"))
+            yield segment if printable else segment._replace(text="\n".join(lines))
 
 
 # A console on stdout when it is called, with the width, colours and encoding that there are then.
@@ -62,20 +55,17 @@ def table(console: Console) -> Table:
 
 def fitting(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
     """Return which columns of these widths fit into so many characters: spare ones are dropped, the first one first."""
-    shown = list(range(len(widths)))
-    for column in spare:
-        if sum(widths[each] for each in shown) + 2 * (len(shown) - 1) <= room:
-            break
-        shown.remove(column)
+    spare, shown = list(spare), list(range(len(widths)))
+    while spare and sum(widths[each] for each in shown) + 2 * (len(shown) - 1) > room:
+        shown.remove(spare.pop(0))
     return shown
 
 
 def log_to_terminal() -> None:
     """Send posbench's log to stderr: through rich on a terminal, so that a live bar stays whole."""
-    on_terminal = stderr.is_terminal
     rich = RichHandler(console=stderr, show_path=False, show_level=False, highlighter=NullHighlighter())
-    handler: logging.Handler = rich if on_terminal else logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Escaped("%(message)s" if on_terminal else "%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler, line = (rich, "") if stderr.is_terminal else (logging.StreamHandler(sys.stderr), "%(asctime)s ")
+    handler.setFormatter(Escaped(f"{line}%(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger("posbench")
     root.handlers = [handler]
     root.setLevel(logging.INFO)
@@ -117,7 +107,7 @@ class Updates:
         elif now >= self._next_line or self._step == self._total:
             self._next_line = now + LINE_EVERY_SECONDS
             done, rest = self._step - self._start - 1, self._total - self._step
-            left = f"  {_left(now - began, done, rest)} left" if done and rest else ""
+            left = f"  {timedelta(seconds=round((now - began) / done * rest))} left" if done and rest else ""
             logger.info("step %d/%d  %s%s", self._step, self._total, text, left)
 
 
@@ -146,9 +136,5 @@ class Work:
         self.done += count
         if (now := time.monotonic()) > self.last + LINE_EVERY_SECONDS and self.done < self.total:
             self.last = now
-            left = _left(now - self.began, self.done, self.total - self.done)
+            left = timedelta(seconds=round((now - self.began) / self.done * (self.total - self.done)))
             logger.info(self.message, f"{self.done:,}", f"{self.total:,}", left)
-
-
-def _left(seconds: float, done: int, rest: int) -> datetime.timedelta:
-    return datetime.timedelta(seconds=round(seconds / done * rest))

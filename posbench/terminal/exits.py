@@ -14,7 +14,6 @@ from posbench.errors import PosbenchError
 
 IN_USE = 75  # a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug, also for child processes
-# System errors about the user's files.
 _FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
 
 
