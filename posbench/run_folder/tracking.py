@@ -199,7 +199,7 @@ class _AtTensorBoard(Mirror):
         self._log(defined(shortened(row)))
 
     def curve(self, row: EvaluationRow) -> None:
-        if self.begun and row.key in self._shown:  # scored again, on other targets or since its blocks were lost
+        if self.begun and row.key in self._shown:  # scored again, on other targets
             self._replaced = True
         else:
             self._log(self._curves.row(row, 0) if self.begun else {})
