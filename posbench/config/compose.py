@@ -159,7 +159,10 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
     for key, text in given.items():
         if key not in (*GROUPS, LENGTH, start.KEY):
             _check_key(key, text, cfg)
-            _assign(key, text, cfg)
+            try:
+                OmegaConf.update(cfg, key, value(key, text), merge=True)
+            except (OmegaConfBaseException, ValueError) as error:
+                raise UserError(f"{key}={text}: {_first_line(error)}") from None
     _refuse_other_data(before.get("data"), cfg.get("data"), given)
     if begins is not None:
         start.settle(cfg, before, given.keys())
@@ -222,13 +225,6 @@ def _check_key(key: str, text: str, cfg: DictConfig) -> None:
         raise suggest.unknown_key(key, [*KEYS, *GROUPS], WORDS)
 
 
-def _assign(key: str, text: str, cfg: DictConfig) -> None:
-    try:
-        OmegaConf.update(cfg, key, value(key, text), merge=True)
-    except (OmegaConfBaseException, ValueError) as error:
-        raise UserError(f"{key}={text}: {_first_line(error)}") from None
-
-
 def _refuse_other_data(chosen: Any, now: Any, given: Collection[str]) -> None:
     """Refuse another data set under the name of the chosen one, unless it is a folder with a copy."""
     dataset, here = chosen.get("dataset"), now.get("dataset")
@@ -244,20 +240,14 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
     """The resolved configuration as a dictionary.
 
     Raises:
-        UserError: a value is missing, or an interpolation calls a resolver or leads nowhere.
+        UserError: a value is missing, or an interpolation calls a function or leads nowhere.
     """
-    _refuse_resolvers("", OmegaConf.to_container(cfg))
+    # Functions such as `${oc.env:...}` would put secrets into records.
+    if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
+        raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
     try:
         container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise UserError(_first_line(error)) from None
     assert isinstance(container, dict)
     return {str(key): item for key, item in container.items()}
-
-
-def _refuse_resolvers(key: str, item: Any) -> None:
-    """Interpolations may name other keys; functions such as `${oc.env:...}` would put secrets into records."""
-    for name, inner in item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ():
-        _refuse_resolvers(f"{key}.{name}".lstrip("."), inner)
-    if isinstance(item, str) and "${" in item and ":" in item.partition("${")[2]:
-        raise UserError(f"{key} is {item!r}: only other keys may be interpolated, such as ${{training.tokens}}")

@@ -7,23 +7,10 @@ which learning rate, from which seed) is None, not a guess.
 import dataclasses
 from pathlib import Path
 
+from posbench.config import schema
 from posbench.config.history import completed, without_neutral
 from posbench.config.identity import NOT_IDENTITY, digest
-from posbench.config.schema import (
-    Config,
-    DataConfig,
-    EncodingConfig,
-    EvaluationConfig,
-    RuntimeConfig,
-    Section,
-    TrackingConfig,
-    TrainingConfig,
-    from_container,
-    saved_container,
-    split_encoding,
-    to_container,
-    validate,
-)
+from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, Section, validate
 from posbench.errors import UserError
 
 
@@ -99,10 +86,10 @@ class TrainedOn(Section):
     reading: ReadingConfig
     data: DataConfig  # the text it is trained on, and evaluated on
     start: TrainingElsewhere  # what is known of its training before
-    training: TrainingConfig
+    training: schema.TrainingConfig
     evaluation: EvaluationConfig
-    tracking: TrackingConfig
-    runtime: RuntimeConfig
+    tracking: schema.TrackingConfig
+    runtime: schema.RuntimeConfig
 
     def __post_init__(self) -> None:
         _refuse_task(self.data)
@@ -113,7 +100,9 @@ class TrainedOn(Section):
     @property
     def id(self) -> str:
         """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
-        shaping = {key: value for key, value in without_neutral(to_container(self)).items() if key not in NOT_IDENTITY}
+        shaping = {
+            key: value for key, value in without_neutral(schema.to_container(self)).items() if key not in NOT_IDENTITY
+        }
         shaping["model"] = self.model.sha256
         for name in ("tokenizer", "vocab_size"):  # the model's own
             del shaping["data"][name]
@@ -135,12 +124,12 @@ def load_saved(path: Path) -> AnyConfig:
     Raises:
         UserError: the file cannot be read, is not plain data, or is not a configuration.
     """
-    container = saved_container(path)
+    container = schema.saved_container(path)
     try:
         if "reading" not in container:
-            return from_container(container)
+            return schema.from_container(container)
         if "start" in container:
-            return validate(TrainedOn, split_encoding(completed(container)))
-        return validate(TrainedElsewhere, split_encoding(container))
+            return validate(TrainedOn, schema.split_encoding(completed(container)))
+        return validate(TrainedElsewhere, schema.split_encoding(container))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

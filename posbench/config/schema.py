@@ -94,14 +94,13 @@ class ModelConfig(Section):
         return -(-8 * self.d_model // 96) * 32 if self.mlp == "swiglu" else 4 * self.d_model
 
     def __post_init__(self) -> None:
-        if self.d_model % self.n_heads:
-            near = _nearest_multiples(self.d_model, self.n_heads)
-            raise UserError(f"model.d_model is {self.d_model}: it does not divide into {self.n_heads} heads, {near}")
+        _refuse_uneven("model.d_model", self.d_model, self.n_heads, "into {} heads")
 
 
-def _nearest_multiples(value: int, divisor: int) -> str:
-    below = value - value % divisor
-    return f"nearest: {' or '.join(str(near) for near in (below, below + divisor) if near)}"
+def _refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
+    if rest := value % divisor:
+        near = " or ".join(str(each) for each in (value - rest, value - rest + divisor) if each)
+        raise UserError(f"{key} is {value}: it does not divide {parts.format(divisor)}, nearest: {near}")
 
 
 # Keys that a source of text does not read: there they have their values of data/_base.yaml, null unless given here.
@@ -173,17 +172,12 @@ class TrainingConfig(Section):
     precision: Precision  # of matrix products
 
     def __post_init__(self) -> None:
-        if self.tokens < self.tokens_per_step:
-            least = f"{self.tokens_per_step}, one update"
-            raise UserError(f"training.tokens is {self.tokens}: expected at least {least}")
+        if self.tokens < (least := self.tokens_per_step):
+            raise UserError(f"training.tokens is {self.tokens}: expected at least {least}, one update")
 
     def refuse_uneven(self, processes: int) -> None:
         """Refuse sequences of a batch that do not divide equally among so many processes."""
-        if self.batch_size % processes:
-            near = _nearest_multiples(self.batch_size, processes)
-            raise UserError(
-                f"training.batch_size is {self.batch_size}: it does not divide among {processes} processes, {near}"
-            )
+        _refuse_uneven("training.batch_size", self.batch_size, processes, "among {} processes")
 
     @property
     def tokens_per_step(self) -> int:

@@ -17,7 +17,6 @@ import glob
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -161,16 +160,17 @@ def _read(folder: Path) -> tuple[Config, StartConfig]:
         raise UserError(f"start={folder}: it began from {config.start.run} itself; expected a run that began at random")
     if config.data.task is not None:
         raise UserError(f"start={folder}: it was trained on a task; expected a run on text")
-    record, training = _json(folder / "run.json"), config.training
-    manifests = [_json(path) for path in sorted((folder / "checkpoint").glob("step-*/manifest.json"))]
+    training = config.training
     try:
+        record = json.loads((folder / "run.json").read_bytes())
+        manifests = [json.loads(path.read_bytes()) for path in (folder / "checkpoint").glob("step-*/manifest.json")]
         newest = max(manifests, key=lambda manifest: int(manifest["step"]))
         if int(newest["step"]) < training.steps or record.get("status") != "done":
             raise UserError(
                 f"start={folder}: that run is not finished; 'posbench train' with its settings continues it"
             )
         weights = str(newest["files"]["model.safetensors"]["sha256"])  # verified when they are read
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"start={folder}: it has no checkpoint; expected the folder of a trained run") from None
     text = record.get("data")
     return config, StartConfig(
@@ -185,13 +185,3 @@ def _read(folder: Path) -> tuple[Config, StartConfig]:
         tokens=training.tokens,
         warmup_tokens=training.warmup_tokens,
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not what posbench writes: expected an object")
-    return content
