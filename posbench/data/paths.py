@@ -116,15 +116,12 @@ def _by_split(files: dict[str, Path], root: Path, asked: Mapping[str, str]) -> d
         splits.setdefault(_split_of(Path(name), words), {})[name] = file
     others = splits.pop("", {})
     if others and not asked:
-        named, names = len(files) - len(others), ", ".join(sorted(splits))
-        line = (
-            f"data.path: '{root / next(iter(others))}' is of no split, while {named} of {len(files)} files have names"
-        )
-        line += f" of splits ({names})"
+        stray, named, names = root / next(iter(others)), len(files) - len(others), ", ".join(sorted(splits))
+        line = f"'{stray}' is of no split, while {named} of {len(files)} files have names of splits ({names})"
         if "train" in splits and len(splits) > 1 and named > len(others):
-            raise UserError(f"{line}: move it away, or leave it out with a glob")
+            raise UserError(f"data.path: {line}: move it away, or leave it out with a glob")
         if splits:
-            logger.warning("%s: all are split anew", line)
+            logger.warning("data.path: %s: all are split anew", line)
         return {"": files}
     if "train" not in splits:
         raise UserError(f"data.path: '{root}' has {' and '.join(sorted(splits)) or 'no'} files but no train file")
