@@ -29,9 +29,8 @@ from posbench.results import frame as results
 from posbench.results.headline import MAIN, MAIN_OF_TASK, Headline, headline
 from posbench.run_folder import finding
 from posbench.run_folder.folder import load_any_config, load_config, load_record
-from posbench.run_folder.jsonl import number, read_jsonl
-from posbench.run_folder.names import METRICS
-from posbench.run_folder.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows
+from posbench.run_folder.jsonl import number
+from posbench.run_folder.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows, training_rows
 from posbench.run_folder.trained import model_of, tokenizer_of
 from posbench.terminal import console
 
@@ -96,8 +95,8 @@ class LoadedRun:
         return frame.assign(learned=self.learned).astype(dict.fromkeys(_COUNTS, "Int64"))
 
     def metrics(self) -> pd.DataFrame:
-        """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `validation/nll` (nats), ..."""
-        rows = [{key: number(value) for key, value in line.items()} for line in read_jsonl(self.folder / METRICS)]
+        """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `val/loss` (nats), ..."""
+        rows = [{key: number(value) for key, value in line.items()} for line in training_rows(self.folder)]
         columns = dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)])
         frame = pd.DataFrame(rows, columns=[*columns]).dropna(subset=["step", "tokens"])
         return frame.groupby("step", as_index=False).last().astype({"step": "int64", "tokens": "int64"})

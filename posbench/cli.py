@@ -257,16 +257,12 @@ def _runs_and_settings(command: str, words: list[str], or_else: str = "") -> tup
 @app.command()
 def sync(
     words: Annotated[list[str], typer.Argument(metavar="RUN|key=value", help=f"{_RUNS}; tracking.project= ...")],
-    anew: Annotated[bool, typer.Option("--anew", help="Send as new runs, even if W&B has these runs.")] = False,
 ) -> None:
-    """Send run folders to W&B, or write their files for TensorBoard.
-
-    tracking=tensorboard writes them. Sends steps of offline runs and steps that W&B missed, each once.
-    """
+    """Send the rows of run folders that W&B has not got; tracking=tensorboard writes their files for TensorBoard."""
     from posbench.evaluation.job import results_of
-    from posbench.run_folder import sync
+    from posbench.run_folder import tracking
 
-    sync.sync(*_runs_and_settings("sync", words), results_of, anew)
+    tracking.sync(*_runs_and_settings("sync", words), results_of)
 
 
 @app.command()

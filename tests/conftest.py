@@ -117,7 +117,7 @@ def tiny_config() -> Config:
             },
             "runtime": {
                 "outputs": "outputs", "cache": None, "device": "cpu", "threads": 1, "compile": False,
-                "log_every_steps": 1, "validate_every_steps": None, "checkpoint_every_steps": 5,
+                "log_every_steps": 1, "validate_every_steps": 0, "checkpoint_every_steps": 5,
             },
         }
     )  # fmt: skip

@@ -33,8 +33,7 @@ from posbench.launch.plans import Plan
 from posbench.launch.run import evaluate_runs
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config, load_record
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run_folder.rows import evaluation_rows, read_rows, training_rows
 from posbench.terminal import exits
 
 _OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}
@@ -101,7 +100,6 @@ def outcome(folder: Path) -> dict[str, Any]:
     """All that a run comes to, less times and memory."""
     last = max((folder / "checkpoint").glob("step-*"))
     record = load_record(folder)
-    rows = {name: read_jsonl(folder / f"{name}.jsonl") for name in ("metrics", "evaluation")}
     return {
         "files": sorted(path.name for path in folder.iterdir()),
         "temporaries": [str(path) for path in folder.rglob(".tmp-*")],
@@ -110,7 +108,7 @@ def outcome(folder: Path) -> dict[str, Any]:
             name: hashlib.sha256((last / name).read_bytes()).hexdigest()
             for name in ("model.safetensors", "optimizer.pt")
         },
-        **{name: [{k: v for k, v in row.items() if k not in _OF_TIME} for row in of] for name, of in rows.items()},
+        "rows": [{k: v for k, v in row.items() if k not in _OF_TIME} for row in read_rows(folder)],
         "record": {name: record[name] for name in _OF_RECORD},
         "timed": all(record[name] for name in ("train_seconds", "cpu_seconds")),
     }
@@ -128,7 +126,7 @@ def faults_of(folder: Path, every: int) -> list[str]:
         if (folder / "run.json").exists():
             load_record(folder)
         evaluation_rows(folder)
-        logged = [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
+        logged = [row["step"] for row in training_rows(folder)]
         newest = checkpoint.newest(folder)
     except PosbenchError as error:
         return [f"{folder.name}: {error}"]

@@ -148,3 +148,10 @@ def posbench(*arguments: str) -> int:
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def evaluation_lines(folder: Path) -> list[dict[str, Any]]:
+    """The evaluation rows of a run folder as they stand there."""
+    from posbench.run_folder.rows import read_rows
+
+    return [row for row in read_rows(folder) if "protocol" in row]

@@ -530,9 +530,9 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
         ("task", "repeat"): varied, ("task", "repeat_control"): varied, ("task", "shuffle"): 2 * 4,
     }  # fmt: skip
     assert {row.status for row in rows} == {"ok"}
-    before = (folder / "evaluation.jsonl").read_bytes()
+    before = (folder / "rows.jsonl").read_bytes()
     evaluate_run(folder, asked)
-    assert (folder / "evaluation.jsonl").read_bytes() == before
+    assert (folder / "rows.jsonl").read_bytes() == before
 
 
 def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config, pathlib.Path]) -> None:
@@ -606,9 +606,9 @@ def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_
     assert {row.dtype for row in first} == {"fp32"}  # as trained
 
     def evaluated(*overrides: str) -> tuple[list[EvaluationRow], bool]:
-        before = (folder / "evaluation.jsonl").read_bytes()
+        before = (folder / "rows.jsonl").read_bytes()
         evaluate_run(folder, apply(config, list(overrides)))
-        return evaluation_rows(folder), (folder / "evaluation.jsonl").read_bytes() != before
+        return evaluation_rows(folder), (folder / "rows.jsonl").read_bytes() != before
 
     assert evaluated("precision=fp32") == (first, False)
     half, _ = evaluated("precision=bf16")

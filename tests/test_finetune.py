@@ -19,8 +19,7 @@ from posbench.errors import UserError
 from posbench.huggingface import finetune, load
 from posbench.huggingface.finetune import Learning
 from posbench.run_folder import checkpoint
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run_folder.rows import evaluation_rows, training_rows
 from posbench.training import train
 
 transformers = pytest.importorskip("transformers")
@@ -93,7 +92,7 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
     (began,) = [row.nll for row in evaluation_rows(theirs) if row.extension and row.length == LONG]
     assert nlls(folder)[LONG] == began and nlls(folder).keys() == {LENGTH, LONG}
     assert evaluated(here / "b", str(saved), f"train_length={LONG}", "longest=1") == nlls(folder, 6)
-    losses = [row["train/loss"] for row in read_jsonl(folder / "metrics.jsonl") if "train/loss" in row]
+    losses = [row["train/loss"] for row in training_rows(folder) if "train/loss" in row]
     assert len(losses) == 6 and nlls(folder, 6)[LONG] < nlls(folder)[LONG]  # type: ignore[operator]
     assert {row.tokens for row in evaluation_rows(folder)} == {0, 6 * LONG}
     old, new = (load_file(one / "model.safetensors") for one in (Path(name), saved))
@@ -134,8 +133,8 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(here: Path, monkeypatch: py
     assert [nlls(cut, step) for step in (0, 3, 6)] == [nlls(whole, step) for step in (0, 3, 6)]
     record = json.loads((cut / "run.json").read_text())
     assert record["status"] == "done" and record["attempt"]["bit_exact"] is True
-    before = (cut / "evaluation.jsonl").read_bytes()
-    assert trained(here / "cut", name, *words) == cut and (cut / "evaluation.jsonl").read_bytes() == before
+    before = (cut / "rows.jsonl").read_bytes()
+    assert trained(here / "cut", name, *words) == cut and (cut / "rows.jsonl").read_bytes() == before
 
 
 @pytest.mark.sample(5)
@@ -362,7 +361,7 @@ def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
         rows = nlls(ours, step)
         assert rows.keys() == {16, 64, 128} and nlls(theirs, step) == pytest.approx(rows, abs=2e-4)
     losses, norms = (
-        [[row[key] for row in read_jsonl(one / "metrics.jsonl")] for one in (ours, theirs)]
+        [[row[key] for row in training_rows(one)] for one in (ours, theirs)]
         for key in ("train/loss", "train/grad_norm")
     )
     assert len(losses[0]) == 10 and losses[1] == pytest.approx(losses[0], abs=2e-4)

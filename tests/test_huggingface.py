@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from hf_models import LENGTH, MODELS, UNTESTED, VOCABULARY, changed, configuration, save, write_text
 from safetensors.torch import load_file, save_file
-from support import posbench
+from support import evaluation_lines, posbench
 
 import posbench as library_of_ours
 from posbench import machine
@@ -23,7 +23,6 @@ from posbench.errors import Undefined, UserError
 from posbench.evaluation.models import Ranker, Variant
 from posbench.huggingface import evaluate, load, rope
 from posbench.huggingface.subject import HuggingFaceModel
-from posbench.run_folder.jsonl import read_jsonl
 
 transformers = pytest.importorskip("transformers")
 LONG = 2 * LENGTH
@@ -405,7 +404,7 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     asked = ["data.path=text", *EVALUATE[1:], "length=48", "protocol=nonoverlap"]
     assert posbench("evaluate", str(folder), *asked) == 0
     (results,) = (tmp_path / "outputs" / "models").iterdir()
-    (row,) = read_jsonl(results / "evaluation.jsonl")
+    (row,) = evaluation_lines(results)
     units, first = row["units"], json.loads((results / "run.json").read_text())["data"]["separator"]["id"]
     assert row["n_tokens"] == sum(units["tokens"]) and row["dtype"] == "fp32"
     assert sum(units["nll"]) / row["n_tokens"] == pytest.approx(row["nll"], abs=1e-5)
@@ -436,7 +435,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     assert "model, rope: trained at 48 tokens" in printed.out and "the share of right answers" in printed.out
     assert "no token of its own for each answer of passkey" in printed.err  # of a tokenizer that knows no words
     (folder,) = (tmp_path / "outputs" / "models").iterdir()
-    lines = read_jsonl(folder / "evaluation.jsonl")
+    lines = evaluation_lines(folder)
     rows = {(r["protocol"], r["length"], r["extension"], r["task"]): r for r in lines if r["window"] is None}
     assert rows["fixed_target", 96, "rerope", None]["status"] == "undefined"
     assert rows["fixed_target", 96, "yarn", None]["extension_options"]["rope_parameters"]["rope_type"] == "yarn"
@@ -447,15 +446,15 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     assert record["data"]["separator"] == {"id": 7, "text": "w7", "first_in_every_window": True}
 
     # started again it computes nothing, and with one more length that length only
-    before = (folder / "evaluation.jsonl").read_bytes()
+    before = (folder / "rows.jsonl").read_bytes()
     with monkeypatch.context() as broken:
         broken.setattr(HuggingFaceModel, "nll", None)
         broken.setattr(HuggingFaceModel, "ranked", None)
         assert posbench(*command) == 0
-    assert (folder / "evaluation.jsonl").read_bytes() == before
+    assert (folder / "rows.jsonl").read_bytes() == before
     more = [*EVALUATE, "length=48,144", "protocol=fixed_target", "windowed=false"]
     assert library_of_ours.evaluate("model", more).folder == folder.relative_to(tmp_path)  # from Python
-    assert [r["length"] for r in read_jsonl(folder / "evaluation.jsonl")[len(lines) :]] == [144]
+    assert [r["length"] for r in evaluation_lines(folder)[len(lines) :]] == [144]
     write_text(tmp_path / "text.txt", 8000)
     assert posbench(*command) == 2 and "holds results on another text" in capsys.readouterr().err
 
@@ -478,7 +477,7 @@ def test_rows_and_the_record_of_an_untested_kind_say_so(
     assert posbench("evaluate", str(on(shelf, "mamba")), *asked) == 0
     (folder,) = (tmp_path / "outputs" / "models").iterdir()
     assert json.loads((folder / "run.json").read_text())["support"]["level"] == "untested"
-    rows = read_jsonl(folder / "evaluation.jsonl")
+    rows = evaluation_lines(folder)
     status = {(row["length"], row["window"], row["extension"]): (row["status"], row["reason"]) for row in rows}
     assert status[48, None, None][0] == "ok"
     assert status[96, None, None][0] == "undefined" and "no tested kind" in status[96, None, None][1]

@@ -108,10 +108,10 @@ def test_tokens_are_those_trained_on_and_empty_where_training_failed(tmp_path: P
 
 def test_metrics_have_a_row_per_step(trained: Path) -> None:
     with open(trained / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": 8, "tokens": 512, "validation/nll": 4.5, "odd": "text"}) + "\n")
+        file.write(json.dumps({"step": 8, "tokens": 512, "val/loss": 4.5, "odd": "text"}) + "\n")
     frame = posbench.load(trained).metrics()
     assert frame.step.tolist() == [8] and frame.tokens.tolist() == [512]
-    assert frame["validation/nll"].tolist() == [4.5] and frame["train/loss"].notna().all() and frame.odd.isna().all()
+    assert frame["val/loss"].tolist() == [4.5] and frame["train/loss"].notna().all() and frame.odd.isna().all()
 
 
 def test_units_add_up_to_the_curve(trained: Path) -> None:

@@ -26,8 +26,7 @@ from posbench.evaluation.models import Answers, Variant, Varied
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.results.frame import GATE
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows, training_rows
 from posbench.run_folder.trained import tokenizer_of
 
 NAMES = tasks.names()
@@ -271,9 +270,9 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     assert [(row.problem_length, row.offset) for row in rows] == [(8, 0), (14, 0), (20, 0), (40, 0), (20, 42)]
     assert {row.n_blocks for row in rows} == {16}
     assert rows[2].nll == pytest.approx(rows[4].nll, abs=1e-5)  # RoPE is relative: shifted, it is the same
-    validations = [line for line in read_jsonl(folder / "metrics.jsonl") if "validation/accuracy" in line]
+    validations = [line for line in training_rows(folder) if "val/accuracy" in line]
     assert [line["step"] for line in validations] == [5, 10]
-    assert all(0 <= line["validation/exact_match"] <= line["validation/accuracy"] <= 1 for line in validations)
+    assert all(0 <= line["val/exact_match"] <= line["val/accuracy"] <= 1 for line in validations)
     tokenizer = tokenizer_of(folder)
     assert tokenizer.encode(["s3 = s1"])[0].tolist() == [5, 1, 3] and tokenizer.decode([5, 1]) == "s3 ="
     assert support.posbench("evaluate", str(folder), "ratio=1,2,3", "extension=yarn") == 0

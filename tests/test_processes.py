@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import write_words
+from support import evaluation_lines, write_words
 
 import posbench.training.train
 from posbench import machine
@@ -28,8 +28,7 @@ from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config, load_record
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run_folder.rows import evaluation_rows, training_rows
 from posbench.terminal import exits
 from posbench.training.step import Learner
 from posbench.training.train import train
@@ -85,20 +84,20 @@ def trained(config: Config, folder: Path, size: int) -> list[int]:
 
 
 def rows(folder: Path, *names: str) -> list[list[float]]:
-    return [[row[name] for name in names] for row in read_jsonl(folder / "metrics.jsonl") if names[0] in row]
+    return [[row[name] for name in names] for row in training_rows(folder) if names[0] in row]
 
 
 def assert_alike(one: Path, other: Path) -> None:
     """Losses and norms to rounding, and the same rows of an evaluation of the same windows."""
     # AdamW begins with the signs of gradients: what rounds to another sign shows in later norms, not in losses.
-    for name, relative in (("train/loss", 1e-6), ("validation/nll", 1e-6), ("train/grad_norm", 1e-5)):
+    for name, relative in (("train/loss", 1e-6), ("val/loss", 1e-6), ("train/grad_norm", 1e-5)):
         assert rows(other, name) == [pytest.approx(row, rel=relative, abs=1e-6) for row in rows(one, name)]
     assert len(rows(one, "train/loss")) == STEPS
     for row, expected in zip(evaluation_rows(other), evaluation_rows(one), strict=True):
         assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.status == "ok"
         assert (row.targets_sha256, row.n_tokens) == (expected.targets_sha256, expected.n_tokens)
         assert (row.accuracy, row.exact_match) == (expected.accuracy, expected.exact_match)
-    assert rows(other, "validation/accuracy") == rows(one, "validation/accuracy")
+    assert rows(other, "val/accuracy") == rows(one, "val/accuracy")
 
 
 # -- the same as one ---------------------------------------------------------------------------------------------------
@@ -153,7 +152,7 @@ def test_each_process_computes_its_share_and_has_all_of_it(tmp_path: Path) -> No
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """Rows of an evaluation, without what they took."""
-    rows = read_jsonl(folder / "evaluation.jsonl")
+    rows = evaluation_lines(folder)
     return [{name: row[name] for name in row if name not in ("seconds", "peak_memory_bytes")} for row in rows]
 
 

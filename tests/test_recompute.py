@@ -88,7 +88,7 @@ def test_it_splits_text_as_posbench_does(
 
 
 def rows_of(folder: pathlib.Path) -> list[str]:
-    return (folder / "evaluation.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    return (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
 
 
 @pytest.mark.sample(4)

@@ -6,24 +6,23 @@ import json
 import logging
 import os
 import signal
+import threading
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from disks import call, calls_to_the_disk, in_child, small_disk, start_child
+from disks import in_child, small_disk, start_child
 from support import snapshot
 
-from posbench import files
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
-from posbench.errors import RunFailed, UserError
-from posbench.run_folder import lock
+from posbench.errors import InUse, RunFailed, UserError
 from posbench.run_folder.facts import Where
-from posbench.run_folder.folder import Run, load_config, load_record
+from posbench.run_folder.folder import Run, in_use, load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows, read_rows
 
 COMMAND = ["posbench", "train"]
 
@@ -39,8 +38,8 @@ def test_run_json_has_every_promised_key_from_the_start(tmp_path: Path, tiny_con
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert list(record) == [
-        "schema", "id", "study", "encoding", "seed", "installed_encodings", "status", "reason", "message",
-        "command", "attempt", "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds",
+        "schema", "id", "study", "encoding", "seed", "command", "installed_encodings", "status", "reason", "message",
+        "attempt", "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds",
         "peak_memory_bytes", "data", "tokenizer_sha256", "support", "wandb", "versions", "git",
     ]  # fmt: skip
     assert (
@@ -99,13 +98,13 @@ def test_files_follow_the_umask(tmp_path: Path, tiny_config: Config, mask: int) 
     before = os.umask(mask)
     try:
         with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-            run.log_metrics({"step": 1})
+            run.log({"step": 1})
             run.log_to_file()
             run.update(tokens=1)
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()}
-    assert {".lock", "run.json", "config.yaml", "metrics.jsonl", "log.txt"} == modes.keys()
+    assert {"run.json", "config.yaml", "rows.jsonl", "log.txt"} == modes.keys()
     assert set(modes.values()) == {0o666 & ~mask}
 
 
@@ -118,7 +117,6 @@ def test_another_run_in_the_folder_is_refused_with_what_differs(tmp_path: Path, 
     before = snapshot(tmp_path / "run")
     with pytest.raises(UserError, match=r"holds another run .*: seed 0 -> 5; .*--restart"):
         Run.open(tmp_path / "run", with_seed(tiny_config, 5), COMMAND)
-    del before[".lock"]
     after = snapshot(tmp_path / "run")
     assert {name: after[name] for name in before} == before
 
@@ -143,12 +141,12 @@ def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config)
     folder = tmp_path / "run"
     for number in range(3):
         with Run.open(folder, tiny_config, COMMAND, restart=True) as run:
-            assert not (folder / "metrics.jsonl").exists()
-            run.log_metrics({"step": number})
+            assert run.rows == []
+            run.log({"step": number})
             with pytest.raises(UserError, match="in use"):
                 Run.open(folder, tiny_config, COMMAND, restart=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1", "run.old-2"]
-    assert [read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("run.old-1", "run.old-2", "run")] == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".run.lock", "run", "run.old-1", "run.old-2"]
+    assert [read_rows(tmp_path / name) for name in ("run.old-1", "run.old-2", "run")] == [
         [{"step": 0}], [{"step": 1}], [{"step": 2}]
     ]  # fmt: skip
 
@@ -161,17 +159,19 @@ def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
 # -- one owner ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_process_is_refused_by_name_and_changes_nothing(tmp_path: Path, tiny_config: Config) -> None:
+def test_a_second_process_is_refused_and_changes_nothing(tmp_path: Path, tiny_config: Config) -> None:
+    assert not in_use(tmp_path / "run")
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path)
-        owner = rf"in use by process {os.getpid()} on .*, since 20"
 
         def second() -> None:
-            with pytest.raises(UserError, match=owner):
+            with pytest.raises(InUse, match="in use by another process: wait for it or stop it"):
                 Run.open(tmp_path / "run", tiny_config, COMMAND)
+            assert in_use(tmp_path / "run")
 
         assert in_child(second) == 0
         assert snapshot(tmp_path) == before
+    assert not in_use(tmp_path / "run")
 
 
 @pytest.mark.full
@@ -203,58 +203,22 @@ def test_of_two_processes_started_at_once_exactly_one_wins(tmp_path: Path, tiny_
         assert sorted(told) == sorted(b"WL"), trial
 
 
-def test_who_asks_whether_a_folder_is_owned_keeps_no_owner_from_it(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run").mkdir()
-    asking = (tmp_path / "run/.lock").open("wb")
-    fcntl.flock(asking, fcntl.LOCK_SH)  # as in_use has it, for a moment
-    monkeypatch.setattr(files.time, "sleep", lambda seconds: asking.close())
+def test_who_asks_whether_a_folder_is_owned_keeps_no_owner_from_it(tmp_path: Path, tiny_config: Config) -> None:
+    asking = (tmp_path / ".run.lock").open("wb")
+    fcntl.flock(asking, fcntl.LOCK_EX)  # as in_use has it, for a moment
+    threading.Timer(0.05, asking.close).start()
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        assert lock.in_use(run.folder)
+        assert in_use(run.folder)
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path, tiny_config: Config) -> None:
     def die() -> None:
-        Run.open(tmp_path / "run", tiny_config, COMMAND).log_metrics({"step": 1})
+        Run.open(tmp_path / "run", tiny_config, COMMAND).log({"step": 1})
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert in_child(die) == -signal.SIGKILL
-    with Run.open(tmp_path / "run", tiny_config, COMMAND):
-        assert (tmp_path / "run" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
-
-
-def test_what_a_lock_file_says_keeps_nobody_out(tmp_path: Path, tiny_config: Config) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").write_text(f"process {os.getppid()} on another, since 2026")
-    with Run.open(tmp_path / "run", tiny_config, COMMAND):
-        assert (tmp_path / "run" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
-
-
-def test_another_users_folder_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").write_text("{}")
-    (tmp_path / "run" / ".lock").chmod(0o444)
-    (tmp_path / "run").chmod(0o555)
-    tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-
-    def take() -> None:
-        if os.geteuid() == 0:
-            os.setuid(65534)
-        with pytest.raises(PermissionError, match="Permission denied: 'run'"):
-            lock.take(Path("run"))
-
-    assert in_child(take) == 0
-    (tmp_path / "run").chmod(0o777)  # a folder that a group shares, with the lock of someone else
-
-    def share() -> None:
-        if os.geteuid() == 0:
-            os.setuid(65534)
-        lock.take(Path("run"))
-        assert lock.in_use(Path("run"))
-
-    assert in_child(share) == 0
+    assert in_child(die) == -signal.SIGKILL and not in_use(tmp_path / "run")
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        assert run.rows == [{"step": 1}]
 
 
 def test_a_temporary_left_by_a_kill_goes_at_the_next_start(
@@ -277,38 +241,46 @@ def test_a_temporary_left_by_a_kill_goes_at_the_next_start(
 # -- line-by-line records ----------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path, tiny_config: Config) -> None:
+def test_rows_after_a_step_are_cut_and_half_a_line_never_spoils_the_next(tmp_path: Path, tiny_config: Config) -> None:
+    evaluated = row(16, 1.0).to_json() | {"checkpoint_step": 1}
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.cut_metrics(0)
-        assert run.metrics_offset() == 0
-        run.log_metrics({"step": 1, "train/loss": 2.0})
-        offset = run.metrics_offset()
-        run.log_metrics({"step": 2, "train/loss": 1.0})
-        with open(run.folder / "metrics.jsonl", "a") as file:
-            file.write('{"step": 3, "tra')  # what a kill leaves
-        assert [row["step"] for row in read_jsonl(run.folder / "metrics.jsonl")] == [1, 2]
-        run.cut_metrics(offset)
-        assert read_jsonl(run.folder / "metrics.jsonl") == [{"step": 1, "train/loss": 2.0}]
-        assert run.metrics_offset() == offset
-        run.cut_metrics(offset - 3)  # the file system lost the end
-        assert run.metrics_offset() == 0
+        for logged in (
+            {"step": 1, "train/loss": 2.0},
+            evaluated,
+            {"step": 2, "train/loss": 1.0},
+            row(32, 1.0).to_json(),
+        ):
+            run.log(logged)
+    with open(run.folder / "rows.jsonl", "a") as file:
+        file.write('{"step": 3, "x": "' + "y" * 70_000)  # what a kill leaves
+    assert len(read_rows(run.folder)) == 4
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.log({"step": 3})
+        assert [each.get("step") for each in read_rows(run.folder)] == [1, None, 2, None, 3]
+        run.cut(1)
+        run.log({"step": 2})
+        assert run.rows == read_rows(run.folder) == [{"step": 1, "train/loss": 2.0}, evaluated, {"step": 2}]
 
 
-def test_a_half_line_never_spoils_the_next(tmp_path: Path, tiny_config: Config) -> None:
+def test_the_two_files_of_an_older_run_are_read_and_written_as_one_when_it_is_opened(
+    tmp_path: Path, tiny_config: Config
+) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.log_metrics({"step": 1})
-        with open(run.folder / "metrics.jsonl", "a") as file:
-            file.write('{"step": 2, "x": "' + "y" * 70_000)
-        run.log_metrics({"step": 3})
-        assert [row["step"] for row in read_jsonl(run.folder / "metrics.jsonl")] == [1, 3]
+        pass
+    (run.folder / "rows.jsonl").unlink()
+    (run.folder / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n{"step": 1, "validation/nll": 2.5}\n')
+    (run.folder / "evaluation.jsonl").write_text(json.dumps(row(16, 1.0).to_json()) + "\n")
+    expected = [{"step": 1, "train/loss": 2.0}, {"step": 1, "val/loss": 2.5}, row(16, 1.0).to_json()]
+    assert read_rows(run.folder) == expected and evaluation_rows(run.folder) == [row(16, 1.0)]
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        assert run.rows == read_rows(run.folder) == expected
+        assert (run.folder / "rows.jsonl").exists()
 
 
 def test_what_is_not_finite_is_null_and_tensors_are_numbers(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.log_metrics({"a": float("nan"), "b": float("inf"), "c": torch.tensor(0.5), "d": 1 / 3, "e": 10**12 + 1})
-        assert (run.folder / "metrics.jsonl").read_text() == (
-            '{"a": null, "b": null, "c": 0.5, "d": 0.3333333, "e": 1000000000001}\n'
-        )
+        run.log({"a": float("nan"), "b": float("inf"), "c": torch.tensor(0.5), "e": 10**12 + 1})
+        assert (run.folder / "rows.jsonl").read_text() == '{"a": null, "b": null, "c": 0.5, "e": 1000000000001}\n'
 
 
 def row(length: int, nll: float, **more: Any) -> EvaluationRow:
@@ -321,26 +293,16 @@ def row(length: int, nll: float, **more: Any) -> EvaluationRow:
 def test_the_last_row_of_a_key_wins(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         for logged in (row(16, 1.0), row(32, 2.0), row(16, 3.0), row(16, 4.0, window=16)):
-            run.log_evaluation(logged)
+            run.log(logged.to_json())
         assert evaluation_rows(run.folder) == [row(16, 3.0), row(32, 2.0), row(16, 4.0, window=16)]
-
-
-def test_rows_are_on_the_disk_before_the_next_and_metrics_before_the_checkpoint_that_counts_on_them(
-    tmp_path: Path, tiny_config: Config
-) -> None:
-    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run, calls_to_the_disk() as calls:
-        run.log_evaluation(row(16, 1.0))
-        run.log_metrics({"step": 1})
-        run.metrics_offset()
-        assert calls == [call("forced", (run.folder / name).stat()) for name in ("evaluation.jsonl", "metrics.jsonl")]
 
 
 def test_the_file_of_an_evaluation_has_the_columns_that_are_promised(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         units = {"document": [0, 3], "tokens": [8, 16], "nll": [9.5, 20.25]}
-        run.log_evaluation(row(16, float("nan"), extension_options={"factor": 4.0}, units=units))
-        run.log_evaluation(row(32, 1.0))
-        line, without = read_jsonl(run.folder / "evaluation.jsonl")
+        run.log(row(16, float("nan"), extension_options={"factor": 4.0}, units=units).to_json())
+        run.log(row(32, 1.0).to_json())
+        line, without = read_rows(run.folder)
     assert " ".join(line) == (
         "protocol length length_ratio stride window extension extension_options task problem_length offset split "
         "documents checkpoint_step tokens status reason dtype n_tokens n_bytes n_blocks n_distinct n_documents "
@@ -375,15 +337,15 @@ def test_a_rows_name_says_what_was_measured_and_how_the_model_was_changed(
     assert (changed.curve_name, changed.kind) == (name, kind)
 
 
-@pytest.mark.parametrize("schema", [1, None])
+@pytest.mark.parametrize("schema", [1, 2, None])
 def test_a_record_of_this_schema_or_of_none_is_read(tmp_path: Path, schema: Any) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "id": "x"}))
     assert load_record(tmp_path)["id"] == "x"
 
 
 def test_a_record_of_a_newer_schema_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 2}))
-    with pytest.raises(UserError, match=r"run\.json has schema 2, this posbench reads up to 1: upgrade posbench$"):
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 3}))
+    with pytest.raises(UserError, match=r"run\.json has schema 3, this posbench reads up to 2: upgrade posbench$"):
         load_record(tmp_path)
 
 
@@ -398,19 +360,19 @@ def test_a_full_disk_is_reported_at_the_first_lost_row_and_leaves_whole_lines(
     tmp_path: Path, tiny_config: Config
 ) -> None:
     with small_disk(tmp_path / "disk", "200k") as disk, Run.open(disk / "run", tiny_config, COMMAND) as run:
-        run.log_metrics({"step": 0})  # has its page, which the next rows fill to the last byte
+        run.log({"step": 0})  # has its page, which the next rows fill to the last byte
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
             while True:
                 file.write(b"x" * 1024)
         logged = 1
-        with pytest.raises(RunFailed, match=r"no room to write .*metrics\.jsonl.*free") as failure:
+        with pytest.raises(RunFailed, match=r"no room to write .*rows\.jsonl.*free") as failure:
             for _ in range(100_000):
-                run.log_metrics({"step": logged})
+                run.log({"step": logged})
                 logged += 1
         assert failure.value.reason == "disk"
-        assert (run.folder / "metrics.jsonl").read_bytes().endswith(b"\n")
-        assert len(read_jsonl(run.folder / "metrics.jsonl")) == logged
+        assert (run.folder / "rows.jsonl").read_bytes().endswith(b"\n")
+        assert len(read_rows(run.folder)) == logged
         assert logged > 1
         record = (run.folder / "run.json").read_bytes()
         with pytest.raises(RunFailed):

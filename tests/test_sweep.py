@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from fake_study import Truth, configured, write_run
+from posbench.run_folder.lock import in_use
 from support import each_once, encoding_installed, snapshot, write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
@@ -34,7 +35,6 @@ from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
-from posbench.run_folder.lock import in_use
 from posbench.run_folder.rows import evaluation_rows
 from posbench.training.train import train
 

@@ -1,241 +1,227 @@
-"""W&B mirrors the run quietly; whatever happens to it, the run and its own records go on."""
+"""What trackers show of a run: every row once, after any kill. W&B's real client, a server on this machine."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import signal
+import subprocess
 import sys
-import threading
-import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import wandb
-import wandb_offline
-from matplotlib.figure import Figure
+import wandb_server
+from disks import in_child
+from support import posbench
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from wandb_server import ServedRun, Server
 
-from posbench.config.schema import Config, to_container
+from posbench.config.schema import Config
+from posbench.errors import UserError
+from posbench.evaluation.job import results_of
 from posbench.run_folder import tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import EvaluationRow
-from posbench.run_folder.wandb_session import choose_mode
+from posbench.run_folder.rows import EvaluationRow, read_rows
+from posbench.run_folder.tracking import Names, choose_mode, mirrored, refuse_names
 
-TRAINING = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "train/mfu",
-            "validation/nll", "validation/accuracy", "validation/exact_match")  # fmt: skip
-SECRETS = ("hf_" + "a1B2" * 8, "0123456789" * 4)
-
-PLAIN = EvaluationRow(
-    protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=3, status="ok",
-    nll=1.0, perplexity=2.718,
+LAST = 12  # updates of the tiny configuration
+ROW = EvaluationRow(
+    protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=LAST, tokens=1536, status="ok",
+    nll=1.0, ci_low=0.5, ci_high=1.5, targets_sha256="ab" * 32,
 )  # fmt: skip
 
 
-@pytest.fixture
-def config(tiny_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
-    """The tiny configuration with W&B on and neither a key nor settings of this machine in sight."""
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No key, no settings of this machine, and no client left over from another test."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "wandb-data"))
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb-cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
-    settings = dataclasses.replace(tiny_config.tracking, backend="wandb", mode="auto", tags=("mine",))
-    return dataclasses.replace(tiny_config, tracking=settings)
+    for name in ("CONFIG", "DATA", "CACHE"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb" / name))
+    monkeypatch.chdir(tmp_path)
+    yield
+    with contextlib.suppress(ConnectionError):
+        wandb.teardown()
 
 
-def log_everything(run: Run, tracker: tracking.Mirror) -> None:
-    for step in (1, 2, 3):
-        row: dict[str, Any] = {"step": step, "tokens": 128 * step, "train/loss": 3.0 / step, "train/grad_norm": None}
-        run.log_metrics(row)
-        tracker.metrics(row)
-    tracker.metrics({"step": 3, "tokens": 384, "validation/nll": 2.5})
-    for length in (16, 32):
-        tracker.curve(dataclasses.replace(PLAIN, length=length, length_ratio=length / 16))
-    tracker.curve(dataclasses.replace(PLAIN, length=32, length_ratio=2, nll=0.5, perplexity=1.649, window=16))
-    tracker.curve(dataclasses.replace(PLAIN, length=64, length_ratio=4, nll=None, perplexity=None, status="undefined"))
-    tracker.summary({"nll_1x": 1.0})
+@pytest.fixture
+def server(clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with wandb_server.serve() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
+        assert server.unknown == []
 
 
-def mirrored_runs(run: Run) -> list[wandb_offline.OfflineRun]:
-    wandb.teardown()  # as at the end of a process: whatever is still in memory is written
-    return [wandb_offline.read(path) for path in (run.folder / "wandb").glob("offline-run-*/*.wandb")]
+@pytest.fixture
+def config(tiny_config: Config) -> Config:
+    return tracked(tiny_config, backend="wandb", mode="online")
 
 
-def fake_wandb(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
-    """A stand-in module; what it does not define raises as a broken W&B would."""
-    module = types.ModuleType("wandb")
-    settings = types.SimpleNamespace(base_url="http://localhost")
-    vars(module).update({"Settings": lambda **_: settings, "setup": lambda _: None, **functions})
-    monkeypatch.setitem(sys.modules, "wandb", module)
+def tracked(config: Config, **tracking: Any) -> Config:
+    return dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, **tracking))
 
 
-def fake_session(log: Any) -> types.SimpleNamespace:
-    return types.SimpleNamespace(
-        log=log, define_metric=lambda *_, **__: None, finish=lambda **_: None, resumed=False, summary={}, url="http://w"
-    )
+def attempt(folder: Path, config: Config, after: int, until: int, evaluated: int = 0, kill: bool = False) -> None:
+    """One process of a run that goes on from the checkpoint of a step; it ends, or is killed."""
+    with Run.open(folder, config, ["posbench", "train"]) as run, mirrored(config, run, results_of):
+        run.begin_attempt(Where("cpu", "fp32", 1))
+        run.cut(after)
+        run.mirror()
+        for step in range(after + 1, until + 1):
+            run.log({"step": step, "tokens": 128 * step, "train/loss": 1 / step, "seconds": step / 2})
+            if step % 4 == 0:
+                run.log({"step": step, "tokens": 128 * step, "val/loss": 2 / step})
+        for ratio in range(1, evaluated + 1):
+            status = {"status": "undefined", "nll": None, "ci_low": None, "ci_high": None} if ratio == 3 else {}
+            run.log(dataclasses.replace(ROW, length=16 * ratio, length_ratio=ratio, **status).to_json())
+        if kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        run.finish("done" if evaluated else "stopped")
 
 
-def failing(error: Exception) -> Any:
-    raise error
+def killed(*given: Any) -> None:
+    assert in_child(lambda: attempt(*given, kill=True)) == -signal.SIGKILL
 
 
-def test_an_offline_run_reads_back(
-    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def only(server: Server) -> ServedRun:
+    (run,) = server.runs.values()
+    return run
+
+
+def assert_has_every_row_once(served: ServedRun, config: Config, folder: Path) -> None:
+    names, rows = Names(config), read_rows(folder)
+    sent = [{name: value for name, value in row.items() if name != "curve"} for row in served.history]
+    assert sent == [names.of(row) for row in rows] and len(rows) > LAST
+    steps = served.streams["wandb-history.jsonl"]
+    assert [json.loads(steps[at])["_step"] for at in sorted(steps)] == list(range(len(rows)))
+
+
+# -- W&B ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_online_every_row_arrives_once_whatever_ended_the_first_session(
+    server: Server, config: Config, tmp_path: Path, end: str
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", SECRETS[0])
-    monkeypatch.setenv("SOME_KEY", SECRETS[1])
-    command = ["posbench", "train"]
-    monkeypatch.setattr(sys, "argv", command)
-    with Run.open(tmp_path / "run", config, command) as run, tracking.mirror(config, run) as tracker:
-        run.update(parameters={"total": 7, "encoding": 0, "non_embedding": 3}, tokens=384, train_seconds=2.0)
-        log_everything(run, tracker)
-        run.finish("done")
-    (mirrored,) = mirrored_runs(run)
-    assert mirrored.run_id == run.record["wandb"]["id"] == f"{config.study}-{run.id}"
-    assert (mirrored.group, mirrored.project, mirrored.tags) == ("test", "posbench", ["rope", "mine"])
-    assert mirrored.config == to_container(config)
-    at = {"eval/length_ratio": 1, "eval/length": 16}, {"eval/length_ratio": 2, "eval/length": 32}
-    assert [row.pop("rows") for row in mirrored.history] == [1, 2, 3, 4, 5, 6, 7]
-    assert mirrored.history == [
-        {"step": 1, "tokens": 128, "train/loss": 3.0, "train_step": 1, "validation_step": 0},
-        {"step": 2, "tokens": 256, "train/loss": 1.5, "train_step": 2, "validation_step": 0},
-        {"step": 3, "tokens": 384, "train/loss": 1.0, "train_step": 3, "validation_step": 0},
-        {"step": 3, "tokens": 384, "validation/nll": 2.5, "train_step": 3, "validation_step": 3},
-        {**at[0], "eval/line": 1, "eval/fixed_target/nll": 1.0, "eval/fixed_target/perplexity": 2.718},
-        {**at[1], "eval/line": 2, "eval/fixed_target/nll": 1.0, "eval/fixed_target/perplexity": 2.718},
-        {**at[1], "eval/line": 3, "eval/windowed/nll": 0.5, "eval/windowed/perplexity": 1.649},
-    ]
-    curves = [f"eval/{name}/{value}" for name in ("fixed_target", "windowed") for value in ("nll", "perplexity")]
-    assert mirrored.axes == dict.fromkeys(TRAINING, "tokens") | dict.fromkeys(curves, "eval/length_ratio")
-    counters = ["eval/line", "rows", "seconds", "step", "train_step", "validation_step"]
-    assert sorted(mirrored.hidden) == ["eval/length", "eval/length_ratio", *counters]
-    assert sorted(mirrored.not_summarised) == sorted(["eval/length", "eval/length_ratio", *curves])
-    assert mirrored.summary == {
-        "status": "done", "reason": "", "nll_1x": 1.0, "tokens_per_second": 192.0, "data/name": "text",
-        "parameters/total": 7, "parameters/encoding": 0, "parameters/non_embedding": 3,
-        "step": 3, "tokens": 384, "train/loss": 1.0, "validation/nll": 2.5, "eval/line": 3, "rows": 7,
-        "train_step": 3, "validation_step": 3,
+    (attempt if end == "stopped" else killed)(tmp_path / "run", config, 0, 7)
+    if end == "stopped":
+        assert (only(server).summary["status"], only(server).exit_code) == ("stopped", 255)
+    attempt(tmp_path / "run", config, 5, LAST, 3)
+    served = only(server)
+    assert_has_every_row_once(served, config, tmp_path / "run")
+    run = Run.open(tmp_path / "run", config, None)
+    assert (served.name, served.last("project"), served.exit_code) == (f"test-{run.id}", "posbench", 0)
+    assert {name: served.summary[name] for name in ("nll_1x", "status", "rise_2x", "data/name")} == {
+        "nll_1x": 1.0, "status": "done", "rise_2x": 0.0, "data/name": "text",
     }  # fmt: skip
-    for path in (tmp_path / "run").rglob("*"):
-        for secret in SECRETS:
-            assert not path.is_file() or secret.encode() not in path.read_bytes(), path
-    assert capfd.readouterr() == ("", ""), "W&B is quiet"
+    assert not [name for name in served.summary if "." in name or name.startswith("eval/")]
+    axes = {"train/loss": "tokens", "val/loss": "tokens", "eval/loss": "eval/context", "eval/ci_low": "eval/context"}
+    assert axes.items() <= served.axes.items()
+    assert {"eval/ci_low", "eval/context", "tokens"} <= served.hidden and "eval/loss" not in served.hidden
+    assert served.config["encoding"] == {"name": "rope"} and "curve" in served.history[-1]
+    assert all(served.last(name) is None for name in ("host", "program", "commit", "repo"))
 
 
-def a_figure() -> Figure:
-    figure = Figure()
-    figure.subplots().plot([1, 2], [3, 4])
-    return figure
-
-
-def test_results_are_a_table_a_picture_and_the_file(tmp_path: Path, config: Config) -> None:
-    tracking_of = dataclasses.replace(config.tracking, command=True)
-    config = dataclasses.replace(config, tracking=tracking_of)
-    with Run.open(tmp_path / "run", config, ["posbench", "train"]) as run, tracking.mirror(config, run) as tracker:
-        run.log_evaluation(PLAIN)
-        tracker.curve(PLAIN)
-        tracker.results([PLAIN], a_figure)
-        run.finish("stopped", "signal", "SIGTERM")
-    (mirrored,) = mirrored_runs(run)
-    shown = next(row for row in mirrored.history if "curve/table.path" in row)
-    paths = [shown["curve/table.path"], shown["curve/picture.path"]]
-    table, drawn = (next(run.folder.glob(f"wandb/*/files/{path}")) for path in paths)
-    (cells,) = json.loads(table.read_text())["data"]
-    assert cells[:5] == ["fixed_target", 16, 1, "ok", 1.0]
-    assert drawn.read_bytes().startswith(b"\x89PNG")
-    sent = {kind: sorted(names) for kind, names in mirrored.artifacts.items() if kind != "run_table"}
-    assert sent == {"evaluation": ["evaluation.jsonl"]}
-    assert (mirrored.summary["status"], mirrored.summary["reason"]) == ("stopped", "signal")
-    assert mirrored.summary["command"] == "posbench train"
-
-
-def test_what_cannot_be_sent_costs_a_warning_and_nothing_else(
-    tmp_path: Path, config: Config, caplog: pytest.LogCaptureFixture
+@pytest.mark.full
+def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
+    server: Server, config: Config, tmp_path: Path
 ) -> None:
-    with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
-        run.log_evaluation(PLAIN)
-        tracker.curve(PLAIN)
-        tracker.results([PLAIN], lambda: failing(OSError("no fonts")))
-    (mirrored,) = mirrored_runs(run)
-    assert mirrored.artifacts["evaluation"] == ["evaluation.jsonl"]
-    assert "W&B did not take the curve: no fonts" in caplog.text
+    offline = tracked(config, mode="offline")
+    killed(tmp_path / "run", offline, 0, 7)
+    attempt(tmp_path / "run", offline, 5, LAST, 2)
+    assert server.runs == {}
+    parts = [str(path) for path in (tmp_path / "run").glob("wandb/offline-run-*")]
+    assert len(parts) == 1
+    for _ in range(2):
+        subprocess.run([sys.executable, "-m", "wandb", "sync", "--yes", *parts], check=True, capture_output=True)
+    assert_has_every_row_once(only(server), config, tmp_path / "run")
 
 
-def test_nothing_is_begun_where_there_is_nothing_to_log(tmp_path: Path, config: Config) -> None:
-    with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
-        tracker.summary({"nll_1x": 1.0})
-        tracker.results([PLAIN], a_figure)
-        run.finish("done")
-    assert not tracker.begun and not (tmp_path / "run" / "wandb").exists()
-
-
-def test_a_run_begun_anew_is_another_one_there(tmp_path: Path, config: Config) -> None:
-    ids = []
-    for restart in (False, True, False):
-        with Run.open(tmp_path / "run", config, [], restart) as run, tracking.mirror(config, run) as tracker:
-            run.begin_attempt(Where("cpu", "fp32", 1))
-            tracker.begin()
-        ids.append(run.record["wandb"]["id"])
-    assert ids == [f"test-{run.id}", f"test-{run.id}-2", f"test-{run.id}-2"]
-
-
-def test_a_run_says_in_one_line_where_wandb_has_it(
-    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_same_run(
+    server: Server, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level("INFO")
-    for kind in ("offline", "online"):
-        if kind == "online":
-            fake_wandb(monkeypatch, init=lambda **_: fake_session(lambda _: None))
-        with Run.open(tmp_path / kind, config, []) as run, tracking.mirror(config, run) as tracker:
-            log_everything(run, tracker)
-    offline, online = (message for message in caplog.messages if message.startswith("W&B: "))
-    assert offline.startswith(f"W&B: {tmp_path / 'offline' / 'wandb'}") and online == "W&B: http://w"
+    attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 2)
+    for sent in (17, 0):
+        assert posbench("sync", str(tmp_path / "run")) == 0
+        assert f"run: {sent} rows: {server.url}" in capsys.readouterr().out
+    assert_has_every_row_once(only(server), config, tmp_path / "run")
+    with Run.open(tmp_path / "run", config, None) as run, mirrored(config, run, results_of):
+        run.log(dataclasses.replace(ROW, length=64, length_ratio=4, nll=7.0).to_json())
+    assert_has_every_row_once(only(server), config, tmp_path / "run")
+    assert only(server).summary["status"] == "done" and only(server).history[-1]["eval/loss"] == 7.0
+    assert posbench("sync", str(tmp_path / "run"), "tracking.project=other") == 0
+    assert only(server).last("project") == "other"
 
 
-def test_without_tracking_wandb_is_not_imported(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+def test_a_run_begun_anew_is_another_one_at_wandb(server: Server, config: Config, tmp_path: Path) -> None:
+    attempt(tmp_path / "run", config, 0, 2)
+    Run.open(tmp_path / "run", config, [], restart=True).close()
+    attempt(tmp_path / "run", config, 0, 3)
+    first, second = server.runs
+    assert second == f"{first}-2" and [len(run.history) for run in server.runs.values()] == [2, 3]
+
+
+@pytest.mark.parametrize("broken", ["import", "init", "log", "finish"])
+def test_a_failing_wandb_costs_one_warning_and_no_row(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    before = set(threading.enumerate())  # another test's mirror may still be giving up
-    with Run.open(tmp_path / "run", tiny_config, []) as run, tracking.mirror(tiny_config, run) as tracker:
-        log_everything(run, tracker)
-    assert not set(threading.enumerate()) - before
-    assert not (tmp_path / "run" / "wandb").exists()
+    def fails(*_: Any, **given: Any) -> Any:
+        if broken == "init":  # the start waits a minute at most, once; so does the end
+            assert (given["settings"].init_timeout, given["settings"].finish_timeout) == (60, 60)
+        raise OSError("no network\nand more")
 
-
-# -- a broken W&B ------------------------------------------------------------------------------------------------------
-
-
-BROKEN = {
-    "init": lambda **_: failing(RuntimeError("server said no\nwith a second line")),
-    "exit": lambda **_: sys.exit(3),
-    "log": lambda **_: fake_session(lambda _: failing(OSError("broken pipe"))),
-    "hang": lambda **_: threading.Event().wait(),
-}
-
-
-@pytest.mark.parametrize("broken", ["import", *BROKEN])
-def test_a_broken_wandb_costs_one_warning_and_no_metrics(
-    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
-) -> None:
-    fake_wandb(monkeypatch, init=BROKEN.get(broken))
     if broken == "import":
         monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.5)
-    with Run.open(tmp_path / "run", config, []) as run:
-        with tracking.mirror(config, run) as tracker:
-            log_everything(run, tracker)
-        tracker.metrics({"step": 4})  # and after the end nothing breaks
-        assert [row["step"] for row in read_jsonl(run.folder / "metrics.jsonl")] == [1, 2, 3]
+    else:
+        monkeypatch.setattr(wandb if broken == "init" else wandb.Run, broken, fails)
+    attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 1)
+    assert len(read_rows(tmp_path / "run")) == LAST + 4
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("W&B is unreachable (")
-    assert f"continuing without it; metrics are in {tmp_path / 'run' / 'metrics.jsonl'}, " in warning
-    assert "\n" not in warning
+    assert warning.startswith("W&B: ") and "'posbench sync' sends it later" in warning and "\n" not in warning
 
 
-# -- online or offline -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tags": ("x" * 65,)}, r"tracking.tags is 'x*', 65 characters: W&B takes 1 to 64"),
+        ({"project": "a/b"}, "tracking.project is 'a/b': W&B takes no / in a project's name"),
+        ({"project": "x" * 129}, "tracking.project is 'x*', 129 characters"),
+        ({"group": "x" * 129}, "tracking.group is"),
+    ],
+)
+def test_what_wandb_would_refuse_is_refused_before_anything_is_written(
+    config: Config, changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=message):
+        refuse_names(tracked(config, **changed))
+    refuse_names(tracked(config, backend="none", **changed))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    refuse_names(tracked(config, **changed))
+
+
+def test_names_tell_checkpoints_texts_and_targets_apart(config: Config) -> None:
+    names = Names(config)
+    expected = {
+        "eval/loss": {},
+        "eval/windowed/loss": {"window": 16},
+        "eval/nonoverlap/loss": {"protocol": "nonoverlap"},
+        "eval/fixed_target_yarn:factor=4/loss": {"extension": "yarn:factor=4"},
+        "eval/validation text/loss": {"split": "validation"},
+        "eval/640 tokens/loss": {"checkpoint_step": 5, "tokens": 640},
+        "eval/targets cd12cd/loss": {"targets_sha256": "cd12cd"},
+    }
+    for name, change in expected.items():
+        values = names.of(dataclasses.replace(ROW, **change).to_json())
+        assert values == {"eval/context": 16, name: 1.0} | {
+            name.replace("loss", f"ci_{at}"): v for at, v in (("low", 0.5), ("high", 1.5))
+        }
+    assert names.of({"step": 1, "tokens": 128, "train/loss": None}) == {"step": 1, "tokens": 128}
 
 
 @pytest.mark.parametrize(
@@ -250,14 +236,14 @@ def test_a_broken_wandb_costs_one_warning_and_no_metrics(
     ],
 )
 def test_online_needs_a_key_and_nobody_is_asked_for_one(
-    config: Config, monkeypatch: pytest.MonkeyPatch, asked: str, environment: dict[str, str], mode: str
+    monkeypatch: pytest.MonkeyPatch, asked: str, environment: dict[str, str], mode: str
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert choose_mode(asked) == mode
 
 
-def test_a_key_in_netrc_is_found(config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_key_in_netrc_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text(f"machine wandb.example login user password {'x' * 40}\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for server, mode in (("https://wandb.example", "online"), ("https://other.example", "offline")):
@@ -265,9 +251,28 @@ def test_a_key_in_netrc_is_found(config: Config, monkeypatch: pytest.MonkeyPatch
         assert choose_mode("auto") == mode
 
 
-def test_a_disabled_wandb_is_no_wandb(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- TensorBoard -------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_shows_every_row_once_after_a_kill(config: Config, tmp_path: Path) -> None:
+    config = tracked(config, backend="tensorboard")
+    killed(tmp_path / "run", config, 0, 7)
+    attempt(tmp_path / "run", config, 5, LAST, 2)
+    shown = []
+    for path in (tmp_path / "run/tensorboard").iterdir():
+        for event in EventFileLoader(str(path)).Load():
+            shown += [(value.tag, event.step) for value in event.summary.value if "/" in value.tag]
+    curves = [(tag, step) for tag, step in shown if tag.split("/")[0] in ("train", "val", "eval")]
+    assert len(curves) == len(set(curves))
+    assert [step for tag, step in curves if tag == "train/loss"] == [128 * step for step in range(1, LAST + 1)]
+    assert [step for tag, step in curves if tag == "eval/loss"] == [16, 32]
+    assert posbench("sync", str(tmp_path / "run"), "tracking=tensorboard") == 0
+
+
+def test_nothing_is_mirrored_that_was_not_asked_for(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "WandB", None)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    with Run.open(tmp_path / "run", config, []) as run:
-        with tracking.mirror(config, run) as tracker:
-            log_everything(run, tracker)
-        assert not tracker.begun and run.record["wandb"] is None
+    attempt(tmp_path / "run", config, 0, LAST, 1)
+    attempt(tmp_path / "other", tracked(config, backend="none"), 0, LAST, 1)

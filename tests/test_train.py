@@ -20,7 +20,7 @@ import pytest
 import torch
 import yaml
 from fake_study import headline_of
-from support import encoding_installed, snapshot, write_words
+from support import encoding_installed, evaluation_lines, snapshot, write_words
 
 import posbench.training.step
 import posbench.training.train
@@ -32,14 +32,11 @@ from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.printed import print_results
-from posbench.launch import states
-from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
 from posbench.results.frame import read
 from posbench.run_folder import checkpoint, tracking
-from posbench.run_folder.folder import Run, held_config, load_record
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows
+from posbench.run_folder.folder import Run, held_config, load_record, other_code
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows, read_rows, training_rows
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.step import Outcome, begin_update, learning_rate, optimizer_for
 from posbench.training.train import train
@@ -61,7 +58,7 @@ def weights_sha256(folder: pathlib.Path) -> str:
 
 
 def losses(folder: pathlib.Path) -> list[tuple[int, float, float]]:
-    rows = read_jsonl(folder / "metrics.jsonl")
+    rows = training_rows(folder)
     return [(row["step"], row["train/loss"], row["train/learning_rate"]) for row in rows]
 
 
@@ -74,7 +71,7 @@ def start(config: Config, folder: pathlib.Path) -> "subprocess.Popen[str]":
 
 def wait_for_step(folder: pathlib.Path, step: int) -> None:
     deadline = time.monotonic() + 60
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / "rows.jsonl"
     while time.monotonic() < deadline:
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= step:
             return
@@ -143,7 +140,7 @@ def test_where_the_peak_of_a_device_is_known_its_share_is_logged_and_shown(
     model = build(config, 257)
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "encoding" not in name)
     flops = 6 * weights + 6 * config.model.n_layers * config.model.d_model * (config.training.train_length + 1)
-    for row in read_jsonl(tmp_path / "run/metrics.jsonl"):
+    for row in training_rows(tmp_path / "run"):
         if not known:
             assert "train/mfu" not in row
         elif "train/loss" in row:
@@ -190,7 +187,6 @@ def test_whoever_meets_a_run_of_another_version_of_an_own_encoding_is_warned(
 ) -> None:
     folder = tmp_path / "run"
     config = dataclasses.replace(config, encoding=EncodingConfig("temperature", {"inner": "own"}))
-    plan = Plan(config, folder, ())
     told = "'own' was trained with another version of its file"
 
     def times() -> int:
@@ -201,45 +197,43 @@ def test_whoever_meets_a_run_of_another_version_of_an_own_encoding_is_warned(
         first = hashlib.sha256(OWN.encode()).hexdigest()
         assert load_record(folder)["installed_encodings"] == {"own": first}
         train(config, folder, [])
-        assert times() == 0 and states.other_code([plan]) == []
+        assert times() == 0 and other_code(config, load_record(folder)) == []
         (tmp_path / "site/own.py").write_text(OWN.replace("-distance", "-2 * distance"))
         train(config, folder, [])
         assert times() == 1
         evaluate_run(folder, Asked(config.evaluation))
         assert times() == 2
-        (line,) = states.other_code([plan, plan])  # of a sweep, once
+        (line,) = other_code(config, load_record(folder))
         assert line.startswith(f"{told} (sha256 {first[:12]}, now ")
         assert load_record(folder)["installed_encodings"] == {"own": first}
         train(config, folder, [], restart=True)
-        assert times() == 0 and states.other_code([plan]) == []
+        assert times() == 0 and other_code(config, load_record(folder)) == []
 
 
-def test_the_mirror_begins_with_the_training_and_gets_the_headline(
+def test_the_tracker_gets_every_row_by_its_number_and_then_the_headline(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, Any]] = []
+    shown: list[Any] = []
 
-    class Recorder(tracking.Mirror):
-        def begin(self) -> None:
-            self.begun = True
-            told.append(("begin", None))
+    class Recorder:
+        def __init__(self, config: Config, run: Any) -> None:
+            shown.append([*enumerate(run.rows)])
 
-        def metrics(self, row: Mapping[str, Any]) -> None:
-            told.append(("metrics", row["step"]))
+        def log(self, row_number: int, row: Mapping[str, Any]) -> None:
+            shown[-1].append((row_number, row))
 
-        def summary(self, values: Mapping[str, Any]) -> None:
-            told.append(("summary", values))
+        def finish(self, run: Any, results_of: Any) -> None:
+            shown.append(results_of(run.folder).summary)
 
-        def results(self, rows: list[EvaluationRow], draw: Any) -> None:
-            told.append(("results", [row.length for row in rows]))
-
-    monkeypatch.setattr(tracking, "mirror", lambda config, run: contextlib.nullcontext(Recorder()))
+    monkeypatch.setattr(tracking, "TensorBoard", Recorder)
+    config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, backend="tensorboard"))
     train(config, tmp_path / "run", [])
-    assert [kind for kind, _ in told] == ["begin", *["metrics"] * STEPS, "summary", "results"]
-    assert dict(told)["summary"] == headline_of(tmp_path / "run")
-    told.clear()
+    rows = read_rows(tmp_path / "run")
+    assert shown == [[*enumerate(rows)], headline_of(tmp_path / "run")] and len(rows) > STEPS
     train(config, tmp_path / "run", [])
-    assert told == []  # nothing was missing
+    assert len(shown) == 2  # nothing was missing, so no session opened
+    evaluate_run(tmp_path / "run", Asked(dataclasses.replace(config.evaluation, protocols=("sliding",))))
+    assert shown[2][: len(rows)] == [*enumerate(rows)] and len(shown[2]) > len(rows)
 
 
 @pytest.mark.parametrize("clean", [False, True])
@@ -274,9 +268,9 @@ def test_a_finished_run_is_not_trained_again_and_only_missing_rows_are_computed(
 ) -> None:
     folder = tmp_path / "run"
     train(config, folder, [])
-    before, rows = weights_sha256(folder), (folder / "evaluation.jsonl").read_text(encoding="utf-8")
+    before, rows = weights_sha256(folder), (folder / "rows.jsonl").read_text(encoding="utf-8")
     train(config, folder, [])
-    assert (folder / "evaluation.jsonl").read_text(encoding="utf-8") == rows
+    assert (folder / "rows.jsonl").read_text(encoding="utf-8") == rows
     said = (folder / "log.txt").read_text(encoding="utf-8")
     assert said.endswith(f"finished; nothing to do: {folder}\n") and said.count("nothing to do") == 1
     assert "continuing" not in said and "tokens/s" not in said.splitlines()[-1]
@@ -357,7 +351,7 @@ def test_a_clock_that_goes_back_makes_no_time_negative(
     train(config, tmp_path / "run", ["posbench", "train"])
     record = load_record(tmp_path / "run")
     seconds = [record[key] for key in ("train_seconds", "evaluate_seconds", "cpu_seconds")]
-    seconds += [row["seconds"] for row in read_jsonl(tmp_path / "run" / "evaluation.jsonl")]
+    seconds += [row["seconds"] for row in evaluation_lines(tmp_path / "run")]
     assert record["status"] == "done" and min(seconds) >= 0
 
 
@@ -400,7 +394,7 @@ def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
     train(asked, tmp_path / "cut", [])
 
     def numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
-        rows = [EvaluationRow.from_json(line) for line in read_jsonl(folder / "evaluation.jsonl")]
+        rows = [EvaluationRow.from_json(line) for line in evaluation_lines(folder)]
         return [(row.curve_name, row.length, row.checkpoint_step, row.tokens, row.nll) for row in rows if row]
 
     assert weights_sha256(tmp_path / "plain") == weights_sha256(tmp_path / "whole") == weights_sha256(tmp_path / "cut")
@@ -555,7 +549,7 @@ def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Co
     runtime = dataclasses.replace(config.runtime, validate_every_steps=1)
     folder = tmp_path / "run"
     train(dataclasses.replace(config, runtime=runtime), folder, [])
-    found = [row["validation/nll"] for row in read_jsonl(folder / "metrics.jsonl") if "validation/nll" in row]
+    found = [row["val/loss"] for row in training_rows(folder) if "val/loss" in row]
     tokens = prepare(config.data, pathlib.Path(str(config.runtime.cache)))
     model = build(config, tokens.tokenizer.vocab_size)
     model.load_state_dict(checkpoint.trained(folder).weights())

@@ -8,8 +8,7 @@ from typing import Any
 import support
 
 from posbench.launch.plans import Plan
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run_folder.rows import evaluation_rows, training_rows
 from posbench.training.train import train
 
 TINY = [
@@ -32,7 +31,7 @@ def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
     """Weights, evaluation rows and losses of a run."""
     newest = max((folder / "checkpoint").glob("step-*"))
     rows = [{k: v for k, v in row.to_json().items() if k not in _NO_SECONDS} for row in evaluation_rows(folder)]
-    losses = [row["train/loss"] for row in read_jsonl(folder / "metrics.jsonl")]
+    losses = [row["train/loss"] for row in training_rows(folder)]
     return (newest / "model.safetensors").read_bytes(), rows, losses
 
 

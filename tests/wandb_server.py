@@ -49,11 +49,20 @@ class ServedRun:
         return {key: item["value"] for key, item in held.items() if key != "_wandb"}
 
     @property
-    def axes(self) -> dict[str, str]:
-        """Metric -> its x axis, as the client's last word has it: numbered fields, names by their place."""
+    def _metrics(self) -> list[dict[str, Any]]:
+        """What the client says of metrics, numbered fields, the axis by its place."""
         held = json.loads(self.last("config") or "{}").get("_wandb", {}).get("value", {})
-        metrics = held.get("m", [])
-        return {metric["1"]: metrics[metric["5"] - 1]["1"] for metric in metrics if "5" in metric}
+        return list(held.get("m", []))
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """Metric -> its x axis."""
+        return {metric["1"]: self._metrics[metric["5"] - 1]["1"] for metric in self._metrics if "5" in metric}
+
+    @property
+    def hidden(self) -> set[str]:
+        """Metrics without a panel."""
+        return {metric["1"] for metric in self._metrics if 2 in metric.get("6", [])}
 
     def last(self, name: str) -> Any:
         """The newest value that is not null among those that the client gave."""
@@ -68,7 +77,6 @@ class Server(http.server.ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.runs: dict[str, ServedRun] = {}
-        self.artifacts: dict[str, str] = {}  # type by id
         self.sweep = ""  # its YAML
         self.commands: list[dict[str, Any]] = []  # for an agent, one at each heartbeat; then it exits
         self.unknown: list[str] = []  # that this server had no answer to
@@ -165,7 +173,9 @@ def _graphql(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any] | N
     if name == "CreateRunFiles":
         files = [{"name": file, "uploadUrl": f"{server.url}/upload/run/{v['run']}/{file}"} for file in v["files"]]
         return {"createRunFiles": {"runID": v["run"], "uploadHeaders": [], "files": files}}
-    return _artifact_answer(server, name, v) or _sweep_answer(server, name, v)
+    if name == "ServerFeaturesQuery":
+        return {"serverInfo": {"features": []}}
+    return _sweep_answer(server, name, v)
 
 
 def _sweep_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any] | None:
@@ -181,35 +191,6 @@ def _sweep_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any
         commands = [server.commands.pop(0)] if server.commands else [{"type": "exit"}] if ended else []
         return {"agentHeartbeat": {"agent": {"id": "A"}, "commands": json.dumps(commands)}}
     server.unknown.append(json.dumps(v))
-    return None
-
-
-def _artifact_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any] | None:
-    if name == "ArtifactType":
-        return {"project": None}
-    if name == "ServerFeaturesQuery":
-        return {"serverInfo": {"features": []}}
-    if name == "CreateArtifact":
-        key = f"artifact{len(server.artifacts)}"
-        server.artifacts[key] = v["input"]["artifactTypeName"]
-        artifact = {"id": key, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
-        return {"createArtifact": {"artifact": artifact}}
-    if name in ("CreateArtifactManifest", "UpdateArtifactManifest"):
-        key = v.get("artifactID") or v["artifactManifestID"]
-        url = f"{server.url}/upload/artifact/{key}/manifest"
-        file = {"id": f"manifest/{key}", "uploadUrl": url, "uploadHeaders": []}
-        answer = {"artifactManifest": {"id": key, "file": file}}
-        return {"createArtifactManifest": answer, "updateArtifactManifest": answer}
-    if name == "CreateArtifactFiles":
-        edges = []
-        for given in v["input"]["artifactFiles"]:
-            key, file = given["artifactID"], given["name"]
-            made = {"id": f"{key}/{file}", "name": file, "displayName": file, "storagePath": file, "uploadHeaders": []}
-            made |= {"uploadUrl": f"{server.url}/upload/artifact/{key}/{file}", "uploadMultipartUrls": None}
-            edges.append({"node": made | {"artifact": {"id": key}}})
-        return {"createArtifactFiles": {"files": {"edges": edges}}}
-    if name == "CommitArtifact":
-        return {"commitArtifact": {"artifact": {"id": v["artifactID"], "digest": ""}}}
     return None
 
 

@@ -254,7 +254,7 @@ class RuntimeConfig(Section):
     threads: Count | None  # of the CPU; None = as torch chooses
     compile: Literal[True, False, "auto"]  # what lies between attention layers; auto: where it pays
     log_every_steps: Count  # updates
-    validate_every_steps: Count | None  # updates; None = never
+    validate_every_steps: Natural | None  # updates; 0 = never, None = a few times in a run
     checkpoint_every_steps: Count  # updates
     clean: bool = False  # of a finished run, keep of its checkpoints the newest weights
     processes: Count | None = None  # that train a run together; None = those that torchrun started, or one

@@ -17,6 +17,7 @@ from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data.batches import united
 from posbench.data.problems import TaskData, prepare
 from posbench.data.tokens import Tokens
+from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.models import TrainedGPT
 from posbench.evaluation.ngrams import NGrams
@@ -27,10 +28,9 @@ from posbench.processes import World
 from posbench.results.frame import read
 from posbench.results.headline import headline
 from posbench.run_folder import checkpoint, tracking
-from posbench.run_folder.folder import Run, load_config
+from posbench.run_folder.folder import Run, load_config, load_record
 from posbench.run_folder.names import TOKENIZER
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows, every_row
-from posbench.run_folder.sync import Results
+from posbench.run_folder.rows import EvaluationRow, every_row
 from posbench.run_folder.trained import with_weights
 from posbench.terminal.signals import signals_as_errors
 
@@ -58,25 +58,25 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     device = world.device(machine.resolve(asked.device or config.runtime.device))
     check(config)
     trained = checkpoint.trained(folder)
+    if trained.step < config.training.steps:  # its rows would stand between those of the training, in another order
+        done = f"{trained.step} of {config.training.steps} updates are made"
+        raise UserError(f"{folder} is not finished, {done}: go on with '{load_record(folder)['command']}' first")
     machine.set_threads(asked.threads or config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
     owned = Run.open(folder, config, command=None) if world.rank == 0 else contextlib.nullcontext()
     with (
         owned as run,
-        tracking.mirror(config, run) as tracker,
+        tracking.mirrored(config, run, results_of),
         signals_as_errors(),
     ):
         if run:
             run.log_to_file()
-        if trained.step < config.training.steps:
-            unfinished = "%s is not finished: it is evaluated as it stands after step %d of %d"
-            logger.warning(unfinished, folder, trained.step, config.training.steps)
         tokens = world.after_first(lambda: prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache))
         if run:
             run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
             run.warn_of_other_code()
         model = with_weights(folder, config, tokens.tokenizer, trained.weights()).to(device)
-        if not evaluate_into(run, tracker, model, tokens, config, trained.step, device, world):
+        if not evaluate_into(run, model, tokens, config, trained.step, device, world):
             logger.info("all requested rows exist; nothing to do: %s", folder)
 
 
@@ -89,7 +89,6 @@ def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:
 
 def evaluate_into(
     run: Run | None,
-    tracker: tracking.Mirror,
     model: GPT,
     tokens: Tokens | TaskData,
     config: Config,
@@ -97,7 +96,7 @@ def evaluate_into(
     device: torch.device,
     world: World | None = None,
 ) -> int:
-    """Evaluate the model after so many updates into a run folder and its mirror; return how many rows were missing.
+    """Evaluate the model after so many updates into a run folder; return how many rows were missing.
 
     Args:
         run: None in a process beyond the first, which computes its share.
@@ -115,14 +114,10 @@ def evaluate_into(
         known |= {"token_bytes": tokens.tokenizer.token_bytes, "encode": tokens.tokenizer.encode}
         split, ngrams = getattr(tokens, settings.split), _ngrams(tokens, config, step)
         evaluation = Evaluation(**known, split=split, ngrams=ngrams)
-    try:
-        return rows_into(run, tracker, evaluation, world.from_first(every_row(run.folder) if run else None))
-    finally:
-        if run:
-            show_results(run.folder, tracker)
+    return rows_into(run, evaluation, world.from_first(every_row(run.folder) if run else None))
 
 
-def rows_into(run: Run | None, tracker: tracking.Mirror, asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> int:
+def rows_into(run: Run | None, asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> int:
     """Write the rows that are not known, one by one, so that nothing computed is lost; returns how many there were.
 
     Raises:
@@ -132,8 +127,8 @@ def rows_into(run: Run | None, tracker: tracking.Mirror, asked: AnyEvaluation, k
     try:
         for row in evaluate(asked, known):
             if run:
-                run.log_evaluation(row)
-            tracker.curve(row)
+                run.log(row.to_json())
+                run.sync()
             logger.info("%s", describe(row))
             n_rows += 1
     finally:
@@ -165,15 +160,7 @@ def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams | None:
     return NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size) if spans else None
 
 
-def show_results(folder: Path, tracker: tracking.Mirror) -> None:
-    """Send the results of a run's evaluation to the mirror, if anything was logged."""
-    if tracker.begun:
-        results = results_of(folder)
-        tracker.summary(results.summary)
-        tracker.results(evaluation_rows(folder), results.draw)
-
-
-def results_of(folder: Path) -> Results:
+def results_of(folder: Path) -> tracking.Results:
     """What the rows of a run folder come to, whether or not it is finished."""
     frame = read([folder]).assign(run_status="done", repeated=False)
 
@@ -182,4 +169,4 @@ def results_of(folder: Path) -> Results:
 
         return charts.of_runs(frame)
 
-    return Results(headline(frame), draw)
+    return tracking.Results(headline(frame), draw)

@@ -29,10 +29,8 @@ from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.rows import every_row
-from posbench.run_folder.tracking import Mirror
 from posbench.terminal import console, exits
 from posbench.terminal.signals import signals_as_errors
-from posbench.training.train import failures_recorded
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +84,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     folder = Path(runtime.outputs) / STUDY / config.id
     with (
         Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run,
-        failures_recorded(run),
+        run.failures_recorded(),
         signals_as_errors(),
     ):
         run.log_to_file()
@@ -275,11 +273,10 @@ def evaluate_into(
     subject: HuggingFaceModel,
     tokens: Tokens,
     settings: EvaluationConfig,
-    tracker: Mirror | None = None,
     step: int = 0,
     trained: int | None = None,
 ) -> int:
-    """Evaluate into a folder of results and its mirror, after so many updates and tokens; returns the new rows."""
+    """Evaluate into a folder of results, after so many updates and tokens; returns the new rows."""
     evaluation = Evaluation(
         subject=subject,
         split=getattr(tokens, settings.split),
@@ -292,7 +289,7 @@ def evaluate_into(
         device=subject.model.device,
     )
     try:
-        return rows_into(run, tracker or Mirror(), evaluation, every_row(run.folder))
+        return rows_into(run, evaluation, every_row(run.folder))
     finally:
         peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device))
         run.update(peak_memory_bytes=peak)

@@ -30,22 +30,21 @@ from posbench.config.external import TrainedOn, TrainingElsewhere
 from posbench.config.overrides import pairs, read, split, value
 from posbench.config.schema import EvaluationConfig
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.job import show_results
+from posbench.evaluation.job import results_of
 from posbench.huggingface import export, rope
 from posbench.huggingface.card import card
 from posbench.huggingface.evaluate import described, evaluate_into, precision_of, record, subject_of, text_of
 from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, position_of, transformers
 from posbench.huggingface.subject import forward
 from posbench.kernels.cross_entropy import cross_entropy
-from posbench.run_folder import checkpoint, tracking
+from posbench.run_folder import tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
-from posbench.run_folder.names import MODEL, TOKENIZER
+from posbench.run_folder.names import MODEL
 from posbench.run_folder.rows import evaluation_rows, headline_split
 from posbench.terminal.signals import signals_as_errors
-from posbench.training.journal import RunJournal
 from posbench.training.step import learner_for
-from posbench.training.train import failures_recorded, fit, goes_on_exactly, warn_of_rows_passed
+from posbench.training.train import begin, end, fit
 
 logger = logging.getLogger(__name__)
 
@@ -84,40 +83,32 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     tokens = text_of(config, config.runtime.cache)
     with (
         Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run,
-        tracking.mirror(config, run) as tracker,
-        failures_recorded(run),
+        tracking.mirrored(config, run, results_of),
+        run.failures_recorded(),
         signals_as_errors(),
     ):
-        run.log_to_file()
-        run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
-        run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
+        begin(run, config, tokens, where)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             loss = Learning(model, subject.first_token, config.runtime.checkpointing)
             learner = learner_for(loss, config, device, dtype)
-            tokens.tokenizer.save(run.folder / TOKENIZER)
             record(run, subject, tokens, config.reading)
 
             def evaluated(step: int, settings: EvaluationConfig) -> None:
                 trained = step * config.training.tokens_per_step
-                logger.info("after %s tokens of training:", f"{trained:,}")
                 saved = rounded(model, DTYPES[source.precision], DTYPES[precision])  # the weights that its folder has
                 now = dataclasses.replace(subject, model=saved, precision=precision)
-                evaluate_into(run, now, tokens, settings, tracker, step, trained)
-                show_results(run.folder, tracker)
+                evaluate_into(run, now, tokens, settings, step, trained)
 
             batches = tokens.batches(config.training, config.seed)
-            step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), evaluated)
-        warn_of_rows_passed(run, config)
+            fit(learner, batches, tokens, config, run, where, evaluated)
         learner.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
-            evaluated(step, config.evaluation)
+            evaluated(config.training.steps, config.evaluation)
             if not (run.folder / MODEL).exists():
                 _save(run, model, source, config)
             logger.info("the trained model, for transformers: %s", run.folder / MODEL)
-        run.finish("done")
-        if config.runtime.clean:
-            checkpoint.keep_weights(run.folder, config.training.steps)
+        end(run, config)
     return folder
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from posbench.errors import UserError
 from posbench.launch.plans import Plan
 from posbench.run_folder.folder import attempt_is_open, load_config, load_record
-from posbench.run_folder.jsonl import number, read_jsonl
-from posbench.run_folder.rows import PLAIN, evaluation_rows, newest_of_split
+from posbench.run_folder.jsonl import number
+from posbench.run_folder.rows import PLAIN, evaluation_rows, newest_of_split, training_rows
 
 logger = logging.getLogger(__name__)
 _LINE_EVERY_SECONDS = 30.0
@@ -69,7 +69,7 @@ def is_trained(plan: Plan) -> bool:
 
 def progress(plan: Plan) -> tuple[int, float | None]:
     """Updates made and the newest training loss in nats per token."""
-    rows = [row for row in read_jsonl(plan.folder / "metrics.jsonl") if "train/loss" in row]
+    rows = [row for row in training_rows(plan.folder) if "train/loss" in row]
     return (int(rows[-1]["step"]), number(rows[-1]["train/loss"])) if rows else (0, None)
 
 

@@ -26,10 +26,9 @@ from posbench.errors import UserError
 from posbench.results.estimate import units_of_text
 from posbench.run_folder import rows as run_rows
 from posbench.run_folder.finding import run_folders
-from posbench.run_folder.folder import load_record
+from posbench.run_folder.folder import in_use, load_record
 from posbench.run_folder.jsonl import number, read_jsonl
-from posbench.run_folder.lock import died
-from posbench.run_folder.names import CONFIG, METRICS
+from posbench.run_folder.names import CONFIG
 
 SUFFIX = ".parquet"  # of a study in one file
 GATE = 0.99  # share of right tokens at every trained length from which on a run has learned a task
@@ -162,7 +161,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     status, task = record["status"], settings.get("data.task.name")
     if status == "failed":
         status = record.get("reason") or status
-    if status == "running" and died(folder):
+    if status == "running" and not in_use(folder):
         status = "died"
     data, parameters = record.get("data") or {}, record.get("parameters") or {}
     return {
@@ -178,7 +177,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "parameters": parameters.get("total"),
         "encoding_parameters": parameters.get("encoding"),
         **{name: number(record.get(name)) for name in ("train_seconds", "cpu_seconds", "evaluate_seconds")},
-        "steps_to_gate": _steps_to_gate(read_jsonl(folder / METRICS)) if task else None,
+        "steps_to_gate": _steps_to_gate(run_rows.training_rows(folder)) if task else None,
         "text": data.get("name"),
         "text_sha256": data.get("sha256"),
         "text_split": data.get("split"),
@@ -191,7 +190,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 def _steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the first step whose validation reached the gate; of rows of one step the later one counts."""
-    by_step = {number(row.get("step")): number(row.get("validation/accuracy")) for row in metrics}
+    by_step = {number(row.get("step")): number(row.get("val/accuracy")) for row in metrics}
     reached = [step for step, share in by_step.items() if step is not None and share is not None and share >= GATE]
     return int(min(reached)) if reached else None
 

@@ -1,9 +1,7 @@
 """Checkpoints: `<run>/checkpoint/step-XXXXXXXX/` with the weights, the optimizer, plain state, and their digests.
 
 Neither safetensors nor torch's format notices damage, so a manifest holds a sha256 of each file, and nothing is used
-unverified.
-A checkpoint is written to a temporary folder and renamed: it exists as a whole or not at all. All bytes are made in
-memory first, so the bytes that are hashed are those written.
+unverified. A checkpoint is written to a temporary folder and renamed: it exists as a whole or not at all.
 """
 
 import dataclasses
@@ -26,19 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _STEP = re.compile(r"step-(\d{8,})")
-_SCHEMA = 1
-_KEEP = 2
+_SCHEMA, _KEEP = 1, 2
 PARTS = WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
 _MANIFEST = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of a run: parts whose digests are the manifest's. A part is given once.
-
-    Raises:
-        UserError: a part is not what posbench writes.
-    """
+    """A checkpoint of a run: parts whose digests are the manifest's. A part is given once."""
 
     step: int
     path: Path
@@ -51,17 +44,16 @@ class Checkpoint:
         return safetensors.torch.load(self._contents.pop(WEIGHTS))
 
     def optimizer(self) -> dict[str, Any]:
-        """The optimizer's state dict; its tensors are on the CPU."""
+        """The optimizer's state dict, its tensors on the CPU. Raises UserError if it is none of posbench's."""
         import torch
 
         data = io.BytesIO(self._contents.pop(OPTIMIZER))
         try:  # weights_only spelt out: an environment variable can turn the default off
-            loaded: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:  # torch's own message suggests disabling weights_only: not shown
-            raise UserError(
-                f"{self.path / OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values"
-            ) from None
-        return loaded
+            wrong = f"{self.path / OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values"
+            raise UserError(wrong) from None
+        return state
 
     def state(self) -> dict[str, Any]:
         """What else was saved; plain JSON types."""
@@ -84,11 +76,21 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
     Raises:
         RunFailed: no room on the disk (reason `disk`); earlier checkpoints are intact.
     """
-    parent = folder / "checkpoint"
-    parent.mkdir(exist_ok=True)
-    path = parent / f"step-{step:08d}"
-    contents = _serialised(model, optimizer, state)
-    contents[_MANIFEST] = _manifest(step, contents)
+    import safetensors.torch
+    import torch
+
+    path = folder / "checkpoint" / f"step-{step:08d}"
+    path.parent.mkdir(exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save(optimizer, buffer)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
+    contents = {
+        WEIGHTS: safetensors.torch.save(weights, metadata={"format": "pt"}),
+        OPTIMIZER: buffer.getvalue(),
+        STATE: json.dumps(state).encode(),
+    }
+    manifest = {"schema": _SCHEMA, "step": step, "files": {name: _entry(data) for name, data in contents.items()}}
+    contents[_MANIFEST] = json.dumps(manifest, separators=(",", ":")).encode()
     new = files.temporary(path)
     with files.full_disk_as_failure(path, sum(map(len, contents.values()))):
         try:
@@ -98,15 +100,19 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
             files.sync_folder(new)
             _remove([path] if os.path.lexists(path) else [])  # of this step already: damaged, or the same again
             os.rename(new, path)
-            files.sync_folder(parent)
+            files.sync_folder(path.parent)
         except BaseException:
             files.delete(new)
             raise
-    # A later checkpoint than this one is damaged: the run skipped it when it resumed from an earlier one.
-    steps = _steps(folder)
-    kept = [at for at in steps if at <= step][:_KEEP]
-    _remove(steps[at] for at in steps if at not in kept)
+    prune(folder, step)
     return path
+
+
+def prune(folder: Path, step: int) -> None:
+    """Keep the two newest up to a step; a later one is damaged: the run skipped it when it resumed from an earlier."""
+    steps = _steps(folder)
+    newest = [at for at in steps if at <= step][:_KEEP]
+    _remove(steps[at] for at in steps if at not in newest)
 
 
 def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
@@ -130,21 +136,17 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
     return None
 
 
-def at(folder: Path, step: int, part: str) -> Checkpoint | None:
-    """The checkpoint after that many steps; None if it is missing or the part is damaged."""
+def at(folder: Path, step: int, *parts: str) -> Checkpoint | None:
+    """The checkpoint after that many steps; None if it is missing or a part is damaged."""
     path = _steps(folder).get(step)
     try:
-        return None if path is None else Checkpoint(step, path, _verified(path, step, (part,)))
+        return None if path is None else Checkpoint(step, path, _verified(path, step, parts))
     except _DamagedError:
         return None
 
 
 def trained(folder: Path) -> Checkpoint:
-    """The newest checkpoint of a run whose weights verify, to evaluate or to export.
-
-    Raises:
-        UserError: no checkpoint, or none that verifies.
-    """
+    """The newest checkpoint of a run whose weights verify, to evaluate or to export; UserError if there is none."""
     found = newest(folder, (WEIGHTS,))
     if found is None:
         raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
@@ -169,37 +171,14 @@ def _size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
-def _serialised(model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> dict[str, bytes]:
-    import safetensors.torch
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(optimizer, buffer)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
-    return {
-        WEIGHTS: safetensors.torch.save(weights, metadata={"format": "pt"}),
-        OPTIMIZER: buffer.getvalue(),
-        STATE: json.dumps(state).encode(),
-    }
-
-
-def _manifest(step: int, contents: dict[str, bytes]) -> bytes:
-    entries = {name: _entry(data) for name, data in contents.items()}
-    return json.dumps({"schema": _SCHEMA, "step": step, "files": entries}, separators=(",", ":")).encode()
-
-
 def _entry(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _steps(folder: Path) -> dict[int, Path]:
     """Checkpoint folders by step, newest first: by number, since clocks jump. Other names are skipped."""
-    parent = folder / "checkpoint"
-    found = {}
-    for path in parent.iterdir() if parent.is_dir() else ():
-        match = _STEP.fullmatch(path.name)
-        if match and path.is_dir():
-            found[int(match[1])] = path
+    paths = (folder / "checkpoint").glob("step-*")
+    found = {int(match[1]): path for path in paths if (match := _STEP.fullmatch(path.name)) and path.is_dir()}
     return dict(sorted(found.items(), reverse=True))
 
 
@@ -207,7 +186,7 @@ class _DamagedError(Exception):
     """Which file of a checkpoint is damaged, and how."""
 
 
-def _verified(path: Path, step: int, names: tuple[str, ...]) -> dict[str, bytes]:
+def _verified(path: Path, step: int, names: Iterable[str]) -> dict[str, bytes]:
     """Contents of the named files, each equal to what the manifest says of it.
 
     Raises:
@@ -219,16 +198,13 @@ def _verified(path: Path, step: int, names: tuple[str, ...]) -> dict[str, bytes]
         entries = manifest["files"]
         if manifest["schema"] != _SCHEMA or manifest["step"] != step:
             raise ValueError
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        contents = {name: (path / name).read_bytes() for name in names}
+    except FileNotFoundError as error:
+        raise _DamagedError(f"{Path(error.filename).name}: missing") from None
+    except (ValueError, KeyError, TypeError):
         raise _DamagedError(f"{_MANIFEST}: not a manifest of this step") from None
-    contents = {}
-    for name in names:
-        try:
-            contents[name] = (path / name).read_bytes()
-        except FileNotFoundError:
-            raise _DamagedError(f"{name}: missing") from None
-        if entries.get(name) != _entry(contents[name]):
-            raise _DamagedError(f"{name}: checksum differs")
+    if wrong := next((name for name in contents if entries.get(name) != _entry(contents[name])), None):
+        raise _DamagedError(f"{wrong}: checksum differs")
     return contents
 
 

@@ -1,49 +1,84 @@
 """The run folder: one owner at a time, and records that a kill or a full disk cannot spoil.
 
-`config.yaml` (what was asked), `run.json` (what became of it), `metrics.jsonl`, `evaluation.jsonl` and
-`log.txt`. These are the truth; whatever else shows them mirrors them.
+`config.yaml` (what was asked), `run.json` (what became of it), `rows.jsonl` (every number), `checkpoint/`, `log.txt`.
+The rows of training, validation and evaluation stand in the order in which they were made, which is the same after any
+kill: resuming from a step drops the rows after it.
 """
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import os
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import yaml
+from filelock import FileLock, Timeout
 
 from posbench import encodings, files
 from posbench.config import external
-from posbench.config.external import AnyConfig, TrainedOn
+from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn, Trains
 from posbench.config.identity import NOT_IDENTITY, run_id
 from posbench.config.schema import Config, EvaluationConfig, flat, to_container
-from posbench.errors import RunFailed, Stopped, UserError
-from posbench.run_folder.facts import Where, git_state, now, versions
-from posbench.run_folder.jsonl import append, drop_half_line, plain, shortened
-from posbench.run_folder.lock import moved_aside, take
-from posbench.run_folder.log import LogFile, OneLine, heard_by
-from posbench.run_folder.names import CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
-from posbench.run_folder.rows import EvaluationRow
+from posbench.errors import InUse, RunFailed, Stopped, UserError
+from posbench.run_folder.facts import Where, git_state, iso, now, versions
+from posbench.run_folder.jsonl import plain
+from posbench.run_folder.names import CONFIG, LOG_TEXT, RECORD, ROWS
+from posbench.run_folder.rows import read_rows
+from posbench.terminal.exits import Escaped
 
 logger = logging.getLogger(__name__)
-_SCHEMA = 1  # of run.json and the files beside it
+_SCHEMA = 2  # of run.json and the files beside it
+_NEW: dict[str, Any] = {
+    "installed_encodings": {},  # the sha256 of their source files when training began, by name; not of ours
+    "status": "running",
+    "reason": None,
+    "message": None,
+    "attempt": None,  # the last one
+    "parameters": {"total": None, "encoding": None, "non_embedding": None},
+    **dict.fromkeys(("tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes")),
+    "data": None,
+    "tokenizer_sha256": None,
+    "support": None,  # of a model from elsewhere: whether its kind is tested
+    "wandb": None,  # where it is mirrored: id, project, entity
+    "versions": {},
+    "git": {"commit": None, "dirty": None},
+}
+
+
+class Tracker(Protocol):
+    """What shows the rows that a run logs, by their number, and what they come to."""
+
+    def log(self, row_number: int, row: Mapping[str, Any]) -> None: ...
+
+    def finish(self, run: "Run", results_of: Any) -> None: ...
 
 
 class Run:
     """The owner of a run folder while the `with` block lasts; made by `Run.open`."""
 
-    def __init__(self, folder: Path, config: AnyConfig, id: str, command: list[str] | None, lock: int) -> None:
-        self.folder = folder
-        self._config = config
-        self.id = id
+    def __init__(self, folder: Path, config: AnyConfig, command: list[str] | None, held: contextlib.ExitStack) -> None:
+        self.folder, self.id, self.config = folder, run_id(config), config
         self._command = None if command is None else shlex.join(command)
-        self._held = contextlib.ExitStack()  # until `close`
-        self._held.callback(os.close, lock)
+        self._held = held  # until `close`
         self._began = False  # whether this process began an attempt
-        self.record = self._first_record(config)
+        self.tracker: Tracker | None = None
+        self.open_tracker: Callable[[], Tracker] | None = None
+        facts = {"schema": _SCHEMA, "id": self.id, "study": config.study, "encoding": config.encoding.name}
+        self.record = {**facts, "seed": config.seed, "command": self._command, **_NEW}
+        if (folder / RECORD).exists():
+            self.record |= load_record(folder) | {"schema": _SCHEMA}
+        else:
+            self.update()
+        self.rows = read_rows(folder)
+        if not (folder / ROWS).exists():
+            self._write_rows(self.rows)  # those of an older version, if there are any
+        self._file = self._open_rows()
 
     @classmethod
     def open(cls, folder: Path, config: AnyConfig, command: list[str] | None, restart: bool = False) -> "Run":
@@ -57,17 +92,22 @@ class Run:
         Raises:
             UserError: another process owns the folder, or it holds another run.
         """
-        lock = take(folder)
-        try:
-            if restart and any(path.name != LOCK for path in folder.iterdir()):
-                lock = moved_aside(folder, lock)
+        with contextlib.ExitStack() as stack:
+            with files.full_disk_as_failure(folder):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(_owned(folder))
+                if restart and folder.exists():
+                    number = 1
+                    while os.path.lexists(aside := folder.with_name(f"{folder.name}.old-{number}")):
+                        number += 1
+                    folder.rename(aside)
+                    logger.info("the old run is now in %s", aside)
+                folder.mkdir(exist_ok=True)
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
-            id = run_id(_keep_config(folder, config))
-            return cls(folder, config, id, command, lock)
-        except BaseException:
-            os.close(lock)
-            raise
+            if (held := held_config(folder, config)) is None:
+                _write_config(folder, config)
+            return cls(folder, held or config, command, stack.pop_all())
 
     def __enter__(self) -> "Run":
         return self
@@ -79,12 +119,58 @@ class Run:
         """Release the folder."""
         self._held.close()
 
+    # -- rows.jsonl ------------------------------------------------------------------------------------------------
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Append a row, and pass it on to the tracker. What is not finite is null."""
+        plain_row: dict[str, Any] = plain(row)
+        line = json.dumps(plain_row, allow_nan=False).encode() + b"\n"
+        end = self._file.tell()
+        with files.full_disk_as_failure(self.folder / ROWS, len(line)):
+            try:
+                while line:
+                    line = line[self._file.write(line) :]
+            except OSError:
+                self._file.truncate(end)
+                self._file.seek(end)
+                raise
+        self.rows.append(plain_row)
+        if self.tracker is None:
+            self.mirror()
+        else:
+            self.tracker.log(len(self.rows) - 1, plain_row)
+
+    def mirror(self) -> None:
+        """Open the tracker's session, which begins with all rows that are there; once, and if there is a tracker."""
+        if self.open_tracker is not None and self.tracker is None:
+            self.tracker, self.open_tracker = self.open_tracker(), None
+
+    def sync(self) -> None:
+        """Force the rows to the disk."""
+        os.fsync(self._file.fileno())
+
+    def cut(self, step: int) -> None:
+        """Drop the rows after a step, from which training goes on and makes them again."""
+        rows = [row for row in self.rows if (row["checkpoint_step"] if "protocol" in row else row["step"]) <= step]
+        if len(rows) < len(self.rows):
+            self._write_rows(rows)
+            self._file, self.rows = self._open_rows(), rows
+
+    def _open_rows(self) -> io.FileIO:
+        """The file of rows at its end, without the half line that a kill may leave."""
+        file = self._held.enter_context(open(self.folder / ROWS, "r+b", buffering=0))  # noqa: SIM115
+        file.truncate(file.readall().rfind(b"\n") + 1)
+        file.seek(0, os.SEEK_END)
+        return file
+
+    def _write_rows(self, rows: list[dict[str, Any]]) -> None:
+        files.write(self.folder / ROWS, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+
     # -- run.json --------------------------------------------------------------------------------------------------
 
     def update(self, **fields: Any) -> None:
         """Set fields of `run.json`; its schema knows them all."""
-        unknown = fields.keys() - self.record.keys()
-        if unknown:
+        if unknown := fields.keys() - self.record.keys():
             raise ValueError(f"run.json has no {sorted(unknown)}")
         self.record.update(plain(fields))
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
@@ -95,33 +181,22 @@ class Run:
         A run that is done stays done while rows are added, so that a kill takes nothing from it.
         """
         self._began = True
-        before = self.record["attempt"] or {}
-        if isinstance(self._config, Config) and self.record["status"] != "done":
-            _ask_for(self.folder, self._config.evaluation)
-        attempt = {
-            "started": now(),
-            "ended": None,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            **where._asdict(),
-            "bit_exact": bit_exact and (before.get("bit_exact", True) or not has_weights(self.folder)),
-            "steps": 0,
-        }
+        before, trained = self.record["attempt"] or {}, has_weights(self.folder)
+        started = {"started": now(), "ended": None, "host": socket.gethostname(), "pid": os.getpid()}
+        installed = self.record["installed_encodings"]
+        if isinstance(self.config, Config) and not trained:
+            installed = encodings.installed_files(self.config.encoding.name, self.config.encoding.options)
+        exact = bit_exact and (before.get("bit_exact", True) or not trained)
         self.update(
             status="done" if self.record["status"] == "done" else "running",
             reason=None,
             message=None,
-            installed_encodings=self._installed_encodings(),
+            installed_encodings=installed,
             command=self._command or self.record["command"],
-            attempt=attempt,
+            attempt={**started, **where._asdict(), "bit_exact": exact, "steps": 0},
             versions=versions(),
             git=git_state(),
         )
-
-    def _installed_encodings(self) -> dict[str, str]:
-        if not isinstance(self._config, Config) or has_weights(self.folder):
-            return self.record["installed_encodings"]  # type: ignore[no-any-return]
-        return encodings.installed_files(self._config.encoding.name, self._config.encoding.options)
 
     def update_attempt(self, **fields: Any) -> None:
         """Set fields of the current attempt, such as `steps`, the updates it made."""
@@ -133,13 +208,40 @@ class Run:
         Args:
             reason: why it failed or was stopped. Beside `done`: why a later attempt, to add rows, ended early.
         """
-        if self.record["status"] == "done":
-            status = "done"
-        self.record.update(status=status, reason=reason, message=message)
-        if attempt_is_open(self.record):
-            self.update_attempt(ended=now())
-        else:
-            self.update()
+        status = "done" if self.record["status"] == "done" else status
+        ended = {"attempt": {**self.record["attempt"], "ended": now()}} if attempt_is_open(self.record) else {}
+        self.update(status=status, reason=reason, message=message, **ended)
+
+    @contextlib.contextmanager
+    def failures_recorded(self) -> Iterator[None]:
+        """Write to run.json how the run ended, by any error."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            self.ended_by(error)
+            raise
+
+    def as_begun(self, config: Trains) -> Trains:
+        """A configuration with what orders the rows as the unfinished run began: so they come again in that order."""
+        begun = self.config
+        if not self.rows or isinstance(begun, TrainedElsewhere):
+            _write_config(self.folder, config)
+            return config
+        cadence = {name: getattr(begun.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
+        going = dataclasses.replace(
+            config, evaluation=begun.evaluation, runtime=dataclasses.replace(config.runtime, **cadence)
+        )
+        if going.runtime != config.runtime or going.evaluation.at_tokens != config.evaluation.at_tokens:
+            logger.warning(
+                "%s logs as often as it began to, and is evaluated on the way where it began to", self.folder
+            )
+        return going
+
+    def ask_for(self, evaluation: EvaluationConfig) -> None:
+        """Let the configuration in the folder say how the trained run was evaluated."""
+        held = load_any_config(self.folder)
+        if held.evaluation != evaluation and self.record["status"] != "done":
+            _write_config(self.folder, dataclasses.replace(held, evaluation=evaluation))
 
     def ended_by(self, error: BaseException) -> None:
         """Record what ended the attempt. If that fails too, warn: what ended it is still the error to report.
@@ -165,84 +267,76 @@ class Run:
         """
         if not has_weights(self.folder):
             return
-        data = self.record["data"]
-        for what, before, here in (
-            ("text", data.get("sha256") if data else None, sha256),
-            ("tokenizer", self.record["tokenizer_sha256"], tokenizer_sha256),
-        ):
-            if before not in (None, here):
+        before = {"text": (self.record["data"] or {}).get("sha256"), "tokenizer": self.record["tokenizer_sha256"]}
+        for what, here in (("text", sha256), ("tokenizer", tokenizer_sha256)):
+            if before[what] not in (None, here):
                 raise UserError(
-                    f"{self.folder} was trained on another {what} (sha256 {str(before)[:12]}) than its configuration "
-                    f"gives now ({here[:12]}): bring that {what} back, or train anew, with study=NAME in another "
-                    "study, or with --restart, which moves this run aside"
+                    f"{self.folder} was trained on another {what} (sha256 {str(before[what])[:12]}) than its "
+                    f"configuration gives now ({here[:12]}): bring that {what} back, or train anew, with study=NAME in "
+                    "another study, or with --restart, which moves this run aside"
                 )
 
     def warn_of_other_code(self) -> None:
         """Warn if a trained run's encoding has another source file now."""
-        if isinstance(self._config, Config) and has_weights(self.folder):
-            for line in other_code(self._config, self.record):
+        if isinstance(self.config, Config) and has_weights(self.folder):
+            for line in other_code(self.config, self.record):
                 logger.warning("%s", line)
 
-    def _first_record(self, config: AnyConfig) -> dict[str, Any]:
-        path = self.folder / RECORD
-        new: dict[str, Any] = {
-            "schema": _SCHEMA,
-            "id": self.id,
-            "study": config.study,
-            "encoding": config.encoding.name,
-            "seed": config.seed,
-            "installed_encodings": {},  # the sha256 of their source files when training began, by name; not of ours
-            "status": "running",
-            "reason": None,
-            "message": None,
-            "command": self._command,
-            "attempt": None,  # the last one
-            "parameters": {"total": None, "encoding": None, "non_embedding": None},
-            **dict.fromkeys(("tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes")),
-            "data": None,
-            "tokenizer_sha256": None,
-            "support": None,  # of a model from elsewhere: whether its kind is tested
-            "wandb": None,  # where it is mirrored: id, project, entity
-            "versions": {},
-            "git": {"commit": None, "dirty": None},
-        }
-        if path.exists():
-            return {**new, **load_record(self.folder)}
-        files.write(path, json.dumps(new, indent=2).encode() + b"\n")
-        return new
-
-    # -- the line-by-line records ----------------------------------------------------------------------------------
-
-    def log_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append a row to `metrics.jsonl`. What is not finite is null; floats keep seven digits."""
-        append(self.folder / METRICS, [shortened(row)])
-
-    def metrics_offset(self) -> int:
-        """Length of `metrics.jsonl` in bytes, synced to the disk: a checkpoint saves it."""
-        path = self.folder / METRICS
-        if not path.exists():
-            return 0
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            return file.seek(0, os.SEEK_END)
-
-    def cut_metrics(self, offset: int) -> None:
-        """Drop rows logged after a checkpoint, which will be logged again, and half lines."""
-        path = self.folder / METRICS
-        if path.exists():
-            with open(path, "r+b") as file:
-                file.truncate(min(offset, file.seek(0, os.SEEK_END)))
-                drop_half_line(file)
-
-    def log_evaluation(self, row: EvaluationRow) -> None:
-        """Append a row."""
-        append(self.folder / EVALUATION, [row.to_json()], durable=True)
-
     def log_to_file(self) -> None:
-        """Copy posbench's log into `log.txt` while the run is owned."""
-        log_file = LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
-        log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        self._held.enter_context(heard_by(log_file))
+        """Copy posbench's log into `log.txt` while the run is owned, one line a record, in UTC."""
+        handler = _LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
+        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        log = logging.getLogger("posbench")
+        self._held.callback(log.setLevel, log.level)
+        self._held.callback(handler.close)
+        self._held.callback(log.removeHandler, handler)
+        log.setLevel(log.level or logging.INFO)
+        log.addHandler(handler)
+
+
+class _OneLine(Escaped):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return iso(record.created)
+
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Stay silent: a full disk ends the run by the records that matter, not by a traceback per line here."""
+
+
+# -- who owns it -------------------------------------------------------------------------------------------------------
+
+
+def _lock(folder: Path) -> FileLock:
+    """The lock of a run folder, beside it: the folder may be moved. The system frees it when its owner dies."""
+    return FileLock(folder.parent / f".{folder.name}.lock", timeout=0.2)  # `in_use` holds it for a moment
+
+
+@contextlib.contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    lock = _lock(folder)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InUse(f"{folder} is in use by another process: wait for it or stop it") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process owns the run folder at this moment."""
+    lock = _lock(folder)
+    if not os.path.exists(lock.lock_file):
+        return False
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # of another user, perhaps
+        return False
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -334,23 +428,6 @@ def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
     return held
 
 
-def _keep_config(folder: Path, config: AnyConfig) -> AnyConfig:
-    """The configuration in the folder; this one, written down, if the folder is new."""
-    held = held_config(folder, config)
-    if held is None:
-        _write_config(folder, config)
-    return held or config
-
-
-def _ask_for(folder: Path, evaluation: EvaluationConfig) -> None:
-    """Let the configuration of an unfinished run say how it is evaluated when training ends."""
-    held = load_config(folder)
-    if held.evaluation != evaluation:
-        _write_config(folder, dataclasses.replace(held, evaluation=evaluation))
-
-
 def _write_config(folder: Path, config: AnyConfig) -> None:
-    import yaml
-
     text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
     files.write(folder / CONFIG, text.encode())

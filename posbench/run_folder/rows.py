@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.names import EVALUATION
+from posbench.run_folder.names import EVALUATION, METRICS, ROWS
 
 PLAIN, WINDOWED = "plain", "windowed"
 PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
@@ -36,7 +36,7 @@ EVALUATION_KEY = RowKey._fields
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationRow:
-    """One line of `evaluation.jsonl`: what was measured, on what, and the result. What is undefined is None, never 0.
+    """An evaluation row of `rows.jsonl`: what was measured, on what, and the result. What is undefined is None, not 0.
 
     The order of the columns is that of the file.
     """
@@ -138,13 +138,35 @@ def multiple(ratio: float) -> str:
     return f"1/{1 / ratio:g}x" if ratio < 1 and (1 / ratio).is_integer() else f"{ratio:g}x"
 
 
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run folder in their order: those of training and validation, with `step`, and of evaluation.
+
+    Earlier versions wrote two files, those of the training first.
+    """
+    if (folder / ROWS).exists():
+        return read_jsonl(folder / ROWS)
+    training = [
+        {
+            "val/loss" if name == "validation/nll" else name.replace("validation/", "val/"): value
+            for name, value in row.items()
+        }
+        for row in read_jsonl(folder / METRICS)
+    ]
+    return [*training, *read_jsonl(folder / EVALUATION)]
+
+
+def training_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's training and validation: `step`, `tokens`, and numbers by name."""
+    return [row for row in read_rows(folder) if "protocol" not in row]
+
+
 def every_row(folder: Path) -> list[EvaluationRow]:
-    """Rows of `evaluation.jsonl`, the last of each key and targets.
+    """Evaluation rows, the last of each key and targets.
 
     A row without a number lasts until the next of its key. It takes the place of a number on its own targets only.
     """
     found: dict[RowKey, dict[str | None, EvaluationRow]] = {}
-    for row in map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION)):
+    for row in (EvaluationRow.from_json(row) for row in read_rows(folder) if "protocol" in row):
         earlier = found.get(row.key, {})
         measured = {targets: one for targets, one in earlier.items() if one.measured and targets != row.targets_sha256}
         found[row.key] = {**measured, row.targets_sha256: row}
@@ -152,7 +174,7 @@ def every_row(folder: Path) -> list[EvaluationRow]:
 
 
 def evaluation_rows(folder: Path) -> list[EvaluationRow]:
-    """Rows of `evaluation.jsonl`, one of each key: the last, unless an earlier one pairs with more of its curve.
+    """Evaluation rows, one of each key: the last, unless an earlier one pairs with more of its curve.
 
     So a later evaluation of a few lengths, on targets of their own, never breaks a curve that is there. Neither does
     one that has no number, say for lack of text.

@@ -1,55 +1,301 @@
-"""The mirror of the run folder, at a tracker. It may fail, hang or be missing: training neither stops nor waits.
+"""The mirror of a run at Weights & Biases or in TensorBoard: row n of `rows.jsonl` is step n of the W&B run.
 
-All of W&B (`wandb_session`), its import included, happens in one background thread that is fed by a queue.
-TensorBoard's files (`tensorboard`) are written anew from the run folder at each start.
+So a session first sends the rows that W&B has not got, whatever a kill kept an earlier one from sending. Curves of
+different encodings overlay, because training rows have `tokens` as their axis and evaluation rows `eval/context`.
 """
 
 import contextlib
+import dataclasses
 import logging
+import math
+import netrc
 import os
-import queue
-import threading
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
-from posbench.config.external import Trains
-from posbench.run_folder.folder import Run
-from posbench.run_folder.jsonl import read_jsonl, shortened
-from posbench.run_folder.logged import Curves, defined, facts, recorded
-from posbench.run_folder.names import EVALUATION, METRICS
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows
-from posbench.run_folder.wandb_session import Draw, Session, Target, exit_code_of
+from posbench.config.external import TrainedElsewhere, Trains
+from posbench.config.overrides import pairs, value
+from posbench.config.schema import TrackingConfig, to_container, validate
+from posbench.errors import PosbenchError, UserError
+from posbench.run_folder.folder import Run, load_any_config
+from posbench.run_folder.jsonl import number
+from posbench.run_folder.rows import PAIRED, EvaluationRow
 
 if TYPE_CHECKING:
-    from posbench.run_folder.tensorboard import TensorBoard
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
-_FINISH_SECONDS = 15.0  # for the rest to be sent
-Takes = dict[str, Callable[[Any], object]]  # what a session does with each kind of message
+Mode = Literal["online", "offline"]
+CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
+_SECONDS = 60.0  # for the server to answer, at the start and at the end
+_VALUES = {
+    "nll": "loss",
+    "accuracy": "accuracy",
+    "exact_match": "exact_match",
+    "ci_low": "ci_low",
+    "ci_high": "ci_high",
+}
+_SHOWN = ("eval/loss", "eval/accuracy")  # curves with a panel; the others can be added to one
 
 
-class Mirror:
-    """Receives what a run logs. This one, for `tracking=none`, ignores it."""
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What the rows of a run come to."""
 
-    begun = False  # whether there was something to log
+    summary: Mapping[str, Any]
+    draw: Callable[[], "Figure"]
 
-    def begin(self) -> None:
-        """Open the session. Logging opens it, too."""
 
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        """A row of `metrics.jsonl`."""
+ResultsOf = Callable[[Path], Results]
 
-    def curve(self, row: EvaluationRow) -> None:
-        """A row of `evaluation.jsonl`; what is undefined is left out."""
 
-    def summary(self, values: Mapping[str, Any]) -> None:
-        """Values that describe the whole run."""
+class Names:
+    """The names of a run's rows at a tracker. Rows of one name are of one checkpoint and text, on the same targets."""
 
-    def results(self, rows: list[EvaluationRow], draw: Draw) -> None:
-        """All results: the curve as a table and a picture, files as artifacts. Opens no session."""
+    def __init__(self, config: Trains) -> None:
+        self._config = config
+        self._targets: dict[tuple[Any, ...], str | None] = {}
 
-    def finish(self, record: Mapping[str, Any]) -> None:
-        """Send what is left and the status of the run's record, waiting a bounded time."""
+    def of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The numbers of a row by name. Call it for all rows in order: the first has the plain name of its curve."""
+        if "protocol" not in row:
+            return {name: value for name, value in row.items() if number(value) is not None}
+        evaluated = EvaluationRow.from_json(row)
+        curve = self._curve(evaluated)
+        values = {f"{curve}/{name}": number(getattr(evaluated, column)) for column, name in _VALUES.items()}
+        ok = evaluated.status == "ok"
+        return {CONTEXT: evaluated.length} | {name: value for name, value in values.items() if ok and value is not None}
+
+    def _curve(self, row: EvaluationRow) -> str:
+        parts = ["eval"]
+        if row.split != self._config.evaluation.split:
+            parts.append(f"{row.split} text")
+        if row.tokens is not None and row.checkpoint_step < self._config.training.steps:
+            parts.append(f"{row.tokens} tokens")
+        if row.curve_name not in ("fixed_target", f"problems_{self._config.data.name}"):
+            parts.append(row.curve_name)
+        if row.measured and row.protocol in PAIRED:
+            place = row.split, row.checkpoint_step, row.protocol
+            if row.targets_sha256 != self._targets.setdefault(place, row.targets_sha256):
+                parts.append(f"targets {str(row.targets_sha256)[:6]}")
+        return "/".join(parts)
+
+
+class WandB:
+    """The run at W&B. What it does not take is a warning: the numbers are in `rows.jsonl`, another session sends them.
+
+    Args:
+        mode: None: the configuration and the environment decide.
+    """
+
+    def __init__(self, config: Trains, run: Run, mode: Mode | None = None) -> None:
+        self._config, self._names = config, Names(config)
+        self._axes: set[str] = set()
+        self.run: Any = None  # W&B's own; None once it has failed
+        try:
+            self._open(config, run, mode or choose_mode(config.tracking.mode))
+        except Exception as error:
+            self._failed(error)
+        for row_number, row in enumerate(run.rows):
+            self.log(row_number, row)
+
+    def _open(self, config: Trains, run: Run, mode: Mode) -> None:
+        import wandb
+
+        if mode == "offline":  # each offline session has the whole run: an older one would send it twice
+            for earlier in run.folder.glob("wandb/offline-run-*"):
+                shutil.rmtree(earlier)
+        tracking = config.tracking
+        place: Any = place_of(config, run)
+        run.update(wandb=place)
+        logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
+        wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
+        self.run = wandb.init(
+            **place if not in_sweep() else {},
+            name=run.id,
+            group=tracking.group or config.study,
+            tags=[config.encoding.name, *tracking.tags],
+            job_type="train",
+            config=to_container(config),
+            dir=str(run.folder),
+            resume="allow",
+            mode=mode,
+            settings=wandb.Settings(
+                silent=True,
+                quiet=True,
+                console="off",
+                init_timeout=_SECONDS,
+                finish_timeout=_SECONDS,
+                reinit="create_new",  # several runs in one process do not end each other
+                # What the command line, the environment or the code hold stays here unless it is asked for.
+                program="",
+                disable_git=not tracking.git,
+                x_disable_stats=not tracking.system_metrics,
+                x_disable_machine_info=not tracking.system_metrics,
+                x_disable_meta=True,
+                save_code=False,
+                disable_code=True,
+                x_save_requirements=False,
+            ),
+        )
+        logger.info("W&B: %s", self.run.url or self.run.settings.sync_dir)
+        for name in ("tokens", "step", "seconds", CONTEXT):
+            self.run.define_metric(name, hidden=True, summary="none")
+
+    def log(self, row_number: int, row: Mapping[str, Any]) -> None:
+        """Send a row of `rows.jsonl`, unless W&B has it."""
+        values = self._names.of(row)
+        if self.run is None:
+            return
+        try:
+            for name in values.keys() - self._axes:
+                self._axes.add(name)
+                if name.startswith("eval/") and name != CONTEXT:
+                    hidden = name not in _SHOWN
+                    self.run.define_metric(name, step_metric=CONTEXT, summary="none", hidden=hidden)
+                elif "/" in name and name != CONTEXT:
+                    self.run.define_metric(name, step_metric="tokens")
+            if row_number >= self.run.starting_step:
+                self.run.log(values, step=row_number)
+        except Exception as error:
+            self._failed(error)
+
+    def finish(self, run: Run, results_of: ResultsOf) -> None:
+        """Send what the run came to, with a picture of its curve, and wait a bounded time."""
+        if self.run is None:
+            return
+        import wandb
+
+        try:
+            results = results_of(run.folder)
+            summary = facts(self._config, run.record) | defined(results.summary)
+            self.run.summary.update({name.replace(".", "_"): value for name, value in summary.items()})
+            if any("protocol" in row for row in run.rows):
+                picture = Path(self.run.settings.sync_dir) / "curve.png"
+                results.draw().savefig(picture)
+                self.run.log({"curve": wandb.Image(str(picture))}, step=len(run.rows) - 1)  # beside the last row
+            self.run.finish(exit_code={"done": 0, "stopped": 255}.get(run.record["status"], 1))
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        logger.warning("W&B: %s: the run goes on without it, 'posbench sync' sends it later", reason)
+        self.run = None
+
+
+class TensorBoard:
+    """Event files for TensorBoard in the run folder: all rows, written anew by each session."""
+
+    def __init__(self, config: Trains, run: Run) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        shutil.rmtree(run.folder / "tensorboard", ignore_errors=True)
+        self._config, self._names = config, Names(config)
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"))
+        for row_number, row in enumerate(run.rows):
+            self.log(row_number, row)
+
+    def log(self, row_number: int, row: Mapping[str, Any]) -> None:
+        values = self._names.of(row)
+        step = values.pop(CONTEXT, values.get("tokens"))
+        for name, scalar in values.items():
+            if "/" in name:
+                self._writer.add_scalar(re.sub(r"[^-/\w.]", "_", name), scalar, step)  # the letters that a tag has
+        self._writer.flush()
+
+    def finish(self, run: Run, results_of: ResultsOf) -> None:
+        for name, fact in (facts(self._config, run.record) | defined(results_of(run.folder).summary)).items():
+            if number(fact) is not None:
+                self._writer.add_scalar(name, fact)
+        self._writer.close()
+
+
+@contextlib.contextmanager
+def mirrored(config: Trains, run: Run | None, results_of: ResultsOf) -> Iterator[None]:
+    """Mirror what the run logs within it. The session opens with the first row that is logged, or by `run.mirror()`."""
+    if run is None:
+        yield
+        return
+    if is_at_wandb(config):
+        run.open_tracker = lambda: WandB(config, run)
+    elif config.tracking.backend == "tensorboard":
+        run.open_tracker = lambda: TensorBoard(config, run)
+    try:
+        yield
+    finally:
+        if run.tracker is not None:
+            run.tracker.finish(run, results_of)
+
+
+def sync(folders: list[Path], overrides: list[str], results_of: ResultsOf) -> None:
+    """Send the rows of run folders that W&B has not got, or write their event files for TensorBoard.
+
+    Args:
+        overrides: of the runs' own tracking.*, as they are typed.
+
+    Raises:
+        UserError: an override that cannot be read, no API key, or a folder that is no run or in use.
+        PosbenchError: W&B cannot be reached or refuses.
+    """
+    typed = pairs(overrides, "tracking.project=NAME")
+    given = {key.removeprefix("tracking.").replace("tracking", "backend"): value(key, typed[key]) for key in typed}
+    for folder in folders:
+        config = load_any_config(folder)
+        if isinstance(config, TrainedElsewhere):
+            print(f"{folder}: nothing to send, results of a model that was not trained here")
+            continue
+        asked = dataclasses.asdict(config.tracking) | {"backend": "wandb"} | given
+        config = dataclasses.replace(config, tracking=validate(TrackingConfig, asked, "tracking"))
+        refuse_names(config)
+        with Run.open(folder, config, command=None) as run:
+            if config.tracking.backend == "tensorboard":
+                TensorBoard(config, run).finish(run, results_of)
+                print(f"{folder}: {len(run.rows)} rows in {folder / 'tensorboard'}")
+                continue
+            if not has_key():
+                raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
+            if given.keys() & {"project", "entity"}:
+                run.update(wandb=None)
+            tracker = WandB(config, run, "online")
+            where = tracker.run and f"{max(0, len(run.rows) - tracker.run.starting_step)} rows: {tracker.run.url}"
+            tracker.finish(run, results_of)
+        if tracker.run is None:
+            raise PosbenchError(f"W&B did not take {folder}")
+        print(f"{folder}: {where}")
+
+
+# -- what is said of a run ---------------------------------------------------------------------------------------------
+
+
+def facts(config: Trains, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary beside the headline: what the run is, and what became of it."""
+    counts, data = record.get("parameters") or {}, record.get("data") or {}
+    tokens, seconds = number(record.get("tokens")), number(record.get("train_seconds"))
+    return defined(
+        {
+            "status": record.get("status"),
+            "reason": record.get("reason") or "",  # W&B would keep an earlier one
+            **{f"parameters/{part}": count for part, count in counts.items()},
+            "data/name": config.data.name,
+            "data/sha256": data.get("sha256"),
+            "tokenizer/sha256": record.get("tokenizer_sha256"),
+            "tokens_per_second": tokens / seconds if tokens and seconds else None,
+            "command": record.get("command") if config.tracking.command else None,
+        }
+    )
+
+
+def defined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop nulls and numbers that are not finite."""
+    return {k: v for k, v in values.items() if v is not None and (not isinstance(v, float) or math.isfinite(v))}
+
+
+# -- where it is at W&B ------------------------------------------------------------------------------------------------
 
 
 def is_at_wandb(config: Trains) -> bool:
@@ -57,176 +303,64 @@ def is_at_wandb(config: Trains) -> bool:
     return config.tracking.backend == "wandb" and os.environ.get("WANDB_MODE") != "disabled"
 
 
-@contextlib.contextmanager
-def mirror(config: Trains, run: Run | None) -> Iterator[Mirror]:
-    """The mirror that `config.tracking` names; none without a run. However a run ends, the tracker gets its status."""
-    if run is None:
-        yield Mirror()
-        return
-    found = _mirror(config, run)
-    try:
-        yield found
-    finally:
-        found.finish(run.record)
+def in_sweep() -> bool:
+    """Whether an agent of a W&B sweep started this process and chose the run."""
+    return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
 
 
-def _mirror(config: Trains, run: Run) -> Mirror:
-    if is_at_wandb(config):
-        return _AtWandb(config, run)
-    return _AtTensorBoard(config, run) if config.tracking.backend == "tensorboard" else Mirror()
+def place_of(config: Trains, run: Run) -> dict[str, str | None]:
+    """The run at W&B that the folder had before, or a new one; in a W&B sweep the run that the agent names.
+
+    The user's environment stands above the record and the configuration.
+    """
+    before = run.record["wandb"] or {}
+    aside = len(list(run.folder.parent.glob(f"{run.folder.name}.old-*")))  # begun anew: another run there, too
+    own = before.get("id") or f"{config.study}-{run.id}" + (f"-{aside + 1}" if aside else "")
+    place = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else own}
+    for name in ("project", "entity"):
+        place[name] = os.environ.get(f"WANDB_{name.upper()}") or before.get(name) or getattr(config.tracking, name)
+    return place
 
 
-class _AtWandb(Mirror):
-    """A mirror whose session lives in a background thread."""
-
-    def __init__(self, config: Trains, run: Run) -> None:
-        self._config = config
-        self._run = run
-        self._new = not run.record["wandb"]  # nothing of it can be there
-        self._metrics_file = run.folder / METRICS
-        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue()
-        self._facts: dict[str, Any] = {}
-        self._broken = False
-        self._ended = threading.Event()
-
-    def begin(self) -> None:
-        if self.begun:
-            return
-        self.begun = True
-        target = Target.of(self._config, self._run.folder, self._run.id, self._run.record, new=self._new)
-        self._run.update(wandb=target.path)
-        self._lines = len(read_jsonl(self._run.folder / EVALUATION))
-        curves = Curves(self._config, evaluation_rows(self._run.folder))
-        self._facts |= facts(self._config, self._run.record)
-        self._put("summary", dict(self._facts))
-        threading.Thread(target=self._work, args=(target, curves), name="W&B-mirror", daemon=True).start()
-
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        self.begin()
-        self._put("metrics", dict(row))
-
-    def curve(self, row: EvaluationRow) -> None:
-        if not self.begun:
-            self.begin()
-        else:
-            self._lines += 1
-        self._put("curve", (row, self._lines))
-
-    def results(self, rows: list[EvaluationRow], draw: Draw) -> None:
-        if self.begun:
-            self._put("results", (rows, draw))
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        self._facts |= values
-        if self.begun:
-            self._put("summary", dict(values))
-
-    def finish(self, record: Mapping[str, Any]) -> None:
-        if not self.begun:
-            return
-        self._facts |= facts(self._config, record)
-        self._put("finish", (dict(record), self._facts))
-        if not self._ended.wait(_FINISH_SECONDS):
-            self._give_up(f"no answer within {_FINISH_SECONDS:.0f} s")
-            self._abandon()
-        self._broken = True  # what comes after is not logged
-
-    def _put(self, kind: str, value: Any) -> None:
-        if not self._broken:
-            self._queue.put((kind, value))
-
-    def _give_up(self, reason: str) -> None:
-        if not self._broken:
-            self._broken = True
-            logger.warning(
-                "W&B is unreachable (%s): continuing without it; metrics are in %s, 'posbench sync' sends them later",
-                *(reason, self._metrics_file),
+def refuse_names(config: Trains) -> None:
+    """Refuse names that W&B would refuse, once the run is on its way."""
+    tracking = config.tracking
+    limits = [("study", config.study, 64), ("tracking.project", tracking.project, 128)]
+    limits += [("tracking.group", tracking.group or config.study, 128)]
+    limits += [("tracking.tags", tag, 64) for tag in (*tracking.tags, config.encoding.name)]
+    for key, text, limit in limits if is_at_wandb(config) else ():
+        if not 0 < len(text) <= limit:
+            raise UserError(
+                f"{key} is '{text}', {len(text)} characters: W&B takes 1 to {limit} (tracking=none is without)"
             )
-
-    def _work(self, target: Target, curves: Curves) -> None:
-        """In the background thread."""
-        try:
-            takes = self._opened(target, curves)
-            while not self._broken:
-                kind, value = self._queue.get()
-                takes[kind](value)
-                if kind == "finish":
-                    break
-        except BaseException as error:  # SystemExit too: a tracker must not end anything
-            text = str(error).strip().splitlines()
-            self._give_up(text[0] if text else type(error).__name__)
-        finally:
-            self._ended.set()
-
-    def _opened(self, target: Target, curves: Curves) -> Takes:
-        session = Session(self._config, target, curves)
-        logger.info("W&B: %s", session.where)
-        return {
-            "metrics": session.metrics,
-            "curve": lambda item: session.curve(*item),
-            "summary": session.summary,
-            "results": lambda item: session.results(*item),
-            "finish": lambda item: session.finish(exit_code_of(item[0]), item[1]),
-        }
-
-    def _abandon(self) -> None:
-        """End W&B's upload process: its exit hook waits for that without limit. What it stored can be synced later."""
-        with contextlib.suppress(Exception):  # private names: at worst the hook stays
-            from wandb.sdk import wandb_setup
-
-            connection: Any = wandb_setup.singleton()._connection
-            connection._cleanup()  # unregisters the hook
-            connection._proc._process.kill()
+    if is_at_wandb(config) and (refused := sorted(set("/\\#?%:") & set(tracking.project))):
+        raise UserError(
+            f"tracking.project is '{tracking.project}': W&B takes no {' '.join(refused)} in a project's name"
+        )
 
 
-class _AtTensorBoard(Mirror):
-    """The mirror in TensorBoard's files."""
+def choose_mode(asked: str) -> Mode:
+    """`online` if there is an API key and nothing says `offline`, else `offline`; never asks for a key.
 
-    def __init__(self, config: Trains, run: Run) -> None:
-        self._config, self._run = config, run
-        self._board: TensorBoard | None = None
-        self._summary: dict[str, Any] = {}
-        self._replaced = False  # whether a row replaced an earlier one: all are written anew at the end
+    WANDB_MODE keeps a run on this machine whatever is asked for.
+    """
+    modes = (asked, os.environ.get("WANDB_MODE", "auto"))
+    if "offline" in modes or "dryrun" in modes:
+        return "offline"
+    if has_key():
+        return "online"
+    if "online" in modes:
+        logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
+    return "offline"
 
-    def begin(self) -> None:
-        if not self.begun:
-            self.begun = True
-            known = evaluation_rows(self._run.folder)
-            self._shown, self._curves = {row.key for row in known}, Curves(self._config, known)
-            self._try(self._write_all)
 
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        self._log(defined(shortened(row)))
+def has_key() -> bool:
+    """Whether an API key for W&B's server is set up on this machine; the key itself is not used."""
+    import wandb
 
-    def curve(self, row: EvaluationRow) -> None:
-        if self.begun and row.key in self._shown:  # scored again, on other targets
-            self._replaced = True
-        else:
-            self._log(self._curves.row(row, 0) if self.begun else {})
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        self._summary |= values
-
-    def finish(self, record: Mapping[str, Any]) -> None:
-        if self._replaced:
-            self._try(self._write_all)
-        self._summary |= facts(self._config, record)
-        self._try(lambda: self._board.finish(defined(self._summary)) if self._board else None)
-
-    def _write_all(self) -> None:
-        from posbench.run_folder.tensorboard import TensorBoard
-
-        self._board = TensorBoard(self._run.folder, recorded(self._config, self._run.folder))
-
-    def _log(self, row: Mapping[str, Any]) -> None:
-        if not self.begun:
-            self.begin()  # which shows all that is recorded, so this row, too
-        elif row:
-            self._try(lambda: self._board.log(row) if self._board else None)
-
-    def _try(self, do: Callable[[], None]) -> None:
-        try:
-            do()
-        except Exception as error:  # of TensorBoard, which must not end anything
-            self._board = None
-            logger.warning("TensorBoard failed (%s): continuing without it", str(error).partition("\n")[0])
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).netloc) is not None
+    return False

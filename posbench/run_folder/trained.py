@@ -44,24 +44,18 @@ def with_weights(folder: Path, config: Config, tokenizer: Tokenizer, weights: di
     return model
 
 
-def begin_from(model: nn.Module, start: StartConfig) -> dict[str, Tensor]:
-    """Give a model the weights of the run that it begins from, and return them.
-
-    Raises:
-        UserError: the run's weights are gone or others than before, or they do not fit the model.
-    """
+def weights_of(start: StartConfig) -> dict[str, Tensor]:
+    """The weights of the run that training begins from. Raises UserError if they are gone, or others than before."""
     folder = Path(start.run)
     if not folder.is_dir():
         raise UserError(f"start.run is {folder}: there is no such folder any more; bring it back, or begin anew")
     found = checkpoint.at(folder, start.steps, checkpoint.WEIGHTS)
     if found is None or found.digest(checkpoint.WEIGHTS) != start.weights_sha256:
         raise UserError(f"start.run is {folder}: its weights are not those that this run was to begin from")
-    weights = found.weights()
-    give_weights(model, weights, folder)
-    return weights
+    return found.weights()
 
 
-def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: object) -> None:
     """Put the weights of a run's checkpoint into its model. Raises UserError if they are not of this model."""
     try:
         model.load_state_dict(weights)

@@ -10,9 +10,9 @@ import dataclasses
 import logging
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from posbench import machine
 from posbench.config.external import Trains
-from posbench.config.schema import Config, EvaluationConfig, TrainingConfig
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import Batch, TrainingBatches, own_rows
 from posbench.data.problems import ProblemBatches, TaskData, prepare
 from posbench.data.tokens import Tokens
@@ -34,10 +34,10 @@ from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
 from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.rows import every_row
-from posbench.run_folder.sync import send
-from posbench.run_folder.wandb_session import Target, in_sweep
+from posbench.run_folder.trained import give_weights, weights_of
+from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
-from posbench.training.journal import Journal, RunJournal
+from posbench.training.clock import Clock, Divergence
 from posbench.training.step import (
     Learner,
     Outcome,
@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 _MORE_ROOM = "a smaller training.batch_size, with more training.accumulation, or runtime.checkpointing=true"
 # Updates that may be unread when another is launched, by device: the host prepares the next while one is computed.
 _AHEAD = {"cuda": 1}
+_VALIDATIONS = 4  # in a run, unless it says how many
 
 
 def train(config: Config, folder: Path, command: list[str], restart: bool = False, world: World | None = None) -> None:
@@ -83,96 +84,85 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
             own = f"data.tokenizer={config.start.run}/{TOKENIZER}"
             raise UserError(f"the text has another tokenizer than the run that training begins from: expected {own}")
-    batches = tokens.batches(config.training, config.seed)
-    owned = Run.open(folder, config, command, restart=restart) if first else contextlib.nullcontext()
+    compiled = is_compiled(config, device, world)
+    where = Where(str(chosen), machine.dtype_name(dtype), threads, world.size, compiled)
     with (
-        owned as run,
-        tracking.mirror(config, run) as tracker,
-        failures_recorded(run),
+        Run.open(folder, config, command, restart=restart) if first else contextlib.nullcontext() as run,
+        tracking.mirrored(config, run, results_of),
+        run.failures_recorded() if run else contextlib.nullcontext(),
         signals_as_errors(),
     ):
-        where = Where(
-            device=str(chosen),
-            dtype=machine.dtype_name(dtype),
-            threads=threads,
-            processes=world.size,
-            compiled=is_compiled(config, device, world),
-        )
         if run:
-            _begin(run, config, tokens, where)
+            begin(run, config, tokens, where)
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         if run:
-            tokens.tokenizer.save(run.folder / TOKENIZER)
-            run.update(
-                data=tokens.record,
-                tokenizer_sha256=tokens.tokenizer.sha256,
-                parameters=parameter_counts(model),
-            )
-
-        def evaluate(step: int, asked: EvaluationConfig) -> None:
-            logger.info("after %s tokens of training:", f"{step * config.training.tokens_per_step:,}")
-            now = dataclasses.replace(config, evaluation=asked)
-            tell_progress(model, 1.0)  # as when a finished run is evaluated, until the next update
-            evaluate_into(run, tracker, model, tokens, now, step, device, world)
-
+            run.update(data=tokens.record, parameters=parameter_counts(model))
         for remark in model.encoding.remarks():
             logger.warning("%s", remark)
+
+        def evaluate(step: int, asked: EvaluationConfig) -> int:
+            tell_progress(model, 1.0)  # as when a finished run is evaluated, until the next update
+            now = dataclasses.replace(config, evaluation=asked)
+            return evaluate_into(run, model, tokens, now, step, device, world)
+
         with machine.out_of_memory_as_failure(_MORE_ROOM):
             learner = learner_for(model, config, device, dtype, world)
-            journal = RunJournal(run, tracker, config, where) if run else Journal()
-            step = fit(learner, batches, tokens, config, journal, evaluate)
+            batches = tokens.batches(config.training, config.seed)
+            made = fit(learner, batches, tokens, config, run, where, evaluate)
+        n_rows = evaluate(config.training.steps, config.evaluation)
         if run:
-            warn_of_rows_passed(run, config)
-        n_rows = evaluate_into(run, tracker, model, tokens, config, step, device, world)
-        if not run:
-            return
-        run.finish("done")
-        if config.runtime.clean:
-            checkpoint.keep_weights(run.folder, config.training.steps)
-        if not n_rows and not run.record["attempt"]["steps"]:
-            logger.info("finished; nothing to do: %s", run.folder)
-            if config.tracking.backend == "wandb" and in_sweep():
-                _tell_the_agent(config, run)
+            end(run, config)
+            if tracking.in_sweep():
+                run.mirror()  # the agent waits for this run, also where it was finished before
+            if not made and not n_rows:
+                logger.info("finished; nothing to do: %s", run.folder)
 
 
-def _begin(run: Run, config: Config, tokens: Tokens | TaskData, where: Where) -> None:
-    """Begin an attempt of a run, if it may be continued on this text and in this precision."""
+def begin(run: Run, config: Trains, tokens: Tokens | TaskData, where: Where) -> None:
+    """Begin an attempt of a run, if it may be continued on this text and in this precision.
+
+    Raises:
+        UserError: it may not.
+    """
     run.log_to_file()
     run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
     run.warn_of_other_code()
     if where.compiled:
         logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
-    run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
+    run.begin_attempt(where, bit_exact=_goes_on_exactly(run, config, where))
+    tokens.tokenizer.save(run.folder / TOKENIZER)
+    run.update(tokenizer_sha256=tokens.tokenizer.sha256)
 
 
-def _tell_the_agent(config: Config, run: Run) -> None:
-    """Report a run that was already finished to the W&B sweep that chose it."""
-    try:
-        send(config, run, Target.of(config, run.folder, run.id, run.record), results_of)
-    except Exception as error:
-        logger.warning("could not report this run to the W&B sweep: %s", error)
-
-
-def goes_on_exactly(run: Run, config: Trains, here: Where) -> bool:
+def _goes_on_exactly(run: Run, config: Trains, here: Where) -> bool:
     """Whether resuming reproduces an uninterrupted run exactly; warns if it does not, refuses another precision."""
     found = checkpoint.newest(run.folder, (checkpoint.STATE,))
     if found is None or found.step >= config.training.steps:
         return True
     before = here._asdict() | found.state()
     if before["dtype"] != here.dtype:
-        was = before["dtype"]
+        was, asked = before["dtype"], config.training.precision
         raise UserError(
             f"{run.folder} was trained in {was} up to step {found.step}, here it would go on in {here.dtype}: continue "
-            f"it on a machine where training.precision={config.training.precision} is {was}, or begin anew with "
-            "--restart"
+            f"it on a machine where training.precision={asked} is {was}, or begin anew with --restart"
         )
     names = ["device", "processes", "compiled", *(["threads"] if here.device == "cpu" else [])]
     now = here._asdict()
-    changed = [f"{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]
-    if changed:
+    if changed := [f"{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]:
         logger.warning("continuing with %s: the weights will not be those of an uninterrupted run", ", ".join(changed))
     return not changed and here.device == "cpu"  # on others sums come in another order each time
+
+
+def end(run: Run, config: Trains) -> None:
+    """Record that a run is done, and free what it no longer needs if it asks for that."""
+    if passed := on_the_way(config).keys() - {row.checkpoint_step for row in every_row(run.folder)}:
+        steps = ", ".join(map(str, sorted(passed)))
+        logger.warning("no rows on the way for steps %s of evaluation.at_tokens: training had passed them", steps)
+    run.ask_for(config.evaluation)
+    run.finish("done")
+    if config.runtime.clean:
+        checkpoint.keep_weights(run.folder, config.training.steps)
 
 
 def fit(
@@ -180,27 +170,35 @@ def fit(
     batches: TrainingBatches | ProblemBatches,
     tokens: Tokens | TaskData,
     config: Trains,
-    journal: Journal,
+    run: Run | None,
+    where: Where,
     evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
-    """Train to the token budget from wherever the run stands; returns the number of updates made in all.
+    """Train to the token budget from wherever the run stands; returns the number of updates made now.
 
-    All processes of a run make these calls in this order. The journal writes everything down.
+    All processes of a run make these calls in this order.
 
     Args:
+        run: None in a process beyond the first.
         evaluate: called on the way with the updates made so far, and with what to evaluate then.
     """
-    training, runtime = config.training, config.runtime
-    total, world = training.steps, learner.world
-    step = journal.resume(learner)
+    training, world = config.training, learner.world
+    total, parts, size = training.steps, training.accumulation, world.size
+    step, state = _resume(learner, config, run)
     if step == total:
-        return total
-    evaluations = on_the_way(config)
-    every = (runtime.log_every_steps, runtime.validate_every_steps, runtime.checkpoint_every_steps)
+        return 0
+    began, clock, divergence = step, Clock(learner, step * training.tokens_per_step, state), Divergence(total)
+    going = world.from_first(run.as_begun(config) if run else None)
+    evaluations, log_every, save_every = (
+        on_the_way(going),
+        going.runtime.log_every_steps,
+        config.runtime.checkpoint_every_steps,
+    )
+    validate_every, validation = _validation(tokens, going)
+    rows = own_rows(training.batch_size * parts, parts, world.rank, size) if size > 1 else None
     launched: list[Outcome] = []  # and not yet read
-    ahead = _AHEAD.get(learner.device.type, 0)
-    parts = training.accumulation
-    rows = own_rows(training.batch_size * parts, parts, world.rank, world.size) if world.size > 1 else None
+    if run:
+        run.mirror()
 
     def read(left: int) -> tuple[float, float]:
         """Read updates until `left` remain unread; return the loss and gradient norm of the last one read."""
@@ -208,51 +206,59 @@ def fit(
         while len(launched) > left:
             outcome = launched.pop(0)
             newest = outcome.read()
-            journal.made(outcome.step + 1, newest[0])
+            if bar:
+                divergence.look(outcome.step + 1, newest[0])
+                bar.advance(newest[0], (outcome.step + 1) * training.tokens_per_step)
         return newest
 
-    if step == 0 and step in evaluations:
-        evaluate(step, evaluations[step])
-    with stop_signals(second_interrupts=True) as world.received, journal.progress(step):
+    def log(values: Mapping[str, Any]) -> None:
+        if run:
+            run.log({"step": step, "tokens": step * training.tokens_per_step, **values})
+
+    def measure() -> None:
+        if step in evaluations:
+            logger.info("after %s tokens of training:", f"{step * training.tokens_per_step:,}")
+            with clock.paused():
+                evaluate(step, evaluations[step])
+
+    if step == 0:
+        measure()
+    bars = console.progress(total, step, clock.full_speed) if run else contextlib.nullcontext()
+    with stop_signals(second_interrupts=True) as world.received, bars as bar:
         while step < total:
             learner.model.train()
             rate = learning_rate(step, total, training)
             launched.append(begin_update(learner, batches.batch(step, rows), step, rate))
             step += 1
-            wanted = step in evaluations or any(due(number, step, total) for number in every)
-            loss, norm = read(0 if wanted else ahead)
+            wanted = step in evaluations or any(
+                due(every, step, total) for every in (log_every, validate_every, save_every)
+            )
+            loss, norm = read(0 if wanted else _AHEAD.get(learner.device.type, 0))
             if stopped := world.stopped_by():  # all processes have read the same updates: it is the same one in all
                 read(0)
-            if due(runtime.log_every_steps, step, total):
-                journal.log_update(step, loss, norm, rate)
-            if due(runtime.validate_every_steps, step, total):
-                validation = validate(learner, tokens, training)
-                journal.log(step, {f"validation/{name}": value for name, value in validation.items()})
-            if step in evaluations:  # before a checkpoint, from which a resumed run would not come back here
-                with journal.pause(learner.device):
-                    evaluate(step, evaluations[step])
-                stopped = world.stopped_by()
-            if due(runtime.checkpoint_every_steps, step, total) or stopped:
-                journal.save(step, learner)
+            if due(log_every, step, total):
+                numbers = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": rate}
+                log({name: float(f"{value:.7g}") for name, value in (numbers | clock.speed(step)).items()})
+            if due(validate_every, step, total):
+                log(validate(learner, validation, isinstance(tokens, TaskData)))
+            measure()  # before a checkpoint, from which a resumed run would not come back here
+            stopped = stopped or world.stopped_by()
+            if run and (due(save_every, step, total) or stopped):
+                _save(run, learner, step, where, clock)
+                run.update_attempt(steps=step - began)
             if stopped:
                 world.from_first()  # no other ends before rank 0 has saved: whatever started them may then end it
                 raise _stopped(stopped, step)
     if stopped := world.from_first(next(iter(world.received), None)):  # while rank 0 wrote the last checkpoint
         raise _stopped(stopped, step)
     tell_progress(learner.model, 1.0)
-    journal.finish(learner)
-    return total
+    if run:
+        run.update(tokens=total * training.tokens_per_step, **clock.spent())
+    return step - began
 
 
 def _stopped(number: int, step: int) -> Stopped:
     return Stopped(number, f"stopped by {signal.Signals(number).name} after step {step}; saved")
-
-
-def warn_of_rows_passed(run: Run, config: Trains) -> None:
-    """Warn of rows on the way that were asked for after training had passed them."""
-    if passed := on_the_way(config).keys() - {row.checkpoint_step for row in every_row(run.folder)}:
-        told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
-        logger.warning(told, ", ".join(map(str, sorted(passed))))
 
 
 def due(every: int | None, step: int, total: int) -> bool:
@@ -260,17 +266,90 @@ def due(every: int | None, step: int, total: int) -> bool:
     return every is not None and (step % every == 0 or step == total)
 
 
-@torch.inference_mode()
-def validate(learner: Learner, tokens: Tokens | TaskData, training: TrainingConfig) -> dict[str, float]:
-    """`nll`, the mean in nats per token over a fixed part of the validation data, at the training length.
+# -- where it stands ---------------------------------------------------------------------------------------------------
 
-    Of problems, those of the longest trained length, also `accuracy`, the share of the scored tokens that are the
-    likeliest, and `exact_match`, the share of problems of which all are.
+
+def _save(run: Run, learner: Learner, step: int, where: Where, clock: Clock) -> None:
+    """Write a checkpoint, after the rows up to it. Raises RunFailed if there is no room."""
+    run.sync()
+    state = {"tokens": step * learner.training.tokens_per_step, **where._asdict(), **clock.spent()}
+    if learner.scale is not None:
+        state["loss_scale"] = learner.scale.state_dict()
+    checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
+
+
+def _resume(learner: Learner, config: Trains, run: Run | None) -> tuple[int, Mapping[str, Any]]:
+    """Give the learner the state that training goes on from; returns the updates made so far, and what was saved then.
+
+    Rank 0 reads it, the others have it from there.
+    """
+    standing = _saved(config, run) if run else None
+    step, weights, optimizer, state = learner.world.from_first(standing)
+    if weights is not None:
+        give_weights(learner.model, weights, run.folder if run else "the run")
+    if optimizer is not None:
+        try:
+            learner.optimizer.load_state_dict(optimizer)
+        except (LookupError, TypeError, ValueError):
+            raise UserError(f"step {step} does not hold the state of this run: --restart trains it anew") from None
+    if learner.scale is not None and "loss_scale" in state:
+        learner.scale.load_state_dict(state["loss_scale"])
+    return int(step), state
+
+
+def _saved(config: Trains, run: Run) -> tuple[int, Any, Any, Mapping[str, Any]]:
+    """Updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back.
+
+    A run that begins from another has that one's weights where it has no checkpoint.
+    """
+    training, total = config.training, config.training.steps
+    if trained := checkpoint.at(run.folder, total, checkpoint.WEIGHTS):
+        saved = checkpoint.at(run.folder, total, checkpoint.STATE)
+        state = saved.state() if saved else {}
+        spent = {name: state[name] for name in ("tokens", *Clock.NAMES) if run.record[name] is None and name in state}
+        run.update(**spent)  # which a kill after the last checkpoint kept from being written
+        return total, trained.weights(), None, state
+    loaded = checkpoint.newest(run.folder)
+    run.cut(loaded.step if loaded else 0)
+    if loaded:
+        checkpoint.prune(run.folder, loaded.step)
+        logger.info("continuing from step %d", loaded.step)
+        return loaded.step, loaded.weights(), loaded.optimizer(), loaded.state()
+    if training.warmup_tokens > training.tokens:
+        logger.info(
+            "training.tokens=%d is less than training.warmup_tokens=%d: the learning rate rises over the first %d "
+            "of %d updates instead",
+            *(training.tokens, training.warmup_tokens, training.warmup_steps, total),
+        )
+    return 0, weights_of(config.start) if isinstance(config, Config) and config.start else None, None, {}
+
+
+# -- validation --------------------------------------------------------------------------------------------------------
+
+
+def _validation(tokens: Tokens | TaskData, config: Trains) -> tuple[int | None, list[Batch]]:
+    """Updates between validations, None for never, and what is read then: the same each time."""
+    asked, total = config.runtime.validate_every_steps, config.training.steps
+    if asked == 0:
+        return None, []
+    try:
+        batches = tokens.validation_batches(config.training)
+    except UserError:  # the text is too short for it
+        if asked is None:
+            return None, []
+        raise
+    return asked or max(1, math.ceil(total / _VALIDATIONS)), batches
+
+
+@torch.inference_mode()
+def validate(learner: Learner, batches: list[Batch], answers: bool) -> dict[str, float]:
+    """`val/loss`, the mean in nats per token over a fixed part of the validation data, at the training length.
+
+    Args:
+        answers: of problems, also `val/accuracy`, the share of the scored tokens that are the likeliest, and
+            `val/exact_match`, the share of problems of which all are.
     """
     learner.model.eval()
-    batches = tokens.validation_batches(training)
-    if isinstance(tokens, TaskData):
-        return _answers(learner, batches)
 
     def loss(batch: Batch) -> Tensor:
         batch = batch.to(learner.device)
@@ -278,18 +357,10 @@ def validate(learner: Learner, tokens: Tokens | TaskData, training: TrainingConf
             nll: Tensor = learner.model(batch.ids, batch.labels, n_scored=batch.n_scored)
         return nll.cpu()
 
-    n_scored = [batch.n_scored for batch in batches]
-    # In units of the largest: equal batches all have exactly 1.
-    weights = torch.tensor(n_scored) / max(n_scored)
-    return {"nll": float((torch.stack(learner.world.map(loss, batches)) * weights).sum() / weights.sum())}
-
-
-def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
-    model = cast(GPT, learner.model)
-
     def counted(batch: Batch) -> Tensor:
         """The sum of nll, and the numbers of correct tokens and of wholly correct problems."""
         batch = batch.to(learner.device)
+        model = cast(GPT, learner.model)
         with machine.autocast(learner.device, learner.dtype):
             hidden = model.hidden(batch.ids)
         logits, scored = model.logits(hidden.float()), batch.labels != IGNORED
@@ -297,17 +368,12 @@ def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
         right = (logits.argmax(-1) == batch.labels) & scored
         return torch.stack((nll, right.sum(), (right == scored).all(1).sum())).cpu()
 
-    nll, right, whole = torch.stack(learner.world.map(counted, batches)).sum(0).tolist()
-    tokens, rows = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
-    return {"nll": nll / tokens, "accuracy": right / tokens, "exact_match": whole / rows}
-
-
-@contextlib.contextmanager
-def failures_recorded(run: Run | None) -> Iterator[None]:
-    """Write to run.json how the run ended, by any error."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        if run:
-            run.ended_by(error)
-        raise
+    n_scored = [batch.n_scored for batch in batches]
+    if answers:
+        nll, right, whole = torch.stack(learner.world.map(counted, batches)).sum(0).tolist()
+        problems = sum(len(batch.ids) for batch in batches)
+        tokens = sum(n_scored)
+        return {"val/loss": nll / tokens, "val/accuracy": right / tokens, "val/exact_match": whole / problems}
+    # In units of the largest: equal batches all have exactly 1.
+    weights = torch.tensor(n_scored) / max(n_scored)
+    return {"val/loss": float((torch.stack(learner.world.map(loss, batches)) * weights).sum() / weights.sum())}

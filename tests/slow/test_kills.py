@@ -2,7 +2,7 @@
 
 import collections
 import itertools
-import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from faults import Case, Kill, at_boundaries, at_random
 
 from posbench.config.schema import Config
 from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
 
 KILLS = 200
+SAVE = checkpoint.save
 
 
 @pytest.fixture
@@ -89,22 +91,22 @@ def saved_in_place(
     """A checkpoint written where it belongs, instead of beside it and renamed."""
     path = folder / "checkpoint" / f"step-{step:08d}"
     path.mkdir(parents=True, exist_ok=True)
-    contents = checkpoint._serialised(model, optimizer, state)
-    for name, data in (contents | {"manifest.json": checkpoint._manifest(step, contents)}).items():
-        (path / name).write_bytes(data)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        for file in SAVE(Path(elsewhere), step, model, optimizer, state).iterdir():
+            (path / file.name).write_bytes(file.read_bytes())
     return path
 
 
-def half_lines_kept(file: Any) -> int:
-    """Lines appended to whatever a kill left."""
-    return int(file.seek(0, os.SEEK_END))
+def half_lines_kept(run: Run) -> Any:
+    """Rows appended to whatever a kill left."""
+    return run._held.enter_context(open(run.folder / "rows.jsonl", "ab", buffering=0))
 
 
 WORSE: dict[str, tuple[str, Any]] = {
     "a checkpoint is written in place": ("posbench.run_folder.checkpoint.save", saved_in_place),
     "the optimizer begins anew": ("posbench.training.step._AdamW.load_state_dict", lambda *_: None),
-    "metrics are not cut on resuming": ("posbench.run_folder.folder.Run.cut_metrics", lambda *_: None),
-    "half lines stay": ("posbench.run_folder.jsonl.drop_half_line", half_lines_kept),
+    "rows are not cut on resuming": ("posbench.run_folder.folder.Run.cut", lambda *_: None),
+    "half lines stay": ("posbench.run_folder.folder.Run._open_rows", half_lines_kept),
 }
 
 

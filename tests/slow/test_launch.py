@@ -13,8 +13,7 @@ from support import TINY, each_once, write_text
 
 from posbench import machine
 from posbench.run_folder.folder import load_record
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run_folder.rows import evaluation_rows, training_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(machine.cores() < 2, reason="needs two cores")]
 
@@ -44,7 +43,7 @@ def record(study: str) -> dict[str, Any]:
 
 
 def losses(study: str) -> list[float]:
-    return [row["train/loss"] for row in read_jsonl(folder(study) / "metrics.jsonl") if "train/loss" in row]
+    return [row["train/loss"] for row in training_rows(folder(study)) if "train/loss" in row]
 
 
 def until_it_trains(process: "subprocess.Popen[str]", study: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import wandb_server
 import yaml
-from support import TINY, write_text
+from support import TINY, evaluation_lines, write_text
 
 pytestmark = pytest.mark.slow
 
@@ -41,5 +41,5 @@ def test_the_agent_of_a_sweep_runs_posbench_and_its_run_has_the_objective(
     assert run.config["training"]["learning_rate"] == 0.00123
     (record,) = Path("outputs").glob("*/alibi-*/run.json")
     assert json.loads(record.read_text())["wandb"]["id"] == "r1"
-    rows = [json.loads(line) for line in (record.parent / "evaluation.jsonl").read_text().splitlines()]
+    rows = evaluation_lines(record.parent)
     assert run.summary["nll_1x"] == rows[0]["nll"] and run.summary["status"] == "done"
