@@ -3,7 +3,7 @@
     python scripts/recompute.py outputs/demo/rope-s0-b2cad543
     python scripts/recompute.py RUN --text novels/ --lengths 64,1024 --threads 2
 
-Reads the run folder's config.yaml, run.json, tokenizer.json, evaluation.jsonl and weights, and the text. Splits,
+Reads the run folder's config.yaml, run.json, tokenizer.json, rows.jsonl and weights, and the text. Splits,
 tokenises and places targets again, runs the model in fp32 with whole attention matrices, and compares every row of
 `fixed_target`, its windowed baseline and `nonoverlap`, and its sums by unit of text. Exits with 1 if
 anything differs; nll may differ by 2e-3 nats per token for a run in bf16, by 5e-5 for one in fp32.
@@ -384,7 +384,8 @@ class Run:
         newest = max((folder / "checkpoint").glob("step-*"))
         weights = safetensors.torch.load_file(newest / "model.safetensors")
         self.model = Model(weights, self.config["model"], self.config["encoding"])
-        self.rows = list({key(row): row for row in lines_of(folder / "evaluation.jsonl")}.values())
+        rows = (row for row in lines_of(folder / "rows.jsonl") if "protocol" in row)
+        self.rows = list({key(row): row for row in rows}.values())
         self.streams: dict[str, Stream] = {}
 
     def stream(self, split: str) -> Stream:

@@ -1,7 +1,6 @@
 """The numbers an evaluation gives, on models whose perplexity is known beforehand."""
 
 import collections
-import contextlib
 import copy
 import dataclasses
 import importlib
@@ -36,8 +35,7 @@ from posbench.launch.run import evaluate_runs
 from posbench.model.gpt import build
 from posbench.results import compare
 from posbench.results.frame import read
-from posbench.run_folder import tracking
-from posbench.run_folder.folder import load_record
+from posbench.run_folder.folder import Run, load_record
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows, every_row
 from posbench.training.train import train
 
@@ -537,7 +535,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
 
 def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config, pathlib.Path]) -> None:
     config, folder = trained
-    records = ("run.json", "evaluation.jsonl")
+    records = ("run.json", "rows.jsonl")
     before = [(folder / name).read_bytes() for name in records]
     with open(str(config.data.path), "a", encoding="utf-8") as text:
         text.write(" more")
@@ -670,12 +668,14 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(
     config, folder = trained
     before, first = load_record(folder), evaluation_rows(folder)
 
-    class Watched(tracking.Mirror):
-        def curve(self, row: EvaluationRow) -> None:
-            if row.length == 128:
-                end()
+    log = Run.log
 
-    monkeypatch.setattr(tracking, "mirror", lambda config, run: contextlib.nullcontext(Watched()))
+    def logged(run: Run, row: Any) -> None:
+        log(run, row)
+        if row["length"] == 128:
+            end()
+
+    monkeypatch.setattr(Run, "log", logged)
     asked = apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"])
     with pytest.raises(kind):
         evaluate_run(folder, asked)
@@ -685,10 +685,8 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(
     assert record["evaluate_seconds"] > before["evaluate_seconds"]
 
 
-def test_an_unfinished_run_is_evaluated_with_a_word_about_it(
-    trained: tuple[Config, pathlib.Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained: tuple[Config, pathlib.Path]) -> None:
     config, folder = trained
     shutil.rmtree(folder / "checkpoint" / "step-00000012")
-    evaluate_run(folder, Asked(config.evaluation))
-    assert "is not finished: it is evaluated as it stands after step 10 of 12" in caplog.text
+    with pytest.raises(UserError, match=r"is not finished, 10 of 12 updates are made: go on with 'test' first"):
+        evaluate_run(folder, Asked(config.evaluation))

@@ -107,7 +107,7 @@ def test_tokens_are_those_trained_on_and_empty_where_training_failed(tmp_path: P
 
 
 def test_metrics_have_a_row_per_step(trained: Path) -> None:
-    with open(trained / "metrics.jsonl", "a", encoding="utf-8") as file:
+    with open(trained / "rows.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 8, "tokens": 512, "val/loss": 4.5, "odd": "text"}) + "\n")
     frame = posbench.load(trained).metrics()
     assert frame.step.tolist() == [8] and frame.tokens.tolist() == [512]

@@ -284,7 +284,6 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     again = tmp_path / "again" / folder.name
     shutil.copytree(folder, again)
     shutil.rmtree(again / "checkpoint/step-00000010")
-    (again / "evaluation.jsonl").unlink()
     from posbench.run_folder.folder import load_config
     from posbench.training.train import train
 

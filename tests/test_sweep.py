@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from fake_study import Truth, configured, write_run
-from posbench.run_folder.lock import in_use
 from support import each_once, encoding_installed, snapshot, write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
@@ -34,7 +33,7 @@ from posbench.launch import plans, pool, states, sweep, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.run_folder.facts import Where
-from posbench.run_folder.folder import Run
+from posbench.run_folder.folder import Run, in_use
 from posbench.run_folder.rows import evaluation_rows
 from posbench.training.train import train
 
@@ -405,8 +404,8 @@ OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcnt
 @pytest.mark.full
 def test_a_run_that_another_process_owns_is_not_done_by_this_sweep(overrides: list[str]) -> None:
     (job,) = plans.resolve([["encoding=rope", *overrides]])
-    job.folder.mkdir(parents=True)
-    owner = subprocess.Popen([sys.executable, "-c", OWN, job.folder / ".lock"])
+    job.folder.parent.mkdir(parents=True)
+    owner = subprocess.Popen([sys.executable, "-c", OWN, job.folder.with_name(f".{job.id}.lock")])
     until(lambda: in_use(job.folder))
     assert pool.run([job], [{}], lambda status: None) == {job.id: states.IN_USE}
     owner.kill()

@@ -306,7 +306,7 @@ def test_a_trained_run_whose_text_is_another_now_is_refused_in_one_line_and_left
         r"trained on another text \(sha256 \w{12}\) than .* now \(\w{12}\): .*study=NAME.*--restart", message
     )
     after = snapshot(folder)
-    changed = {name for name in after if after[name] != before.get(name)} - {".lock", "log.txt"}
+    changed = {name for name in after if after[name] != before.get(name)} - {"log.txt"}
     assert changed == (set() if finished else {"run.json"})
     was, now = (json.loads(files["run.json"]) for files in (before, after))
     assert {key for key in was if was[key] != now[key]} <= {"message"}
@@ -466,7 +466,7 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_the_same
     record = load_record(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("failed", "disk")
     assert record["attempt"]["steps"] == (0 if step == 5 else 10)
-    assert not (tmp_path / "run" / "evaluation.jsonl").exists()
+    assert not evaluation_rows(tmp_path / "run")
     assert len(losses(tmp_path / "run")) == step
 
 
@@ -496,7 +496,7 @@ def test_a_signal_at_the_end_of_training_stops_it_before_the_evaluation(
         monkeypatch.setattr(checkpoint, "save", told_to_stop)
     with pytest.raises(Stopped, match=f"stopped by SIGTERM after step {STEPS}; saved"):
         train(config, tmp_path / "run", [])
-    assert load_record(tmp_path / "run")["status"] == "stopped" and not (tmp_path / "run" / "evaluation.jsonl").exists()
+    assert load_record(tmp_path / "run")["status"] == "stopped" and not evaluation_rows(tmp_path / "run")
     monkeypatch.undo()
     train(config, tmp_path / "run", [])
     record = load_record(tmp_path / "run")
