@@ -296,7 +296,7 @@ def test_an_interrupt_saves_the_run_and_is_an_exception(tmp_path: Path, monkeypa
     support.write_text()
 
     def interrupt() -> None:
-        until(lambda: any(path.stat().st_size for path in Path().glob("outputs/demo/*/metrics.jsonl")))
+        until(lambda: any(path.stat().st_size for path in Path().glob("outputs/demo/*/rows.jsonl")))
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()

@@ -328,7 +328,7 @@ def run_sweep(*arguments: Any) -> None:
 
 def steps(folder: Path) -> int:
     """Updates logged by the runs below a folder."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/metrics.jsonl"))
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/rows.jsonl"))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from posbench.config.schema import Config
 from posbench.config.shipped import chosen
 from posbench.errors import UserError
 from posbench.evaluation.plan import check
+from posbench.run_folder.tracking import refuse_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ def plan(config: Config, folder: Path, command: Iterable[str]) -> Plan:
         UserError: the configuration asks for something that does not exist or fit.
     """
     check(config)
+    refuse_names(config)
     return Plan(config, folder, tuple(command))
 
 

@@ -49,7 +49,7 @@ def losses(study: str) -> list[float]:
 def until_it_trains(process: "subprocess.Popen[str]", study: str) -> None:
     end = time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None:
-        if list(Path("outputs", study).glob("*/metrics.jsonl")) and len(losses(study)) > 20:
+        if list(Path("outputs", study).glob("*/rows.jsonl")) and len(losses(study)) > 20:
             return
         time.sleep(0.05)
     process.kill()
