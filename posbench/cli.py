@@ -255,6 +255,20 @@ def _runs_and_settings(command: str, words: list[str], or_else: str = "") -> tup
 
 
 @app.command()
+def sample(
+    run: Annotated[Path, typer.Argument(help="A run folder (outputs/STUDY/RUN).")],
+    prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to draw.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
+    seed: int = 0,
+) -> None:
+    """Print text with which a run's model goes on from a prompt."""
+    from posbench.run_folder import trained
+
+    print(trained.sample(run, prompt, tokens, temperature, seed))
+
+
+@app.command()
 def sync(
     words: Annotated[list[str], typer.Argument(metavar="RUN|key=value", help=f"{_RUNS}; tracking.project= ...")],
 ) -> None:

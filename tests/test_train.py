@@ -37,6 +37,7 @@ from posbench.results.frame import read
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.folder import Run, held_config, load_record, other_code
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows, read_rows, training_rows
+from posbench.run_folder.trained import sample
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.step import Outcome, begin_update, learning_rate, optimizer_for
 from posbench.training.train import train
@@ -729,3 +730,12 @@ def test_a_loss_that_stays_above_twice_its_best_is_said_once(
     monkeypatch.setattr(Outcome, "read", plain)
     train(config, tmp_path / "well", [])
     assert "diverges" not in caplog.text
+
+
+def test_a_run_goes_on_from_a_prompt(config: Config, tmp_path: pathlib.Path) -> None:
+    train(config, tmp_path / "run", [])
+    text = sample(tmp_path / "run", "to be", tokens=30)
+    assert text == sample(tmp_path / "run", "to be", tokens=30) and text.startswith("to be") and len(text) > 20
+    assert text != sample(tmp_path / "run", "to be", tokens=30, seed=1)
+    with pytest.raises(UserError, match="the prompt has no token"):
+        sample(tmp_path / "run", "")

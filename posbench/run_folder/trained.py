@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from posbench.config.schema import Config, StartConfig
 from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
 from posbench.model.gpt import GPT, build
+from posbench.randomness import generator
 from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_record
+from posbench.run_folder.folder import load_config, load_record
 from posbench.run_folder.names import TOKENIZER
 
 
@@ -62,3 +64,24 @@ def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: object) -
     except RuntimeError as error:  # torch's list of what does not fit
         said = str(error).splitlines()[-1].strip()[:300]
         raise UserError(f"the weights in {folder} do not match its configuration: {said}") from None
+
+
+@torch.inference_mode()
+def sample(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
+    """The text with which a run's model goes on from a prompt, a token at a time; it sees as many as it trained on.
+
+    Args:
+        tokens: how many are drawn.
+        temperature: 0 takes the likeliest each time.
+    """
+    config, tokenizer = load_config(folder), tokenizer_of(folder)
+    model, draw = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
+    ids = tokenizer.encode([prompt])[0].tolist()
+    if not ids:
+        raise UserError("the prompt has no token: expected a text to go on from")
+    for _ in range(tokens):
+        seen = torch.tensor([ids[-config.training.train_length :]])
+        logits = model.logits(model.hidden(seen).float())[0, -1]
+        weights = (logits / temperature).softmax(-1) if temperature else None
+        ids.append(int(logits.argmax() if weights is None else torch.multinomial(weights, 1, generator=draw)))
+    return tokenizer.decode(ids)
