@@ -272,7 +272,10 @@ def sample(
 def sync(
     words: Annotated[list[str], typer.Argument(metavar="RUN|key=value", help=f"{_RUNS}; tracking.project= ...")],
 ) -> None:
-    """Send the rows of run folders that W&B has not got; tracking=tensorboard writes their files for TensorBoard."""
+    """Send the rows of run folders that W&B has not got.
+
+    tracking=tensorboard writes event files for TensorBoard instead.
+    """
     from posbench.evaluation.job import results_of
     from posbench.run_folder import tracking
 
