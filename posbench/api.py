@@ -26,7 +26,7 @@ from posbench.launch import sweep as many
 from posbench.model.gpt import GPT
 from posbench.report import charts
 from posbench.results import frame as results
-from posbench.results.headline import MAIN, MAIN_OF_TASK, Headline, headline
+from posbench.results.headline import MAIN, MAIN_OF_TASK, TEXTS, Headline, headline
 from posbench.run_folder import finding
 from posbench.run_folder.folder import load_any_config, load_config, load_record
 from posbench.run_folder.jsonl import number
@@ -48,7 +48,7 @@ _LAST = {"trained_task": "task", "train_seconds": "seconds", "folder": "folder"}
 _FIRST = ("curve", "protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "learned", "perplexity")
 _FIRST_OF_TASK = ("curve", "task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "learned")
 _COUNTS = ("problem_length", "offset", "stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents")
-_ORDER = ("nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")  # of columns of `runs`
+_ORDER = ("ngram", "cached_ngram", "nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")  # of columns of `runs`
 
 
 class LoadedRun:
@@ -155,7 +155,8 @@ def runs(*paths: str | Path) -> pd.DataFrame:
 
     Returns:
         `tokens` are those trained on, empty where training failed or has not ended; `options` those that tell runs of
-        one encoding apart. `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. are nats per token of the same target
+        one encoding apart. `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the simple
+        readers, whose losses are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. are nats per token of the same target
         tokens at so many training lengths, and above 1x; `reach` the longest context in tokens up to which the rise is
         at most 0.05, `uses` the shortest whose nll is within 0.02 of `nll_1x`, by their upper bounds, empty for a run
         that has not learned. Of tasks: `steps_to_gate`, and shares `accuracy_1x` .. and `exact_match_1x` ..

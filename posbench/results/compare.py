@@ -27,8 +27,9 @@ ENOUGH_SEEDS = 5  # for a word; intervals of fewer are over documents alone, for
 ENOUGH_SEEDS_IN_GROUPS = 8  # the same where seeds fall into two groups
 HALF = 1 / 2  # of the tokens in one document: nothing is said of other text
 ALPHA = 0.05
-Learned = Literal["yes", "no", "not resolved"]
 NOT_RESOLVED: Final = "not resolved"
+READERS = NGRAM, CACHED_NGRAM = "ngram", "cached_ngram"  # the simple readers, with losses on a scheme's own targets
+Outcome = Literal["yes", "no", "not resolved"]
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ class Losses:
         train_length: in tokens.
         seeds: number of seeds by label that are on these targets.
         sums: (seeds, units) nats by label, variant and length, where all seeds that were asked have a loss; those of
-            the n-gram model have variant `ngram`. One unit where a row lacks its sums by document.
+            the simple readers have their names as variants. One unit where a row lacks its sums by document.
         tokens: (units,).
         bits_per_byte: of a nat per token.
         documents, largest_document: their number, and the share of the tokens in one; 0 where they are not known.
@@ -81,15 +82,18 @@ class Losses:
         for (label, variant, length), same in rows.sort_values("seed").groupby(["label", "variant", "length"]):
             self.statuses[label, variant, int(length)] = list(same["status"])
             if (same["status"] == "ok").all():
-                self.sums[label, variant, int(length)] = self._stacked(same["nll"], same["unit_nll"], same["seed"])
-                if variant == PLAIN and same["ngram_nll"].notna().all():
-                    of_ngram = self._stacked(same["ngram_nll"], same["unit_ngram"], same["seed"])
-                    self.sums[label, "ngram", int(length)] = of_ngram
+                kinds = {variant: "nll"} | (dict(zip(READERS, READERS, strict=True)) if variant == PLAIN else {})
+                sums = {kind: self._sums(same, name) for kind, name in kinds.items()}
+                self.sums |= {(label, kind, int(length)): of for kind, of in sums.items() if of is not None}
 
-    def _stacked(self, means: pd.Series, sums: pd.Series, seeds: pd.Series) -> pd.DataFrame:
-        if sums.notna().all():
-            return pd.DataFrame(np.stack(list(sums)).astype(np.float64), index=seeds)
-        return pd.DataFrame((means * self.tokens.sum()).to_numpy()[:, None], index=seeds)
+    def _sums(self, rows: pd.DataFrame, name: str) -> pd.DataFrame | None:
+        """Return the sums by unit of a scheme or a reader; of rows that lack them the sums of all; None without any."""
+        by_unit, means = rows[f"unit_{name}"], rows.get("nll" if name == "nll" else f"{name}_nll")
+        if by_unit.notna().all():
+            return pd.DataFrame(np.stack(list(by_unit)).astype(np.float64), index=rows["seed"])
+        if means is None or means.isna().any():
+            return None
+        return pd.DataFrame((means * self.tokens.sum()).to_numpy()[:, None], index=rows["seed"])
 
     def lengths(self, label: str | None = None, variant: str = PLAIN) -> list[int]:
         """Return the lengths, in tokens, that any scheme was asked for, or all seeds of one; no text was too short."""
@@ -139,10 +143,13 @@ def difference(sums: pd.DataFrame | None, base: pd.DataFrame | None) -> pd.DataF
 # -- one scheme --------------------------------------------------------------------------------------------------------
 
 
-def learned(losses: Losses, label: str) -> Learned | None:
-    """Tell whether a scheme beats the best n-gram model at the training length, by its 95 % interval; None: unknown."""
+def beats(losses: Losses, label: str, reader: str) -> Outcome | None:
+    """Tell whether a scheme beats a simple reader at the training length, by its 95 % interval; None: not known.
+
+    It has learned if it beats `NGRAM`, and uses its context if it beats `CACHED_NGRAM`.
+    """
     length = losses.train_length
-    above = difference(losses.level(label, length), losses.level(label, length, "ngram"))
+    above = difference(losses.level(label, length), losses.level(label, length, reader))
     if above is None:
         return None
     gap = losses.for_words(above)
@@ -152,7 +159,7 @@ def learned(losses: Losses, label: str) -> Learned | None:
 
 
 def may_claim(gate: str | None) -> bool:
-    """Tell whether rises, reach and use of context may be put into words: it has learned, or that is not known."""
+    """Tell whether a scheme may be judged that has to beat a simple reader first: it does, or that is not known."""
     return gate in (None, "yes")
 
 
@@ -233,13 +240,15 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
         `label`, `encoding`, `seeds` (that have a loss at 1x), `runs`, `not_done` ("2 diverged"), `left_out` (seeds on
         other targets), `parameters`, `encoding_parameters`, `trained_tokens`, `learning_rate`, `tokens_per_second`.
         `nll`: at the training length, with `nll_sd` over seeds and `nll_text_error`, the standard error over documents
-        for these checkpoints; `perplexity`, `bits_per_byte`; `ngram` and whether it beats that: `learned`.
+        for these checkpoints; `perplexity`, `bits_per_byte`; `ngram`, `cached_ngram` and whether it beats
+        them: `learned`, `uses_context`.
         `rise_2x`, ...: what so many training lengths add, and `rise_2x_status` (ok, undefined ...).
         `above_windowed`: the loss at the longest length less that with attention narrowed to the training length.
         `nll_difference`: from the reference; `rise_difference`: of the rise at 4x; each with `_adjusted_low` and
         `_adjusted_high` (Bonferroni); `nll_word`, `rise_word` (empty where there is none) and `nll_why`, `rise_why`.
         Each of these has `_low` and `_high` (95 %), `_min` and `_max` over seeds, `_groups` (seeds fall in two).
-        `holds_to` in tokens, `holds_further` (nothing longer was measured), `uses` in tokens.
+        `holds_to` in tokens, `holds_further` (nothing longer was measured), `uses` in tokens (not of a scheme that does
+        not beat `cached_ngram`).
         `attrs`: `reference`, `train_length`, `ratios` (longer ones), `schemes` (k), `documents`, `tokens`.
 
     Raises:
@@ -295,16 +304,19 @@ def _facts(runs: pd.DataFrame, losses: Losses) -> dict[str, Any]:
 def _numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
     """Return the columns of a scheme on its own."""
     length, longer = losses.train_length, [n for n in losses.lengths() if n > losses.train_length]
-    level, ngram, gate = losses.level(label, length), losses.level(label, length, "ngram"), learned(losses, label)
+    level, gate, uses_context = losses.level(label, length), *(beats(losses, label, name) for name in READERS)
     assert level is not None
     row = _interval("nll", losses, level) | {
         "nll_sd": float(np.std(losses.estimate(level).seeds, ddof=1)) if len(level) > 1 else math.nan,
         "nll_text_error": losses.of_checkpoints(level).error,
         "perplexity": math.exp(losses.estimate(level).mean),
         "bits_per_byte": losses.estimate(level).mean * losses.bits_per_byte,
-        "ngram": math.nan if ngram is None else losses.estimate(ngram).mean,
         "learned": gate,
+        "uses_context": uses_context,
     }
+    for reader in READERS:
+        of_reader = losses.level(label, length, reader)
+        row[reader] = math.nan if of_reader is None else losses.estimate(of_reader).mean
     for further in longer:
         name = f"rise_{further / length:g}x"
         row |= {f"{name}_status": losses.status(label, further)} | _interval(name, losses, losses.rise(label, further))
@@ -314,13 +326,14 @@ def _numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
     if may_claim(gate) and losses.largest_document < HALF:
         reach = holds_to(losses, label, ALPHA / schemes)
         row |= {"holds_to": reach, "holds_further": reach == max(losses.lengths(label))}
-        row["uses"] = uses(losses, label, ALPHA / schemes)
+        if may_claim(uses_context):
+            row["uses"] = uses(losses, label, ALPHA / schemes)
     return row
 
 
 def _against(losses: Losses, label: str, reference: str, schemes: int, least: float) -> dict[str, Any]:
     """Return the columns of a scheme's differences from the reference: of the loss at 1x, and of the rise at 4x."""
-    gates = {name: learned(losses, name) for name in (label, reference)}
+    gates = {name: beats(losses, name, NGRAM) for name in (label, reference)}
     gate = next((f"{name} has not learned" if known == "no" else f"whether {name} has learned is not resolved"
                  for name, known in gates.items() if not may_claim(known)), "")  # fmt: skip
     row: dict[str, Any] = {}

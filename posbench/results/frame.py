@@ -1,9 +1,10 @@
 """Run folders and kept studies as one tidy frame: a row per run, protocol, variant, task, length and tokens trained.
 
 A row has the facts of its run, its numbers, and its sums by unit of text as lists of equal length: `unit_documents`
-(the document that each unit stands in), `unit_tokens`, `unit_nll` and `unit_ngram` (nats). A run without results keeps
-one row, so that it is counted. What is undefined has its `status` and `reason` and no number: select `status == "ok"`
-before lists are stacked. Whatever is printed, drawn or exported is a selection or a pivot of this frame.
+(the document that each unit stands in), `unit_tokens`, and in nats `unit_nll`, `unit_ngram` and `unit_cached_ngram` (of
+the simple readers, see `evaluation.ngrams`). A run without results keeps one row, so that it is counted. What is
+undefined has its `status` and `reason` and no number: select `status == "ok"` before lists are stacked. Whatever is
+printed, drawn or exported is a selection or a pivot of this frame.
 """
 
 import functools
@@ -41,7 +42,8 @@ _WHOLE = ("seed", "train_length", "trained_tokens", "parameters", "encoding_para
 _NUMBERS = ("learning_rate", "train_seconds", "cpu_seconds", "evaluate_seconds")
 _FACTS = (*_TEXTS, *_WHOLE, *_NUMBERS)
 _MARKS = ("variant", "main", "newest")
-_LISTS = ("unit_documents", "unit_tokens", "unit_nll", "unit_ngram")
+_SUMS = ("unit_nll", "unit_ngram", "unit_cached_ngram")
+_LISTS = ("unit_documents", "unit_tokens", *_SUMS)
 _COLUMNS = [*_FACTS, *run_rows.COLUMNS, *_MARKS, *_LISTS]
 _BLOCKS = "evaluation_blocks.jsonl"  # of earlier versions
 _DERIVED = ("setting", "scheme", "label", "options", "repeated")
@@ -105,7 +107,7 @@ def save(frame: pd.DataFrame, path: Path) -> None:
     exact = 2**16
     sums = {
         name: [None if nats is None else (np.round(nats * exact) / exact).astype(np.float32) for nats in frame[name]]
-        for name in ("unit_nll", "unit_ngram")
+        for name in _SUMS
     }
     stored = frame[[name for name in _COLUMNS if name not in ("folder", "perplexity", "bits_per_byte")]].assign(**sums)
     stored = stored.astype(dict.fromkeys(("ci_low", "ci_high", "seconds"), np.float32))
@@ -218,7 +220,7 @@ def _rows(folder: Path, asked: str) -> list[dict[str, Any]]:
 
 def _lists(units: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns `_LISTS` of a row; none where a sum is not known."""
-    types = {"document": np.int32, "tokens": np.int32, "nll": np.float64, "ngram": np.float64}
+    types = {"document": np.int32, "tokens": np.int32, **dict.fromkeys(("nll", "ngram", "cached_ngram"), np.float64)}
     sums = {key: np.asarray(units[key], dtype=kind) for key, kind in types.items() if key in units}
     if "nll" not in sums or not np.isfinite(sums["nll"]).all() or not (sums["tokens"] > 0).all():
         return {}

@@ -8,7 +8,8 @@ from posbench.results import compare
 from posbench.results.compare import Losses
 from posbench.results.tasks import task_rows
 
-Headline = dict[str, float | str | None]  # by name; only `learned` is a text
+Headline = dict[str, float | str | None]
+TEXTS = ("learned", "uses_context")  # yes, no or not resolved; all others are numbers
 MAIN = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")  # of a run on text: those that say most
 MAIN_OF_TASK = ("learned", "accuracy_1x", "accuracy_2x", "accuracy_4x")
 ALWAYS = (4, 16)  # training lengths whose rise is named even where it was not measured
@@ -17,9 +18,10 @@ ALWAYS = (4, 16)  # training lengths whose rise is named even where it was not m
 def headline(frame: pd.DataFrame) -> Headline:
     """Return the values of one run by name, of its newest checkpoint. None: not measured, or undefined.
 
-    Of text: `learned` (yes, no, not resolved); `nll_1x`, `nll_<r>x`, nats per token at r training lengths; `rise_<r>x`,
-    that less `nll_1x`; `reach` and `uses` in tokens, as `compare.holds_to` and `compare.uses` by bounds over documents,
-    None where the gate is known and not passed. Of a task: `learned` (yes, no), `steps_to_gate`, `nll_1x` of the
+    Of text: `learned` and `uses_context` (yes, no, not resolved): whether it beats the simple readers `ngram` and
+    `cached_ngram`, where these are known; `nll_1x`, `nll_<r>x`, nats per token at r training lengths; `rise_<r>x`, that
+    less `nll_1x`; `reach` and `uses` in tokens, as `compare.holds_to` and `compare.uses` by bounds over documents, None
+    where the reader is known and not beaten. Of a task: `learned` (yes, no), `steps_to_gate`, `nll_1x` of the
     answers, and `accuracy_<r>x` and `exact_match_<r>x`, shares at r times the longest trained problems.
 
     Args:
@@ -31,13 +33,22 @@ def headline(frame: pd.DataFrame) -> Headline:
 
 def _of_text(frame: pd.DataFrame) -> Headline:
     rows = compare.main_rows(frame)
-    values: Headline = {"learned": None, "nll_1x": None, **{f"rise_{ratio}x": None for ratio in ALWAYS}}
+    values: Headline = {
+        "learned": None,
+        "uses_context": None,
+        "nll_1x": None,
+        **{f"rise_{ratio}x": None for ratio in ALWAYS},
+    }
     nothing: Headline = {"reach": None, "uses": None}
     if not len(rows):
         return values | nothing
     losses = Losses(rows)
     (label,) = losses.seeds
-    gate = values["learned"] = compare.learned(losses, label)
+    gate, uses_context = (compare.beats(losses, label, reader) for reader in compare.READERS)
+    values |= {"learned": gate, "uses_context": uses_context}
+    for reader in compare.READERS:
+        of_reader = losses.level(label, losses.train_length, reader)
+        values |= {} if of_reader is None else {reader: losses.estimate(of_reader).mean}
     for length in losses.lengths(label):
         ratio = f"{length / losses.train_length:g}x"
         level, rise = losses.level(label, length), losses.rise(label, length)
@@ -46,7 +57,8 @@ def _of_text(frame: pd.DataFrame) -> Headline:
             values[f"rise_{ratio}"] = None if rise is None else losses.estimate(rise).mean
     if values["nll_1x"] is None or not compare.may_claim(gate):
         return values | nothing
-    return values | {"reach": compare.holds_to(losses, label), "uses": compare.uses(losses, label)}
+    used = compare.uses(losses, label) if compare.may_claim(uses_context) else None
+    return values | {"reach": compare.holds_to(losses, label), "uses": used}
 
 
 def _of_task(frame: pd.DataFrame) -> Headline:
