@@ -185,7 +185,9 @@ def frozen_cells(study: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("study", ["six", "six_demo"])
 def test_the_main_tables_have_their_frozen_numbers(study: str) -> None:
-    assert sorted(cells(compare(read([ROWS / f"{study}.parquet"])))) == sorted(frozen_cells(study))
+    """The context used is frozen as it was before it was said only of schemes that beat the cached n-gram model."""
+    frame = read([ROWS / f"{study}.parquet"])
+    assert sorted(cells(compare(frame.assign(unit_cached_ngram=None)))) == sorted(frozen_cells(study))
 
 
 def test_words_of_six_are_the_frozen_ones_and_those_of_six_demo_need_no_gate_at_1x() -> None:

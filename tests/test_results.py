@@ -49,17 +49,30 @@ def test_labels_and_settings_of_a_large_study(studies: dict[str, pd.DataFrame]) 
     assert set(table.loc[table["rise_4x_status"] == "undefined", "rise_why"]) >= {"learned is undefined at 4x"}
 
 
+def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model(studies: dict[str, pd.DataFrame]) -> None:
+    six = compare.compare(studies["six"]).set_index("label")
+    assert set(six["ngram"].round(3)) == {3.748} and set(six["cached_ngram"].round(3)) == {3.295}
+    assert set(six["learned"]) == {"yes"}
+    beats = dict.fromkeys(["fox", "rope", "t5", "alibi"], "yes") | {"sinusoidal": NOT_RESOLVED, "none": "no"}
+    assert six["uses_context"].to_dict() == beats
+    assert six["uses"].dropna().to_dict() == dict.fromkeys(["fox", "rope", "t5", "alibi"], 128)
+    older = compare.compare(studies["six"].assign(unit_cached_ngram=None)).set_index("label")
+    assert older["uses_context"].isna().all() and older.loc["none", "uses"] == 64
+    demo = compare.compare(studies["six_demo"])
+    assert set(demo["uses_context"]) == {"no", NOT_RESOLVED} and demo["uses"].isna().all()
+
+
 # -- the frame ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_study_is_kept_in_one_small_file(studies: dict[str, pd.DataFrame], tmp_path: Path) -> None:
     path = tmp_path / "six.parquet"
     save(studies["six"], path)
-    assert path.stat().st_size < 320_000
+    assert path.stat().st_size < 335_000
     again = read([path])
     pd.testing.assert_frame_equal(
-        again.drop(columns=["folder", "unit_nll", "unit_ngram"]),
-        studies["six"].drop(columns=["folder", "unit_nll", "unit_ngram"]),
+        again.drop(columns=["folder", "unit_nll", "unit_ngram", "unit_cached_ngram"]),
+        studies["six"].drop(columns=["folder", "unit_nll", "unit_ngram", "unit_cached_ngram"]),
         rtol=1e-6,
     )
     assert sorted(cells(compare.compare(again))) == sorted(frozen_cells("six"))
@@ -250,8 +263,8 @@ def test_a_seed_that_diverged_has_no_answer_right(studies: dict[str, pd.DataFram
 def test_one_run_in_a_few_numbers(studies: dict[str, pd.DataFrame]) -> None:
     six = studies["six"]
     run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
-    assert run["learned"] == "yes"
-    assert (run["reach"], run["uses"], run["rise_16x"]) == (128, 64, None)
+    assert (run["learned"], run["uses_context"], run["cached_ngram"]) == ("yes", "no", pytest.approx(3.295, abs=1e-3))
+    assert (run["reach"], run["uses"], run["rise_16x"]) == (128, None, None)
     assert run["rise_4x"] == pytest.approx(float(run["nll_4x"]) - float(run["nll_1x"]))  # type: ignore[arg-type]
     ledger = studies["ledger"]
     answers = headline(ledger[ledger["run"] == ledger.loc[ledger["trained_task"] == "copy", "run"].iloc[0]])

@@ -326,8 +326,7 @@ def _numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
     if may_claim(gate) and losses.largest_document < HALF:
         reach = holds_to(losses, label, ALPHA / schemes)
         row |= {"holds_to": reach, "holds_further": reach == max(losses.lengths(label))}
-        if may_claim(uses_context):
-            row["uses"] = uses(losses, label, ALPHA / schemes)
+        row["uses"] = uses(losses, label, ALPHA / schemes) if may_claim(uses_context) else None
     return row
 
 
