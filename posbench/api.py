@@ -48,7 +48,8 @@ _LAST = {"trained_task": "task", "train_seconds": "seconds", "folder": "folder"}
 _FIRST = ("curve", "protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "learned", "perplexity")
 _FIRST_OF_TASK = ("curve", "task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "learned")
 _COUNTS = ("problem_length", "offset", "stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents")
-_ORDER = ("ngram", "cached_ngram", "nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")  # of columns of `runs`
+# Of columns of `runs`.
+_ORDER = ("ngram", "cached_ngram", "nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")
 
 
 class LoadedRun:
@@ -107,7 +108,10 @@ class LoadedRun:
         The nth units of rows of equal `targets_sha256` are of the same tokens, in other runs, too.
         """
         lists = [name for name in self._frame if name.startswith("unit_") and self._frame[name].notna().any()]
-        rows = self._frame.dropna(subset=lists)[[*EVALUATION_KEY, "targets_sha256", *lists]]
+        rows = self._frame.dropna(subset=["unit_tokens"])[[*EVALUATION_KEY, "targets_sha256", *lists]]
+        for name in lists:  # what a row lacks is missing in each of its units
+            pairs = zip(rows[name], rows["unit_tokens"], strict=True)
+            rows[name] = pd.Series([[None] * len(t) if v is None else v for v, t in pairs], rows.index, dtype=object)
         names = {name: name.removeprefix("unit_").removesuffix("s") for name in lists} | {"unit_tokens": "tokens"}
         return rows.explode(lists, ignore_index=True).rename(columns=names)
 
@@ -156,10 +160,11 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     Returns:
         `tokens` are those trained on, empty where training failed or has not ended; `options` those that tell runs of
         one encoding apart. `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the simple
-        readers, whose losses are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. are nats per token of the same target
-        tokens at so many training lengths, and above 1x; `reach` the longest context in tokens up to which the rise is
-        at most 0.05, `uses` the shortest whose nll is within 0.02 of `nll_1x`, by their upper bounds, empty for a run
-        that has not learned. Of tasks: `steps_to_gate`, and shares `accuracy_1x` .. and `exact_match_1x` ..
+        readers, whose losses are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. are nats
+        per token of the same target tokens at so many training lengths, and above 1x; `reach` the longest context in
+        tokens up to which the rise is at most 0.05, `uses` the shortest whose nll is within 0.02 of `nll_1x`, by their
+        upper bounds, empty for a run that has not learned or does not beat `cached_ngram`. Of tasks:
+        `steps_to_gate`, and shares `accuracy_1x` .. and `exact_match_1x` ..
     """
     frame = results.read([Path(path) for path in paths or ("outputs",)])
     unreadable = frame["run_status"] == "unreadable"
@@ -167,10 +172,10 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         warnings.warn(f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2)
     frame = frame[~unreadable]
     measured = pd.DataFrame([{"folder": folder, **headline(rows)} for folder, rows in frame.groupby("folder")])
-    names = sorted({*measured} - {"folder", "learned"} | {"nll_1x"}, key=_order)
+    names = sorted({*measured} - {"folder", *TEXTS} | {"nll_1x"}, key=_order)
     facts = frame.drop_duplicates("folder")[[*_FACTS, *_LAST]].rename(columns=_FACTS | _LAST)
     task = ["task"] if facts["task"].notna().any() else []
-    columns = [*_FACTS.values(), "learned", *task, *names, "seconds", "folder"]
+    columns = [*_FACTS.values(), *TEXTS, *task, *names, "seconds", "folder"]
     table = facts.merge(measured, on="folder").reindex(columns=columns)
     return table.astype(dict.fromkeys([*names, "seconds", "learning_rate"], "float64"))
 

@@ -28,7 +28,7 @@ from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
-from posbench.evaluation.ngrams import NGrams
+from posbench.evaluation.ngrams import CachedNGrams, NGrams
 from posbench.evaluation.plan import check
 from posbench.evaluation.protocols import targets_of
 from posbench.launch.run import evaluate_runs
@@ -644,6 +644,13 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
         assert row.units is not None and ("ngram" in row.units) == (row.task is None)
         if row.task is None:
             assert sum(row.units["ngram"]) == pytest.approx(row.ngram_nll * row.n_tokens, rel=1e-5)
+    plain = {row.length: row for row in rows if row.protocol == "fixed_target" and row.kind == "plain"}
+    assert [row for row in rows if "cached_ngram" in (row.units or {})] == list(plain.values())
+    cached = CachedNGrams(model, tokens.test.ids, tokens.validation.ids)
+    for length, row in plain.items():
+        targets = targets_of(protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")[length])
+        nll = cached.nll(targets.indices, targets.context)
+        assert row.units is not None and sum(row.units["cached_ngram"]) == pytest.approx(nll.sum(), rel=1e-5)
 
 
 def test_without_a_training_text_rows_have_no_ngram_model(config: Config) -> None:

@@ -30,7 +30,8 @@ def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_pat
     assert found["rise_4x"] is None and found["nll_4x"] is None and found["rise_16x"] is None
     assert found["rise_2x"] is not None and found["reach"] in (64, 128)
     nothing = headline_of(write_run(tmp_path / "b", configured(template, "rope", 0), None, status="failed"))
-    assert nothing == {"learned": None, "nll_1x": None, "rise_4x": None, "rise_16x": None, "reach": None, "uses": None}
+    names = ("learned", "uses_context", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")
+    assert nothing == dict.fromkeys(names)
 
 
 def test_rows_of_other_targets_are_in_no_curve_and_said(

@@ -75,7 +75,7 @@ def test_a_study_is_kept_in_one_small_file(studies: dict[str, pd.DataFrame], tmp
         studies["six"].drop(columns=["folder", "unit_nll", "unit_ngram", "unit_cached_ngram"]),
         rtol=1e-6,
     )
-    assert sorted(cells(compare.compare(again))) == sorted(frozen_cells("six"))
+    assert sorted(cells(compare.compare(again.assign(unit_cached_ngram=None)))) == sorted(frozen_cells("six"))
     assert len(read([path, path])) == len(again)
 
 

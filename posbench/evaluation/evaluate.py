@@ -18,13 +18,13 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import problems, protocols
 from posbench.evaluation.models import Floats, NotFinite, Subject, check_finite, score
-from posbench.evaluation.ngrams import NGrams
+from posbench.evaluation.ngrams import CachedNGrams
 from posbench.evaluation.plan import AnyEvaluation, Forward, Measurement, Planned, measurements
 from posbench.evaluation.probes import Encode
 from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run_folder.jsonl import plain
-from posbench.run_folder.rows import EVALUATION_KEY, EvaluationRow, multiple
+from posbench.run_folder.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple
 
 Passes = Callable[[Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
 
@@ -60,7 +60,7 @@ class Evaluation(AnyEvaluation):
     subject: Subject
     split: TokenSplit  # the text that `settings.split` names
     token_bytes: NDArray[np.integer] | None  # by token id; None: tokens are not pieces of the original text
-    ngrams: NGrams | None = None  # of what the model was trained on; None: that is not known
+    reader: CachedNGrams | None = None  # of what the model was trained on; None: that is not known
     encode: Encode | None = None  # the subject's tokenizer; None: not known
 
     def planned(self) -> list[Planned]:
@@ -164,9 +164,11 @@ def _measured(
         n_bytes = int(evaluation.token_bytes[text[targets.indices]].sum())
         per_byte = float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
         row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=per_byte)
-    if evaluation.ngrams is not None and row.task is None:  # a probe rewrites the text: there they would say nothing
-        order, of_ngrams = evaluation.ngrams.best(text, targets.indices)
+    if evaluation.reader is not None and row.task is None:  # a probe rewrites the text: there they would say nothing
+        order, of_ngrams = evaluation.reader.ngrams.best(text, targets.indices)
         units["ngram"] = _rounded(np.bincount(unit, of_ngrams))
+        if row.protocol == "fixed_target" and row.kind == PLAIN:
+            units["cached_ngram"] = _rounded(np.bincount(unit, evaluation.reader.nll(targets.indices, targets.context)))
         row = dataclasses.replace(row, ngram_nll=float(of_ngrams.mean()), ngram_order=order)
     return row
 

@@ -20,7 +20,7 @@ from posbench.data.tokens import Tokens
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.models import TrainedGPT
-from posbench.evaluation.ngrams import NGrams
+from posbench.evaluation.ngrams import CachedNGrams, NGrams
 from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.model.gpt import GPT
@@ -112,8 +112,8 @@ def evaluate_into(
         evaluation = TaskEvaluation(**known, task=tokens.task)
     else:
         known |= {"token_bytes": tokens.tokenizer.token_bytes, "encode": tokens.tokenizer.encode}
-        split, ngrams = getattr(tokens, settings.split), _ngrams(tokens, config, step)
-        evaluation = Evaluation(**known, split=split, ngrams=ngrams)
+        split = getattr(tokens, settings.split)
+        evaluation = Evaluation(**known, split=split, reader=_reader(tokens, config, step, split.ids))
     return rows_into(run, evaluation, world.from_first(every_row(run.folder) if run else None))
 
 
@@ -147,8 +147,8 @@ def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
     return {step: settings for step in steps if first <= step < training.steps}
 
 
-def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams | None:
-    """Return n-gram models of what a run and the one that it began from were trained on; None if that is not known."""
+def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGrams | None:
+    """Return the simple reader that read what a run and the one that it began from did; None if that is not known."""
     start, training = config.start, config.training
     spans = [tokens.batches(training, config.seed).spans(step)] if step else []
     if start is not None:
@@ -157,7 +157,10 @@ def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams | None:
         names = ("train_length", "batch_size", "tokens", "warmup_tokens")
         before = dataclasses.replace(training, accumulation=1, **{name: getattr(start, name) for name in names})
         spans.append(tokens.batches(before, start.seed).spans(start.steps))
-    return NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size) if spans else None
+    if not spans:
+        return None
+    ngrams = NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size)
+    return CachedNGrams(ngrams, text, tokens.validation.ids)
 
 
 def results_of(folder: Path) -> tracking.Results:
