@@ -55,6 +55,21 @@ def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(six
     assert len(page) < 100_000 and not re.search(r"(src|href)=.(?!#)|@import|url\((?!#)", page)  # it needs no network
 
 
+@pytest.mark.parametrize("study", ["six", "six_demo", "catalogue"])
+def test_a_report_fits_on_a_screen_and_its_legend_explains_what_is_there(
+    study: str, tmp_path: Path, capsys: Capture
+) -> None:
+    report.main([ROWS / f"{study}.parquet"], tmp_path)
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    wide = [line for line in lines if line.startswith("  posbench sweep")]  # a command is copied in one piece
+    assert len(lines) <= 25 and max(len(line) for line in lines[1:] if line not in wide) <= 100
+    legend = " ".join(lines[-5:])
+    assert "n-gram with cache 3." in legend and ("*:" in legend) == any("*" in line for line in lines[:-5])
+    assert ("more are in the page" in legend) == (study == "catalogue")
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("posbench train ") >= (75 if study == "catalogue" else 30)  # every run with its command
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_columns_drop_until_the_table_fits(study: Path, width: int) -> None:
     table = tables.main_table(compare(read([study])))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FigureKind = Literal["panels", "curve"]
 WIDTH = 100  # characters, of files and pipes
+MOST_LINES, LEAST_ROWS = 25, 6  # in the terminal; the page and the CSV file have all rows
 NAME = "curves"  # .png, .pdf
 
 
@@ -81,11 +82,17 @@ def main(
     for line in warnings:
         console.print(line, soft_wrap=True)
     for section in sections:
-        console.print(f"{section.heading}: {section.facts}" if section.heading else f"{title}: {section.facts}")
-        for line in section.answer:
-            console.print(line, soft_wrap="\n" in line)  # a command is copied in one piece
+        first = f"{section.heading}: {section.facts}" if section.heading else f"{title}: {section.facts}"
+        above = [*warnings, first, *section.answer]
+        for line in above[len(warnings) :]:
+            sentence, _, command = line.partition("\n")
+            console.print(sentence)
+            if command:  # is copied in one piece
+                console.print(command, soft_wrap=True)
         if section.main is not None:
-            section.main.print(console)
+            lines = 1 + sum(-(-len(part) // console.width) for line in above for part in line.split("\n  ")[:2])
+            around = 3 + len(section.main.notes)  # head, rule, and how many rows are left out
+            section.main.print(console, max(LEAST_ROWS, MOST_LINES - lines - around))
 
 
 def _write(path: Path, text: str) -> None:

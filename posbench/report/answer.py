@@ -44,6 +44,8 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     lines = [_at_one(shown, table.attrs)]
     if beyond := _beyond(judged, table.attrs):
         lines.append(beyond)
+    if len(less := judged[judged["uses_context"].isin(["no", NOT_RESOLVED])]):
+        lines.append(f"Not shown to use more context than a cached n-gram model: {listed(less['label'])}.")
     losses = Losses(main_rows(frame))
     if losses.largest_document >= HALF:
         lines.append(f"One document has {losses.largest_document:.0%} of the targets: nothing is said of other text.")

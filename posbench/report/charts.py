@@ -161,11 +161,12 @@ def _curves(
             name = cut(str(label)) + (f", {WINDOWED}" if dashed else "")
             ends.append((name, DARK if dashed else colour, curve["length"].iloc[-1], curve[value].iloc[-1], group))
     low, high = _within(curves[value])
-    if value == "nll" and table["ngram"].notna().any():
-        ngram = float(table["ngram"].median())
-        axes.axhline(ngram, color=GREY, lw=1, zorder=1)
-        ends.append(("n-gram model", GREY, curves["length"].max(), ngram, "ngram"))
-        low, high = min(low, ngram), max(high, ngram)
+    for reader, name in compare.READER_NAMES.items() if value == "nll" else ():
+        if table[reader].notna().any():
+            loss = float(table[reader].median())
+            axes.axhline(loss, color=GREY, lw=1, zorder=1)
+            ends.append((name, GREY, curves["length"].max(), loss, reader))
+            low, high = min(low, loss), max(high, loss)
     axes.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
     axes.axvline(table.attrs["train_length"], color=DARK, ls=":", lw=1)
     _name_ends(axes, ends, (high - low) / (10 if only_one else 18))

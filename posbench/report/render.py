@@ -51,12 +51,17 @@ class Table:
     title: str
     frame: pd.DataFrame
     columns: Sequence[Column]
-    legend: Sequence[str] = ()
+    legend: "Sequence[str] | Callable[[Table], Sequence[str]]" = ()  # or what makes it of the table that is shown
 
     @functools.cached_property
     def cells(self) -> list[list[str]]:
         """The text of every cell."""
         return [[column.cell(row) for column in self.columns] for row in self.frame.to_dict("records")]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """The lines of the legend."""
+        return self.legend(self) if callable(self.legend) else self.legend
 
     def filled(self) -> "Table":
         """Return the table without the columns that are empty in every row."""
@@ -76,8 +81,15 @@ class Table:
         pairs = list(zip(self.columns, lowest, strict=True))
         return [[least is not None and row[column.best] == least for column, least in pairs] for row in rows]
 
-    def print(self, console: Console) -> None:
-        """Print as many columns as fit, and the lines that explain them."""
+    def print(self, console: Console, most_rows: int | None = None) -> None:
+        """Print as many columns as fit and the first rows, and the lines that explain what is there."""
+        if most_rows is not None and most_rows < len(self.frame):
+            part = dataclasses.replace(self, frame=self.frame.iloc[:most_rows])
+            left = f"{len(self.frame) - most_rows} more are in the page and in table.csv."
+            dataclasses.replace(
+                part, legend=lambda shown: [left, *dataclasses.replace(shown, legend=self.legend).notes]
+            ).print(console)
+            return
         plain = not carries_unicode(console)
         heads, *rows = [[_plain(text, plain) for text in row] for row in [[c.head for c in self.columns], *self.cells]]
         widths = [max(map(len, texts)) for texts in zip(heads, *rows, strict=True)]
@@ -91,7 +103,7 @@ class Table:
         if self.title:
             console.print(Text(_plain(self.title, plain), style="bold"))
         console.print(table)
-        for line in self.legend:
+        for line in dataclasses.replace(self, columns=[self.columns[at] for at in shown]).notes:
             console.print(Text(_plain(line, plain), style="dim"))
 
     def html(self) -> str:
@@ -106,7 +118,7 @@ class Table:
             for texts, best in zip(self.cells, self._best(), strict=True)
         ]
         rows = "\n".join(f"<tr>{cells}</tr>" for cells in body)
-        notes = "".join(f'<p class="note">{escape(line)}</p>' for line in self.legend)
+        notes = "".join(f'<p class="note">{escape(line)}</p>' for line in self.notes)
         return (
             f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>\n{rows}\n</tbody></table></div>{notes}'
         )
@@ -121,7 +133,7 @@ class Table:
             for pair in zip(self.cells, self._best(), strict=True)
         ]
         heads = " & ".join(_latex(column.head) for column in self.columns)
-        caption = _latex(" ".join([f"{self.title}.", *self.legend] if self.title else self.legend))
+        caption = _latex(" ".join([f"{self.title}.", *self.notes] if self.title else self.notes))
         lines = [
             r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}",
             rf"\label{{tab:{label}}}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule", rf"{heads} \\", r"\midrule",

@@ -1,7 +1,7 @@
 """The columns of a report's tables, and the lines that explain them."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -134,7 +134,7 @@ def main_table(table: pd.DataFrame) -> Table:
         columns.append(Column("holds_to", "holds to", lambda row: holds(row, length)))
         columns.append(Column("uses", "uses", plain("uses", ".0f"), spare=6))
     shown = Table("", table, columns).filled()
-    return Table("", table, shown.columns, _legend(shown, table, gates, count))
+    return Table("", table, shown.columns, lambda part: _legend(part, table, count))
 
 
 def seeds(row: Row, name: str) -> str:
@@ -155,7 +155,7 @@ def adjusted(row: Row, name: str) -> str:
     return between(row, f"{name}_adjusted_low", f"{name}_adjusted_high")
 
 
-def _legend(shown: Table, table: pd.DataFrame, gates: Iterable[str], count: int) -> list[str]:
+def _legend(shown: Table, table: pd.DataFrame, count: int) -> list[str]:
     """Return at most four lines on what occurs in the table."""
     heads, cells = {column.name for column in shown.columns}, [text for row in shown.cells for text in row]
     base, length = table.attrs["reference"], table.attrs["train_length"]
@@ -174,8 +174,12 @@ def _legend(shown: Table, table: pd.DataFrame, gates: Iterable[str], count: int)
     parts = [f"holds to: adds at most {RISE_LIMIT:g}"] if "holds_to" in heads else []
     parts += [f"uses: tokens that come within {USES_LIMIT:g} of all"] if "uses" in heads else []
     lines += [f"{'; '.join(parts)}; adjusted for {count} encodings."] if parts else []
-    if set(gates) - {"yes"}:
-        lines.append("learned: beats the best n-gram model of the training text; only then judged at longer contexts.")
+    readers = []
+    for name, gate in zip(compare.READERS, ("learned", "uses"), strict=True):
+        if table[name].notna().any():
+            note = f" ({gate}: below that)" if gate in heads else ""
+            readers.append(f"{compare.READER_NAMES[name]} {table[name].median():.3f}{note}")
+    lines += [f"{', '.join(readers)}."] if readers else []
     return lines
 
 

@@ -29,6 +29,7 @@ HALF = 1 / 2  # of the tokens in one document: nothing is said of other text
 ALPHA = 0.05
 NOT_RESOLVED: Final = "not resolved"
 READERS = NGRAM, CACHED_NGRAM = "ngram", "cached_ngram"  # the simple readers, with losses on a scheme's own targets
+READER_NAMES = {NGRAM: "n-gram model", CACHED_NGRAM: "n-gram with cache"}
 Outcome = Literal["yes", "no", "not resolved"]
 
 
