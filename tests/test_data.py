@@ -649,7 +649,7 @@ def test_a_tokenizer_of_the_hub_is_cached_recorded_and_used_without_network(
     there, asked = fake_hub
     done = train_with("org/mine", tmp_path, HF_ENDPOINT=there)
     assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "outputs/demo").iterdir()
+    (run,) = (tmp_path / "outputs/demo").glob("[!.]*")
     record = json.loads((run / "run.json").read_text())
     assert record["data"]["tokenizer_revision"] == COMMIT
     assert record["tokenizer_sha256"] == bpe.sha256
@@ -658,7 +658,7 @@ def test_a_tokenizer_of_the_hub_is_cached_recorded_and_used_without_network(
     for nowhere in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
         again = train_with("org/mine", tmp_path, **nowhere)
         assert again.returncode == 0, again.stderr
-        assert [path.name for path in (tmp_path / "outputs/demo").iterdir()] == [run.name]
+        assert [path.name for path in (tmp_path / "outputs/demo").glob("[!.]*")] == [run.name]
     assert downloads == [path for path in asked if path.endswith("tokenizer.json")]
 
 

@@ -60,7 +60,7 @@ def model(kind: str, precision: torch.dtype = torch.float32, **more: Any) -> str
 def trained(out: Path, start: str, *words: str) -> Path:
     """The folder of results of one run."""
     assert posbench("train", f"start={start}", *ON, f"runtime.outputs={out}", *words) == 0
-    (found,) = (out / "extend").iterdir()
+    (found,) = (out / "extend").glob("[!.]*")
     return found
 
 
@@ -72,7 +72,7 @@ def nlls(folder: Path, step: int = 0) -> dict[int, float | None]:
 def evaluated(out: Path, name: str, *words: str) -> dict[int, float | None]:
     asked = [*TEXT, *FEW, "device=cpu", f"length={LENGTH},{LONG}", f"runtime.outputs={out}"]
     assert posbench("evaluate", name, *asked, *words) == 0
-    (found,) = (out / "models").iterdir()
+    (found,) = (out / "models").glob("[!.]*")
     return nlls(found)
 
 
@@ -88,7 +88,7 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
     saved = folder / "model"
     assert snapshot(Path(name)) == before
     evaluated(here / "a", name, "extension=yarn:factor=4")
-    (theirs,) = (here / "a" / "models").iterdir()  # at the old length the windows of a longer model are others
+    (theirs,) = (here / "a" / "models").glob("[!.]*")  # at the old length the windows of a longer model are others
     (began,) = [row.nll for row in evaluation_rows(theirs) if row.extension and row.length == LONG]
     assert nlls(folder)[LONG] == began and nlls(folder).keys() == {LENGTH, LONG}
     assert evaluated(here / "b", str(saved), f"train_length={LONG}", "longest=1") == nlls(folder, 6)
@@ -124,7 +124,7 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(here: Path, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(train, "begin_update", failing)
         assert posbench("train", f"start={name}", *ON, f"runtime.outputs={here / 'cut'}", *words) != 0
-    (folder,) = (here / "cut" / "extend").iterdir()
+    (folder,) = (here / "cut" / "extend").glob("[!.]*")
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     cut = trained(here / "cut", name, *words)
     one, other = (checkpoint.trained(each).weights() for each in (whole, cut))
@@ -348,7 +348,7 @@ def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
     write_words()
     words = [*TINY, "data.path=text.txt", "runtime.cache=cache", "training.precision=fp32"]
     assert posbench("train", *words, "model=llama", "training.tokens=4096", "study=short", "compile=false") == 0
-    (run,) = (tmp_path / "outputs" / "short").iterdir()
+    (run,) = (tmp_path / "outputs" / "short").glob("[!.]*")
     assert posbench("export", str(run), "folder") == 0
     asked = ["tracking=none", "device=cpu", "runtime.threads=1", "runtime.cache=cache", "runtime.log_every_steps=1"]
     asked += ["training.precision=fp32", f"extension={name}", "training.train_length=64", "training.tokens=1280"]
@@ -356,7 +356,7 @@ def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
     asked += ["training.accumulation=1", "evaluation.targets=8", "evaluation.blocks=8", "protocol=fixed_target"]
     assert posbench("train", f"start={run}", *asked, "compile=false", "runtime.outputs=ours") == 0
     assert posbench("train", "start=folder", *asked, "data.path=text.txt", "runtime.outputs=theirs") == 0
-    (ours,), (theirs,) = ((tmp_path / each / "extend").iterdir() for each in ("ours", "theirs"))
+    (ours,), (theirs,) = ((tmp_path / each / "extend").glob("[!.]*") for each in ("ours", "theirs"))
     for step in (0, 10):
         rows = nlls(ours, step)
         assert rows.keys() == {16, 64, 128} and nlls(theirs, step) == pytest.approx(rows, abs=2e-4)

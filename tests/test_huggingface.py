@@ -403,7 +403,7 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     save("gpt_neox", folder, begins)
     asked = ["data.path=text", *EVALUATE[1:], "length=48", "protocol=nonoverlap"]
     assert posbench("evaluate", str(folder), *asked) == 0
-    (results,) = (tmp_path / "outputs" / "models").iterdir()
+    (results,) = (tmp_path / "outputs" / "models").glob("[!.]*")
     (row,) = evaluation_lines(results)
     units, first = row["units"], json.loads((results / "run.json").read_text())["data"]["separator"]["id"]
     assert row["n_tokens"] == sum(units["tokens"]) and row["dtype"] == "fp32"
@@ -434,7 +434,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     printed = capsys.readouterr()
     assert "model, rope: trained at 48 tokens" in printed.out and "the share of right answers" in printed.out
     assert "no token of its own for each answer of passkey" in printed.err  # of a tokenizer that knows no words
-    (folder,) = (tmp_path / "outputs" / "models").iterdir()
+    (folder,) = (tmp_path / "outputs" / "models").glob("[!.]*")
     lines = evaluation_lines(folder)
     rows = {(r["protocol"], r["length"], r["extension"], r["task"]): r for r in lines if r["window"] is None}
     assert rows["fixed_target", 96, "rerope", None]["status"] == "undefined"
@@ -475,7 +475,7 @@ def test_rows_and_the_record_of_an_untested_kind_say_so(
     monkeypatch.chdir(tmp_path)
     asked = [*EVALUATE, "length=48,96", "train_length=48", "extension=yarn", "protocol=fixed_target"]
     assert posbench("evaluate", str(on(shelf, "mamba")), *asked) == 0
-    (folder,) = (tmp_path / "outputs" / "models").iterdir()
+    (folder,) = (tmp_path / "outputs" / "models").glob("[!.]*")
     assert json.loads((folder / "run.json").read_text())["support"]["level"] == "untested"
     rows = evaluation_lines(folder)
     status = {(row["length"], row["window"], row["extension"]): (row["status"], row["reason"]) for row in rows}

@@ -84,7 +84,7 @@ def nlls(folder: Path, tokens: int | None) -> dict[int, float | None]:
 
 
 def only(folder: Path) -> Path:
-    (found,) = (folder / "extend").glob("*-s*")
+    (found,) = (folder / "extend").glob("[!.]*-s*")
     return found
 
 

@@ -31,7 +31,7 @@ def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
     """Weights, evaluation rows and losses of a run."""
     newest = max((folder / "checkpoint").glob("step-*"))
     rows = [{k: v for k, v in row.to_json().items() if k not in _NO_SECONDS} for row in evaluation_rows(folder)]
-    losses = [row["train/loss"] for row in training_rows(folder)]
+    losses = [row["train/loss"] for row in training_rows(folder) if "train/loss" in row]
     return (newest / "model.safetensors").read_bytes(), rows, losses
 
 

@@ -34,7 +34,7 @@ def posbench(*arguments: str, by: tuple[str, ...] = ("-m", "posbench")) -> "subp
 
 
 def folder(study: str) -> Path:
-    (found,) = Path("outputs", study).iterdir()
+    (found,) = Path("outputs", study).glob("[!.]*")
     return found
 
 
