@@ -114,7 +114,7 @@ def test_it_finds_what_a_run_on_text_printed_and_sees_a_number_that_was_changed(
     write_text()
     name, *options = encoding
     assert posbench("train", f"encoding={name}", *RUN, *options, "runtime.cache=cache") == 0
-    (folder,) = tmp_path.glob("out/demo/*")
+    (folder,) = tmp_path.glob("out/demo/[!.]*")
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["recompute.py", str(folder)])
     assert recompute.main() == 0, capsys.readouterr().out

@@ -326,7 +326,7 @@ def test_a_trained_run_whose_tokenizer_is_another_now_is_refused(config: Config,
 def test_a_run_that_was_not_trained_yet_takes_the_text_as_it_is_now(config: Config, tmp_path: pathlib.Path) -> None:
     text = pathlib.Path(str(config.data.path))
     content = text.read_text(encoding="utf-8")
-    text.write_text("too short", encoding="utf-8")
+    text.write_text("short", encoding="utf-8")
     with pytest.raises(UserError, match="a block of 16") as error:
         train(config, tmp_path / "run", [])
     assert "\n" not in str(error.value)

@@ -21,7 +21,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     command = [sys.executable, "-m", "posbench", "train", *request.param.split(), *SMALL]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = folder.glob("outputs/demo/*")
+    (made,) = folder.glob("outputs/demo/[!.]*")
     return made
 
 
