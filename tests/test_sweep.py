@@ -159,7 +159,10 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
         ([], "nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME"),
         (["sweep=compar"], "unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, "),
         (["encoding=rope,alib"], "unknown encoding 'alib': did you mean 'alibi'?"),
-        (["encoding=rope,alibi", "encoding.base=64"], "encoding.base is an option of rope, not of alibi: 'posbench sweep encoding=rope encoding.base=64 "),
+        (
+            ["encoding=rope,alibi", "encoding.base=64"],
+            "encoding.base is an option of rope, not of alibi",
+        ),
         (["encoding=rope", "encoding"], "cannot read 'encoding': expected key=value"),
         (["encoding=rope", "tune=maybe"], "tune is 'maybe': expected true or false"),
         (["encoding=rope", "tune_grid=1,2"], "tune_grid goes with tune=true"),
