@@ -2,13 +2,11 @@
 
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from typer.core import TyperCommand
 
 import posbench
 from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, start_of
@@ -62,17 +60,29 @@ def _hint(arguments: list[str], error: Exception) -> str:
     return f"Settings are key=value, without dashes: {name}={typed.partition('=')[2] or next(words, '...')}"
 
 
-class _WithSettings(TyperCommand):
-    """A command whose help ends with the settings that people change."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from posbench import listing
-
-        formatter.write("\nSettings that people change, with their defaults:\n")
-        formatter.write("\n".join(listing.changed_settings(min(shutil.get_terminal_size().columns, 120))))
-        formatter.write("\n\n'posbench train --cfg' prints every key with its meaning.\n")
-
-
+_SETTINGS = """\b
+Settings that people change, with their defaults:
+  encoding=rope                 how tokens know their order; 'posbench list encodings' shows all
+  experiment=demo               size, budget and text: demo, reader, small, tasks, gpt124m ...
+  model=gpt                     the block: gpt or llama
+  data=builtin                  the text: wikitext-2, pg19, task/copy ...; your own is data.path=
+  data.path=                    your own text: a file, folder or glob
+  data.tokenizer=bpe            bpe, bytes, a tokenizer.json, or a model on the hub: gpt2
+  study=demo                    folder below outputs for all runs of a comparison
+  seed=0                        of initial weights, order of the text and random positions
+  start=                        begin from a finished run, or from a HuggingFace folder
+  model.n_layers=4              transformer blocks
+  model.d_model=128             channels of the residual stream
+  training.tokens=1e6           all in all
+  training.train_length=64      tokens per sequence
+  training.batch_size=32        sequences per forward pass
+  training.learning_rate=0.006  the peak
+  ratio=0.0625,...,16           lengths to evaluate, in training lengths; length= in tokens
+  extension=                    also stretched after training: yarn, ntk, pi ...
+  tracking=wandb                Weights & Biases, tensorboard or none
+  device=auto                   cpu, cuda, cuda:1 or mps
+  outputs=outputs               folder of the studies
+'posbench train --cfg' prints every key with its meaning."""
 _WORDS = "key=value, e.g. encoding=alibi training.tokens=2000000"
 _KEYS = "'posbench train --help' has the settings that people change, 'posbench train --cfg' all."
 _RUNS = "Run folders, study folders (outputs/STUDY) or globs"
@@ -129,7 +139,7 @@ def _options(
     """Which positional encoding should my transformer use, and how far beyond its training length will it hold?"""
 
 
-@app.command(cls=_WithSettings)
+@app.command(epilog=_SETTINGS)
 def train(words: Words = None, cfg: Cfg = False, config_dir: ConfigDir = None, restart: Restart = False) -> None:
     """Train a model and evaluate how far it holds. Repeat the command to continue or complete the run.
 

@@ -1,13 +1,11 @@
 """What there is to choose: `posbench list`, `posbench show NAME --text`, and settings with the comments of the YAML."""
 
-import functools
 import importlib
 import inspect
 import json
 import re
 import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +25,6 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 # The file of each section that has its keys with defaults; experiment=demo overrides some.
 _FILES = {"": "train", "model.": "model/gpt", "data.": "data/_base", "training.": "training/lm"}
 _FILES |= {"evaluation.": "evaluation/extrapolation", "tracking.": "tracking/wandb"}
-_CHOSEN = {
-    "encoding=rope": "how tokens know their order; 'posbench list encodings' shows all",
-    "experiment=demo": "size, budget and text together: demo, reader, small, tasks, gpt124m ...",
-    "model=gpt": "the block: gpt or llama",
-    "data=builtin": "the text: wikitext-2, pg19, task/copy ...; your own is data.path=",
-    "tracking=wandb": "Weights & Biases, tensorboard or none",
-}
-# What people change, by the word that is shortest.
-_CHANGED = {
-    "data.path": "data.path", "data.tokenizer": "data.tokenizer", "study": "study", "seed": "seed", "start": "start",
-    "model.n_layers": "model.n_layers", "model.d_model": "model.d_model", "training.tokens": "training.tokens",
-    "training.train_length": "training.train_length", "training.batch_size": "training.batch_size",
-    "training.learning_rate": "training.learning_rate", "ratio": "evaluation.ratios",
-    "extension": "evaluation.extensions", "device": "runtime.device", "outputs": "runtime.outputs",
-}  # fmt: skip
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -85,26 +68,6 @@ def _lines(container: dict[str, Any], said: dict[str, str], prefix: str) -> list
     return lines
 
 
-def changed_settings(width: int) -> list[str]:
-    """Lines of the settings that people change, each with its default and what it means."""
-    values: dict[str, Any] = {}
-    said: dict[str, str] = {}
-    for section, name in [*_FILES.items(), ("", "experiment/demo")]:
-        path = configs_dir() / f"{name}.yaml"
-        for key, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
-            inner = {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
-            values |= {f"{section}{key}": each for key, each in inner.items()}
-        said = {f"{section}{key}": text for key, text in comments(path).items() if text} | said
-    rows = dict(_CHOSEN)
-    for word, key in _CHANGED.items():
-        value = values[key]
-        shown = f"{value[0]},...,{value[-1]}" if isinstance(value, list) and value else value
-        shown = "" if shown in (None, []) else shown
-        rows[f"{word}={shown}"] = re.split(r"[;.] ", said[key])[0]
-    meanings = (textwrap.shorten(meaning, width - 34, placeholder=" ...") for meaning in rows.values())
-    return [f"  {setting:30}  {meaning}" for setting, meaning in zip(rows, meanings, strict=True)]
-
-
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 
@@ -132,17 +95,15 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     from posbench.encodings.extend.methods import METHODS
     from posbench.evaluation import probes
 
-    there: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "encodings": lambda: [describe(name) for name in encodings.names()],
-        "patterns of layers": lambda: _first_comments("encoding/layered", "layered/"),
-        "extensions": lambda: [{key: getattr(m, key) for key in _OF_A_METHOD} for m in METHODS.values()],
-        "probes": lambda: [probe(name) for name in probes.names()],
-        "tasks": lambda: [task(name) for name in tasks.names()],
+    there: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
+        "encodings": (describe, encodings.names()),
+        "patterns of layers": (_first_comment, choices("encoding/layered").items()),
+        "extensions": (lambda method: {key: getattr(method, key) for key in _OF_A_METHOD}, METHODS.values()),
+        "probes": (probe, probes.names()),
+        "tasks": (task, tasks.names()),
     }
-    there |= {
-        f"{group}s": functools.partial(_first_comments, group) for group in ("experiment", "model", "sweep", "claim")
-    }
-    there |= {"data": lambda: _first_comments("data")}
+    for group in ("experiment", "model", "sweep", "claim", "data"):
+        there[group if group == "data" else f"{group}s"] = (_first_comment, choices(group).items())
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
     asked = [by_word.get(section.lower().rstrip("s")) for section in sections]
     if None in asked:
@@ -150,7 +111,7 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
         of_one = f": 'posbench show {section} --text' describes one encoding"
         near = of_one if section in encodings.names() else f" (there are {words})"
         raise UserError(f"list has no section '{section}'{near}")
-    return {name: rows() for name, rows in there.items() if name in (asked or there)}
+    return {name: [make(each) for each in of] for name, (make, of) in there.items() if name in (asked or there)}
 
 
 _OF_A_METHOD = ("name", "title", "source", "options")
@@ -166,11 +127,8 @@ def page(name: str) -> str:
     path = pattern or choices("encoding").get(name)  # None for an encoding of the user's own
     options = comments(path) if path else {}
     facts = describe("layered" if pattern else name)
-    facts["parameters"] = (
-        f"{facts['parameters']} in the demo's model ({', '.join(f'{k} {v}' for k, v in DEMO.items())})"
-    )
-    numbers = _ARXIV.findall(facts["source"] or "")
-    facts["link"] = ", ".join(f"https://arxiv.org/abs/{number}" for number in numbers)
+    facts["parameters"] = f"{facts['parameters']} in the demo's model"
+    facts["link"] = ", ".join(f"https://arxiv.org/abs/{number}" for number in _ARXIV.findall(facts["source"] or ""))
     values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else facts["options"]
     facts["options"] = [
         f"\n  encoding.{key}={value}  # {options.get(key, '')}" for key, value in values.items() if key != "name"
@@ -243,11 +201,9 @@ def _documented(name: str, text: str) -> dict[str, Any]:
     return row | {"document": document.strip("\n")}
 
 
-def _first_comments(group: str, prefix: str = "") -> list[dict[str, Any]]:
-    """Name and first comment of each file of a configuration group."""
-    rows = []
-    for name, path in choices(group).items():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        heads = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
-        rows.append({"name": f"{prefix}{name}", "title": heads[0]})
-    return rows
+def _first_comment(choice: tuple[str, Path]) -> dict[str, Any]:
+    """Name and first comment of a file of a configuration group."""
+    name, path = choice
+    lines = path.read_text(encoding="utf-8").splitlines()
+    title = next(line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line)
+    return {"name": f"layered/{name}" if path.parent.name == "layered" else name, "title": title}

@@ -112,8 +112,7 @@ def tiny_config() -> Config:
                 "documents": "auto", "targets": 8, "blocks": 16, "batch_tokens": 4096,
             },
             "tracking": {
-                "backend": "none", "mode": "offline", "project": "posbench", "entity": None, "group": None,
-                "tags": [],
+                "backend": "none", "mode": "offline", "project": "posbench", "entity": None, "tags": [],
             },
             "runtime": {
                 "outputs": "outputs", "cache": None, "device": "cpu", "threads": 1, "compile": False,

@@ -142,7 +142,7 @@ ratio=1,2,4 | evaluation.ratios | (1, 2, 4)
 length=64,128 | evaluation.ratios | (1, 2)
 extension=yarn:factor=4,ntk | evaluation.extensions | ('yarn:factor=4', 'ntk')
 evaluation.at_tokens=[] | evaluation.at_tokens | ()
-tracking.group=on | tracking.group | 'on'
+tracking.entity=on | tracking.entity | 'on'
 encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved'}
 encoding.base=1_0 | encoding.options | {'base': 10, 'layout': 'interleaved'}
 encoding.layout='half' | encoding.options | {'base': 10000, 'layout': 'half'}
@@ -327,28 +327,30 @@ def test_another_split_is_another_run_and_a_run_of_before_keeps_its_own() -> Non
     assert from_container(container) == before
 
 
-# Overrides | the options whose default changed, at the former one | the run's name from before, a literal as above.
+# An encoding, its options | those whose default changed, at the former one | its name from before, a literal.
 MOVED = """
-encoding=abacus | others=random | abacus-s0-ad0f8de4
-encoding=temperature encoding.inner=abacus | inner_options.others=random | temperature-s0-97d16476
-encoding=path | silu=false start=torch | path-s0-92e0d9a7
-encoding=path_fox | silu=false start=torch | path_fox-s0-51fb9274
-encoding=canon encoding.inner=path | inner_options.silu=false inner_options.start=torch | canon-s0-127c528d
-encoding=dape | per_layer=false | dape-s0-a4c0961b
-encoding=dape_v2 | per_layer=false | dape_v2-s0-521b47e8
-encoding=temperature encoding.inner=dape_v2 | inner_options.per_layer=false | temperature-s0-441b26e7
-encoding=selective_rope | rank=16 start=torch | selective_rope-s0-e1063963
-encoding=fire | threshold=null | fire-s0-14a2df1a
-encoding=dape encoding.inner=fire | per_layer=false inner_options.threshold=null | dape-s0-5e3f2aee
-encoding=t5 | rate=1 | t5-s0-e27fce76
-encoding=temperature encoding.inner=t5 | inner_options.rate=1 | temperature-s0-ef7b668e
+abacus | others=random | abacus-s0-ad0f8de4
+temperature inner=abacus | inner_options.others=random | temperature-s0-97d16476
+path | silu=false start=torch | path-s0-92e0d9a7
+path_fox | silu=false start=torch | path_fox-s0-51fb9274
+canon inner=path | inner_options.silu=false inner_options.start=torch | canon-s0-127c528d
+dape | per_layer=false | dape-s0-a4c0961b
+dape_v2 | per_layer=false | dape_v2-s0-521b47e8
+temperature inner=dape_v2 | inner_options.per_layer=false | temperature-s0-441b26e7
+selective_rope | rank=16 start=torch | selective_rope-s0-e1063963
+temperature inner=selective_rope | inner_options.rank=16 inner_options.start=torch | temperature-s0-70a6b781
+fire | threshold=null | fire-s0-14a2df1a
+dape inner=fire | per_layer=false inner_options.threshold=null | dape-s0-5e3f2aee
+t5 | rate=1 | t5-s0-e27fce76
+temperature inner=t5 | inner_options.rate=1 | temperature-s0-ef7b668e
 """
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("line", [line for line in MOVED.splitlines() if line])
 def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_today(line: str) -> None:
-    words, former, name = (part.split() for part in line.split(" | "))
+    chosen, former, name = (part.split() for part in line.split(" | "))
+    words = [f"encoding={chosen[0]}", *(f"encoding.{option}" for option in chosen[1:])]
     before = at_the_former_rate(*words, *(f"encoding.{option}" for option in former))
     assert [run_id(before)] == name != [run_id(at_the_former_rate(*words))]
     saved = to_container(before)

@@ -192,7 +192,6 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
         ({"tags": ("x" * 65,)}, r"tracking.tags is 'x*', 65 characters: W&B takes 1 to 64"),
         ({"project": "a/b"}, "tracking.project is 'a/b': W&B takes no / in a project's name"),
         ({"project": "x" * 129}, "tracking.project is 'x*', 129 characters"),
-        ({"group": "x" * 129}, "tracking.group is"),
     ],
 )
 def test_what_wandb_would_refuse_is_refused_before_anything_is_written(

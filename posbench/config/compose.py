@@ -186,17 +186,11 @@ def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
     """A composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
     files = dict(chosen)
     for group, name in chosen.items():
-        if group == "encoding" and (encodings.is_place(name) or name in encodings.registered()):
-            del files[group]  # a class of the user's own: its signature is its YAML
-            continue
         if name in (known := every(group, folders)):
             continue
-        if group == "encoding" and name in encodings.names():
-            raise UserError(
-                f"'{name}' is installed, but there is no encoding/{name}.yaml beside ours or in its package's "
-                "posbench_configs: --config-dir names its folder"
-            )
-        raise suggest.unknown_choice(group, name, known)
+        if group != "encoding" or not (encodings.is_place(name) or name in encodings.names()):
+            raise suggest.unknown_choice(group, name, known)
+        del files[group]  # a class without a file: its signature is its YAML
     cfg = copy.deepcopy(_composed(tuple(f"{group}={name}" for group, name in files.items()), folders))
     OmegaConf.set_struct(cfg, False)
     if files != chosen:

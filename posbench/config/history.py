@@ -30,7 +30,7 @@ FORMER: dict[str, Any] = {
 REMOVED = {
     "evaluation": ("bootstrap", "reference", "stride"),
     "runtime": ("objective",),
-    "tracking": ("code", "weights"),
+    "tracking": ("code", "weights", "group", "system_metrics", "git", "command"),
 }
 REMOVED_ENTRIES = {
     "protocols": ("per_position", "sliding"),

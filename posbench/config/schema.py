@@ -99,7 +99,7 @@ class ModelConfig(Section):
 
 def _refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
     if rest := value % divisor:
-        near = " or ".join(str(each) for each in (value - rest, value - rest + divisor) if each)
+        near = f"{value - rest} or {value - rest + divisor}" if value > divisor else f"{divisor}"
         raise UserError(f"{key} is {value}: it does not divide {parts.format(divisor)}, nearest: {near}")
 
 
@@ -237,11 +237,8 @@ class TrackingConfig(Section):
     mode: Literal["auto", "online", "offline"]  # auto = online where an API key is set up
     project: str
     entity: str | None  # team or user; None = W&B's default
-    group: str | None  # of runs shown together; None = the study
     tags: tuple[str, ...]  # beside the encoding's name
-    system_metrics: bool = False  # use of CPU, memory, GPU and disk over time, and the host
-    git: bool = False  # commit and address of the repository that the command runs in
-    command: bool = False  # the command line
+    details: bool = False  # also the host and its use, the repository that the command runs in, and the command line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,29 +298,24 @@ class Config(Section):
     def __post_init__(self) -> None:
         self.training.refuse_uneven(self.runtime.processes or 1)
         asked, length, is_task = self.evaluation, self.training.train_length, self.data.task is not None
-        self._refuse("targets", asked.targets > length and not is_task, f"at most training.train_length, {length}")
+        what = f"data '{self.data.name}' is {'a task' if is_task else 'text'}"
         fitting = "evaluation=extrapolation, or data=task/copy or another task"
         fitting = "evaluation=problems, which experiment=tasks brings" if is_task else fitting
-        others = [protocol for protocol in asked.protocols if (protocol == "problems") != is_task]
-        what = f"data '{self.data.name}' is {'a task' if is_task else 'text'}"
-        self._refuse("protocols", others, f"{fitting}, since {what}")
-        self._refuse("offsets", asked.offsets and not is_task, "[]: they are for tasks")
-        self._refuse("tasks", asked.tasks and is_task, "[]: probes are of text")
-        self._refuse(
-            "ratios", is_task and asked.ratios[0] < 1, "numbers from 1 on: they are of longest trained problems"
-        )
-        at_tokens = asked.at_tokens or (1,)
-        self._refuse("at_tokens", asked.at_tokens and is_task, "[] (validate_every_steps measures a task on the way)")
-        most = f"at most training.tokens, {self.training.tokens:,}"
-        self._refuse("at_tokens", at_tokens[-1] > self.training.tokens, most)
-        self._refuse("at_tokens", at_tokens[0] == 0 and not self.start, "1 or more, or start=RUN beside it")
-
-    def _refuse(self, key: str, wrong: object, expected: str) -> None:
-        """Refuse an evaluation's value that does not fit the rest."""
-        if wrong:
-            value = getattr(self.evaluation, key)
-            value = list(value) if isinstance(value, tuple) else value
-            raise UserError(f"evaluation.{key} is {value}: expected {expected}")
+        at_tokens, most = asked.at_tokens or (1,), self.training.tokens
+        for key, wrong, expected in (
+            ("targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
+            ("protocols", any((each == "problems") != is_task for each in asked.protocols), f"{fitting}, since {what}"),
+            ("offsets", asked.offsets and not is_task, "[]: they are for tasks"),
+            ("tasks", asked.tasks and is_task, "[]: probes are of text"),
+            ("ratios", is_task and asked.ratios[0] < 1, "numbers from 1 on: they are of longest trained problems"),
+            ("at_tokens", asked.at_tokens and is_task, "[] (validate_every_steps measures a task on the way)"),
+            ("at_tokens", at_tokens[-1] > most, f"at most training.tokens, {most:,}"),
+            ("at_tokens", at_tokens[0] == 0 and not self.start, "1 or more, or start=RUN beside it"),
+        ):
+            if wrong:
+                value = getattr(asked, key)
+                value = list(value) if isinstance(value, tuple) else value
+                raise UserError(f"evaluation.{key} is {value}: expected {expected}")
 
 
 # -- reading and saving ------------------------------------------------------------------------------------------------

@@ -67,12 +67,8 @@ def begun(composed: DictConfig, run: str, typed: Collection[str]) -> DictConfig:
     """A composed configuration with what it takes from the run that it begins from.
 
     Args:
-        run: its folder, as typed.
+        run: its folder, which holds a finished run of text that itself began at random.
         typed: all keys and groups that were typed; groups have been composed.
-
-    Raises:
-        UserError: the folder is not a finished run of text that itself began at random, or a group was typed that it
-            gives.
     """
     if wrong := next((key for key in typed if key in _REPLACED or key.startswith(f"{KEY}.")), None):
         raise UserError(f"{wrong}: not beside start, which takes it from that run")
@@ -120,27 +116,21 @@ def settle(cfg: DictConfig, source: DictConfig, typed: Collection[str]) -> None:
 
 
 def check(config: Config, start: StartConfig) -> None:
-    """Refuse a model that the weights do not fit, and an encoding that ends before the new training length.
-
-    Raises:
-        UserError: a size of the model differs, or a learned parameter of the encoding; both in one line.
-    """
+    """Refuse a model that the weights do not fit, and an encoding that ends before the new training length."""
     from posbench.encodings.base import check_length  # torch comes with it
 
     source = external.load_saved(Path(start.run) / SAVED)
     assert isinstance(source, Config)
-    for field in dataclasses.fields(config.model):
-        wanted, there = (getattr(each.model, field.name) for each in (config, source))
-        if field.name != "attention" and wanted != there:
-            raise UserError(
-                f"model.{field.name} is {wanted}: expected {there}, as in {start.run}, where training begins"
-            )
+    wanted, there = (dataclasses.asdict(each.model) for each in (config, source))
+    if differing := [key for key in wanted if key != "attention" and wanted[key] != there[key]]:
+        wrong = f"model.{differing[0]} is {wanted[differing[0]]}: expected {there[differing[0]]}"
+        raise UserError(f"{wrong}, as in {start.run}, where training begins")
     encoding, before = build_encoding(config), build_encoding(source)
-    shapes = [{name: p.shape for name, p in each.named_parameters()} for each in (encoding, before)]
-    if differing := sorted(name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)):
+    new, old = ({(name, p.shape) for name, p in each.named_parameters()} for each in (encoding, before))
+    if new != old:
         raise UserError(
             f"'{encoding.name}' cannot begin from {start.run}: '{before.name}' there has not the same parameters "
-            f"({differing[0]}); expected {before.name}, with options of its own that change no parameter"
+            f"({min(new ^ old)[0]}); expected {before.name}, with options of its own that change no parameter"
         )
     try:
         check_length(encoding, config.training.train_length)
@@ -149,39 +139,31 @@ def check(config: Config, start: StartConfig) -> None:
 
 
 def _read(folder: Path) -> tuple[Config, StartConfig]:
+    """The configuration of a finished run, and what a run that begins from it keeps of it."""
+    place = f"start={folder}"
     if not (folder / SAVED).is_file():
         if (folder / "config.json").is_file():
-            raise UserError(f"start={folder}: a HuggingFace model is trained on alone, by 'posbench train'")
-        raise UserError(f"start={folder}: expected a run folder, outputs/STUDY/RUN; this one has no {SAVED}")
+            raise UserError(f"{place}: a HuggingFace model is trained on alone, by 'posbench train'")
+        raise UserError(f"{place}: expected a run folder, outputs/STUDY/RUN; this one has no {SAVED}")
     config = external.load_saved(folder / SAVED)
     if not isinstance(config, Config):
-        raise UserError(f"start={folder}: expected a run of posbench; a HuggingFace model is start={folder}/model")
+        raise UserError(f"{place}: expected a run of posbench; a HuggingFace model is {place}/model")
     if config.start is not None:
-        raise UserError(f"start={folder}: it began from {config.start.run} itself; expected a run that began at random")
+        raise UserError(f"{place}: it began from {config.start.run} itself; expected a run that began at random")
     if config.data.task is not None:
-        raise UserError(f"start={folder}: it was trained on a task; expected a run on text")
+        raise UserError(f"{place}: it was trained on a task; expected a run on text")
     training = config.training
     try:
         record = json.loads((folder / "run.json").read_bytes())
-        manifests = [json.loads(path.read_bytes()) for path in (folder / "checkpoint").glob("step-*/manifest.json")]
-        newest = max(manifests, key=lambda manifest: int(manifest["step"]))
-        if int(newest["step"]) < training.steps or record.get("status") != "done":
-            raise UserError(
-                f"start={folder}: that run is not finished; 'posbench train' with its settings continues it"
-            )
-        weights = str(newest["files"]["model.safetensors"]["sha256"])  # verified when they are read
+        newest = max((folder / "checkpoint").glob("step-*/manifest.json"))  # eight digits
+        manifest = json.loads(newest.read_bytes())
+        unfinished = int(manifest["step"]) < training.steps or record.get("status") != "done"
+        weights = str(manifest["files"]["model.safetensors"]["sha256"])  # verified when they are read
+        tokenizer, text = str(record.get("tokenizer_sha256")), str((record.get("data") or {}).get("sha256"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"start={folder}: it has no checkpoint; expected the folder of a trained run") from None
-    text = record.get("data")
-    return config, StartConfig(
-        run=str(folder),
-        weights_sha256=weights,
-        tokenizer_sha256=str(record.get("tokenizer_sha256")),
-        text_sha256=str(text.get("sha256") if isinstance(text, dict) else None),
-        seed=config.seed,
-        train_length=training.train_length,
-        batch_size=training.batch_size * training.accumulation,
-        steps=training.steps,
-        tokens=training.tokens,
-        warmup_tokens=training.warmup_tokens,
-    )
+        raise UserError(f"{place}: it has no checkpoint; expected the folder of a trained run") from None
+    if unfinished:
+        raise UserError(f"{place}: that run is not finished; 'posbench train' with its settings continues it")
+    batch, rest = training.batch_size * training.accumulation, (training.tokens, training.warmup_tokens)
+    lengths = (config.seed, training.train_length, batch, training.steps)
+    return config, StartConfig(str(folder), weights, tokenizer, text, *lengths, *rest)

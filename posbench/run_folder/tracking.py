@@ -117,7 +117,7 @@ class WandB:
         self.run = wandb.init(
             **place if not in_sweep() else {},
             name=run.id,
-            group=tracking.group or config.study,
+            group=config.study,
             tags=[config.encoding.name, *tracking.tags],
             job_type="train",
             config=to_container(config),
@@ -133,9 +133,9 @@ class WandB:
                 reinit="create_new",  # several runs in one process do not end each other
                 # What the command line, the environment or the code hold stays here unless it is asked for.
                 program="",
-                disable_git=not tracking.git,
-                x_disable_stats=not tracking.system_metrics,
-                x_disable_machine_info=not tracking.system_metrics,
+                disable_git=not tracking.details,
+                x_disable_stats=not tracking.details,
+                x_disable_machine_info=not tracking.details,
                 x_disable_meta=True,
                 save_code=False,
                 disable_code=True,
@@ -285,7 +285,7 @@ def facts(config: Trains, record: Mapping[str, Any]) -> dict[str, Any]:
             "data/sha256": data.get("sha256"),
             "tokenizer/sha256": record.get("tokenizer_sha256"),
             "tokens_per_second": tokens / seconds if tokens and seconds else None,
-            "command": record.get("command") if config.tracking.command else None,
+            "command": record.get("command") if config.tracking.details else None,
         }
     )
 
@@ -326,7 +326,6 @@ def refuse_names(config: Trains) -> None:
     """Refuse names that W&B would refuse, once the run is on its way."""
     tracking = config.tracking
     limits = [("study", config.study, 64), ("tracking.project", tracking.project, 128)]
-    limits += [("tracking.group", tracking.group or config.study, 128)]
     limits += [("tracking.tags", tag, 64) for tag in (*tracking.tags, config.encoding.name)]
     for key, text, limit in limits if is_at_wandb(config) else ():
         if not 0 < len(text) <= limit:
