@@ -14,9 +14,8 @@ import pandas as pd
 import torch
 
 from posbench import encodings, machine, report
-from posbench.config.asked import apply
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
-from posbench.config.overrides import start_of
+from posbench.config.overrides import apply, start_of
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
 from posbench.evaluation.job import evaluate_run

@@ -118,32 +118,24 @@ _OF_A_METHOD = ("name", "title", "source", "options")
 
 
 def page(name: str) -> str:
-    """The facts on one encoding or task (task/NAME), as text. Raises UserError if there is none of that name."""
+    """What is written of one encoding or task (task/NAME), with its options. Raises UserError if there is none."""
     from posbench import tasks
 
-    if name.removeprefix("task/") in tasks.names():
-        return _lines_of(task(name.removeprefix("task/")))
-    pattern = choices("encoding/layered").get(name.removeprefix("layered/")) if name.startswith("layered/") else None
-    path = pattern or choices("encoding").get(name)  # None for an encoding of the user's own
-    options = comments(path) if path else {}
-    facts = describe("layered" if pattern else name)
-    facts["parameters"] = f"{facts['parameters']} in the demo's model"
-    facts["link"] = ", ".join(f"https://arxiv.org/abs/{number}" for number in _ARXIV.findall(facts["source"] or ""))
-    values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else facts["options"]
-    facts["options"] = [
-        f"\n  encoding.{key}={value}  # {options.get(key, '')}" for key, value in values.items() if key != "name"
-    ]
-    return f"{_lines_of(facts)}\n\nposbench train encoding={name}   trains a model with it"
-
-
-def _lines_of(facts: dict[str, Any]) -> str:
-    """A title, its text, and a line for each further fact that there is."""
-    facts = {key: value for key, value in facts.items() if value not in (None, "", [], {}, False)}
-    lines = [f"{facts.pop('name')}: {facts.pop('title')}", "", facts.pop("document"), ""]
-    for key, value in facts.items():
-        text = (", ".join if key == "extensions" else "".join)(value) if isinstance(value, list) else value
-        lines.append(f"{key.replace('_', ' ').capitalize()}: {text}")
-    return "\n".join(lines)
+    group, _, inner = name.rpartition("/")
+    path, choice, key = None, f"data={name}", "data.task"
+    if group == "task" and inner in tasks.names():
+        document, values = sys.modules[tasks.load(inner).__module__].__doc__, tasks.options_of(inner)
+    else:
+        cls, values = encodings.load(group or name), encodings.options_of(group or name)
+        path = choices("encoding/layered" if group else "encoding").get(inner)  # None: a class of the user's own
+        document = sys.modules[cls.__module__].__doc__ or cls.__doc__
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else values
+        choice, key = f"encoding={name}", "encoding"
+    meanings = {option: f"  # {meaning}" for option, meaning in (comments(path) if path else {}).items()}
+    text = inspect.cleandoc(document or "")
+    options = [f"  {key}.{each}={value}{meanings.get(each, '')}" for each, value in values.items() if each != "name"]
+    links = [f"https://arxiv.org/abs/{number}" for number in dict.fromkeys(_ARXIV.findall(text))]
+    return "\n".join([f"{name}: {text}", "", *links, "Options:", *options, "", f"posbench train {choice}"])
 
 
 def describe(name: str) -> dict[str, Any]:

@@ -410,8 +410,10 @@ def test_list_is_aligned_lines_of_the_sections_that_are_asked_for(capsys: pytest
 def test_show_text_prints_all_that_is_known(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert posbench("show", name, "--text") == 0
     out = capsys.readouterr().out
-    parts = ["Beyond: ", "Source: ", "Link: https://arxiv.org/abs/", "Options: \n", f"posbench train encoding={name}"]
-    assert not [part for part in (["Source: ", "Deviates: "] if name.startswith("task/") else parts) if part not in out]
+    of_task = name.startswith("task/")
+    parts = ["Source: ", "Options:\n", f"posbench train {'data' if of_task else 'encoding'}={name}"]
+    parts += ["Deviates: "] if of_task else ["Beyond training length: ", "\nhttps://arxiv.org/abs/", "  encoding."]
+    assert not [part for part in parts if part not in out]
 
 
 def test_every_encoding_is_of_a_family_and_one_that_is_not_installed_is_of_the_rest() -> None:

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from posbench.config import compose, history, overrides, schema
-from posbench.config.asked import apply
 from posbench.config.external import load_saved
 from posbench.config.identity import run_id
+from posbench.config.overrides import apply
 from posbench.config.schema import Config, TrainingConfig, from_container, to_container
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import UserError

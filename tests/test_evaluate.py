@@ -19,7 +19,7 @@ from fake_study import headline_of
 from support import posbench, write_words
 from torch import Tensor
 
-from posbench.config.asked import Asked, apply
+from posbench.config.overrides import Asked, apply
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit

@@ -19,7 +19,7 @@ from support import evaluation_lines, write_words
 
 import posbench.training.train
 from posbench import machine
-from posbench.config.asked import apply
+from posbench.config.overrides import apply
 from posbench.config.schema import Config
 from posbench.data.batches import own_rows
 from posbench.errors import RunFailed, Stopped, UserError

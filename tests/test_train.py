@@ -25,7 +25,7 @@ from support import encoding_installed, evaluation_lines, snapshot, write_words
 import posbench.training.step
 import posbench.training.train
 from posbench import files, machine
-from posbench.config.asked import Asked
+from posbench.config.overrides import Asked
 from posbench.config.schema import Config, EncodingConfig, to_container
 from posbench.data.batches import validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare

@@ -27,11 +27,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings, installed
 from posbench.config import start, suggest
-from posbench.config.asked import ratios
 from posbench.config.built import build_encoding, check_task
 from posbench.config.history import written_out
 from posbench.config.identity import spelt, with_paths
-from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, value, values
+from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, ratios, value, values
 from posbench.config.schema import Config, from_container
 from posbench.config.shipped import GROUPS, configs_dir, every
 from posbench.errors import UserError

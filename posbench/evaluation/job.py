@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posbench import machine
-from posbench.config.asked import Asked
 from posbench.config.external import Trains
+from posbench.config.overrides import Asked
 from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data.batches import united
 from posbench.data.problems import TaskData, prepare

@@ -21,9 +21,9 @@ import torch
 import yaml
 
 from posbench import machine
-from posbench.config.asked import Asked, apply
 from posbench.config.external import load_saved
 from posbench.config.identity import run_folder
+from posbench.config.overrides import Asked, apply
 from posbench.config.schema import Config, to_container
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation import printed
