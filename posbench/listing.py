@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from posbench import encodings
-from posbench.config.shipped import choices, configs_dir
+from posbench.config.shipped import choices, chosen, configs_dir
 from posbench.errors import UserError
 
 # Parameters are counted at the size of experiment=demo, as the head of their column says.
@@ -127,7 +127,8 @@ def page(name: str) -> str:
         document, values = sys.modules[tasks.load(inner).__module__].__doc__, tasks.options_of(inner)
     else:
         cls, values = encodings.load(group or name), encodings.options_of(group or name)
-        path = choices("encoding/layered" if group else "encoding").get(inner)  # None: a class of the user's own
+        # None: a class of the user's own
+        path = chosen("encoding/layered", inner) if group else choices("encoding").get(inner)
         document = sys.modules[cls.__module__].__doc__ or cls.__doc__
         values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else values
         choice, key = f"encoding={name}", "encoding"
