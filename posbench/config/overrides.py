@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from posbench.config import schema, suggest
 from posbench.config.identity import is_there
 from posbench.config.schema import Config, EvaluationConfig, RuntimeConfig
-from posbench.errors import UserError
+from posbench.errors import UserError, did_you_mean
 
 logger = logging.getLogger(__name__)
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
@@ -30,6 +30,7 @@ WORDS |= {"length": LENGTH, "lengths": LENGTH}
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
 OF_A_FINISHED_RUN = [word for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"]
 OF_A_FINISHED_RUN += ["device", "threads", "processes"]
+_TAKEN = ", ".join(OF_A_FINISHED_RUN)
 
 
 def split(word: str, example: str = "") -> tuple[str, str]:
@@ -166,8 +167,8 @@ def apply(config: Config, words: list[str]) -> Asked:
     given = pairs(words, "length=128,256")
     for key, text in given.items():
         if key not in map(WORDS.get, OF_A_FINISHED_RUN):
-            near = suggest.near(key, OF_A_FINISHED_RUN) or f" (evaluate takes {', '.join(OF_A_FINISHED_RUN)})"
-            raise UserError(f"unknown key '{key}'{near}")
+            near = did_you_mean(key.rpartition(".")[2], OF_A_FINISHED_RUN, suggest.SIMILAR)
+            raise UserError(f"unknown key '{key}'{near or f' (evaluate takes {_TAKEN})'}")
         section, _, name = key.partition(".")
         sections[section][name] = value(key, text)
     evaluation = sections["evaluation"]

@@ -334,15 +334,12 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
 
 def kind(hint: Any) -> str:
     """How a value is read, by the type of its key: `text`, `int`, `float`, `texts` and so on for lists, else `yaml`."""
-    if typing.get_origin(hint) is Annotated:
-        return kind(typing.get_args(hint)[0])
-    if typing.get_origin(hint) is tuple:
-        return f"{kind(typing.get_args(hint)[0])}s"
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return kind(typing.get_args(hint)[0])  # the other is None
-    if hint is str or (
-        typing.get_origin(hint) is Literal and all(isinstance(each, str) for each in typing.get_args(hint))
-    ):
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return f"{kind(inner[0])}s"
+    if origin in (Annotated, typing.Union, types.UnionType):
+        return kind(inner[0])  # of a union, the other is None
+    if hint is str or (origin is Literal and all(isinstance(each, str) for each in inner)):
         return "text"
     return {int: "int", float: "float"}.get(hint, "yaml")
 

@@ -32,15 +32,19 @@ ALIASES = {
 }
 # What other trainers call a choice.
 _CHOICES = {
-    "rotary": "rope",
-    "rotary_embedding": "rope",
-    "nope": "none",
-    "null": "none",
-    "off": "none",
-    "false": "none",
+    "rope": "rotary rotary_embedding",
+    "none": "nope null off false",
+    "learned": "absolute",
+    "sinusoidal": "sin",
+    "glob(*)": "all",
+    "tracking.mode=": "online offline auto",
 }
-_CHOICES |= {"absolute": "learned", "sin": "sinusoidal", "all": "glob(*)"}
-_CHOICES |= {mode: f"tracking.mode={mode}" for mode in ("online", "offline", "auto")}
+
+
+def _meant(word: str, table: Mapping[str, str]) -> str:
+    """What posbench has for a word of other trainers; empty if the table has none."""
+    meant = next((meant for meant, words in table.items() if word in words.split()), "")
+    return meant + word if meant.endswith("=") else meant
 
 
 def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) -> UserError:
@@ -52,7 +56,7 @@ def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) ->
     """
     section, _, name = key.rpartition(".")
     for alias in (name, key.partition(".")[0]):
-        if meant := next((meant for meant, names in ALIASES.items() if alias in names.split()), ""):
+        if meant := _meant(alias, ALIASES):
             return UserError(f"unknown key '{key}' ({meant})")
     spelt = {known.rpartition(".")[2]: known for known in reversed(list(keys))}
     spelt |= {word: word for word in (*words, *keys)}
@@ -66,7 +70,7 @@ def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) ->
 def unknown_choice(group: str, name: str, choices: Collection[str]) -> UserError:
     """The error about a file of a group that does not exist."""
     listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(choices)}"
-    close = _CHOICES.get(name.lower(), "")
+    close = _meant(name.lower(), _CHOICES)
     close = close if close in choices or (not close.isidentifier() and close) else nearest(name, choices, 0.6) or ""
     near = f": did you mean '{close}'?" if close else ""
     if group == "data" and not close:
@@ -127,12 +131,6 @@ _EXPECTED = {
     "missing": "two numbers, such as [0.9,0.95]",
     "predicate": "letters, digits, '.', '_' and '-', at most 128, a letter or digit first",
 }
-
-
-def near(word: str, known: Collection[str]) -> str:
-    """The nearest known word, as the end of an error message; empty if none is near."""
-    close = nearest(word.rpartition(".")[2], known, SIMILAR)
-    return f": did you mean '{close}'?" if close else ""
 
 
 def as_typed(value: Any) -> str:
