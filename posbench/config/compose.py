@@ -87,8 +87,7 @@ def _axes(words: list[str], config_dir: Path | None) -> tuple[dict[str, list[str
     folders = _folders(config_dir)
     begins = any(word.startswith(f"{start.KEY}=") and word != f"{start.KEY}=null" for word in words)
     given = pairs([start.spelt(word) for word in words] if begins else words)
-    names = {group: every(group, folders) for group in GROUPS if group in given}
-    axes = {key: values(key, text, names.get(key, ())) for key, text in given.items()}
+    axes = {key: values(key, text, every(key, folders) if key in GROUPS else ()) for key, text in given.items()}
     return axes | ({start.KEY: start.runs(given[start.KEY])} if begins else {}), folders
 
 

@@ -13,6 +13,8 @@ from posbench.config.identity import NOT_IDENTITY, digest
 from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, Section, validate
 from posbench.errors import UserError
 
+_OF_THE_MODEL = ("tokenizer", "vocab_size")  # keys of the data that are the model's own
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelElsewhere(Section):
@@ -63,15 +65,11 @@ class TrainedElsewhere(Section):
     @property
     def id(self) -> str:
         """`<name>-<8 hex digits>`, the digits from all that its numbers follow from: model, reading, text."""
-        text = dataclasses.asdict(self.data)
-        of_the_model = ["tokenizer", "vocab_size"]
-        of_later = ["test_pieces"] if self.data.test_pieces is None else []
-        shaping = {
-            "model": self.model.sha256,
-            "reading": dataclasses.asdict(self.reading),
-            "data": {key: value for key, value in text.items() if key not in (*of_the_model, *of_later)},
-            "train_length": self.training.train_length,
-        }
+        text = {key: each for key, each in dataclasses.asdict(self.data).items() if key not in _OF_THE_MODEL}
+        if text["test_pieces"] is None:
+            del text["test_pieces"]
+        reading, length = dataclasses.asdict(self.reading), self.training.train_length
+        shaping = {"model": self.model.sha256, "reading": reading, "data": text, "train_length": length}
         return f"{self.model.name}-{digest(shaping)}"
 
 
@@ -100,12 +98,10 @@ class TrainedOn(Section):
     @property
     def id(self) -> str:
         """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
-        shaping = {
-            key: value for key, value in without_neutral(schema.to_container(self)).items() if key not in NOT_IDENTITY
-        }
+        whole = without_neutral(schema.to_container(self))
+        shaping = {key: each for key, each in whole.items() if key not in NOT_IDENTITY}
         shaping["model"] = self.model.sha256
-        for name in ("tokenizer", "vocab_size"):  # the model's own
-            del shaping["data"][name]
+        shaping["data"] = {key: each for key, each in whole["data"].items() if key not in _OF_THE_MODEL}
         return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"
 
 

@@ -15,7 +15,6 @@ from posbench.errors import UserError
 
 # What may change without making it another run.
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
-_ASIDE = re.compile(r".+\.old-\d+")
 
 
 def run_id(config: Any) -> str:
@@ -56,7 +55,7 @@ def run_folder(config: Config, study: Path | None = None) -> Path:
 
 def moved_aside(name: str) -> bool:
     """Whether a folder has the name that `--restart` gives to an earlier run: `<run>.old-1`."""
-    return _ASIDE.fullmatch(name) is not None
+    return re.fullmatch(r".+\.old-\d+", name) is not None
 
 
 def with_paths(config: Config) -> Config:
