@@ -184,8 +184,7 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
 
     configs = [config for _, config in compose.configs(words or [], config_dir)]
     if all(config.data.task is not None for config in configs):
-        name = configs[0].data.name
-        raise UserError(f"data={name} has nothing to prepare: problems are made while they are trained on")
+        raise UserError("a task has nothing to prepare: problems are made while they are trained on")
     console.log_to_terminal()
     with signals.signals_as_errors():
         prepared = prepare_all(configs)

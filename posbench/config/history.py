@@ -14,18 +14,17 @@ from typing import Any
 
 # "section.key" beside the options of encodings; their dataclasses have the same values as defaults.
 LATER: dict[str, Any] = {"data.task": None, "data.offset": 0, "data.test_pieces": None, "start": None}
-# "encoding.option": an encoding's configuration always names all of its options, but for later ones.
-LATER_OPTIONS: dict[str, Any] = {
+# "encoding.option", of an encoding and of one inside another.
+_BOTH: dict[str, Any] = {
     "abacus.others": "random", "path.start": "torch", "path_fox.start": "torch", "dape.per_layer": False,
-    "dape_v2.per_layer": False, "selective_rope.start": "torch", "t5.rate": 1.0, "canon.inner": "none",
-    "canon.inner_options": {}, "cca.inner": "none", "cca.inner_options": {}, "liere.block": None,
+    "dape_v2.per_layer": False, "selective_rope.start": "torch", "t5.rate": 1.0,
 }  # fmt: skip
-# "encoding.option" inside another encoding.
-FORMER: dict[str, Any] = {
-    "abacus.others": "random", "path.start": "torch", "path.silu": False, "path_fox.start": "torch",
-    "path_fox.silu": False, "dape.per_layer": False, "dape_v2.per_layer": False, "selective_rope.start": "torch",
-    "selective_rope.rank": 16, "t5.rate": 1.0, "fire.threshold": None,
+# An encoding's configuration always names all of its options, but for later ones.
+LATER_OPTIONS = _BOTH | {
+    "canon.inner": "none", "canon.inner_options": {}, "cca.inner": "none", "cca.inner_options": {}, "liere.block": None,
 }  # fmt: skip
+# Inside another encoding.
+FORMER = _BOTH | {"path.silu": False, "path_fox.silu": False, "selective_rope.rank": 16, "fire.threshold": None}
 # Keys and entries of lists that made no other run; a saved configuration that has one is read without it.
 REMOVED = {
     "evaluation": ("bootstrap", "reference", "stride"),
