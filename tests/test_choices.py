@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
@@ -15,7 +16,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
-from posbench.evaluation.models import Ranked, Ranker, TrainedGPT, Variant, Varied
+from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied, nll_of, predicted
 from posbench.evaluation.plan import check
 from posbench.evaluation.probes import Choice, Material
 from posbench.model.gpt import build
@@ -35,13 +36,13 @@ class Planted:
     train_length: int = L
     window: int | None = None
 
-    def nll(self, ids: np.ndarray, scored: int, first: int) -> np.ndarray:
-        return np.full((len(ids), scored), math.log(V))
+    def logits(self, ids: np.ndarray, scored: np.ndarray, first: int) -> Iterator[Tensor]:
+        for read in ids[:, :-1] if self.window is None else ids[:, -self.window - 1 : -1]:
+            nll = -self.expects(read, np.arange(V))
+            yield torch.from_numpy(nll).float().expand(scored.sum() // len(ids), V)
 
-    def ranked(self, ids: np.ndarray, candidates: np.ndarray, first: int) -> Ranked:
-        seen = ids[:, :-1] if self.window is None else ids[:, -self.window - 1 : -1]
-        nll = np.stack([self.expects(*problem) for problem in zip(seen, candidates[:, 0], strict=True)])
-        return Ranked(nll[:, None], np.take_along_axis(candidates[:, 0], nll.argmin(axis=1)[:, None], axis=1))
+    def shifted(self, offset: int) -> Subject:
+        return self
 
     def varied(self, variant: Variant, length: int) -> Varied:
         return Varied(dataclasses.replace(self, window=variant.window), None)
@@ -104,7 +105,7 @@ def rows_of(subject: Planted, config: Config, tokenizer: Tokenizer | None, *task
 def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
     tiny_config: Config, tokenizer: Tokenizer
 ) -> None:
-    assert isinstance(Planted(looks_up), Ranker)
+    assert isinstance(Planted(looks_up), Subject)
     rows = rows_of(Planted(looks_up), tiny_config, tokenizer, "passkey", "induction", "passkey:depth=0")
     by = {(row.task, row.length, row.window): row for row in rows}
     for (_, length, window), row in by.items():
@@ -175,8 +176,9 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, toke
     model = TrainedGPT(build(tiny_config, V).eval(), "ours", L, torch.device("cpu"), torch.float32)
     for task in ("passkey", "induction"):
         choice = pose_of(task, L, material(tokenizer))(np.arange(L), 5)
-        wanted = [model.nll(np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates]
-        got = model.ranked(choice.ids[None], choice.candidates[None, None], 0).nll[0, 0]
+        wanted = [nll_of(model, np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates]
+        last = np.arange(L)[None] == L - 1
+        got = predicted(model, choice.ids[None], last, 0, choice.candidates[None]).nll[0]
         np.testing.assert_allclose(got, wanted, atol=1e-5)
         assert np.ptp(got) > 0.01
 

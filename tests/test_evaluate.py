@@ -9,7 +9,7 @@ import math
 import pathlib
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -54,12 +54,12 @@ class Planted:
         self.variant = Variant()
         self.passes: list[tuple[int, Variant]] = []  # length and variant, of the changed copies too
 
-    def nll(self, ids: np.ndarray, scored: int, first: int) -> np.ndarray:
+    def logits(self, ids: np.ndarray, scored: np.ndarray, first: int) -> Iterator[Tensor]:
         self.passes.append((ids.shape[1] - 1, self.variant))
-        windows = torch.from_numpy(ids)
-        logits = self.expects(windows[:, :-1])[:, -scored:]
-        nll = torch.nn.functional.cross_entropy(logits.mT, windows[:, -scored:], reduction="none")
-        return nll.double().numpy()
+        yield self.expects(torch.from_numpy(ids[:, :-1]))[torch.from_numpy(scored)]
+
+    def shifted(self, offset: int) -> Subject:
+        return self
 
     def varied(self, variant: Variant, length: int) -> Varied:
         if self.max_length is not None and length > self.max_length:

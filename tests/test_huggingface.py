@@ -20,7 +20,7 @@ from support import evaluation_lines, posbench
 import posbench as library_of_ours
 from posbench import machine
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.models import Ranker, Variant
+from posbench.evaluation.models import Subject, Variant, nll_of, predicted
 from posbench.huggingface import evaluate, load, rope
 from posbench.huggingface.subject import HuggingFaceModel
 
@@ -68,12 +68,14 @@ def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
     wanted = theirs(folder, ids, **({"max_seq_len": LONG} if kind == "mpt" else {}))
     ours = subject(folder)
     for scored in (ids.shape[1] - 1, 7):
-        np.testing.assert_allclose(ours.nll(ids, scored, 0), wanted[:, -scored:], atol=1e-6, rtol=1e-6)
+        np.testing.assert_allclose(nll_of(ours, ids, scored, 0), wanted[:, -scored:], atol=1e-6, rtol=1e-6)
     assert wanted.std() > 0.3  # the weights do something
     ours.refuse_not_causal()
-    assert isinstance(ours, Ranker)
+    assert isinstance(ours, Subject)
     other = ids[:, -1:] + np.array([[0, -1]]) * (ids[:, -1:] > 0)  # of two candidates the first is the text's own
-    np.testing.assert_allclose(ours.ranked(ids, other[:, None], 0).nll[:, 0, 0], wanted[:, -1], atol=1e-6, rtol=1e-6)
+    last = np.arange(ids.shape[1] - 1) == np.full((2, 1), ids.shape[1] - 2)
+    made = predicted(ours, ids, last, 0, other)
+    np.testing.assert_allclose(made.nll[:, 0], wanted[:, -1], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])
@@ -112,10 +114,10 @@ def test_windows_and_sinks_are_the_librarys_own_masks(shelf: Path, kind: str, wi
     model = subject(on(shelf, kind))
     length = LENGTH if kind in ("gpt2", "opt") else LONG
     ids = IDS[:, : length + 1]
-    plain = model.nll(ids, length, 0)
-    wide = model.varied(Variant(window=length), length).subject.nll(ids, length, 0)
+    plain = nll_of(model, ids, length, 0)
+    wide = nll_of(model.varied(Variant(window=length), length).subject, ids, length, 0)
     assert np.abs(wide - plain).max() < 1e-5
-    narrow = model.varied(Variant(window=window, sinks=sinks), length).subject.nll(ids, length, 0)
+    narrow = nll_of(model.varied(Variant(window=window, sinks=sinks), length).subject, ids, length, 0)
     assert np.abs(narrow - plain)[:, :window].max() < 1e-5 and np.abs(narrow - plain)[:, window:].mean() > 1e-3
     if kind not in NO_MASKS:
         masks = masks_of(model.config, length, window, sinks)
@@ -123,11 +125,11 @@ def test_windows_and_sinks_are_the_librarys_own_masks(shelf: Path, kind: str, wi
         return
     narrowed = model.varied(Variant(window=8, sinks=3), LENGTH).subject
     ids = IDS[:1, : LENGTH + 1]
-    nll, other = narrowed.nll(ids, 4, 0), ids.copy()
+    nll, other = nll_of(narrowed, ids, 4, 0), ids.copy()
     other[0, 3:20] = (other[0, 3:20] + 1) % VOCABULARY  # two layers of a window of 8 see 14 tokens back
-    assert np.abs(nll - narrowed.nll(other, 4, 0)).max() < 1e-5
+    assert np.abs(nll - nll_of(narrowed, other, 4, 0)).max() < 1e-5
     other[0, 1] = (other[0, 1] + 1) % VOCABULARY
-    assert np.abs(nll - narrowed.nll(other, 4, 0)).max() > 1e-4
+    assert np.abs(nll - nll_of(narrowed, other, 4, 0)).max() > 1e-4
 
 
 # -- extensions --------------------------------------------------------------------------------------------------------
@@ -155,10 +157,10 @@ def test_an_extension_is_the_librarys_own_model_of_that_configuration(
     own = transformers.AutoConfig.from_pretrained(folder).rope_parameters
     varied = model.varied(Variant(extension=text), LONG)
     assert varied.facts is not None and varied.facts["rope_parameters"]["rope_theta"] > 1
-    nll = varied.subject.nll(IDS, LONG, 0)
+    nll = nll_of(varied.subject, IDS, LONG, 0)
     assert np.abs(nll - theirs(folder, IDS, rope_parameters={**own, **parameters})).max() < 1e-5
-    assert np.abs(nll - model.nll(IDS, LONG, 0)).mean() > 1e-3  # and the model itself is as it was
-    assert np.abs(model.nll(IDS, LONG, 0) - theirs(folder, IDS)).max() < 1e-5
+    assert np.abs(nll - nll_of(model, IDS, LONG, 0)).mean() > 1e-3  # and the model itself is as it was
+    assert np.abs(nll_of(model, IDS, LONG, 0) - theirs(folder, IDS)).max() < 1e-5
     shared = {p.data_ptr() for p in model.model.parameters()}
     assert {p.data_ptr() for p in varied.subject.model.parameters()} <= shared  # type: ignore[attr-defined]
 
@@ -172,12 +174,12 @@ FIXED = ("dynamic_ntk:factor=3", "yarn:factor=8", "yarn:ramp=rotations:beta=2", 
 def test_every_method_changes_the_model_beyond_the_trained_length_and_not_up_to_it(shelf: Path, kind: str) -> None:
     """That it turns as it is defined is checked at each extension, against the definitions of `posbench.encodings`."""
     model = subject(on(shelf, kind))
-    short, long = model.nll(IDS[:, : LENGTH + 1], LENGTH, 0), model.nll(IDS, LONG, 0)
+    short, long = nll_of(model, IDS[:, : LENGTH + 1], LENGTH, 0), nll_of(model, IDS, LONG, 0)
     for text in (*FOLLOWING, *FIXED):
         longer = model.varied(Variant(extension=text), LONG).subject
-        assert np.abs(longer.nll(IDS, LONG, 0) - long).mean() > 1e-4, text
+        assert np.abs(nll_of(longer, IDS, LONG, 0) - long).mean() > 1e-4, text
         if text in FOLLOWING:
-            trained = model.varied(Variant(extension=text), LENGTH).subject.nll(IDS[:, : LENGTH + 1], LENGTH, 0)
+            trained = nll_of(model.varied(Variant(extension=text), LENGTH).subject, IDS[:, : LENGTH + 1], LENGTH, 0)
             assert np.abs(trained - short).max() < 1e-5, text
 
 
@@ -244,7 +246,7 @@ def test_a_model_that_was_stretched_before_is_not_stretched_again(tmp_path: Path
     save("llama", tmp_path / "m", rope_parameters=stretched)
     model = subject(tmp_path / "m")
     assert load.find(str(tmp_path / "m")).train_length == 24
-    assert np.abs(model.nll(IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
+    assert np.abs(nll_of(model, IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
     with pytest.raises(Undefined, match="llama3"):
         model.varied(Variant(extension="pi"), LONG)
 
@@ -258,13 +260,13 @@ def test_a_row_does_not_follow_from_what_was_read_before(shelf: Path, tmp_path: 
     model = subject(tmp_path / "m")
     longer = np.concatenate([IDS, IDS], axis=1)
     for ids in (IDS, IDS[:, : LENGTH + 1], IDS[:, : LENGTH + 9], longer, IDS):
-        assert np.array_equal(model.nll(ids, 8, 0), subject(tmp_path / "m").nll(ids, 8, 0))
-    assert np.abs(model.nll(IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
+        assert np.array_equal(nll_of(model, ids, 8, 0), nll_of(subject(tmp_path / "m"), ids, 8, 0))
+    assert np.abs(nll_of(model, IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
     # an extension has the frequencies of its length, whatever it reads
     extension = Variant(extension="dynamic_ntk" if kind == "dynamic" else "longrope")
     one, other = (subject(on(shelf, "llama")).varied(extension, LONG).subject for _ in range(2))
-    one.nll(IDS[:, :20], 8, 0)
-    assert np.array_equal(one.nll(IDS[:, :70], 8, 0), other.nll(IDS[:, :70], 8, 0))
+    nll_of(one, IDS[:, :20], 8, 0)
+    assert np.array_equal(nll_of(one, IDS[:, :70], 8, 0), nll_of(other, IDS[:, :70], 8, 0))
 
 
 # -- what is wrong with a folder ---------------------------------------------------------------------------------------
@@ -326,7 +328,7 @@ def test_the_attention_that_a_folder_names_is_not_fetched(shelf: Path, tmp_path:
     folder = tmp_path / "model"
     shutil.copytree(on(shelf, "llama"), folder)
     changed(folder, _attn_implementation="someone/evil", attn_implementation="someone/evil")
-    assert np.abs(subject(folder).nll(IDS, LONG, 0) - subject(on(shelf, "llama")).nll(IDS, LONG, 0)).max() == 0
+    assert np.abs(nll_of(subject(folder), IDS, LONG, 0) - nll_of(subject(on(shelf, "llama")), IDS, LONG, 0)).max() == 0
 
 
 def test_weights_in_several_files_and_the_hubs_cache_of_links_are_read(shelf: Path, tmp_path: Path) -> None:
@@ -338,7 +340,9 @@ def test_weights_in_several_files_and_the_hubs_cache_of_links_are_read(shelf: Pa
     for file in blobs.iterdir():
         (snapshot / file.name).symlink_to(Path("..", "..", "blobs", file.name))
     before = load.find(str(snapshot)).sha256()
-    assert np.abs(subject(snapshot).nll(IDS, LONG, 0) - subject(on(shelf, "llama")).nll(IDS, LONG, 0)).max() == 0
+    assert (
+        np.abs(nll_of(subject(snapshot), IDS, LONG, 0) - nll_of(subject(on(shelf, "llama")), IDS, LONG, 0)).max() == 0
+    )
     last = max(blobs.glob("model-*.safetensors"))
     last.write_bytes(last.read_bytes()[:-1] + b"\7")
     assert load.find(str(snapshot)).sha256() != before

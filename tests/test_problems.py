@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import support
 import torch
 import yaml
+from torch import Tensor
 
 from posbench import tasks
 from posbench.config import compose
@@ -22,7 +25,7 @@ from posbench.data.problems import prepare
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import evaluate as text
 from posbench.evaluation.evaluate import evaluate
-from posbench.evaluation.models import Answers, Variant, Varied
+from posbench.evaluation.models import Variant, Varied
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.results.frame import GATE
@@ -62,14 +65,20 @@ class Knows:
     train_length: int = 42
     beyond: int = 10**9
     name: str = "knows"
+    right = 0.25  # nats
 
-    def nll(self, ids: Any, scored: int, first: int) -> Any:
-        raise AssertionError("problems are answered")
+    def logits(self, ids: Any, scored: Any, first: int) -> Iterator[Tensor]:
+        labels = torch.from_numpy(ids[:, 1:][scored])
+        for label, nll in zip(labels, self.nll(np.random.default_rng([first, ids.shape[1]]), len(labels)), strict=True):
+            p = math.exp(-nll)
+            logits = torch.full((int(ids.max()) + 20,), -math.inf)
+            others = range(len(logits) - (1 if nll > self.right else 10), len(logits))
+            logits[others] = math.log((1 - p) / len(others))
+            logits[label] = -nll
+            yield logits[None]
 
-    def answers(self, ids: Any, scored: Any, first: int) -> Answers:
-        rng = np.random.default_rng([first, ids.shape[1]])
-        correct = rng.random(int(scored.sum())) < self.share
-        return Answers(np.where(correct, 0.25, 2.0), correct)
+    def nll(self, rng: np.random.Generator, n: int) -> Any:
+        return np.where(rng.random(n) < self.share, self.right, 2.0)
 
     def varied(self, variant: Variant, length: int) -> Varied:
         if length > self.beyond:
@@ -186,7 +195,9 @@ def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:
     plain = [row for row in rows if row.task == "passkey" and not row.offset and row.kind == "plain"]
     assert [row.problem_length for row in plain] == [4, 18, 32, 40, 48, 64, 128, 256]
     assert [row.length_ratio for row in plain][2:] == [1, 1.25, 1.5, 2, 4, 8]
-    assert all((row.accuracy, row.exact_match, row.nll, row.perplexity) == (1, 1, 0.25, None) for row in rows)
+    assert all(
+        (row.accuracy, row.exact_match, row.nll, row.perplexity) == (1, 1, pytest.approx(0.25), None) for row in rows
+    )
     assert {row.length for row in rows if row.kind == "windowed"} == {row.length for row in plain if row.length > 42}
     assert [(row.problem_length, row.offset) for row in rows if row.offset] == [(32, 42)]
     depths = {row.task for row in rows} - {"passkey"}
@@ -199,16 +210,15 @@ def test_a_row_worked_by_hand() -> None:
     """Two problems of two symbols: three answer tokens each, of which one is wrong."""
 
     class OneWrong(Knows):
-        def answers(self, ids: Any, scored: Any, first: int) -> Answers:
-            assert scored.sum(1).tolist() == [len(ids[0]) // 2] * len(ids)
-            correct = np.full(int(scored.sum()), True)
-            correct[0] = False
-            return Answers(np.where(correct, 1.0, 3.0), correct)
+        right = 1.0
+
+        def nll(self, rng: np.random.Generator, n: int) -> Any:
+            return np.array([3.0, *[1.0] * (n - 1)])
 
     task = tasks.build("copy", {"shortest": 2, "longest": 2, "vocabulary": 5})
     row = asked(OneWrong(), task, "evaluation.blocks=2", "evaluation.ratios=[1]", "offsets=[]")[0]
     assert (row.length, row.problem_length, row.offset, row.n_blocks, row.n_tokens) == (6, 2, 0, 2, 6)
-    assert (row.accuracy, row.exact_match, row.nll) == (5 / 6, 1 / 2, 8 / 6)
+    assert (row.accuracy, row.exact_match, row.nll) == (5 / 6, 1 / 2, pytest.approx(8 / 6))
     assert (row.n_distinct, row.chance, row.trivial) == (
         2,
         1 / 5,

@@ -8,13 +8,14 @@ import numpy as np
 import probe_readers
 import pytest
 import torch
+from torch import Tensor
 
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import probes
 from posbench.evaluation.evaluate import Evaluation, evaluate
-from posbench.evaluation.models import Ranked, Ranker, Variant, Varied
+from posbench.evaluation.models import Subject, Variant, Varied
 from posbench.evaluation.probes import Choice, Material
 from posbench.run_folder.rows import EvaluationRow
 
@@ -55,24 +56,25 @@ class Reader:
     train_length: int = L
     window: int | None = None
 
-    def nll(self, ids: np.ndarray, scored: int, first: int) -> np.ndarray:
-        return np.full((len(ids), scored), 1.0)
+    def logits(self, ids: np.ndarray, scored: np.ndarray, first: int) -> Iterator[Tensor]:
+        tokens = np.arange(self.tokenizer.vocab_size)
+        for window in ids:
+            nll = np.where(tokens == self._said(window), 0.1, 5.0) + tokens % 7 / 1e3
+            yield torch.from_numpy(-nll).float().expand(scored.sum() // len(ids), -1)
 
-    def ranked(self, ids: np.ndarray, candidates: np.ndarray, first: int) -> Ranked:
-        likeliest = np.stack([self._said(one, candidates.shape[1]) for one in ids])
-        nll = np.where(candidates == likeliest[..., None], 0.1, 5.0) + candidates % 7 / 1e3
-        return Ranked(nll, likeliest)
+    def shifted(self, offset: int) -> Subject:
+        return self
 
-    def _said(self, ids: np.ndarray, answer: int) -> np.ndarray:
+    def _said(self, ids: np.ndarray) -> int:
         read = self.tokenizer.decode(ids if self.window is None else ids[-self.window :])
-        *_, end = ENDS.finditer(read)
+        if not (ends := [*ENDS.finditer(read)]):  # a window of the text, with no question
+            return 0
         try:
-            said = self.says(read[: end.end()])
+            said = self.says(read[: ends[-1].end()])
         except (LookupError, ValueError):
             said = "0"
-        asked = "\n" + read[read.rindex("\n", 0, end.start()) + 1 : end.end()]
-        (tokens,) = self.tokenizer.encode([asked + said])
-        return np.pad(tokens, (answer, 0))[-answer:].astype(np.int64)  # who has seen a part of it says the end
+        asked = "\n" + read[read.rindex("\n", 0, ends[-1].start()) + 1 : ends[-1].end()]
+        return int(self.tokenizer.encode([asked + said])[0][-1])
 
     def varied(self, variant: Variant, length: int) -> Varied:
         return Varied(dataclasses.replace(self, window=variant.window), None)
@@ -107,7 +109,7 @@ def test_who_solves_a_probe_has_all_of_it_and_who_sees_nothing_is_at_chance(
     task: str, tiny_config: Config, text: TokenSplit, tokenizer: Tokenizer
 ) -> None:
     solver = Reader(tokenizer, SOLVERS[task])
-    assert isinstance(solver, Ranker)
+    assert isinstance(solver, Subject)
     rows = rows_of(solver, tiny_config, text, tokenizer, task)
     plain = [row for row in rows if row.window is None]
     assert [(row.length, row.status) for row in plain] == [(length, "ok") for length in LENGTHS]

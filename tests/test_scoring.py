@@ -12,7 +12,7 @@ from posbench import encodings
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
-from posbench.evaluation.models import TrainedGPT, Variant, score
+from posbench.evaluation.models import TrainedGPT, Variant, nll_of, score
 from posbench.evaluation.protocols import Windows, targets_of
 from posbench.model.attention import dispatch
 from posbench.model.gpt import GPT, Reading, build
@@ -40,7 +40,7 @@ def subject_of(model: GPT) -> TrainedGPT:
     return TrainedGPT(model, "mine", model.encoding.shape.train_length, CPU, torch.float32)
 
 
-def nll_of(model: GPT, split: TokenSplit, windows: Windows, batch_tokens: int = 2048) -> np.ndarray:
+def scores_of(model: GPT, split: TokenSplit, windows: Windows, batch_tokens: int = 2048) -> np.ndarray:
     return score(subject_of(model), split, windows, batch_tokens).ravel()
 
 
@@ -48,7 +48,7 @@ def nll_of(model: GPT, split: TokenSplit, windows: Windows, batch_tokens: int = 
 def test_every_target_is_scored_after_the_context_that_its_window_holds(protocol: str, tiny_config: Config) -> None:
     model, split = model_of(tiny_config), text()
     windows = protocols.plan(protocol, split, [24], 8, 16, "concat")[24]
-    targets, nll = targets_of(windows), nll_of(model, split, windows)
+    targets, nll = targets_of(windows), scores_of(model, split, windows)
     ids = torch.from_numpy(split.ids.astype(np.int64))
     for i in [*range(0, 24, 5), *range(30, len(nll), 7)]:
         at, context = targets.indices[i], targets.context[i]
@@ -126,14 +126,14 @@ def test_a_narrower_reading_narrows_and_a_wider_one_leaves_the_model_its_own_win
 
 def test_what_a_variant_becomes_reads_with_its_window_and_its_encoding(tiny_config: Config) -> None:
     subject, ids = subject_of(model_of(tiny_config)), text(65).ids[None].astype(np.int64)
-    plain = subject.nll(ids, 8, 0)
+    plain = nll_of(subject, ids, 8, 0)
     narrowed = subject.varied(Variant(window=4, sinks=2), 64)
     stretched = subject.varied(Variant(extension="pi:factor=4"), 64)
     assert narrowed.facts == {"sinks": 2} and stretched.facts is not None and stretched.facts["factor"] == 4
-    scores = [varied.subject.nll(ids, 8, 0) for varied in (narrowed, stretched)]
+    scores = [nll_of(varied.subject, ids, 8, 0) for varied in (narrowed, stretched)]
     assert all(np.abs(score - plain).max() > 1e-3 for score in scores)
-    np.testing.assert_array_equal(subject.nll(ids, 8, 0), plain)
-    np.testing.assert_array_equal(subject.varied(Variant(), 64).subject.nll(ids, 8, 0), plain)
+    np.testing.assert_array_equal(nll_of(subject, ids, 8, 0), plain)
+    np.testing.assert_array_equal(nll_of(subject.varied(Variant(), 64).subject, ids, 8, 0), plain)
 
 
 def test_scores_do_not_depend_on_the_batch_not_even_with_positions_that_are_drawn(tiny_config: Config) -> None:
@@ -141,7 +141,7 @@ def test_scores_do_not_depend_on_the_batch_not_even_with_positions_that_are_draw
     windows = protocols.plan("fixed_target", split, [16, 64], 8, 16, "concat")[64]
     for name in ("rope", *({"randomized"} & set(encodings.names()))):
         model = model_of(tiny_config, name)
-        together, alone = (nll_of(model, split, windows, batch_tokens=n) for n in (4096, 64))
+        together, alone = (scores_of(model, split, windows, batch_tokens=n) for n in (4096, 64))
         np.testing.assert_allclose(together, alone, atol=TOLERANCE)
 
 
@@ -159,7 +159,7 @@ def test_positions_are_drawn_for_each_seed_length_and_window(
     monkeypatch.setattr(model, "hidden", spied)
     subject = subject_of(model)
     for one, length in ((subject, 64), (dataclasses.replace(subject, seed=1), 64), (subject, 32), (subject, 64)):
-        one.nll(ids[:, : length + 1], 8, 7)
+        nll_of(one, ids[:, : length + 1], 8, 7)
     draws = [row.tolist() for rows in seen[:3] for row in rows]
     assert [len(draw) for draw in draws] == [64] * 6 + [32] * 3
     for number, draw in enumerate(draws):  # all have an order of the same 256 numbers of their own

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,7 +25,6 @@ from posbench.randomness import generator
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Head = Callable[[Tensor], Tensor]  # hidden states (N, D) to logits (N, V), in fp32
 _Part = TypeVar("_Part")
 
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
@@ -74,20 +72,6 @@ def parse_choice(text: str, example: str = "yarn:factor=4") -> tuple[str, dict[s
 # -- the interface -----------------------------------------------------------------------------------------------------
 
 
-class Answers(NamedTuple):
-    """An entry for each scored prediction: problem by problem, in the order of the tokens."""
-
-    nll: Floats  # nats
-    correct: Bools  # the likeliest token was the right one
-
-
-class Ranked(NamedTuple):
-    """Of windows, what is predicted for each of their last A tokens."""
-
-    nll: Floats  # (B, A, K) in nats, of the candidates
-    likeliest: Integers  # (B, A), of the whole vocabulary
-
-
 class Varied(NamedTuple):
     """A model that was changed."""
 
@@ -106,11 +90,12 @@ class Subject(Protocol):
     def train_length(self) -> int:
         """In tokens; lengths are multiples of it, and beyond it begins extrapolation."""
 
-    def nll(self, ids: Integers, scored: int, first: int) -> Floats:
-        """Return the negative log-likelihoods in nats (B, scored) of each window's last `scored` predictions.
+    def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
+        """Yield the logits (n, V) in fp32 of scored predictions, window by window, in pieces that fit into memory.
 
         Args:
             ids: (B, C + 1); a window reads its first C tokens and predicts its last C.
+            scored: (B, C), which of these predictions are wanted.
             first: number of the first of these windows among all that are scored together. What a model draws for a
                 window must depend on the window's number and length, not on the batch that it comes in.
         """
@@ -123,24 +108,8 @@ class Subject(Protocol):
             UserError: the extension is mistyped.
         """
 
-
-@runtime_checkable
-class Solver(Subject, Protocol):
-    """A language model that also answers problems. Its variants are solvers, too."""
-
-    def answers(self, ids: Integers, scored: Bools, first: int) -> Answers:
-        """Answer problems (B, C + 1), of which predictions (B, C) belong to the answer; `first` as for `nll`."""
-
-    def shifted(self, offset: int) -> "Solver":
-        """Return this model with positions that begin at `offset`; raises Undefined if it draws them itself."""
-
-
-@runtime_checkable
-class Ranker(Subject, Protocol):
-    """A language model that also ranks candidates for tokens of an answer. Its variants do, too."""
-
-    def ranked(self, ids: Integers, candidates: Integers, first: int) -> Ranked:
-        """Rank candidates (B, A, K) for the last A tokens of windows (B, C + 1), each after the tokens before it."""
+    def shifted(self, offset: int) -> "Subject":
+        """Return this model with positions that begin at `offset`; raises Undefined if it has no such positions."""
 
 
 # -- scoring -----------------------------------------------------------------------------------------------------------
@@ -158,6 +127,41 @@ def check_finite(nll: Floats, unit: str = "tokens") -> None:
     """
     if wrong := int((~np.isfinite(nll)).sum()):
         raise NotFinite(f"nll is not finite at {wrong:,} of {nll.size:,} {unit}")
+
+
+class Predicted(NamedTuple):
+    """An entry for each scored prediction, window by window, in the order of the tokens."""
+
+    nll: Floats  # (n, K) in nats, of the candidates
+    likeliest: Integers  # (n,), of the whole vocabulary
+
+
+@torch.no_grad()
+def predicted(
+    subject: Subject, ids: Integers, scored: Bools, first: int, candidates: Integers, likeliest: bool = True
+) -> Predicted:
+    """Return what a model predicts; arguments as of `Subject.logits`.
+
+    Args:
+        candidates: (n, K), tokens that may come next.
+        likeliest: whether the likeliest tokens are wanted, which takes time.
+    """
+    nll, best, at = [], [torch.empty(0, dtype=torch.int64)], 0
+    for logits in subject.logits(ids, scored, first):
+        tokens = torch.from_numpy(candidates[at : at + len(logits)]).to(logits.device)
+        nll.append(-logits.log_softmax(-1).gather(1, tokens).cpu())
+        if likeliest:
+            best.append(logits.argmax(-1).cpu())
+        at += len(logits)
+    return Predicted(torch.cat(nll).double().numpy(), torch.cat(best).numpy())  # MPS has no fp64
+
+
+def nll_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
+    """Return the nats (B, scored) of the last tokens of windows (B, C + 1), of which the first has that number."""
+    last = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
+    last[:, -scored:] = True
+    made = predicted(subject, ids, last, first, ids[:, -scored:].reshape(-1, 1), likeliest=False)
+    return made.nll.reshape(-1, scored)
 
 
 def score(
@@ -180,7 +184,7 @@ def score(
         ids = split.ids[windows.starts[some, None] + np.arange(windows.length + 1)].astype(np.int64)
         if rewrite is not None:
             ids = np.stack([rewrite(window) for window in ids])
-        return subject.nll(ids, windows.scored, some.start)
+        return nll_of(subject, ids, windows.scored, some.start)
 
     return np.concatenate(in_batches(world or World(), len(windows.starts), windows.length, batch_tokens, nll))
 
@@ -208,37 +212,13 @@ class TrainedGPT:
     offset: int = 0  # the first token's position
 
     @torch.inference_mode()
-    def nll(self, ids: Integers, scored: int, first: int) -> Floats:
-        windows = machine.sent(torch.from_numpy(ids), self.device)
-        hidden = self._hidden(windows[:, :-1], first, scored).float().flatten(0, 1)
-        pieces = _in_pieces(self.model.logits, hidden, windows[:, -scored:].flatten())
-        nll = torch.cat([F.cross_entropy(*piece, reduction="none") for piece in pieces])
-        return nll.view(-1, scored).cpu().double().numpy()  # MPS has no fp64
-
-    @torch.inference_mode()
-    def ranked(self, ids: Integers, candidates: Integers, first: int) -> Ranked:
-        inputs = machine.sent(torch.from_numpy(ids[:, :-1]), self.device)
-        hidden = self._hidden(inputs, first, candidates.shape[1]).float().flatten(0, 1)
-        tokens = torch.from_numpy(candidates).to(self.device).flatten(0, 1)
-        pieces = [
-            (-logits.log_softmax(-1).gather(1, asked), logits.argmax(-1))
-            for logits, asked in _in_pieces(self.model.logits, hidden, tokens)
-        ]
-        nll, likeliest = (torch.cat(parts).cpu() for parts in zip(*pieces, strict=True))
-        return Ranked(nll.double().numpy().reshape(candidates.shape), likeliest.view(candidates.shape[:2]).numpy())
-
-    @torch.inference_mode()
-    def answers(self, ids: Integers, scored: Bools, first: int) -> Answers:
-        problems = machine.sent(torch.from_numpy(ids), self.device)
-        chosen = machine.sent(torch.from_numpy(np.flatnonzero(scored)), self.device)
-        hidden = self._hidden(problems[:, :-1], first, scored.shape[1]).flatten(0, 1)[chosen].float()
-        labels = problems[:, 1:].flatten()[chosen]
-        pieces = [
-            (F.cross_entropy(logits, right, reduction="none"), logits.argmax(-1) == right)
-            for logits, right in _in_pieces(self.model.logits, hidden, labels)
-        ]
-        nll, correct = (torch.cat(parts).cpu() for parts in zip(*pieces, strict=True))
-        return Answers(nll.double().numpy(), correct.numpy())
+    def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
+        last = last_of(scored)
+        hidden = self._hidden(machine.sent(torch.from_numpy(ids[:, :-1]), self.device), first, last).flatten(0, 1)
+        if not (chosen := scored[:, -last:].ravel()).all():
+            hidden = hidden[machine.sent(torch.from_numpy(np.flatnonzero(chosen)), self.device)]
+        for states in torch.split(hidden.float(), HEAD_ROWS):  # logits are the largest tensor of all
+            yield self.model.logits(states)
 
     def varied(self, variant: Variant, length: int) -> Varied:
         encoding = self.model.encoding
@@ -278,7 +258,6 @@ class TrainedGPT:
             return self.model.hidden(inputs, positions, last=some, reading=self.reading)
 
 
-def _in_pieces(head: Head, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits beside their labels; in pieces, since logits are the largest tensor of all."""
-    for states, ids in zip(torch.split(hidden, HEAD_ROWS), torch.split(labels, HEAD_ROWS), strict=True):
-        yield head(states), ids
+def last_of(scored: Bools) -> int:
+    """Return how many tokens, at the end of windows, have all that is scored (B, C)."""
+    return int(scored.shape[1] - scored.any(axis=0).argmax())

@@ -31,7 +31,6 @@ from posbench.evaluation.protocols import Integers
 
 ORDERS = (1, 2, 3, 4, 5)
 COUNTED = 2**24  # training tokens at most, the first of them
-CHUNK = 2**20  # counted at a time: memory grows with it and with what is asked, not with the text
 WEIGHED = 2**13  # validation tokens, spread evenly, on which the weights of the mixture are chosen
 ROUNDS = 100  # of expectation and maximisation (Jelinek & Mercer, 1980)
 
@@ -69,79 +68,40 @@ class NGrams:
         Returns:
             (5, n), a row for each of `ORDERS`.
         """
-        wanted: Integers = tokens.astype(np.int64)
-        asked = _Contexts.of(before.astype(np.int64), self.vocab_size)
-        unigrams = np.zeros(self.vocab_size, np.int64)
-        grams: list[list[tuple[Integers, Integers]]] = [[] for _ in asked]
-        for first, end, start in self._chunks():
-            text = self.ids[start:end].astype(np.int64)
-            places = np.arange(first - start, end - start)
-            unigrams += np.bincount(text[places], minlength=self.vocab_size)
-            found = np.zeros(len(places), np.int64)  # the context of no token is one
-            for back, (context, seen) in enumerate(zip(asked, grams, strict=True), start=1):
-                kept = places >= back
-                places, found = places[kept], context.find(found[kept], text[places[kept] - back])
-                places, found = places[found >= 0], found[found >= 0]
-                seen.append(np.unique(found * self.vocab_size + text[places], return_counts=True))
+        size, wanted = self.vocab_size, tokens.astype(np.int64)
+        places, behind = self._counted()
+        unigrams = np.bincount(self.ids[places], minlength=size)
         total, kinds = unigrams.sum(), np.count_nonzero(unigrams)
-        by_order: list[Floats] = [(unigrams[wanted] + kinds / self.vocab_size) / (total + kinds)]
-        for context, seen in zip(asked, grams, strict=True):
-            by_order.append(_interpolated(by_order[-1], context.own, wanted, seen, len(context.keys), self.vocab_size))
+        by_order: list[Floats] = [(unigrams[wanted] + kinds / size) / (total + kinds)]
+        # A context is a shorter one with one more token in front: its number is its place among those that are asked
+        # for. Counted are only tokens after these, so that memory shrinks from order to order.
+        asked, number = np.zeros(len(wanted), np.int64), np.zeros(len(places), np.int64)
+        for back in range(1, len(ORDERS)):
+            contexts, asked = np.unique(asked * size + before[:, -back].astype(np.int64), return_inverse=True)
+            some = behind >= back
+            places, behind, number = places[some], behind[some], number[some]
+            at, some = _find(contexts, number * size + self.ids[places - back])
+            places, behind, number = places[some], behind[some], at[some]
+            grams, often = np.unique(number * size + self.ids[places], return_counts=True)
+            of = np.bincount(grams // size, often, len(contexts))[asked]
+            kinds = np.bincount(grams // size, minlength=len(contexts))[asked]
+            at, seen = _find(grams, asked * size + wanted)
+            hits = np.where(seen, np.append(often, 0)[at], 0)
+            mixed = (hits + kinds * by_order[-1]) / np.maximum(of + kinds, 1)
+            by_order.append(np.where(of > 0, mixed, by_order[-1]))
         return -np.log(np.stack(by_order))
 
-    def _chunks(self) -> "list[tuple[int, int, int]]":
-        """Parts of the spans: the first token that is counted, the end, and where the tokens before the first begin."""
-        found, left = [], COUNTED
-        for first, end in self.spans.tolist():
-            end = min(end, first + left)
-            left -= end - first
-            found += [(at, min(at + CHUNK, end), max(first, at - ORDERS[-1])) for at in range(first, end, CHUNK)]
-        return found
+    def _counted(self) -> tuple[Integers, Integers]:
+        """The places of the first `COUNTED` tokens of the spans, and how many of its span stand before each."""
+        lengths = self.spans[:, 1] - self.spans[:, 0]
+        behind = np.concatenate([np.arange(length) for length in lengths])[:COUNTED]
+        return np.repeat(self.spans[:, 0], lengths)[:COUNTED] + behind, behind
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Contexts:
-    """The contexts of one length that are asked for. Each is a shorter one with one more token in front."""
-
-    keys: Integers  # sorted: number of the shorter context x V + the token in front
-    own: Integers  # (n,) each asked context's number, its place in `keys`
-    vocab_size: int
-
-    @classmethod
-    def of(cls, before: Integers, vocab_size: int) -> "list[_Contexts]":
-        """Those of one to four tokens."""
-        found, shorter = [], np.zeros(len(before), np.int64)
-        for back in range(1, len(ORDERS)):
-            keys, own = np.unique(shorter * vocab_size + before[:, -back], return_inverse=True)
-            found.append(cls(keys, own.reshape(-1), vocab_size))
-            shorter = found[-1].own
-        return found
-
-    def find(self, shorter: Integers, token: Integers) -> Integers:
-        """The numbers of contexts by the shorter ones' numbers; -1 if a context is not asked for."""
-        key = shorter * self.vocab_size + token
-        place = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
-        return np.where(self.keys[place] == key, place, -1)
-
-
-def _interpolated(
-    shorter: Floats, own: Integers, tokens: Integers, seen: list[tuple[Integers, Integers]], count: int, vocab_size: int
-) -> Floats:
-    """The probabilities of one order from those of the order below.
-
-    Args:
-        own: (n,) the number of each context.
-        seen: by chunk, distinct grams as number x V + token, and how often each stands there.
-        count: how many contexts there are.
-    """
-    grams, place = np.unique(np.concatenate([gram for gram, _ in seen]), return_inverse=True)
-    often = np.bincount(place.reshape(-1), np.concatenate([times for _, times in seen]), len(grams))
-    context = grams // vocab_size
-    total, kinds = np.bincount(context, often, count)[own], np.bincount(context, minlength=count)[own]
-    asked = own * vocab_size + tokens
-    at = np.minimum(np.searchsorted(grams, asked), len(grams) - 1)
-    hits = np.where(grams[at] == asked, often[at], 0.0) if len(grams) else np.zeros(len(own))
-    return np.where(total > 0, (hits + kinds * shorter) / np.maximum(total + kinds, 1), shorter)
+def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bool_]]:
+    """Where items would stand in an ascending array, and whether they do."""
+    at = np.searchsorted(ascending, items)
+    return at, np.append(ascending, -1)[at] == items
 
 
 # -- with a cache of the window ----------------------------------------------------------------------------------------

@@ -25,15 +25,15 @@ from posbench.errors import Undefined
 from posbench.evaluation import plan
 from posbench.evaluation.models import (
     AS_TRAINED,
-    Answers,
+    Bools,
     Floats,
-    Ranker,
-    Solver,
+    Predicted,
     Subject,
     Variant,
     check_finite,
     in_batches,
     parse_choice,
+    predicted,
 )
 from posbench.evaluation.plan import AnyEvaluation, Forward, Planned
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
@@ -46,20 +46,27 @@ VARIED = (1, 4)  # a task's own variants are tested at so many times the longest
 _TEXT = 2**16  # tokens of the text that a probe's problems are made of, at most
 
 
-def answered(row: EvaluationRow, answers: Answers, problem: Ids) -> EvaluationRow:
-    """Return the row with the numbers of its answers.
+def _predicted(
+    subject: Subject, evaluation: AnyEvaluation, ids: Ids, scored: Bools, candidates: Ids, unit: str = "tokens"
+) -> Predicted:
+    """Return what is predicted in problems (B, C + 1), in batches: arguments as of `models.predicted`."""
+    n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
 
-    Args:
-        problem: (n,) the number of the problem that each of the n answered tokens belongs to.
-    """
-    tokens, sums = np.bincount(problem), np.bincount(problem, answers.nll)
-    row = dataclasses.replace(
-        row,
-        n_tokens=len(problem),
-        n_blocks=len(tokens),
-        nll=float(answers.nll.mean()),
-        accuracy=float(answers.correct.mean()),
-    )
+    def predict(some: slice) -> Predicted:
+        start, end, _ = some.indices(len(ids))
+        return predicted(subject, ids[some], scored[some], start, candidates[n_scored[start] : n_scored[end]])
+
+    parts = in_batches(evaluation.world, len(ids), ids.shape[1] - 1, evaluation.settings.batch_tokens, predict)
+    made = Predicted(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    check_finite(made.nll, unit)
+    return made
+
+
+def _answered(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> EvaluationRow:
+    """Return the row with the numbers of its answers: of n tokens the nats, whether right, and of which problem."""
+    tokens, sums = np.bincount(problem), np.bincount(problem, nll)
+    means = {"nll": float(nll.mean()), "accuracy": float(correct.mean())}
+    row = dataclasses.replace(row, n_tokens=len(problem), n_blocks=len(tokens), **means)
     if len(tokens) < 2 or row.is_repetitive:
         return row
     interval = estimate(sums[None], tokens)
@@ -93,18 +100,11 @@ def sha256(choices: list[Choice]) -> str:
 
 def ranked(row: EvaluationRow, subject: Subject, choices: list[Choice], evaluation: AnyEvaluation) -> EvaluationRow:
     """Return the row with its numbers, by a model that ranks the candidates."""
-    assert isinstance(subject, Ranker)
     ids, candidates = np.stack([c.ids for c in choices]), np.stack([c.candidates for c in choices])
-    right = np.array([c.right for c in choices])
-
-    def rank(some: slice) -> tuple[Floats, Ids]:
-        made = subject.ranked(ids[some], candidates[some, None], some.start)
-        return made.nll[:, 0], made.likeliest[:, 0]
-
-    parts = in_batches(evaluation.world, len(ids), ids.shape[1] - 1, evaluation.settings.batch_tokens, rank)
-    nll, likeliest = (np.concatenate(each) for each in zip(*parts, strict=True))
-    check_finite(nll, "candidates")
-    number = np.arange(len(ids))
+    right, number = np.array([c.right for c in choices]), np.arange(len(ids))
+    scored = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
+    scored[:, -1] = True
+    nll, likeliest = _predicted(subject, evaluation, ids, scored, candidates, "candidates")
     others, trivial = nll.copy(), [c.trivial == c.right for c in choices if c.trivial is not None]
     others[number, right] = np.inf
     row = dataclasses.replace(
@@ -114,7 +114,7 @@ def ranked(row: EvaluationRow, subject: Subject, choices: list[Choice], evaluati
         trivial=float(np.mean(trivial)) if trivial else None,
         exact_match=float((likeliest == ids[:, -1]).mean()),
     )
-    return answered(row, Answers(nll[number, right], nll[number, right] < others.min(axis=1)), number)
+    return _answered(row, nll[number, right], nll[number, right] < others.min(axis=1), number)
 
 
 # -- of a task ---------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def ranked(row: EvaluationRow, subject: Subject, choices: list[Choice], evaluati
 class TaskEvaluation(AnyEvaluation):
     """An evaluation on a task."""
 
-    subject: Solver
+    subject: Subject
     task: Task
 
     def planned(self) -> list[Planned]:
@@ -187,8 +187,7 @@ def _planned(evaluation: TaskEvaluation, measurement: Measurement, posed: Callab
         # An extension reaches no less far than training did.
         reach = max(row.length + offset, evaluation.subject.train_length)
         subject, facts = evaluation.subject.varied(measurement.variant, reach)
-        assert isinstance(subject, Solver)
-        solver = subject.shifted(offset) if offset else subject
+        subject = subject.shifted(offset) if offset else subject
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row
     labels, right = problems.ids[:, 1:], task.trivial(problems) == problems.ids[:, 1:]
@@ -200,24 +199,18 @@ def _planned(evaluation: TaskEvaluation, measurement: Measurement, posed: Callab
         extension_options=plain(facts),
         targets_sha256=data.sha256(problems),
     )
-    return row, lambda row: _solved(row, evaluation, measurement.variant, solver, problems)
+    return row, lambda row: _solved(row, evaluation, measurement.variant, subject, problems)
 
 
 def _solved(
-    row: EvaluationRow, evaluation: TaskEvaluation, variant: Variant, subject: Solver, problems: Problems
+    row: EvaluationRow, evaluation: TaskEvaluation, variant: Variant, subject: Subject, problems: Problems
 ) -> EvaluationRow:
     """Return the row with its numbers, by a model that answers the problems."""
-
-    def answer(some: slice) -> Answers:
-        return subject.answers(problems.ids[some], problems.scored[some], some.start)
-
-    count, length = problems.scored.shape
-    parts = in_batches(evaluation.world, count, length, evaluation.settings.batch_tokens, answer)
-    answers = Answers(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-    check_finite(answers.nll)
-    problem, at = np.nonzero(problems.scored)
+    right, (problem, at) = problems.ids[:, 1:][problems.scored], np.nonzero(problems.scored)
+    nll, likeliest = _predicted(subject, evaluation, problems.ids, problems.scored, right[:, None])
+    correct = likeliest == right
     return dataclasses.replace(
-        answered(row, answers, problem),
+        _answered(row, nll[:, 0], correct, problem),
         mean_context=float(variant.visible(at + 1).mean()),
-        exact_match=float((np.bincount(problem, ~answers.correct) == 0).mean()),
+        exact_match=float((np.bincount(problem, ~correct) == 0).mean()),
     )

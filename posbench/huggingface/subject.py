@@ -4,16 +4,15 @@ import contextvars
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.models import Floats, Ranked, Variant, Varied, parse_choice
+from posbench.evaluation.models import Bools, Variant, Varied, last_of, parse_choice
 from posbench.evaluation.protocols import Integers
 from posbench.huggingface import rope
 from posbench.huggingface.load import TESTED, one_line, position_of, transformers
@@ -55,22 +54,17 @@ class HuggingFaceModel:
     sinks: int = 0
 
     @torch.no_grad()
-    def nll(self, ids: Integers, scored: int, first: int) -> Floats:
-        nll = [
-            F.cross_entropy(self.logits(part[:, :-1], scored).transpose(1, 2), part[:, -scored:], reduction="none")
-            for part in torch.split(machine.sent(torch.from_numpy(ids), self.model.device), self._at_once(scored))
-        ]
-        return torch.cat(nll).cpu().double().numpy()
+    def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
+        last, size = last_of(scored), int(self.config.vocab_size)
+        at_once = max(1, _MOST_LOGITS // (last * size))  # windows of which logits are held at once
+        for start in range(0, len(ids), at_once):
+            windows = machine.sent(torch.from_numpy(ids[start : start + at_once, :-1]), self.model.device)
+            chosen = torch.from_numpy(scored[start : start + at_once, -last:]).to(windows.device)
+            logits = self.read(windows, last)
+            yield logits.flatten(0, 1) if chosen.all() else logits[chosen]
 
-    @torch.no_grad()
-    def ranked(self, ids: Integers, candidates: Integers, first: int) -> Ranked:
-        answers, device, nll, likeliest = candidates.shape[1], self.model.device, [], []
-        parts = (torch.split(torch.from_numpy(each).to(device), self._at_once(answers)) for each in (ids, candidates))
-        for windows, tokens in zip(*parts, strict=True):
-            logits = self.logits(windows[:, :-1], answers)
-            nll.append(-logits.log_softmax(-1).gather(2, tokens).cpu())
-            likeliest.append(logits.argmax(-1).cpu())
-        return Ranked(torch.cat(nll).double().numpy(), torch.cat(likeliest).numpy())
+    def shifted(self, offset: int) -> "HuggingFaceModel":
+        raise Undefined(f"positions of {self.model.config.model_type} are not shifted")
 
     def varied(self, variant: Variant, length: int) -> Varied:
         kind, position = self.model.config.model_type, position_of(self.model.config)
@@ -102,7 +96,7 @@ class HuggingFaceModel:
         return self.model.config.get_text_config()
 
     @torch.no_grad()
-    def logits(self, inputs: Tensor, last: int) -> Tensor:
+    def read(self, inputs: Tensor, last: int) -> Tensor:
         """The model's own logits (B, last, V) of the last tokens of inputs (B, T), in fp32."""
         keeps = "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
         _narrow_masks()
@@ -113,17 +107,13 @@ class HuggingFaceModel:
             _window.reset(token)
         return logits[:, -last:].float()
 
-    def _at_once(self, scored: int) -> int:
-        """Windows of which logits are held at once."""
-        return max(1, _MOST_LOGITS // (scored * int(self.config.vocab_size)))
-
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier ones."""
         ids = self._random_tokens()
         length, half = ids.shape[1], ids.shape[1] // 2
         ids[1, :half] = ids[0, :half]
         try:
-            one, other = (self.logits(each[None], length)[:, :half] for each in ids)
+            one, other = (self.read(each[None], length)[:, :half] for each in ids)
         except Exception as error:
             if machine.is_out_of_memory(error):
                 raise
@@ -139,7 +129,7 @@ class HuggingFaceModel:
         if getattr(self.model, "_is_stateful", False):
             return False
         ids = self._random_tokens()[:1]
-        return self._differ(self.logits(ids, 1), dataclasses.replace(self, window=_NARROW).logits(ids, 1))
+        return self._differ(self.read(ids, 1), dataclasses.replace(self, window=_NARROW).read(ids, 1))
 
     def _random_tokens(self) -> Tensor:
         size, vocabulary = (2, min(_SHORT, self.train_length)), int(self.config.vocab_size)

@@ -15,7 +15,7 @@ from posbench import encodings, machine
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.models import TrainedGPT
+from posbench.evaluation.models import TrainedGPT, nll_of
 from posbench.kernels.cross_entropy import linear_cross_entropy
 from posbench.model.gpt import GPT, build
 from posbench.run_folder.checkpoint import newest
@@ -216,7 +216,7 @@ def test_memory_of_scoring_grows_with_the_length_not_with_its_square(tiny_config
         subject = TrainedGPT(model, name, length, DEVICE, torch.bfloat16)
         torch.cuda.reset_peak_memory_stats()
         try:
-            nll = subject.nll(np.zeros((1, length + 1), dtype=np.int64), length, 0)
+            nll = nll_of(subject, np.zeros((1, length + 1), dtype=np.int64), length, 0)
         except UserError:
             break
         assert np.isfinite(nll).all()
