@@ -17,16 +17,16 @@ from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import problems, protocols
-from posbench.evaluation.models import Floats, NotFinite, Subject, check_finite, score
+from posbench.evaluation.models import Floats, NotFinite, Subject, Variant, check_finite, score
 from posbench.evaluation.ngrams import CachedNGrams
-from posbench.evaluation.plan import AnyEvaluation, Forward, Measurement, Planned, measurements
+from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned, measurements
 from posbench.evaluation.probes import Encode
 from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run_folder.jsonl import plain
 from posbench.run_folder.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple
 
-Passes = Callable[[Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
+Passes = Callable[[Measurement], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
 
 
 def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:
@@ -65,8 +65,8 @@ class Evaluation(AnyEvaluation):
 
     def planned(self) -> list[Planned]:
         @functools.cache  # what rows have in common is computed for the first of them
-        def nll_of(forward: Forward) -> Floats:
-            return _nll(forward, self)
+        def nll_of(measurement: Measurement) -> Floats:
+            return _nll(measurement, self)
 
         asked = measurements(self.settings, self.split, self.subject.train_length)
         return [_planned(self, measurement, nll_of) for measurement in asked]
@@ -89,31 +89,30 @@ def describe(row: EvaluationRow) -> str:
 
 def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Passes) -> Planned:
     """Return a row with all that is known before its forward passes, and what makes its numbers."""
-    forward, split = measurement.forward, evaluation.split
+    windows, variant, split = measurement.windows, measurement.variant, evaluation.split
     row = evaluation.row(
         protocol=measurement.protocol,
         length=measurement.length,
         length_ratio=measurement.length / evaluation.subject.train_length,
-        window=forward.variant.window,
-        extension=forward.variant.name,
+        window=variant.window,
+        extension=variant.name,
         task=measurement.task,
-        documents=forward.windows.documents if forward.windows else None,
+        documents=windows.documents if windows else None,
     )
-    if not forward.windows:
+    if not windows:
         reason = f"the {evaluation.settings.split} text has too few windows of {measurement.length} tokens"
         return dataclasses.replace(row, status="too_short", reason=reason), lambda row: row
+    posed = functools.partial(problems.choices_of, measurement, split, evaluation.encode)
     try:
-        subject, facts = evaluation.subject.varied(forward.variant, measurement.length)
-        digest = "" if not forward.poses else problems.sha256(problems.choices_of(forward, split, evaluation.encode))
+        subject, facts = evaluation.subject.varied(variant, measurement.length)
+        digest = "" if not measurement.poses else problems.sha256(posed())
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row
-    targets = protocols.targets_of(forward.windows)
+    targets = protocols.targets_of(windows)
     row = dataclasses.replace(row, extension_options=plain(facts), targets_sha256=digest or targets.sha256(split))
-    if forward.poses:  # problems are made again: those of all rows would take much memory
-        return row, lambda row: problems.ranked(
-            row, subject, problems.choices_of(forward, split, evaluation.encode), evaluation
-        )
-    return row, lambda row: _measured(row, evaluation, forward, targets, nll_of(forward))
+    if measurement.poses:  # problems are made again: those of all rows would take much memory
+        return row, lambda row: problems.ranked(row, subject, posed(), evaluation)
+    return row, lambda row: _measured(row, evaluation, variant, targets, nll_of(measurement))
 
 
 def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
@@ -131,15 +130,15 @@ def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -
     return all(getattr(row, column) == getattr(other, column) for column in columns)
 
 
-def _nll(forward: Forward, evaluation: Evaluation) -> Floats:
-    assert forward.windows is not None
-    subject, _ = evaluation.subject.varied(forward.variant, forward.windows.length)
+def _nll(asked: Measurement, evaluation: Evaluation) -> Floats:
+    assert asked.windows is not None
+    subject, _ = evaluation.subject.varied(asked.variant, asked.length)
     batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world
-    return score(subject, evaluation.split, forward.windows, batch_tokens, forward.rewrite, world).ravel()
+    return score(subject, evaluation.split, asked.windows, batch_tokens, asked.rewrite, world).ravel()
 
 
 def _measured(
-    row: EvaluationRow, evaluation: Evaluation, forward: Forward, targets: Targets, nll: Floats
+    row: EvaluationRow, evaluation: Evaluation, variant: Variant, targets: Targets, nll: Floats
 ) -> EvaluationRow:
     """Return the row with its mean, the interval of that over units of text, and its sums by unit."""
     check_finite(nll)
@@ -149,7 +148,7 @@ def _measured(
     units = {"document": documents.tolist(), "tokens": tokens.tolist(), "nll": _rounded(sums)}
     row = dataclasses.replace(
         row,
-        mean_context=float(forward.variant.visible(targets.context).mean()),
+        mean_context=float(variant.visible(targets.context).mean()),
         n_tokens=nll.size,
         n_blocks=targets.n_blocks,
         n_documents=n_documents,

@@ -71,8 +71,8 @@ class NGrams:
         size, wanted = self.vocab_size, tokens.astype(np.int64)
         places, behind = self._counted()
         unigrams = np.bincount(self.ids[places], minlength=size)
-        total, kinds = unigrams.sum(), np.count_nonzero(unigrams)
-        by_order: list[Floats] = [(unigrams[wanted] + kinds / size) / (total + kinds)]
+        different = np.count_nonzero(unigrams)
+        by_order: list[Floats] = [(unigrams[wanted] + different / size) / (unigrams.sum() + different)]
         # A context is a shorter one with one more token in front: its number is its place among those that are asked
         # for. Counted are only tokens after these, so that memory shrinks from order to order.
         asked, number = np.zeros(len(wanted), np.int64), np.zeros(len(places), np.int64)
@@ -123,14 +123,14 @@ class CachedNGrams:
             context: (n,) how many tokens before each are in its window, at least one.
         """
         order, of_ngrams = self.ngrams.best(self.text, places)
-        parts = np.stack([np.exp(-of_ngrams), *self._in_text.shares(places, context)])
+        parts = np.stack([np.exp(-of_ngrams), *self._caches[0].shares(places, context)])
         mixed: Floats = self._weights(order, int(context.mean())) @ parts
         return -np.log(mixed)
 
     def _weights(self, order: int, context: int) -> Floats:
         """Return the weights of an order and of the cache by one and by two tokens, after so many tokens of context."""
         places, by_order = self._weighed
-        cache = self._in_validation.shares(places, np.minimum(places, context))
+        cache = self._caches[1].shares(places, np.minimum(places, context))
         parts, weights = np.stack([np.exp(-by_order[order - 1]), *cache]), np.full(3, 1 / 3)
         for _ in range(ROUNDS):
             likelihoods = weights[:, None] * parts
@@ -144,12 +144,8 @@ class CachedNGrams:
         return places, self.ngrams.nll(tokens_before(self.validation, places), self.validation[places])
 
     @functools.cached_property
-    def _in_text(self) -> "_Cache":
-        return _Cache(self.text, self.ngrams.vocab_size)
-
-    @functools.cached_property
-    def _in_validation(self) -> "_Cache":
-        return _Cache(self.validation, self.ngrams.vocab_size)
+    def _caches(self) -> "tuple[_Cache, _Cache]":
+        return _Cache(self.text, self.ngrams.vocab_size), _Cache(self.validation, self.ngrams.vocab_size)
 
 
 class _Cache:
@@ -157,8 +153,14 @@ class _Cache:
 
     def __init__(self, ids: NDArray[np.integer], vocab_size: int) -> None:
         text: Integers = ids.astype(np.int64)
-        self.tokens = _Occurrences(text)
-        self.pairs = _Occurrences(np.concatenate([[-1], text[:-1] * vocab_size + text[1:]]))
+        kinds = text, np.concatenate([[-1], text[:-1] * vocab_size + text[1:]])
+        self._kinds = [np.unique(each, return_inverse=True)[1] * (len(text) + 1) for each in kinds]
+        self._sorted = [np.sort(kinds + np.arange(len(text))) for kinds in self._kinds]  # by kind, then by place
+
+    def _count(self, of: int, like: Integers, first: Integers, end: Integers) -> Integers:
+        """Return how many tokens (0) or pairs (1) from `first` to before `end` are like those that end at `like`."""
+        kinds, places = self._kinds[of][like], self._sorted[of]
+        return np.searchsorted(places, kinds + end) - np.searchsorted(places, kinds + first)
 
     def shares(self, places: Integers, context: Integers) -> tuple[Floats, Floats]:
         """Return the share of each token among those of its context, and among those there after the token before it.
@@ -166,22 +168,9 @@ class _Cache:
         The second is the first where the token before it stands nowhere earlier in the context.
         """
         first, last = places - context, places - 1
-        alone = self.tokens.count(places, first, places) / context
-        after = self.tokens.count(last, first, last)
-        return alone, np.where(after > 0, self.pairs.count(places, first + 1, places) / np.maximum(after, 1), alone)
-
-
-class _Occurrences:
-    """Where each kind of item stands in a sequence, so that those in a stretch are counted without reading it."""
-
-    def __init__(self, items: Integers) -> None:
-        self.kinds = np.unique(items, return_inverse=True)[1].reshape(-1)
-        self.sorted = np.sort(self.kinds * len(items) + np.arange(len(items)))  # by kind, then by place
-
-    def count(self, like: Integers, first: Integers, end: Integers) -> Integers:
-        """Return how many of the items from `first` to before `end` are like those that stand at `like`."""
-        kinds = self.kinds[like] * len(self.kinds)
-        return np.searchsorted(self.sorted, kinds + end) - np.searchsorted(self.sorted, kinds + first)
+        alone = self._count(0, places, first, places) / context
+        after = self._count(0, last, first, last)
+        return alone, np.where(after > 0, self._count(1, places, first + 1, places) / np.maximum(after, 1), alone)
 
 
 def tokens_before(text: NDArray[np.integer], places: Integers) -> NDArray[np.integer]:

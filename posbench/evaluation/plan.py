@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from posbench.processes import World
 from posbench.run_folder.rows import EvaluationRow
 
 Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]  # a row, and what fills in its numbers
-Plan = Callable[..., dict[int, Windows]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,23 +48,16 @@ class AnyEvaluation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Forward:
-    """A forward pass: what is read, by which variant of the model. Equal ones are computed once."""
+class Measurement:
+    """One row of an evaluation on text. Those of equal forward passes are equal, whatever the rows are called."""
 
+    protocol: str = dataclasses.field(compare=False)
+    length: int  # tokens
     windows: Windows | None  # None: the text is too short
     variant: Variant = AS_TRAINED
     rewrite: Callable[[Integers], Integers] | None = None  # of each window's length + 1 tokens
     poses: Callable[[probes.Material], probes.Pose] | None = None  # a problem in each window's place
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """One row of an evaluation on text."""
-
-    protocol: str
-    length: int  # tokens
-    forward: Forward
-    task: str | None = None
+    task: str | None = dataclasses.field(default=None, compare=False)
 
 
 def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
@@ -91,16 +83,19 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
         wanted, of_text = every if protocol == "fixed_target" else lengths, (settings.blocks, settings.documents)
         return protocols.plan(protocol, split, wanted, targets, *of_text, longest, train_length)
 
+    below = [(AS_TRAINED, length) for length in every if length < train_length]
     rows: list[Measurement] = []
     for protocol in settings.protocols:
+        asked = [(AS_TRAINED, length) for length in lengths]
         if protocol == "fixed_target":
-            below = [(AS_TRAINED, length) for length in every if length < train_length]
-            for variant, length in [*below, *varied(settings, lengths, train_length)]:
-                rows.append(Measurement(protocol, length, Forward(plan(protocol).get(length), variant)))
-        else:
-            rows += [Measurement(protocol, length, Forward(plan(protocol).get(length))) for length in lengths]
+            asked = [*below, *varied(settings, lengths, train_length)]
+        rows += [Measurement(protocol, length, plan(protocol).get(length), variant) for variant, length in asked]
     for text in settings.tasks:
-        rows += _of_probe(text, settings, lengths, train_length, plan)
+        _, colon, options = text.partition(":")
+        for variant, length in varied(settings, lengths, train_length):
+            for probe in probes.of(text, [length], settings.targets, train_length):
+                windows, name = plan("fixed_target", probe.targets).get(length), f"{probe.task}{colon}{options}"
+                rows.append(Measurement("task", length, windows, variant, probe.rewrite, probe.poses, name))
     return rows
 
 
@@ -113,17 +108,6 @@ def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) ->
         variants.append(Variant(window=train_length, sinks=settings.sinks))
     variants += [Variant(extension=text) for text in settings.extensions]
     return [(v, length) for v in variants for length in lengths if v.window is None or length > v.window]
-
-
-def _of_probe(
-    text: str, settings: EvaluationConfig, lengths: list[int], train_length: int, plan: Plan
-) -> Iterator[Measurement]:
-    _, colon, options = text.partition(":")
-    for variant, length in varied(settings, lengths, train_length):
-        for probe in probes.of(text, [length], settings.targets, train_length):
-            windows = plan("fixed_target", probe.targets).get(length)
-            forward = Forward(windows, variant, probe.rewrite, probe.poses)
-            yield Measurement("task", length, forward, task=f"{probe.task}{colon}{options}")
 
 
 # -- before any work ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from posbench.evaluation.models import (
     parse_choice,
     predicted,
 )
-from posbench.evaluation.plan import AnyEvaluation, Forward, Planned
+from posbench.evaluation.plan import AnyEvaluation, Planned
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
 from posbench.results.estimate import estimate
 from posbench.run_folder.jsonl import plain
@@ -65,7 +66,7 @@ def _predicted(
 def _answered(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> EvaluationRow:
     """Return the row with the numbers of its answers: of n tokens the nats, whether right, and of which problem."""
     tokens, sums = np.bincount(problem), np.bincount(problem, nll)
-    means = {"nll": float(nll.mean()), "accuracy": float(correct.mean())}
+    means: dict[str, Any] = {"nll": float(nll.mean()), "accuracy": float(correct.mean())}
     row = dataclasses.replace(row, n_tokens=len(problem), n_blocks=len(tokens), **means)
     if len(tokens) < 2 or row.is_repetitive:
         return row
@@ -76,16 +77,16 @@ def _answered(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> 
 # -- of a probe --------------------------------------------------------------------------------------------------------
 
 
-def choices_of(forward: Forward, split: TokenSplit, encode: Encode | None) -> list[Choice]:
-    """Return the problems of a forward pass, one in each window.
+def choices_of(measurement: plan.Measurement, split: TokenSplit, encode: Encode | None) -> list[Choice]:
+    """Return the problems of a row, one in each window.
 
     Raises:
         Undefined: the model's tokenizer or the text has no such problems, or they do not fit into the window.
     """
-    windows = forward.windows
-    assert forward.poses is not None and windows is not None
+    windows = measurement.windows
+    assert measurement.poses is not None and windows is not None
     text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
-    pose = forward.poses(Material(text[text != split.ids[split.starts[0]]], encode))
+    pose = measurement.poses(Material(text[text != split.ids[split.starts[0]]], encode))
     read = (np.asarray(split.ids[start : start + windows.length], dtype=np.int64) for start in windows.starts)
     return [pose(window, number) for number, window in enumerate(read)]
 

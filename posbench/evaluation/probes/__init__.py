@@ -68,14 +68,13 @@ def balanced(task: str, number: int, answers: int) -> int:
 
 def names() -> list[str]:
     """Return the names of all tasks, sorted. Imports none of them."""
-    stems = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    return sorted(stem for stem in stems if not stem.startswith("_"))
+    return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
 
 
 def options_of(name: str) -> dict[str, Any]:
     """Return a task's options with their defaults."""
-    parameters = inspect.signature(_rows(name)).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    rows = importlib.import_module(f"{__name__}.{name}").rows
+    return {p.name: p.default for p in inspect.signature(rows).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
 def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
@@ -93,7 +92,7 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
     name, given = parse_choice(text, "shuffle:keep=32")
     if name not in names():
         raise unknown("task", name, names())
-    rows = _rows(name)
+    rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
     return rows(lengths, targets, train_length, **checked(given, typing.get_type_hints(rows), options_of(name), name))
 
 
@@ -105,8 +104,3 @@ def expect(holds: bool, task: str, option: str, value: object, expected: str) ->
     """
     if not holds:
         raise OptionError(option, f"is {value} for '{task}': expected {expected}")
-
-
-def _rows(name: str) -> Callable[..., list[Probe]]:
-    rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
-    return rows

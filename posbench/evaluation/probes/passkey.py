@@ -29,7 +29,6 @@ question is the beginning of its sentence, without an instruction; the text arou
 
 import functools
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -45,15 +44,7 @@ WORDS = (
 )  # fmt: skip
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, spread evenly however many are taken
 
-
-class Story(NamedTuple):
-    """A problem before it is spelt in tokens."""
-
-    sentences: tuple[str, ...]  # from the first to the last
-    places: tuple[float, ...]  # of each, ascending: from 0, the text's beginning, to 1, right before the question
-    question: str  # up to its answer, a digit
-    answer: int
-    trivial: int | None = None  # what the trivial reader says; None: there is none
+Story = tuple[tuple[str, ...], str, int, int | None]  # sentences, question, answer, what the trivial reader says
 
 
 def rows(
@@ -66,28 +57,19 @@ def rows(
     return [Probe("passkey", length, targets, poses=each) for length, each in zip(lengths, poses, strict=True)]
 
 
-def _story(number: int, keys: int, depth: float | None) -> Story:
-    places = _spread(number, keys) if depth is None else (depth,)
+def _story(number: int, keys: int) -> Story:
+    """Return a window's problem in words, by its number; its sentences from the first to the last."""
     if keys == 1:
         key = balanced("passkey", number, len(DIGITS))
         sentence = f'\nThe key is "{key}". Remember: the key is "{key}".\n'
-        return Story((sentence,), places, '\nWhat was the key? The key is "', key)
+        return (sentence,), '\nWhat was the key? The key is "', key, None
     rng = np.random.default_rng(derive(0, "multi_key", number))
     words = rng.permutation(WORDS)[:keys].tolist()
     asked, right = balanced("multi_key", number, keys), balanced("multi_key digits", number, len(DIGITS))
     digits = rng.permutation([digit for digit in DIGITS if digit != DIGITS[right]]).tolist()
     digits.insert(asked, DIGITS[right])
     sentences = [f'\nThe number of {word} is "{digit}".\n' for word, digit in zip(words, digits, strict=False)]
-    return Story(tuple(sentences), places, f'\nThe number of {words[asked]} is "', right, int(digits[keys - 1]))
-
-
-def _spread(number: int, sentences: int) -> tuple[float, ...]:
-    """Return the places of sentences in a window, by its number: one in every equal share of the text.
-
-    How deep in its share a sentence stands is the same for all of them, and spread evenly over windows.
-    """
-    depth = (number + 0.5) * _GOLDEN % 1
-    return tuple((n + depth) / sentences for n in range(sentences))
+    return tuple(sentences), f'\nThe number of {words[asked]} is "', right, int(digits[keys - 1])
 
 
 def _poses(material: Material, length: int, keys: int, depth: float | None) -> Pose:
@@ -96,19 +78,19 @@ def _poses(material: Material, length: int, keys: int, depth: float | None) -> P
     encode = material.encode
 
     def posed(ids: Ids, number: int) -> Choice:
-        story = _story(number, keys, depth)
+        *_, answer, trivial = story = _story(number, keys)
         sentences, question, digits = _spelt(encode, story)
         tokens = sum(map(len, sentences)) + len(question)  # beside the first one, which stays
         spare, begin = length - 1 - tokens, 1
         if spare < 0:
             raise Undefined(f"the sentences of passkey are {1 + tokens} tokens of this model: there is no room")
-        out = ids.copy()
-        for sentence, place in zip(sentences, story.places, strict=True):
-            at = begin + round(place * spare)
+        out, deep = ids.copy(), (number + 0.5) * _GOLDEN % 1  # how deep in its share each sentence stands
+        for n, sentence in enumerate(sentences):
+            at = begin + round(((n + deep) / keys if depth is None else depth) * spare)
             out[at : at + len(sentence)] = sentence
             begin += len(sentence)
         out[len(out) - len(question) :] = question
-        return Choice(np.append(out, digits[story.answer]), digits, story.answer, story.trivial)
+        return Choice(np.append(out, digits[answer]), digits, answer, trivial)
 
     return posed
 
@@ -120,13 +102,13 @@ def _spelt(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
     Raises:
         Undefined: the digits do not differ in one token each, or the sentences spell the answer in another.
     """
-    texts = [*story.sentences, *(story.question + digit for digit in DIGITS)]
+    sentences, question, answer, _ = story
+    texts = [*sentences, *(question + digit for digit in DIGITS)]
     spelt = [np.asarray(ids, dtype=np.int64) for ids in encode(texts)]
-    sentences, asked = spelt[: -len(DIGITS)], spelt[-len(DIGITS) :]
+    told, asked = spelt[: -len(DIGITS)], spelt[-len(DIGITS) :]
     if len({len(ids) for ids in asked}) == 1 and len(asked[0]):
-        table = np.stack(asked)
-        question, digits = table[0, :-1], table[:, -1]
-        alike, apart = (table[:, :-1] == question).all(), len(np.unique(digits)) == len(DIGITS)
-        if alike and apart and digits[story.answer] in np.concatenate(sentences):
-            return sentences, question, digits
+        *before, digits = np.stack(asked).T
+        alike, apart = all(np.ptp(each) == 0 for each in before), len(np.unique(digits)) == len(DIGITS)
+        if alike and apart and digits[answer] in np.concatenate(told):
+            return told, asked[0][:-1], digits
     raise Undefined("the tokenizer has no token of its own for each answer of passkey")
