@@ -64,10 +64,7 @@ class Evaluation(AnyEvaluation):
     encode: Encode | None = None  # the subject's tokenizer; None: not known
 
     def planned(self) -> list[Planned]:
-        @functools.cache  # what rows have in common is computed for the first of them
-        def nll_of(measurement: Measurement) -> Floats:
-            return _nll(measurement, self)
-
+        nll_of = functools.cache(functools.partial(_nll, self))  # what rows share is computed for the first of them
         asked = measurements(self.settings, self.split, self.subject.train_length)
         return [_planned(self, measurement, nll_of) for measurement in asked]
 
@@ -79,12 +76,8 @@ def describe(row: EvaluationRow) -> str:
         where = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
     if row.status != "ok":
         return f"{where}: {row.status}, {row.reason}"
-    if row.accuracy is None:
-        perplexity = "too large for a number" if row.perplexity is None else f"{row.perplexity:.2f}"
-        return f"{where}: {row.nll:.4f} nats/token ({row.ci_low:.3f}..{row.ci_high:.3f}), perplexity {perplexity}"
-    shares = {"by chance": row.chance, "by a trivial reader": row.trivial, "whole answers": row.exact_match}
-    floors = "".join(f", {share:.1%} {name}" for name, share in shares.items() if share is not None)
-    return f"{where}: {row.accuracy:.1%} right{floors}, {row.nll:.4f} nats/token"
+    right = "" if row.accuracy is None else f"{row.accuracy:.1%} right, {row.chance:.1%} by chance, "
+    return f"{where}: {right}{row.nll:.4f} nats/token"
 
 
 def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Passes) -> Planned:
@@ -130,7 +123,7 @@ def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -
     return all(getattr(row, column) == getattr(other, column) for column in columns)
 
 
-def _nll(asked: Measurement, evaluation: Evaluation) -> Floats:
+def _nll(evaluation: Evaluation, asked: Measurement) -> Floats:
     assert asked.windows is not None
     subject, _ = evaluation.subject.varied(asked.variant, asked.length)
     batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world

@@ -13,7 +13,7 @@ import torch
 from posbench import machine
 from posbench.config.external import Trains
 from posbench.config.overrides import Asked
-from posbench.config.schema import Config, DataConfig, EvaluationConfig
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import united
 from posbench.data.problems import TaskData, prepare
 from posbench.data.tokens import Tokens
@@ -64,27 +64,19 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     machine.set_threads(asked.threads or config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
     owned = Run.open(folder, config, command=None) if world.rank == 0 else contextlib.nullcontext()
-    with (
-        owned as run,
-        tracking.mirrored(config, run, results_of),
-        signals_as_errors(),
-    ):
+    with owned as run, tracking.mirrored(config, run, results_of), signals_as_errors():
         if run:
             run.log_to_file()
-        tokens = world.after_first(lambda: prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache))
+        text, own = config.data, folder / TOKENIZER  # the original of a tokenizer file may be gone
+        if text.tokenizer not in ("bpe", "bytes") and own.is_file():
+            text = dataclasses.replace(text, tokenizer=str(own))
+        tokens = world.after_first(lambda: prepare(text, config.runtime.cache))
         if run:
             run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
             run.warn_of_other_code()
         model = with_weights(folder, config, tokens.tokenizer, trained.weights()).to(device)
         if not evaluate_into(run, model, tokens, config, trained.step, device, world):
             logger.info("all requested rows exist; nothing to do: %s", folder)
-
-
-def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:
-    """Return the data settings, with the run's own copy of a tokenizer file, since the original may be gone."""
-    own = folder / TOKENIZER
-    made_of_the_text = asked.tokenizer in ("bpe", "bytes")
-    return asked if made_of_the_text or not own.is_file() else dataclasses.replace(asked, tokenizer=str(own))
 
 
 def evaluate_into(

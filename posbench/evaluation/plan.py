@@ -60,14 +60,10 @@ class Measurement:
     task: str | None = dataclasses.field(default=None, compare=False)
 
 
-def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
-    """Return the lengths to evaluate, in tokens, ascending."""
-    return sorted({max(1, round(ratio * train_length)) for ratio in settings.ratios})
-
-
-def from_training_on(settings: EvaluationConfig, train_length: int) -> list[int]:
-    """Return the lengths to evaluate with every variant, probe and protocol, in tokens, ascending."""
-    return [length for length in lengths_of(settings, train_length) if length >= train_length]
+def lengths_of(settings: EvaluationConfig, train_length: int, least: int = 1) -> list[int]:
+    """Return the lengths to evaluate, in tokens, ascending; from training on with every variant, probe and protocol."""
+    lengths = {max(1, round(ratio * train_length)) for ratio in settings.ratios}
+    return sorted(length for length in lengths if length >= least)
 
 
 def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: int) -> list[Measurement]:
@@ -75,7 +71,7 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
 
     Below the training length there is `fixed_target` alone, as trained.
     """
-    every, lengths = lengths_of(settings, train_length), from_training_on(settings, train_length)
+    every, lengths = lengths_of(settings, train_length), lengths_of(settings, train_length, train_length)
     longest = round((settings.longest or 1) * train_length)
 
     @functools.cache  # rows with equal windows share their forward passes
@@ -128,7 +124,7 @@ def check(config: Config) -> None:
         probes.of(text, [], settings.targets, train_length)
     for text in settings.extensions:  # at every length: the allowed options can depend on it
         method, options = parse_choice(text)
-        for length in from_training_on(settings, train_length):
+        for length in lengths_of(settings, train_length, train_length):
             with contextlib.suppress(Undefined):
                 methods.extended(build_encoding(config), method, length, train_length, **options)
 

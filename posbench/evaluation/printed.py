@@ -48,12 +48,14 @@ def print_results(folder: Path, split: str | None = None) -> None:
     settings = json.loads(run["settings"])
     seed = f"seed {settings['seed']}" if "seed" in settings else None  # None: of a model that was only evaluated here
     names = [settings.get("model.name"), settings.get("encoding.name"), seed]
-    about = f"task {run['trained_task']}" if of_task else f"trained at {run['train_length']} tokens"
-    title = f"{', '.join(filter(None, names))}: {about}"
+    trained = f"task {run['trained_task']}" if of_task else f"trained at {run['train_length']} tokens"
+    title = f"{', '.join(filter(None, names))}: {trained}"
     bar = "▇" if console.carries_unicode(out) else "#"
     lines = (_lines_of_task if of_task else _lines_of_text)(rows[in_curve], bar)
     _table(title, lines, _OF_TASK if of_task else _OF_TEXT, "" if of_task or not lines else _LEGEND).print(out)
-    for remark in [*_about_curve(rows[in_curve], headline(frame), of_task), *_about_run(frame, main, rows)]:
+    numbers = headline(frame)
+    about = _about_task(numbers) if of_task else _about_curve(rows[in_curve], numbers)
+    for remark in [*about, *_about_run(frame, rows)]:
         out.print(remark, soft_wrap=True)
     if not in_curve.all():
         _others(rows[~in_curve], "problem_length" if of_task else "length").print(out)
@@ -82,16 +84,13 @@ def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
     at = {(row["curve"], row["length"]): row for row in rows.to_dict("records")}
     losses = rows.loc[(rows["curve"] == "fixed_target") & (rows["status"] == "ok"), "nll"]
     span, lines = max(FLAT, losses.max() - losses.min()), []
-    for length, same in rows.groupby("length"):
-        target, windowed, nonoverlap = (at.get((name, length), {}) for name in SERIES)
-        line = {"context": f"{length} ({multiple(float(same['length_ratio'].iloc[0]))})", "loss": _loss(target)}
-        line |= {"windowed": _loss(windowed), "nonoverlap": _loss(nonoverlap)}
+    for length, ratio in sorted(set(zip(rows["length"], rows["length_ratio"], strict=True))):
+        target, *others = (at.get((name, length), {}) for name in SERIES)
+        line = {"context": f"{length} ({multiple(ratio)})", "loss": _loss(target)}
+        line |= {name: _loss(row) for name, row in zip(SERIES[1:], others, strict=True)}
         if target.get("status") == "ok":
             line["bar"] = bar * (1 + round(BAR * (target["nll"] - losses.min()) / span))
-            line |= {
-                "95 %": f"{target['ci_low']:.2f}..{target['ci_high']:.2f}",
-                "perplexity": f"{target['perplexity']:.2f}",
-            }
+            line["95 %"], line["perplexity"] = "{ci_low:.2f}..{ci_high:.2f} {perplexity:.2f}".format(**target).split()
             line["bits/byte"] = "" if pd.isna(target["bits_per_byte"]) else f"{target['bits_per_byte']:.3f}"
         lines.append(line)
     return lines
@@ -99,15 +98,11 @@ def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
 
 def _lines_of_task(rows: pd.DataFrame, bar: str) -> list[Row]:
     """Return the share of right answers, a line per length of the problems."""
-    shares = {
-        "tokens right": "accuracy",
-        "trivial reader": "trivial",
-        "chance": "chance",
-        "whole answers": "exact_match",
-    }
+    names = ("tokens right", "trivial reader", "chance", "whole answers")
+    columns = ("accuracy", "trivial", "chance", "exact_match")
     return [
         {"length": f"{row['problem_length']} ({row['length_ratio']:.3g}x)", "loss of answers": _loss(row)}
-        | {name: _share(row, column) for name, column in shares.items()}
+        | {name: _share(row, column) for name, column in zip(names, columns, strict=True)}
         | {"bar": bar * round(BAR * row["accuracy"]) if row["status"] == "ok" else ""}
         for row in rows.sort_values("length_ratio").to_dict("records")
     ]
@@ -131,35 +126,33 @@ def _others(rows: pd.DataFrame, length: str) -> Table:
             greedy = by_curve.setdefault(f"{name}, greedy", {"measured": f"{name}, greedy"})
             greedy[at] = _share(row, "exact_match")
     lengths = [str(each) for each in sorted(rows[length].dropna().unique())]
-    note = (
-        "loss by length; of problems the share of right answers, of probes with its 95 % interval (Clopper & Pearson)"
-    )
+    note = "loss by length; of problems the share right, of probes with its 95 % interval (Clopper & Pearson)"
     return _table("", list(by_curve.values()), ["measured", *lengths, "chance", "trivial"], note)
 
 
 # -- remarks -----------------------------------------------------------------------------------------------------------
 
 
-def _about_curve(rows: pd.DataFrame, numbers: Headline, of_task: bool) -> Iterator[str]:
-    if of_task:
-        step = numbers["steps_to_gate"]
-        when = "" if step is None else f", in validation first after step {step:,}"
-        learned = {"yes": f"Learned{when}", "no": "Not learned"}.get(
-            str(numbers["learned"]), "Not known to have learned"
-        )
-        yield f"{learned}: that is {frames.GATE:.0%} of the tokens right at every trained length."
-        return
+def _about_task(numbers: Headline) -> Iterator[str]:
+    step = numbers["steps_to_gate"]
+    when = "" if step is None else f", in validation first after step {step:,}"
+    words = {"yes": f"Learned{when}", "no": "Not learned"}
+    learned = words.get(str(numbers["learned"]), "Not known to have learned")
+    yield f"{learned}: that is {frames.GATE:.0%} of the tokens right at every trained length."
+
+
+def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
     target = rows[(rows["curve"] == "fixed_target") & (rows["status"] == "ok")]
+    trained = target[target["length_ratio"] == 1].to_dict("records")
     gate = {"no": "Not learned", "not resolved": "Learned: not resolved"}.get(str(numbers["learned"]))
     if gate is not None:
-        row = target[target["length_ratio"] == 1].iloc[0]
         yield (
-            f"{gate}: loss {row['nll']:.3f} at 1x, an n-gram model of order {row['ngram_order']} has "
-            f"{row['ngram_nll']:.3f} on the same targets. So the curve shows what harm more context does, not its use."
+            f"{gate}: loss {trained[0]['nll']:.3f} at 1x, an n-gram model of order {trained[0]['ngram_order']} has "
+            f"{trained[0]['ngram_nll']:.3f} on the same targets. So the curve shows what harm more context does, not "
+            "its use."
         )
     if (used := numbers["uses"]) is not None:
-        length = target.loc[target["length_ratio"] == 1, "length"].iloc[0]
-        yield f"Uses {used:g} of its {length} tokens: fewer cost more than {USES_LIMIT:g} nats per token."
+        yield f"Uses {used:g} of its {trained[0]['length']} tokens: fewer cost more than {USES_LIMIT:g} nats per token."
     if (rows["documents"] == "concat").any():
         yield "Documents were too short to be scored whole: windows run across them."
     for number in target["n_documents"].dropna()[:1]:
@@ -169,14 +162,9 @@ def _about_curve(rows: pd.DataFrame, numbers: Headline, of_task: bool) -> Iterat
             yield f"95 %: over {number} documents, for this checkpoint on other text like this."
 
 
-def _about_run(frame: pd.DataFrame, main: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
+def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
     if frame["run_status"].iloc[0] != "done" and len(rows):
         yield f"Not finished: evaluated as it stands after step {rows['checkpoint_step'].iloc[0]}."
-    earlier = main.drop(index=rows.index).dropna(subset=["tokens", "nll"]).sort_values("tokens")
-    earlier = earlier[(earlier["curve"] == "fixed_target") & (earlier["length_ratio"] == 1)]
-    if len(earlier):
-        each = [f"{row.nll:.3f} after {row.tokens:,} tokens" for row in earlier.itertuples()]
-        yield f"On the way, loss at 1x: {', '.join(each)}."
     apart = frame[~frame["main"] & frame["protocol"].notna()].groupby(["split", "checkpoint_step"]).size()
     if len(apart):
         each = [f"{number} on {split} text at step {step}" for (split, step), number in apart.items()]

@@ -200,18 +200,15 @@ def _planned(evaluation: TaskEvaluation, measurement: Measurement, posed: Callab
         extension_options=plain(facts),
         targets_sha256=data.sha256(problems),
     )
-    return row, lambda row: _solved(row, evaluation, measurement.variant, subject, problems)
 
+    def solved(row: EvaluationRow) -> EvaluationRow:
+        answers, (problem, at) = labels[problems.scored], np.nonzero(problems.scored)
+        nll, likeliest = _predicted(subject, evaluation, problems.ids, problems.scored, answers[:, None])
+        correct = likeliest == answers
+        return dataclasses.replace(
+            _answered(row, nll[:, 0], correct, problem),
+            mean_context=float(measurement.variant.visible(at + 1).mean()),
+            exact_match=float((np.bincount(problem, ~correct) == 0).mean()),
+        )
 
-def _solved(
-    row: EvaluationRow, evaluation: TaskEvaluation, variant: Variant, subject: Subject, problems: Problems
-) -> EvaluationRow:
-    """Return the row with its numbers, by a model that answers the problems."""
-    right, (problem, at) = problems.ids[:, 1:][problems.scored], np.nonzero(problems.scored)
-    nll, likeliest = _predicted(subject, evaluation, problems.ids, problems.scored, right[:, None])
-    correct = likeliest == right
-    return dataclasses.replace(
-        _answered(row, nll[:, 0], correct, problem),
-        mean_context=float(variant.visible(at + 1).mean()),
-        exact_match=float((np.bincount(problem, ~correct) == 0).mean()),
-    )
+    return row, solved

@@ -98,17 +98,19 @@ def plan(
     for reach in sorted((c for c in {*lengths, *halvings} if c >= train_length), reverse=True):
         for boundaries in choices:
             ends = _ends(split, boundaries)
-            if protocol == "fixed_target":
-                firsts = _fixed_target(ends, reach, targets, blocks)
-            else:
-                firsts = _spans(ends, reach, max(MIN_BLOCKS, blocks // 4))
+            if protocol == "fixed_target":  # disjoint blocks, with the longest context before them
+                places = [np.arange(first + reach - targets + 1, end - targets + 1, targets) for first, end in ends]
+                firsts = _dealt(places, blocks)
+            else:  # disjoint stretches of inputs and one more label, which is a target
+                places = [np.arange(first + 1, end - reach + 1, reach) for first, end in ends]
+                firsts = _dealt(places, max(MIN_BLOCKS, blocks // 4))
             if len(firsts) < MIN_BLOCKS:
                 continue
             possible = [length for length in lengths if length <= reach]
             if protocol == "nonoverlap":
-                return {length: _tile(firsts, length, reach // length, boundaries) for length in possible}
-            scored = {length: targets if length >= train_length else _part(targets, length) for length in possible}
-            return {length: _before(firsts, length, targets, scored[length], boundaries) for length in possible}
+                return {n: _windows(firsts, n, reach // n * n, n, boundaries) for n in possible}
+            scored = {n: targets if n >= train_length else _part(targets, n) for n in possible}
+            return {n: _windows(firsts, n, targets, scored[n], boundaries) for n in possible}
     return {}
 
 
@@ -118,16 +120,6 @@ def _ends(split: TokenSplit, boundaries: Boundaries) -> Integers:
     if boundaries == "concat":
         return np.array([[0, starts[-1]]], dtype=np.int64)
     return np.stack([starts[:-1], starts[1:]], axis=1)
-
-
-def _fixed_target(ends: Integers, longest: int, targets: int, wanted: int) -> Integers:
-    """First tokens of disjoint target blocks that have the longest context before them."""
-    return _dealt([np.arange(first + longest - targets + 1, end - targets + 1, targets) for first, end in ends], wanted)
-
-
-def _spans(ends: Integers, length: int, wanted: int) -> Integers:
-    """First tokens of disjoint stretches of `length` inputs and one more label."""
-    return _dealt([np.arange(first, end - length, length) for first, end in ends], wanted)
 
 
 def _dealt(candidates: list[Integers], wanted: int) -> Integers:
@@ -159,11 +151,7 @@ def _part(targets: int, length: int) -> int:
     return next(part for part in range(min(targets, max(1, length // 2)), 0, -1) if targets % part == 0)
 
 
-def _before(firsts: Integers, length: int, targets: int, scored: int, boundaries: Boundaries) -> Windows:
+def _windows(firsts: Integers, length: int, targets: int, scored: int, boundaries: Boundaries) -> Windows:
+    """Return windows that score blocks of targets, given the first of each, so many at a time."""
     ends = (firsts[:, None] + np.arange(scored, targets + 1, scored)).ravel()
     return Windows(length, scored, ends - 1 - length, np.repeat(np.arange(len(firsts)), targets // scored), boundaries)
-
-
-def _tile(firsts: Integers, length: int, per_span: int, boundaries: Boundaries) -> Windows:
-    starts = (firsts[:, None] + length * np.arange(per_span)).ravel()
-    return Windows(length, length, starts, np.repeat(np.arange(len(firsts)), per_span), boundaries)

@@ -22,7 +22,7 @@ from posbench.evaluation import printed, probes
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
-from posbench.evaluation.plan import from_training_on, refuse_few_blocks
+from posbench.evaluation.plan import lengths_of, refuse_few_blocks
 from posbench.huggingface import rope
 from posbench.huggingface.load import TESTED, TOKENIZER, Source, find, load, position_of, transformers
 from posbench.huggingface.subject import HuggingFaceModel
@@ -235,7 +235,7 @@ def subject_of(
     for text in settings.tasks:
         probes.of(text, [], settings.targets, length)
     for text in settings.extensions:
-        for longer in from_training_on(settings, length):
+        for longer in lengths_of(settings, length, length):
             with contextlib.suppress(Undefined):
                 subject.varied(Variant(extension=text), longer)
     return subject
