@@ -8,6 +8,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,6 @@ from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run_folder.jsonl import plain
 from posbench.run_folder.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple
-
-Passes = Callable[[Measurement], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
 
 
 def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:
@@ -80,7 +79,7 @@ def describe(row: EvaluationRow) -> str:
     return f"{where}: {right}{row.nll:.4f} nats/token"
 
 
-def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Passes) -> Planned:
+def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Callable[[Measurement], Floats]) -> Planned:
     """Return a row with all that is known before its forward passes, and what makes its numbers."""
     windows, variant, split = measurement.windows, measurement.variant, evaluation.split
     row = evaluation.row(
@@ -124,6 +123,7 @@ def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -
 
 
 def _nll(evaluation: Evaluation, asked: Measurement) -> Floats:
+    """Return the nll of all tokens that the windows score, in the order of `targets_of`."""
     assert asked.windows is not None
     subject, _ = evaluation.subject.varied(asked.variant, asked.length)
     batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world
@@ -136,10 +136,24 @@ def _measured(
     """Return the row with its mean, the interval of that over units of text, and its sums by unit."""
     check_finite(nll)
     documents, unit = _units(targets, evaluation.split)
-    sums, tokens, text = np.bincount(unit, nll), np.bincount(unit), evaluation.split.ids
-    mean, interval, n_documents = float(nll.mean()), estimate(sums[None], tokens), len(np.unique(documents))
-    units = {"document": documents.tolist(), "tokens": tokens.tolist(), "nll": _rounded(sums)}
-    row = dataclasses.replace(
+
+    def sums_of(nats: Floats) -> list[float]:
+        return [round(total, 4) for total in np.bincount(unit, nats).tolist()]
+
+    tokens, text, reader = np.bincount(unit), evaluation.split.ids, evaluation.reader
+    mean, n_documents = float(nll.mean()), len(np.unique(documents))
+    interval = estimate(np.bincount(unit, nll)[None], tokens)
+    units = {"document": documents.tolist(), "tokens": tokens.tolist(), "nll": sums_of(nll)}
+    more: dict[str, Any] = {}
+    if evaluation.token_bytes is not None:
+        more["n_bytes"] = n_bytes = int(evaluation.token_bytes[text[targets.indices]].sum())
+        more["bits_per_byte"] = float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
+    if reader is not None and row.task is None:  # a probe rewrites the text: there it would say nothing
+        more["ngram_order"], of_ngrams = reader.ngrams.best(text, targets.indices)
+        more["ngram_nll"], units["ngram"] = float(of_ngrams.mean()), sums_of(of_ngrams)
+        if row.protocol == "fixed_target" and row.kind == PLAIN:
+            units["cached_ngram"] = sums_of(reader.nll(targets.indices, targets.context))
+    return dataclasses.replace(
         row,
         mean_context=float(variant.visible(targets.context).mean()),
         n_tokens=nll.size,
@@ -151,18 +165,8 @@ def _measured(
         ci_high=interval.high(),
         ci_over="documents" if n_documents >= FEW_DOCUMENTS else "segments",
         units=units,
+        **more,
     )
-    if evaluation.token_bytes is not None:
-        n_bytes = int(evaluation.token_bytes[text[targets.indices]].sum())
-        per_byte = float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
-        row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=per_byte)
-    if evaluation.reader is not None and row.task is None:  # a probe rewrites the text: there they would say nothing
-        order, of_ngrams = evaluation.reader.ngrams.best(text, targets.indices)
-        units["ngram"] = _rounded(np.bincount(unit, of_ngrams))
-        if row.protocol == "fixed_target" and row.kind == PLAIN:
-            units["cached_ngram"] = _rounded(np.bincount(unit, evaluation.reader.nll(targets.indices, targets.context)))
-        row = dataclasses.replace(row, ngram_nll=float(of_ngrams.mean()), ngram_order=order)
-    return row
 
 
 def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
@@ -176,8 +180,3 @@ def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
     documents = stretches if split.sources is None else np.asarray(split.sources)[stretches]
     unit = units_of_text(documents, None if split.sources is None else stretches)
     return documents[np.unique(unit, return_index=True)[1]], unit[targets.blocks]
-
-
-def _rounded(sums: Floats | Integers) -> list[float]:
-    """Return nats as a row keeps them."""
-    return [round(total, 4) for total in sums.tolist()]

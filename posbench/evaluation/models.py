@@ -244,18 +244,17 @@ class TrainedGPT:
 
         An encoding with positions of its own draws each window's from a stream of that window's.
         """
-        encoding, length = self._encoding, inputs.shape[1]
-        positions = torch.arange(self.offset, self.offset + length, device=inputs.device)[None] if self.offset else None
+        encoding, length, device = self._encoding, inputs.shape[1], inputs.device
+        positions = torch.arange(self.offset, self.offset + length, device=device)[None] if self.offset else None
         if "positions" in encoding.hooks:
-            streams = [
-                generator(self.seed, "evaluation", length, number, device=inputs.device)
-                for number in range(first, first + len(inputs))
+            name = (self.seed, "evaluation", length)
+            drawn = [
+                encoding.positions(ids[None], generator(*name, number, device=device))
+                for number, ids in enumerate(inputs, start=first)
             ]
-            drawn = [encoding.positions(ids[None], stream) for ids, stream in zip(inputs, streams, strict=True)]
             positions = torch.cat(drawn)
-        some = last if last < length else None
         with machine.autocast(self.device, self.dtype):
-            return self.model.hidden(inputs, positions, last=some, reading=self.reading)
+            return self.model.hidden(inputs, positions, last=last if last < length else None, reading=self.reading)
 
 
 def last_of(scored: Bools) -> int:

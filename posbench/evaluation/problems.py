@@ -44,6 +44,7 @@ from posbench.run_folder.rows import EvaluationRow
 from posbench.tasks.base import Problems, Task
 
 VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length
+Asked = tuple[int, Variant, str, int]  # length of problems, variants of the model and of the task, first position
 _TEXT = 2**16  # tokens of the text that a probe's problems are made of, at most
 
 
@@ -131,7 +132,7 @@ class TaskEvaluation(AnyEvaluation):
     def planned(self) -> list[Planned]:
         posed = functools.cache(functools.partial(_posed, self.task, self.settings))
         asked = measurements(self.settings, self.task, self.subject.train_length)
-        return [_planned(self, measurement, posed) for measurement in asked]
+        return [_planned(self, one, posed) for one in asked]
 
 
 def _posed(task: Task, settings: EvaluationConfig, length: int, variant: str) -> Problems:
@@ -140,17 +141,7 @@ def _posed(task: Task, settings: EvaluationConfig, length: int, variant: str) ->
     return data.fixed(task, settings.split, length, settings.blocks, variant)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """One row of an evaluation on a task."""
-
-    length: int  # of the problems
-    variant: Variant = AS_TRAINED  # of the model
-    of_task: str = ""  # what is varied of the task, such as depth=0.5
-    offset: int = 0  # position of the first token
-
-
-def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> list[Measurement]:
+def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> list[Asked]:
     """Return all rows asked for: plain, narrowed or extended models, shifted positions, the task's variants.
 
     Args:
@@ -160,34 +151,32 @@ def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> l
     further = [round(ratio * longest) for ratio in settings.ratios]
     lengths = sorted({task.shortest, (task.shortest + longest) // 2, longest, *further})
     of_size = {task.size(length): length for length in lengths}  # what narrows or extends goes by tokens
-    rows = [
-        Measurement(of_size[size], variant)
-        for variant, size in plan.varied(settings, list(of_size), train_length)
-        if variant.extension is None or of_size[size] >= longest
-    ]
-    rows += [Measurement(longest, offset=offset) for offset in settings.offsets]
+    models = plan.varied(settings, list(of_size), train_length)
+    rows = [(of_size[size], variant, "", 0) for variant, size in models]
+    rows = [row for row in rows if row[1].extension is None or row[0] >= longest]
+    rows += [(longest, AS_TRAINED, "", offset) for offset in settings.offsets]
     varied = [(variant, ratio) for variant in task.variants for ratio in VARIED if ratio in settings.ratios]
-    return rows + [Measurement(round(ratio * longest), of_task=variant) for variant, ratio in varied]
+    return rows + [(round(ratio * longest), AS_TRAINED, variant, 0) for variant, ratio in varied]
 
 
-def _planned(evaluation: TaskEvaluation, measurement: Measurement, posed: Callable[[int, str], Problems]) -> Planned:
+def _planned(evaluation: TaskEvaluation, asked: Asked, posed: Callable[[int, str], Problems]) -> Planned:
     """Return a row with all that is known before its forward passes, and what makes its numbers."""
-    task, length, offset = evaluation.task, measurement.length, measurement.offset
+    task, (length, variant, of_task, offset) = evaluation.task, asked
     row = evaluation.row(
         protocol="problems",
         length=task.size(length),
         length_ratio=length / task.longest,
-        window=measurement.variant.window,
-        extension=measurement.variant.name,
-        task=":".join(part for part in (task.name, measurement.of_task) if part),
+        window=variant.window,
+        extension=variant.name,
+        task=f"{task.name}:{of_task}" if of_task else task.name,
         problem_length=length,
         offset=offset,
     )
     try:
-        problems = posed(length, measurement.of_task)
+        problems = posed(length, of_task)
         # An extension reaches no less far than training did.
         reach = max(row.length + offset, evaluation.subject.train_length)
-        subject, facts = evaluation.subject.varied(measurement.variant, reach)
+        subject, facts = evaluation.subject.varied(variant, reach)
         subject = subject.shifted(offset) if offset else subject
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row
@@ -207,7 +196,7 @@ def _planned(evaluation: TaskEvaluation, measurement: Measurement, posed: Callab
         correct = likeliest == answers
         return dataclasses.replace(
             _answered(row, nll[:, 0], correct, problem),
-            mean_context=float(measurement.variant.visible(at + 1).mean()),
+            mean_context=float(variant.visible(at + 1).mean()),
             exact_match=float((np.bincount(problem, ~correct) == 0).mean()),
         )
 

@@ -14,6 +14,7 @@ arXiv:2108.12409, section 2 and appendix B for the early-token effect.
 
 import dataclasses
 import hashlib
+import itertools
 from typing import Literal
 
 import numpy as np
@@ -97,7 +98,8 @@ def plan(
     halvings = {longest >> times for times in range(longest.bit_length())}
     for reach in sorted((c for c in {*lengths, *halvings} if c >= train_length), reverse=True):
         for boundaries in choices:
-            ends = _ends(split, boundaries)
+            edges = np.asarray(split.starts)[[0, -1] if boundaries == "concat" else slice(None)].tolist()
+            ends = list(itertools.pairwise(edges))  # of stretches of text that a window may not leave
             if protocol == "fixed_target":  # disjoint blocks, with the longest context before them
                 places = [np.arange(first + reach - targets + 1, end - targets + 1, targets) for first, end in ends]
                 firsts = _dealt(places, blocks)
@@ -112,14 +114,6 @@ def plan(
             scored = {n: targets if n >= train_length else _part(targets, n) for n in possible}
             return {n: _windows(firsts, n, targets, scored[n], boundaries) for n in possible}
     return {}
-
-
-def _ends(split: TokenSplit, boundaries: Boundaries) -> Integers:
-    """(n, 2) first token and end of each stretch of text that a window may not leave."""
-    starts = np.asarray(split.starts, dtype=np.int64)
-    if boundaries == "concat":
-        return np.array([[0, starts[-1]]], dtype=np.int64)
-    return np.stack([starts[:-1], starts[1:]], axis=1)
 
 
 def _dealt(candidates: list[Integers], wanted: int) -> Integers:

@@ -10,8 +10,6 @@ The permutation is one and the same in every window of a length. The option `kee
 than L; at least those that are scored.
 """
 
-import functools
-
 import numpy as np
 
 from posbench.evaluation.probes import Ids, Probe, expect
@@ -23,13 +21,10 @@ def rows(lengths: list[int], targets: int, train_length: int, *, keep: int | Non
         keep = train_length
     else:
         expect(keep >= targets, "shuffle", "keep", keep, f"at least evaluation.targets, {targets}")
-    return [
-        Probe("shuffle", length, targets, rewrite=functools.partial(_shuffled, distant=length - keep))
-        for length in lengths
-        if length > keep
-    ]
 
+    def shuffled(ids: Ids) -> Ids:
+        distant = len(ids) - 1 - keep
+        order = np.random.default_rng(0).permutation(distant)
+        return np.concatenate([ids[:distant][order], ids[distant:]])
 
-def _shuffled(ids: Ids, distant: int) -> Ids:
-    order = np.random.default_rng(0).permutation(distant)
-    return np.concatenate([ids[:distant][order], ids[distant:]])
+    return [Probe("shuffle", length, targets, rewrite=shuffled) for length in lengths if length > keep]
