@@ -213,8 +213,17 @@ class TrainedGPT:
 
     @torch.inference_mode()
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
-        last = last_of(scored)
-        hidden = self._hidden(machine.sent(torch.from_numpy(ids[:, :-1]), self.device), first, last).flatten(0, 1)
+        encoding, inputs = self._encoding, machine.sent(torch.from_numpy(ids[:, :-1]), self.device)
+        length, last, positions = scored.shape[1], last_of(scored), None
+        if self.offset:
+            positions = torch.arange(self.offset, self.offset + length, device=inputs.device)[None]
+        if "positions" in encoding.hooks:  # each window's are drawn from a stream of its own
+            streams = [(self.seed, "evaluation", length, number) for number in range(first, first + len(ids))]
+            drawn = [generator(*stream, device=inputs.device) for stream in streams]
+            positions = torch.cat([encoding.positions(*each) for each in zip(inputs[:, None], drawn, strict=True)])
+        with machine.autocast(self.device, self.dtype):
+            hidden = self.model.hidden(inputs, positions, last=last if last < length else None, reading=self.reading)
+        hidden = hidden.flatten(0, 1)
         if not (chosen := scored[:, -last:].ravel()).all():
             hidden = hidden[machine.sent(torch.from_numpy(np.flatnonzero(chosen)), self.device)]
         for states in torch.split(hidden.float(), HEAD_ROWS):  # logits are the largest tensor of all
@@ -238,23 +247,6 @@ class TrainedGPT:
     @property
     def _encoding(self) -> Encoding:
         return self.model.encoding if self.reading.encoding is None else self.reading.encoding
-
-    def _hidden(self, inputs: Tensor, first: int, last: int) -> Tensor:
-        """Return hidden states (B, last, D) of the last tokens of windows (B, T), of which the first has that number.
-
-        An encoding with positions of its own draws each window's from a stream of that window's.
-        """
-        encoding, length, device = self._encoding, inputs.shape[1], inputs.device
-        positions = torch.arange(self.offset, self.offset + length, device=device)[None] if self.offset else None
-        if "positions" in encoding.hooks:
-            name = (self.seed, "evaluation", length)
-            drawn = [
-                encoding.positions(ids[None], generator(*name, number, device=device))
-                for number, ids in enumerate(inputs, start=first)
-            ]
-            positions = torch.cat(drawn)
-        with machine.autocast(self.device, self.dtype):
-            return self.model.hidden(inputs, positions, last=last if last < length else None, reading=self.reading)
 
 
 def last_of(scored: Bools) -> int:

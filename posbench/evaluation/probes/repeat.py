@@ -27,9 +27,6 @@ def rows(lengths: list[int], targets: int, train_length: int, *, size: int | Non
         out[: size + 1] = ids[-size - 1 :]
         return out
 
-    return [
-        probe
-        for length in lengths
-        if length > 2 * size
-        for probe in (Probe("repeat", length, size, rewrite=copied), Probe("repeat_control", length, size))
-    ]
+    lengths = [length for length in lengths if length > 2 * size]
+    both = [(Probe("repeat", length, size, copied), Probe("repeat_control", length, size)) for length in lengths]
+    return [probe for pair in both for probe in pair]
