@@ -126,7 +126,7 @@ def _others(rows: pd.DataFrame, length: str) -> Table:
             greedy = by_curve.setdefault(f"{name}, greedy", {"measured": f"{name}, greedy"})
             greedy[at] = _share(row, "exact_match")
     lengths = [str(each) for each in sorted(rows[length].dropna().unique())]
-    note = "loss by length; of problems the share right, of probes with its 95 % interval (Clopper & Pearson)"
+    note = "loss by length; of problems the share of right answers, of probes with 95 % interval (Clopper & Pearson)"
     return _table("", list(by_curve.values()), ["measured", *lengths, "chance", "trivial"], note)
 
 
