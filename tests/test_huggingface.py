@@ -452,8 +452,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     # started again it computes nothing, and with one more length that length only
     before = (folder / "rows.jsonl").read_bytes()
     with monkeypatch.context() as broken:
-        broken.setattr(HuggingFaceModel, "nll", None)
-        broken.setattr(HuggingFaceModel, "ranked", None)
+        broken.setattr(HuggingFaceModel, "logits", None)
         assert posbench(*command) == 0
     assert (folder / "rows.jsonl").read_bytes() == before
     more = [*EVALUATE, "length=48,144", "protocol=fixed_target", "windowed=false"]
