@@ -220,8 +220,7 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     again = capsys.readouterr().out
     (tmp_path / "aside").rename(done.folder / "checkpoint")
     tokens = done.config.training.steps * done.config.training.tokens_per_step
-    *commands, counts, wanted = once.splitlines()
-    assert wanted.startswith("Verdicts need 5 seeds of each encoding, here 3, and models that beat the n-gram models")
+    *commands, counts = once.splitlines()
     assert len(commands) == 5 and all(line.startswith("posbench train ") for line in commands)
     assert "encoding=alibi" in commands[-1] and "seed=2" in commands[-1]
     assert counts == f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on."
@@ -229,6 +228,38 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     assert f"1 run: 0 finished, 1 to do, {tokens:,} tokens" in again
     assert "2 runs: 0 finished, 2 to do (1 of them trained, " in other and f" {tokens:,} tokens" in other
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["encoding=rope,alibi", "seed=0,1,2"], ["Verdicts need 5 seeds, here 3: type seed=range(0,5).", "After 1,"]),
+        (["encoding=rope,alibi", "seed=range(0,5)", "experiment=demo"], ["After 1,000,000 tokens most schemes do not"]),
+        (["encoding=rope,alibi", "experiment=reader", "training.learning_rate=.01,.02,.03"], ["Verdicts need 5"]),
+        (
+            ["encoding=rope,alibi", "experiment=reader", "data.vocab_size=512,1024", "seed=range(0,5)"],
+            ["Runs on 2 texts or tokenizers are compared within each alone."],
+        ),
+        (["encoding=rope,alibi", "experiment=reader", "seed=range(0,5)"], []),
+        (["encoding=rope", "seed=0,1,2"], []),  # nothing to compare
+        (["encoding=rope,alibi", "experiment=tasks", "data=task/copy", "seed=range(0,5)"], []),
+    ],
+)
+def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
+    words: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def execute(todo: list[Plan], *_: object) -> dict[str, Status]:
+        assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == dry
+        return {plan.id: Status("done") for plan in todo}
+
+    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(sweep, "prepare_all", lambda _: None)
+    monkeypatch.setattr(sweep, "_report", lambda *_: None)
+    sweep.sweep([*words, "tracking=none"], dry_run=True)
+    dry = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert len(dry) == len(expected) <= 2
+    assert all(line.startswith(start) for line, start in zip(dry, expected, strict=True))
+    sweep.sweep([*words, "tracking=none"])
 
 
 def test_a_dry_run_refuses_a_text_that_a_run_would_refuse(tmp_path: Path) -> None:

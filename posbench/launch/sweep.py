@@ -4,6 +4,7 @@ A run is its configuration, so a sweep is a list of plans. Run again, it does wh
 are the only memory it needs.
 """
 
+import dataclasses
 import logging
 import shlex
 from collections import Counter
@@ -23,6 +24,7 @@ from posbench.run_folder.folder import has_weights, other_code
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
+LEARNING_TAKES = 2_000_000  # tokens: with fewer most of sweep=six do not beat the n-gram model (docs/results.md)
 _TUNE_GRID = [0.25, 0.5, 1.0, 2.0, 4.0]
 
 
@@ -57,6 +59,8 @@ def sweep(
     todo = plans.resolve(plans.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     missing = [plan for plan in todo if not states.is_finished(plan)]
+    for line in no_verdicts(todo) if missing else []:
+        logger.warning("%s", line)
     if dry_run and (slurm_options is None or not missing):
         print(cost([*tuning.trials(todo, grid), *todo]))
         return todo
@@ -99,11 +103,33 @@ def cost(todo: list[Plan]) -> str:
     trained = len(left) - len(to_train)
     only = f" ({trained} of them trained, their evaluation is left)" if trained else ""
     lines = [*commands, f"{counts}{only}, {tokens:,} tokens to train on."]
-    seeds = Counter(repr(plan.config.encoding) for plan in todo if plan.overrides)
-    if len(seeds) > 1:
-        wanted = f"Verdicts need {ENOUGH_SEEDS} seeds of each encoding, here {min(seeds.values())}"
-        lines.append(f"{wanted}, and models that beat the n-gram models of their text (experiment=reader does).")
     return "\n".join([*lines, "Nothing was run or written."])
+
+
+def no_verdicts(todo: list[Plan]) -> list[str]:
+    """Say in at most two lines why the report of these runs will lack words, and what to type; empty for one scheme."""
+    configs = [plan.config for plan in todo]
+    if len({repr(config.encoding) for config in configs}) < 2:
+        return []
+    seeds = Counter(repr(dataclasses.replace(config, seed=0, start=None)) for config in configs)
+    texts = {repr(config.data) for config in configs if config.data.task is None}
+    trained = [
+        config.training.tokens + (config.start.tokens if config.start else 0)
+        for config in configs
+        if config.data.task is None
+    ]
+    reasons = []
+    if (fewest := min(seeds.values())) < ENOUGH_SEEDS:
+        reasons.append(f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=range(0,{ENOUGH_SEEDS}).")
+    if len(texts) > 1:
+        reasons.append(f"Runs on {len(texts)} texts or tokenizers are compared within each alone.")
+    lines = [" ".join(reasons)] if reasons else []
+    if min(trained, default=LEARNING_TAKES) < LEARNING_TAKES:
+        lines.append(
+            f"After {min(trained):,} tokens most schemes do not beat an n-gram model, so that rises and reach have no "
+            "words: experiment=reader trains for longer."
+        )
+    return lines
 
 
 def _grid(own: dict[str, str]) -> list[float]:
