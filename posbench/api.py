@@ -146,8 +146,8 @@ def _as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
 
 
 def load(run: str | Path) -> LoadedRun:
-    """Read a run folder, finished or not; UserError if it is none, or cannot be read."""
-    return LoadedRun(Path(run))
+    """Read a run, finished or not, by its folder or id; UserError if it is none, or cannot be read."""
+    return LoadedRun(finding.of_id(Path(run)))
 
 
 def runs(*paths: str | Path) -> pd.DataFrame:

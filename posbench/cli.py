@@ -85,7 +85,7 @@ Settings that people change, with their defaults:
 'posbench train --cfg' prints every key with its meaning."""
 _WORDS = "key=value, e.g. encoding=alibi training.tokens=2000000"
 _KEYS = "'posbench train --help' has the settings that people change, 'posbench train --cfg' all."
-_RUNS = "Run folders, study folders (outputs/STUDY) or globs"
+_RUNS = "Runs (folders, or ids of those in outputs), study folders (outputs/STUDY) or globs"
 _MODELS = "or HuggingFace models (a folder, a name on the hub); then settings: length=128,256 extension=yarn:factor=4"
 _SECTIONS = "encodings, patterns, extensions, probes, tasks, data, experiments, models, sweeps or claims; default: all."
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help=_WORDS, show_default=False)]
@@ -265,16 +265,16 @@ def _runs_and_settings(command: str, words: list[str], or_else: str = "") -> tup
 
 @app.command()
 def sample(
-    run: Annotated[Path, typer.Argument(help="A run folder (outputs/STUDY/RUN).")],
+    run: Annotated[Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")],
     prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to draw.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
     seed: int = 0,
 ) -> None:
     """Print text with which a run's model goes on from a prompt."""
-    from posbench.run_folder import trained
+    from posbench.run_folder import finding, trained
 
-    print(trained.sample(run, prompt, tokens, temperature, seed))
+    print(trained.sample(finding.of_id(run), prompt, tokens, temperature, seed))
 
 
 @app.command()
@@ -310,6 +310,28 @@ def report(
 
 
 @app.command()
+def runs(
+    paths: Annotated[list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the runs named, by folder or id.")] = False,
+) -> None:
+    """List runs: what tells them apart, status, loss at the training length, size.
+
+    --delete deletes runs that are named one by one, and asks nothing.
+    """
+    if not delete:
+        from posbench.report import runs as listed
+
+        listed.main(paths or [Path("outputs")])
+        return
+    from posbench.run_folder import cleaning
+
+    if not paths:
+        raise UserError("which runs? posbench runs RUN --delete")
+    count, freed = cleaning.delete(paths)
+    print(f"deleted {count} runs, {freed / 1e6:,.1f} MB")
+
+
+@app.command()
 def clean(paths: Runs) -> None:
     """Drop older checkpoints of finished runs; the weights stay.
 
@@ -326,7 +348,7 @@ def clean(paths: Runs) -> None:
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run: its folder or id.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],
     code: Annotated[str, typer.Argument(metavar="code=true", help="Export posbench's own class.")] = "code=false",
 ) -> None:
@@ -337,10 +359,11 @@ def export(
     its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs transformers.
     """
     from posbench.huggingface import export
+    from posbench.run_folder import finding
 
     if code not in ("code=true", "code=false"):
         raise UserError(f"unknown setting '{code}': expected code=true, or nothing")
-    print(export.export(run, folder, code == "code=true"))
+    print(export.export(finding.of_id(run), folder, code == "code=true"))
 
 
 @app.command("list")
@@ -384,7 +407,9 @@ def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = N
         return
     if png or phrase or words:
         raise UserError("--text draws no picture: leave out --png, --phrase and --words")
-    if run := next((name for name in names if Path(name, "run.json").is_file()), None):
+    from posbench.run_folder import finding
+
+    if run := next((name for name in names if (finding.of_id(Path(name)) / "run.json").is_file()), None):
         raise UserError(f"{run} is a run: --text describes an encoding, 'posbench show rope --text'")
     from posbench import listing
 

@@ -52,6 +52,15 @@ def delete(path: Path) -> None:
             path.unlink()
 
 
+def size(folder: Path) -> int:
+    """Bytes of the files below a folder, also while some of them come and go."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.lstat().st_size
+    return total
+
+
 def write(path: Path, data: bytes) -> None:
     """Replace a file by `data`, wholly or not at all. Permissions follow the umask."""
     new = temporary(path)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import support
 import yaml
+from filelock import FileLock
 from support import posbench
 
 from posbench import encodings, installed, listing, tasks
@@ -529,6 +530,61 @@ def test_a_cleaned_run_is_small_and_the_same_command_completes_it(capsys: pytest
         assert posbench("evaluate", str(folder), "length=48", "windowed=false") == 0
     assert train("seed=0", "runtime.clean=true", "ratio=1,2,4") == 0
     assert 64 in {row.length for row in evaluation_rows(itself)}
+
+
+def test_runs_are_listed_found_by_their_ids_and_deleted_by_name_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("seed=0") == train("seed=1", "training.tokens=256") == train("encoding=alibi", "study=other") == 0
+    small, large, other = (Path("outputs/demo") / runs()[0], Path("outputs/demo") / runs()[1], the_run("other"))
+    (small / "run.json").write_text(json.dumps(load_record(small) | {"status": "stopped"}))
+    capsys.readouterr()
+    assert posbench("runs") == 0
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "study", "settings", "status", "loss", "at", "1x", "MB"]
+    for folder, apart in ((small, ["tokens=128", "stopped"]), (large, ["tokens=256", "done"]), (other, ["done"])):
+        (cells,) = [line.split() for line in lines if folder.name in line]
+        (loss,) = [row.nll for row in evaluation_rows(folder) if row.curve_name == "fixed_target" and row.length == 16]
+        size = sum(map(len, support.snapshot(folder).values()))
+        assert cells[:-2] == [folder.name, folder.parent.name, *apart] and cells[-1] == f"{size / 1e6:.1f}"
+        assert cells[-2] == f"{loss:.3f}"
+
+    assert posbench("evaluate", large.name, "length=24", "windowed=false") == 0
+    assert 24 in {row.length for row in evaluation_rows(large)}
+    for command in (["report"], ["show"], ["clean"]):
+        assert posbench(*command, large.name) == 0
+    assert posbench("sample", large.name, "word", "--tokens", "1") == 0
+    assert posbench("export", large.name, "exported", "code=true") == 0
+    assert posbench("show", large.name, "--text") == 2
+    shutil.copytree(large, other.parent / large.name)
+    capsys.readouterr()
+    assert posbench("report", large.name) == 2
+    assert f"several studies have a run {large.name}: name its folder, {large} or outputs/other/" in error_line(capsys)
+    shutil.rmtree(other.parent / large.name)
+
+    Path("link").symlink_to(small)
+    shutil.copytree(other, small / "own" / "inner")
+    Path("stranger").mkdir()
+    for name in ("run.json", "config.yaml"):
+        Path("stranger", name).write_text("{}")
+    before = support.snapshot(Path("outputs"))
+    for named, says in {
+        "outputs/demo": "outputs/demo is no run folder: nothing was deleted",
+        "outputs/demo/*": "is no run folder",
+        "nix": "nix is no run folder",
+        "link": "link is no run folder",
+        "stranger": "stranger is no run folder",
+        str(small): f"has another run in it, {small}/own/inner",
+    }.items():
+        assert posbench("runs", str(other), named, "--delete") == 2
+        assert says in error_line(capsys)
+    assert posbench("runs", "--delete") == 2 and "which runs?" in error_line(capsys)
+    with FileLock(large.with_name(f".{large.name}.lock")):  # as its owner has it
+        assert posbench("runs", str(other), large.name, "--delete") == 75
+        assert f"{large.name} is in use by another process" in error_line(capsys)
+    assert support.snapshot(Path("outputs")).items() >= before.items() and Path("stranger/run.json").exists()
+
+    assert posbench("runs", large.name, str(large), str(other), "--delete") == 0
+    assert re.fullmatch(r"deleted 2 runs, \d+\.\d MB\n", capsys.readouterr().out)
+    assert runs() == ["report", small.name] and runs("other") == []
 
 
 @pytest.mark.full

@@ -161,14 +161,10 @@ def keep_weights(folder: Path, steps: int) -> int:
     found = newest(folder, (WEIGHTS,))
     if found is None or found.path != next(iter(_steps(folder).values())) or found.step < steps:
         return 0
-    before = _size(folder / "checkpoint")
+    before = files.size(folder / "checkpoint")
     _remove(path for path in _steps(folder).values() if path != found.path)
     (found.path / OPTIMIZER).unlink(missing_ok=True)
-    return before - _size(folder / "checkpoint")
-
-
-def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*"))
+    return before - files.size(folder / "checkpoint")
 
 
 def _entry(data: bytes) -> dict[str, Any]:

@@ -1,11 +1,15 @@
-"""`posbench clean`: free the disk space of what a finished run no longer needs: older checkpoints, optimizer states."""
+"""Free disk space: `posbench clean` drops what finished runs no longer need, `posbench runs --delete` whole runs."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from posbench import files
 from posbench.config.external import TrainedElsewhere
-from posbench.errors import InUse
+from posbench.errors import InUse, UserError
 from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import Run, load_any_config, load_record
+from posbench.run_folder.finding import of_id
+from posbench.run_folder.folder import Run, load_any_config, load_record, owned
+from posbench.run_folder.names import CONFIG, RECORD
 
 
 def clean(folders: list[Path]) -> tuple[int, list[Path]]:
@@ -30,3 +34,29 @@ def clean(folders: list[Path]) -> tuple[int, list[Path]]:
         except InUse:
             left.append(folder)
     return freed, left
+
+
+def delete(paths: Iterable[Path]) -> tuple[int, int]:
+    """Delete runs, each named by its folder or its id; none of them if one cannot be deleted.
+
+    Returns:
+        How many they were, and the bytes freed.
+
+    Raises:
+        UserError: one of the paths is no run folder, has other runs in it, or is owned by another process.
+    """
+    freed, folders = 0, {}
+    for path in map(of_id, paths):
+        complete = not path.is_symlink() and all((path / name).is_file() for name in (CONFIG, RECORD))
+        if not complete or "id" not in load_record(path):
+            raise UserError(f"{path} is no run folder: nothing was deleted; expected runs, by their folders or ids")
+        if other := next(path.glob(f"*/**/{RECORD}"), None):
+            raise UserError(f"{path} has another run in it, {other.parent}: nothing was deleted")
+        folders[path.resolve()] = path
+        with owned(path.resolve()):
+            pass
+    for folder in folders:
+        with owned(folder):
+            freed += files.size(folder)
+            files.delete(folder.rename(files.temporary(folder)))  # half a run is never left under its name
+    return len(folders), freed

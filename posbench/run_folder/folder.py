@@ -95,7 +95,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(_owned(folder))
+                stack.enter_context(owned(folder))
                 if restart and folder.exists():
                     number = 1
                     while os.path.lexists(aside := folder.with_name(f"{folder.name}.old-{number}")):
@@ -313,7 +313,8 @@ def _lock(folder: Path) -> FileLock:
 
 
 @contextlib.contextmanager
-def _owned(folder: Path) -> Iterator[None]:
+def owned(folder: Path) -> Iterator[None]:
+    """Own a run folder. Raises InUse if another process does."""
     lock = _lock(folder)
     try:
         lock.acquire()

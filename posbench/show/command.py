@@ -15,6 +15,7 @@ from posbench import encodings, files
 from posbench.config import compose
 from posbench.errors import UserError
 from posbench.report import charts
+from posbench.run_folder.finding import of_id
 from posbench.show import panels
 from posbench.show.panels import Build, Panel, Picture
 
@@ -42,13 +43,14 @@ def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, wor
 
 
 def _picture(name: str, options: list[str]) -> Picture:
-    if name in encodings.names() or not Path(name).is_dir():
+    folder = of_id(Path(name))
+    if name in encodings.names() or not folder.is_dir():
         return panels.picture(*builder(name, options))
     if options:
         raise UserError(f"{name} is a run with fixed options: give {options[0]} after the name of an encoding")
     from posbench.show import trained
 
-    return trained.picture(Path(name))
+    return trained.picture(folder)
 
 
 def split(words: list[str]) -> list[tuple[str, list[str]]]:
