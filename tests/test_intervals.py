@@ -1,4 +1,4 @@
-"""Intervals against textbooks and scipy; how often they hold the truth on real losses is in test_coverage.py."""
+"""Intervals against textbooks and scipy; how often they hold the truth is in test_coverage.py and test_results.py."""
 
 import math
 
@@ -7,12 +7,6 @@ import pytest
 from scipy import stats
 
 from posbench.results.estimate import Estimate, estimate, units_of_text
-
-TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
-
-
-def covers_as_promised(rate: float) -> bool:
-    return 0.92 <= rate <= 0.97
 
 
 def over_text(
@@ -88,10 +82,4 @@ def test_stretches_of_few_documents_are_the_segments_and_of_many_documents_are_n
 def test_values_that_agree_to_the_last_bit_have_no_width_and_no_warning() -> None:
     both = estimate(np.full((3, 20), 32.0), np.full(20, 32.0))
     assert both.low() == both.mean == both.high() == 1.0
-
-
-def test_a_difference_of_zero_is_found_in_one_of_twenty_trials() -> None:
-    rng = np.random.default_rng(6)
-    drawn = [estimate(rng.normal(0, 0.05, (5, 1)), np.ones(1)) for _ in range(TRIALS)]
-    assert covers_as_promised(float(np.mean([made.low() <= 0 <= made.high() for made in drawn])))
-    assert covers_as_promised(float(np.mean([made.high(0.1) >= 0 for made in drawn])))
+    assert math.isnan(estimate(np.ones((1, 1)), np.ones(1)).high())  # of one seed on one unit nothing is known

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import pandas as pd
 import pytest
 import yaml
 from fake_study import SCHEMES, Truth, configured, read_rows, write_rows, write_run, write_study
-from numpy.typing import NDArray
 from test_frozen import cells, frozen_cells
 
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.results import compare, tasks
 from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
-from posbench.results.estimate import estimate, in_two_groups, units_of_text
+from posbench.results.estimate import in_two_groups
 from posbench.results.frame import differing_settings, read, save
 from posbench.results.headline import headline
 from posbench.run_folder.rows import EVALUATION_KEY
@@ -179,57 +179,62 @@ def test_words_need_seeds_and_documents(studies: dict[str, pd.DataFrame]) -> Non
 # -- intervals and words, simulated ------------------------------------------------------------------------------------
 
 
-def drawn(rng: np.random.Generator, schemes: int, seeds: int, documents: int) -> NDArray[np.float64]:
-    """Losses per token around 0, (schemes, seeds, documents), all schemes equal; documents move all alike and each."""
-    common, of_scheme = rng.normal(0, 0.3, documents), rng.normal(0, 0.1, (schemes, 1, documents))
-    spread = np.resize([0.09, 0.03, 0.02, 0.1, 0.02, 0.02], schemes)[:, None, None]
-    rest = rng.normal(0, 0.05, (schemes, seeds, documents))
-    return np.asarray(common + of_scheme + rng.normal(size=(schemes, seeds, 1)) * spread + rest)
+def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
+    """Reports of six schemes that are equal but for luck, five seeds and 49 documents, each at the limits of words.
 
-
-@pytest.mark.parametrize(("seeds", "documents"), [(5, 20), (5, 50), (10, 50)])
-def test_intervals_cover_and_wrong_words_are_rare(seeds: int, documents: int) -> None:
+    What a document does to a scheme and what a run adds on a document are drawn from those of the six, a seed's effect
+    from a normal distribution with that scheme's spread. In truth 512 tokens add `RISE_LIMIT`, 64 cost `USES_LIMIT`.
+    """
     rng = np.random.default_rng(0)
-    schemes, reports = 6, 400
-    tokens = np.full(documents, 80.0)
-    covered, wrong, wrong_reach = [], [], []
+    rows = main_rows(six)
+    rows = rows[(rows["variant"] == "plain") & rows["length"].isin([32, 64, 128, 512])]
+    losses = Losses(rows)
+    levels = [[losses.sums[label, "plain", n] for n in (64, 128, 512)] for label in losses.seeds]
+    shorter, level, longer = np.moveaxis(np.array(levels) / losses.tokens, 1, 0)  # each (schemes, seeds, documents)
+    parts = np.stack([level, longer - level, shorter - level], 1)
+    parts -= parts.mean((2, 3), keepdims=True)
+    of_seed, of_document = parts.mean(3, keepdims=True), parts.mean(2, keepdims=True)
+    rest = (parts - of_seed - of_document) * math.sqrt(5 / 4)  # those of five seeds sum to 0
+    spread = of_seed.std(2, ddof=1, keepdims=True)
+    losses.tokens, losses.sums = np.ones(49), {}  # those of the simple readers too: there is no gate
     for _ in range(reports):
-        losses = drawn(rng, schemes, seeds, documents) * tokens
-        gaps = [estimate(losses[k] - losses[0], tokens) for k in range(1, schemes)]
-        covered += [gap.low() <= 0 <= gap.high() for gap in gaps]
-        wrong.append(any(compare.word(gap, 0.05 / (schemes - 1), "worse", "better") != NOT_RESOLVED for gap in gaps))
-        bounds = [estimate(each, tokens).high(2 * 0.05 / schemes) for each in losses]
-        wrong_reach.append(any(bound <= 0 for bound in bounds))  # of a rise that is just too much
-    error = math.sqrt(0.05 * 0.95 / reports)
-    assert 0.93 < np.mean(covered) < 0.98
-    assert np.mean(wrong) < 0.05 + 3 * error
-    assert np.mean(wrong_reach) < 0.05 + 3 * error
+        documents, runs = rng.integers(49, size=49), rng.integers(5, size=(6, 1, 5, 1))
+        made = of_document[..., documents] + spread * rng.normal(size=of_seed.shape)
+        made = made + np.take_along_axis(rest, runs, 2)[..., documents]
+        level, rise, cost = 3 + made[:, 0], compare.RISE_LIMIT + made[:, 1], compare.USES_LIMIT + made[:, 2]
+        for length, sums in {32: level + cost + 1, 64: level + cost, 128: level, 512: level + rise}.items():
+            losses.sums |= {
+                (label, "plain", length): pd.DataFrame(each) for label, each in zip(losses.seeds, sums, strict=True)
+            }
+        yield losses
 
 
-def test_an_estimate_is_the_crossed_interval() -> None:
-    sums, tokens = np.array([[2.0, 9.0, 4.0], [4.0, 6.0, 2.0]]), np.array([1.0, 3.0, 1.0])
-    both = estimate(sums, tokens)
-    assert both.mean == pytest.approx(27 / 10)
-    assert both.seeds == pytest.approx((3.0, 2.4))
-    residuals = (sums - 2.7 * tokens) / (5 / 3)
-    by_seed, by_unit = residuals.mean(1).var(ddof=1) / 2, residuals.mean(0).var(ddof=1) / 3
-    rest = residuals - residuals.mean(1, keepdims=True) - residuals.mean(0)
-    variance = max(by_seed + by_unit - (rest**2).sum() / (1 * 2 * 2 * 3), by_seed, by_unit)
-    assert both.error == pytest.approx(math.sqrt(variance))
-    assert both.df == pytest.approx(variance**2 / (by_seed**2 / 1 + by_unit**2 / 2))
-    assert estimate(sums[:1], tokens).df == 2
-    assert math.isnan(estimate(sums[:1, :1], tokens[:1]).high())
-    assert estimate(sums.sum(1, keepdims=True), tokens.sum(keepdims=True)).error == pytest.approx(0.3)
+def test_intervals_cover_and_wrong_words_are_rare(studies: dict[str, pd.DataFrame]) -> None:
+    """At most about 6 % of reports have a wrong word of a family, within two standard errors of so few reports.
+
+    The level is 5 %. Of 4,000 reports 6.2 % have a wrong "uses" and 3.4 % a wrong "holds": documents are skewed.
+    """
+    reports, covered, wrong = 250, [], {"nll or rise": 0, "holds_to": 0, "uses": 0}
+    for losses in simulated(studies["six"], reports):
+        schemes = [compare._numbers(losses, label, 6) for label in losses.seeds]
+        pairs = [compare._against(losses, label, "rope", 6, compare.LEAST) for label in losses.seeds if label != "rope"]
+        for name in ("nll_difference", "rise_difference"):
+            covered += [pair[f"{name}_low"] <= 0 <= pair[f"{name}_high"] for pair in pairs]
+        words = {pair[name] for pair in pairs for name in ("nll_word", "rise_word")}
+        wrong["nll or rise"] += bool(words - {NOT_RESOLVED, ""})
+        wrong["holds_to"] += any(row["holds_to"] == 512 for row in schemes)
+        wrong["uses"] += any(row["uses"] == 64 for row in schemes)
+    shares = {name: number / reports for name, number in wrong.items()}
+    print(f"{np.mean(covered):.1%} of 95 % intervals cover; reports with a wrong word: {shares}")
+    assert 0.93 < np.mean(covered) < 0.97
+    assert all(share <= 0.06 + 2 * math.sqrt(0.05 * 0.95 / reports) for share in shares.values()), shares
 
 
-def test_seeds_in_two_groups_and_segments_of_few_documents() -> None:
+def test_seeds_in_two_groups() -> None:
     assert in_two_groups([0, 0.01, 0.02, 1, 1.01])
     assert in_two_groups([0, 0.01, 0.02, 0.03, 1])
     assert not in_two_groups([0, 0.25, 0.5, 0.75, 1])
     assert not in_two_groups([0, 0.01, 0.02, 0.09])
-    assert list(units_of_text(np.arange(8).repeat(2), None)) == list(np.arange(8).repeat(2))
-    assert list(units_of_text(np.zeros(32, int), None)) == list(np.arange(16).repeat(2))
-    assert list(units_of_text(np.zeros(16, int), np.arange(16) // 2)) == list(np.arange(16) // 2)
 
 
 # -- tasks, and one run ------------------------------------------------------------------------------------------------
