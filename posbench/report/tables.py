@@ -77,7 +77,7 @@ def rise(row: Row, name: str) -> str:
 
 def runs(row: Row) -> str:
     """Return how many seeds a scheme has, and what became of others: `3, 2 diverged`."""
-    left_out = f"{row['left_out']} on other targets or in other precision" if row["left_out"] else ""
+    left_out = f"{row['left_out']} not comparable" if row["left_out"] else ""
     return ", ".join(part for part in (str(row["seeds"]), row["not_done"], left_out) if part)
 
 
@@ -138,8 +138,8 @@ def main_table(table: pd.DataFrame) -> Table:
 
 
 def seeds(row: Row, name: str) -> str:
-    """Return the lowest and the highest seed."""
-    return between(row, f"{name}_min", f"{name}_max")
+    """Return the lowest and the highest seed; empty where there is one."""
+    return between(row, f"{name}_min", f"{name}_max") if row["seeds"] > 1 else ""
 
 
 def word_or_why(row: Row, name: str) -> str:
@@ -162,14 +162,17 @@ def _legend(shown: Table, table: pd.DataFrame, count: int) -> list[str]:
     if not count:
         return []
     first = f"loss: nats per token at {length} tokens"
-    if any(name.startswith("rise_") for name in heads):
-        first += f"; at {ENDPOINT_RATIO}x: what that context adds"
+    rises = [column.head for column in shown.columns if column.name.startswith("rise_") and column.head]
+    if rises:
+        main = f"at {ENDPOINT_RATIO}x"
+        first += f"; {main if main in rises else rises[0]}: what that context adds"
     first += "; ±: 95 %" if any("±" in text for text in cells) else ""
     first += f"; {GROUPED}: seeds in two groups" if any(text.endswith(GROUPED) for text in cells) else ""
     lines = [f"{first}."]
-    if "above" in heads:
-        words = ", words" if any(word(row, "nll_word") for row in table.to_dict("records")) else ""
-        second = f"[ ]{words}: against {base}, adjusted for {2 * (count - 1)} comparisons"
+    judging = ["[ ]"] if "adjusted" in heads else []
+    judging += ["words"] if heads & {"word", "rise_word"} else []
+    if judging:
+        second = f"{', '.join(judging)}: against {base}, adjusted for {2 * (count - 1)} comparisons"
         lines.append(second + (f"; {UNRESOLVED}: not resolved, not equal." if UNRESOLVED in cells else "."))
     parts = [f"holds to: adds at most {RISE_LIMIT:g}"] if "holds_to" in heads else []
     parts += [f"uses: tokens that come within {USES_LIMIT:g} of all"] if "uses" in heads else []
@@ -201,7 +204,7 @@ def differences_table(table: pd.DataFrame) -> Table:
         "Paired by seed and document; below 0 is better. ±: half of a 95 % interval over seeds and documents; "
         "adjusted: the same for all comparisons at once (Bonferroni), which words go by; seeds: lowest and highest."
     )
-    return Table(f"Differences from {table.attrs['reference']}", others, columns, [note])
+    return Table(f"Differences from {table.attrs['reference']}", others, columns, [note]).filled()
 
 
 def facts_table(table: pd.DataFrame) -> Table:
@@ -223,8 +226,10 @@ def facts_table(table: pd.DataFrame) -> Table:
         Column("rate", "learning rate", plain("learning_rate", "g")),
         Column("speed", "tokens/s", of(whole, "tokens_per_second")),
     ]
+    apart = "not comparable: on other targets or in other precision; " if (table["left_out"] > 0).any() else ""
     note = (
-        "n-gram: loss of the best n-gram model of the training text on the same targets; learned: loss below that; "
+        f"{apart}n-gram: loss of the best n-gram model of the training text on the same targets; "
+        "learned: loss below that; "
         "above windowed: loss at the longest context less that with attention narrowed to the training length."
     )
     return Table("Each encoding", table, columns, [note]).filled()
@@ -301,7 +306,6 @@ def task_table(table: pd.DataFrame) -> Table:
         table: of `results.tasks.compare_tasks`.
     """
     ratios = [name[9:-7] for name in table if name.startswith("accuracy_") and name.endswith("_status")]
-    against = any(name.endswith("_word") for name in table)
     columns = [
         Column("encoding", "encoding", label, text=True),
         Column("learned", "learned", lambda row: f"{row['learned']} of {row['seeds']}"),
@@ -313,24 +317,30 @@ def task_table(table: pd.DataFrame) -> Table:
     ]
     for ratio in sorted(ratios, key=lambda ratio: float(ratio[:-1])):
         name = f"accuracy_{ratio}"
-        spare = 0 if ratio in ("1x", "2x", "4x") else 9
+        spare = {"1x": 3, "2x": 0, "4x": 1}.get(ratio, 9)
         columns.append(Column(name, f"at {ratio}", of(_share, name), spare))
         if f"{name}_word" in table:
-            columns.append(Column(f"{name}_word", "", of(word, f"{name}_word"), text=True))
+            columns.append(Column(f"{name}_word", "", of(word, f"{name}_word"), spare + 1, text=True))
     shown = Table("", table, columns).filled()
-    cells = [text for row in shown.cells for text in row]
-    legend = [
-        f"learned: seeds with {GATE:.0%} of the answers' tokens right at every trained length; steps: until then."
-    ]
-    legend.append("at 2x: share of right tokens at 2 times the longest trained length, median [lowest, highest].")
-    if against and table.attrs["tests"]:
+    return Table("", table, shown.columns, lambda part: _task_legend(part, table))
+
+
+def _task_legend(shown: Table, table: pd.DataFrame) -> list[str]:
+    """Return at most four lines on what occurs in the table of a task."""
+    heads, cells = {column.name for column in shown.columns}, [text for row in shown.cells for text in row]
+    until = "; steps: until then" if "steps" in heads else ""
+    legend = [f"learned: seeds with {GATE:.0%} of the answers' tokens right at every trained length{until}."]
+    ratios = [column.head[3:] for column in shown.columns if column.head.startswith("at ")]
+    if ratios:
+        at = "2x" if "2x" in ratios else ratios[0]
+        span = ", median [lowest, highest]" if any(text.endswith("]") for text in cells) else ""
+        legend.append(f"at {at}: share of right tokens at {at[:-1]} times the longest trained length{span}.")
+    if table.attrs["tests"] and any(name.endswith("_word") for name in heads):
         note = f"words: against {table.attrs['reference']}, exact tests adjusted for {table.attrs['tests']}"
         legend.append(note + (f"; {UNRESOLVED}: not resolved, not equal." if UNRESOLVED in cells else "."))
-    trivial = [
-        f"{ratio} {table[f'accuracy_{ratio}_trivial'].median():.2f}" for ratio in ratios if ratio in ("1x", "2x", "4x")
-    ]
+    trivial = [f"{ratio} {table[f'accuracy_{ratio}_trivial'].median():.2f}" for ratio in ratios]
     legend += [f"A trivial reader gets {', '.join(trivial)}."] if trivial and "nan" not in " ".join(trivial) else []
-    return Table("", table, shown.columns, legend)
+    return legend
 
 
 def _share(row: Row, name: str) -> str:
