@@ -102,7 +102,9 @@ Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; de
 Least = Annotated[float | None, typer.Option(min=0.0, help="Least nats called better or worse; default: 0.02.")]
 Columns = Annotated[str | None, typer.Option(metavar="A,B,...", help="Of table.tex; a wrong name lists all.")]
 Reference = Annotated[str | None, typer.Option(metavar="NAME", help="Compared with the others; default: rope.")]
-Figure = Annotated[Literal["panels", "curve"], typer.Option(help="Panels, or the loss by context in one column.")]
+Figure = Annotated[
+    Literal["panels", "curve", "perplexity"], typer.Option(help="Panels, or loss or perplexity in one column.")
+]
 Text = Annotated[bool, typer.Option("--text", help="Print text instead: formula, paper, options.")]
 Png = Annotated[Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")]
 Phrase = Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")]

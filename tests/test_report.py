@@ -1,6 +1,7 @@
 """The report: its answer, its table in four outputs, its figures and its page."""
 
 import csv
+import math
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from posbench.report import charts, tables
 from posbench.report.render import Column, Table
 from posbench.results.compare import compare
 from posbench.results.frame import read, save
+from posbench.results.tasks import compare_tasks
 
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
 Capture = pytest.CaptureFixture[str]
@@ -67,7 +69,35 @@ def test_a_report_fits_on_a_screen_and_its_legend_explains_what_is_there(
     assert "n-gram with cache 3." in legend and ("*:" in legend) == any("*" in line for line in lines[:-5])
     assert ("more are in the page" in legend) == (study == "catalogue")
     page = (tmp_path / "index.html").read_text()
-    assert page.count("posbench train ") >= (75 if study == "catalogue" else 30)  # every run with its command
+    runs = page.partition('<table class="runs">')[2].partition("</table>")[0]
+    assert runs.count("encoding=") == (75 if study == "catalogue" else 30)  # every run with its words
+    assert page.count("posbench train ") == 1 and len(page.encode()) < 100_000
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("study", ["six", "copy"])
+def test_the_legend_explains_the_columns_that_are_shown(study: str, width: int) -> None:
+    if study == "six":
+        table = tables.main_table(compare(read([ROWS / "six.parquet"])))
+    else:
+        frame = read([ROWS / "ledger.parquet"])
+        table = tables.task_table(compare_tasks(frame[frame["trained_task"] == "copy"]))
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    table.print(console)
+    text = console.export_text()
+    assert "…" not in text
+    above, _, legend = text.partition("─\n")
+    body, at, legend = legend.partition("\nlearned: " if study == "copy" else "\nloss: ")
+    assert at and re.search("[a-z]", legend)
+    if study == "six":
+        assert ("[ ]" in legend) == ("adjusted" in above) == (width == 100)
+        assert ("words: against rope" in legend) == bool(re.search(r"  (worse|less)\b", body))
+    else:
+        assert ("steps" in legend) == ("steps" in above)
+        assert ("words: against rope" in legend) == ("better" in body)
+        assert [ratio for ratio in ("1x ", "2x ", "4x ") if f"{ratio}0." in legend] == [
+            ratio for ratio in ("1x ", "2x ", "4x ") if f"at {ratio}" in f"{above} "
+        ]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
@@ -87,7 +117,7 @@ def test_what_failed_is_counted_and_what_is_undefined_is_shown(study: Path, tmp_
     assert re.search(r"learned .* undefined", text)
     page = (tmp_path / "out" / "index.html").read_text()
     assert "0, 1 diverged" in page and "<b>is</b>" not in page and "&lt;b&gt;is" in page
-    assert page.count("posbench train encoding=") == 31  # every run with its command
+    assert page.count("<td>encoding=") == 31  # every run with the words of its command
 
 
 def test_few_seeds_give_no_words_but_a_command(template: Config, tmp_path: Path, capsys: Capture) -> None:
@@ -209,8 +239,13 @@ def test_twelve_schemes_are_named_and_the_rest_are_grey(template: Config, tmp_pa
     assert names == {*many[:11], "pi", "pi, windowed"}
     ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert ticks == ["64", "128", "256", "512", "1024"]
-    single = charts.of_text(frame, compare(frame), only_curve=True)
+    single = charts.of_text(frame, compare(frame), kind="curve")
     assert single is not None and len(single.axes) == 1 and single.get_figwidth() == 3.5
+    other = charts.of_text(frame, compare(frame), kind="perplexity")
+    assert other is not None and len(other.axes) == 1 and other.axes[0].get_ylabel() == "perplexity"
+    for loss, perplexity in zip(single.axes[0].get_lines(), other.axes[0].get_lines(), strict=True):
+        if len(set(loss.get_xdata())) > 1:  # not the dotted line at the training length
+            assert list(perplexity.get_ydata()) == pytest.approx([math.exp(nll) for nll in loss.get_ydata()])
 
 
 def test_names_at_the_ends_of_curves_do_not_collide(six: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from posbench.report.page import Section
 
-FigureKind = Literal["panels", "curve"]
+FigureKind = Literal["panels", "curve", "perplexity"]
 WIDTH = 100  # characters, of files and pipes
 MOST_LINES, LEAST_ROWS = 25, 6  # in the terminal; the page and the CSV file have all rows
 NAME = "curves"  # .png, .pdf
@@ -37,7 +37,7 @@ def main(
         least: nats per token; a smaller difference has no word. None: `compare.LEAST`.
         columns: of the LaTeX table, comma-separated. None: those of the terminal.
         reference: label or encoding that others are compared with. None: `rope`, of tasks without it `none`.
-        figure: `panels`, or `curve`: the loss by context alone, as wide as a column of a paper.
+        figure: `panels`; `curve`: the loss by context alone, as wide as a column of a paper; `perplexity`: that of it.
 
     Raises:
         UserError: a path does not exist, nothing there is a run, no such column or scheme, or the files cannot be
@@ -182,7 +182,7 @@ def _of_text(
         heading,
         answer.facts(frame),
         answer.of_text(frame, table),
-        charts.of_text(frame, table, only_curve=figure == "curve"),
+        charts.of_text(frame, table, figure),
         tables.main_table(table),
         [*more, *tables.other_tables(frame)],
     )

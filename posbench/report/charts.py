@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from matplotlib.ticker import NullLocator
 
 from posbench import files
 from posbench.errors import UserError
+from posbench.report import FigureKind
 from posbench.report.tables import cut
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
@@ -62,6 +64,26 @@ def drawn(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
+def inline(figure: Figure) -> str:
+    """Return a figure as SVG within a page: a decimal of a point, the page's font, no ids that nothing uses."""
+    svg = drawn(figure, "svg").decode()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.find("<svg") :], flags=re.DOTALL)
+    used = set(re.findall(r"#([\w-]+)[\")]", svg))
+
+    def shorten(tag: re.Match[str]) -> str:
+        text = re.sub(r" id=\"(?!curve-)([^\"]*)\"", lambda name: name[0] if name[1] in used else "", tag[0])
+        text = re.sub(
+            r"(font-family|stroke-linecap):[^;\"]*;? ?|text-anchor: start;? ?| transform=\"rotate\(-0 .*?\"", "", text
+        )
+        text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), text)
+        return re.sub(r"(?<=[;:MLQCz]) | (?=[MLQCz\"])", "", re.sub(r"\s+", " ", text))
+
+    svg, groups = re.sub(r">\s+<", "><", re.sub(r"<[^>]*>", shorten, svg)), 1
+    while groups:  # that have no name
+        svg, groups = re.subn(r"<g>((?:(?!</?g[ >]).)*)</g>", r"\1", svg)
+    return svg
+
+
 def save(figure: Figure, folder: Path, name: str) -> None:
     """Write a figure as PNG and PDF."""
     for kind in ("png", "pdf"):
@@ -95,7 +117,7 @@ def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def of_text(frame: pd.DataFrame, table: pd.DataFrame, only_curve: bool = False) -> Picture | None:
+def of_text(frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels") -> Picture | None:
     """Draw the schemes of one setting: loss by context, what context adds, and differences from the reference.
 
     At most `MOST_NAMED` schemes have a name and a colour, the reference and those with the lowest loss; others are
@@ -104,26 +126,31 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame, only_curve: bool = False) 
     Args:
         frame: of one setting.
         table: of `results.compare.compare`.
-        only_curve: draw the first of these panels alone, as wide as a column of a paper.
+        kind: `panels`, or the first of these panels alone, as wide as a column of a paper: `curve`, or `perplexity`.
     """
     if not table.attrs["schemes"]:
         return None
     points = compare.curves(frame)
     points = points[(points["status"] == "ok") & (points["ratio"] >= 1 / ENDPOINT_RATIO)]
-    base = table.attrs["reference"]
+    if kind == "perplexity":
+        points[["nll", "nll_low", "nll_high"]] = np.exp(points[["nll", "nll_low", "nll_high"]].astype("float64"))
+        table = table.assign(**{reader: np.exp(table[reader].astype("float64")) for reader in compare.READER_NAMES})
+    base, only_one = table.attrs["reference"], kind != "panels"
     by_loss = list(table.loc[table["nll"].notna(), "label"])
     chosen = [label for label in by_loss if label != base][: MOST_NAMED - (base is not None)]
     named = [label for label in by_loss if label in (*chosen, base)]
     colours = {label: COLOURS[at] for at, label in enumerate(sorted(named))}
-    width = 3.5 if only_curve else 11.0
+    width = 3.5 if only_one else 11.0
     with matplotlib.rc_context(STYLE):
-        against = base is not None and len(named) > 1 and not only_curve
-        beyond = not only_curve and points["length"].nunique() > 1
-        figure = Picture(figsize=(width, 2.7 if only_curve else 3.9), layout="constrained")
+        against = base is not None and len(named) > 1 and not only_one
+        beyond = not only_one and points["length"].nunique() > 1
+        figure = Picture(figsize=(width, 2.7 if only_one else 3.9), layout="constrained")
         shares = [1.25, *([1.0] if beyond else []), *([0.9] if against else [])]
         first, *others = figure.subplots(1, len(shares), width_ratios=shares, squeeze=False)[0]
-        _curves(first, points, "nll", colours, table, base, only_curve)
-        first.set(title="" if only_curve else "Loss", ylabel="loss, nats per token")
+        _curves(first, points, "nll", colours, table, base, only_one)
+        first.set(
+            title="" if only_one else "Loss", ylabel="perplexity" if kind == "perplexity" else "loss, nats per token"
+        )
         if beyond:
             plain = points[points["variant"] == PLAIN]
             _curves(others[0], plain, "rise", colours, table, None)

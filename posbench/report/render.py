@@ -108,20 +108,18 @@ class Table:
 
     def html(self) -> str:
         """Return the table as HTML, in a box that scrolls."""
-        sides = ["" if column.text else ' class="number"' for column in self.columns]
-        heads = "".join(f"<th{side}>{escape(c.head)}</th>" for side, c in zip(sides, self.columns, strict=True))
+        sides = [" class=t" if column.text and at else "" for at, column in enumerate(self.columns)]
+        heads = "".join(f"<th{side}>{escape(c.head)}" for side, c in zip(sides, self.columns, strict=True))
         body = [
             "".join(
-                f"<td{side}>{f'<b>{escape(text)}</b>' if bold else escape(text)}</td>"
+                f"<td{side}>{f'<b>{escape(text)}</b>' if bold else escape(text)}"
                 for side, text, bold in zip(sides, texts, best, strict=True)
             )
             for texts, best in zip(self.cells, self._best(), strict=True)
         ]
-        rows = "\n".join(f"<tr>{cells}</tr>" for cells in body)
+        rows = "\n".join(f"<tr>{cells}" for cells in body)
         notes = "".join(f'<p class="note">{escape(line)}</p>' for line in self.notes)
-        return (
-            f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>\n{rows}\n</tbody></table></div>{notes}'
-        )
+        return f'<div class="scroll"><table><thead><tr>{heads}<tbody>\n{rows}\n</table></div>{notes}'
 
     def latex(self, label: str) -> str:
         """Return the table as LaTeX that needs booktabs."""
