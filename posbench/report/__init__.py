@@ -6,16 +6,16 @@ import sys
 import types
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from posbench.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from posbench.report.charts import FigureKind
     from posbench.report.page import Section
 
-FigureKind = Literal["panels", "curve", "perplexity"]
 WIDTH = 100  # characters, of files and pipes
 MOST_LINES, LEAST_ROWS = 25, 6  # in the terminal; the page and the CSV file have all rows
 NAME = "curves"  # .png, .pdf
@@ -27,7 +27,7 @@ def main(
     least: float | None = None,
     columns: str | None = None,
     reference: str | None = None,
-    figure: FigureKind = "panels",
+    figure: "FigureKind" = "panels",
 ) -> None:
     """Report on runs: a short answer and a table in the terminal, and files in a folder.
 
@@ -137,7 +137,9 @@ def _warnings(frame: "pd.DataFrame", runs: "pd.DataFrame") -> list[str]:
     return lines
 
 
-def _sections(frame: "pd.DataFrame", least: float | None, reference: str | None, figure: FigureKind) -> "list[Section]":
+def _sections(
+    frame: "pd.DataFrame", least: float | None, reference: str | None, figure: "FigureKind"
+) -> "list[Section]":
     """Return a section for each set of runs that may be compared: text first, then those with most results."""
     from posbench.results.frame import differing_settings
 
@@ -166,7 +168,7 @@ def _sections(frame: "pd.DataFrame", least: float | None, reference: str | None,
 
 
 def _of_text(
-    frame: "pd.DataFrame", heading: str, reference: str | None, least: float | None, figure: FigureKind
+    frame: "pd.DataFrame", heading: str, reference: str | None, least: float | None, figure: "FigureKind"
 ) -> "Section":
     from posbench.report import answer, charts, tables
     from posbench.report.page import Section

@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -16,13 +16,13 @@ from matplotlib.ticker import NullLocator
 
 from posbench import files
 from posbench.errors import UserError
-from posbench.report import FigureKind
 from posbench.report.tables import cut
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
 from posbench.results.frame import differing_settings
 from posbench.run_folder.rows import PLAIN, WINDOWED
 
+FigureKind = Literal["panels", "curve", "perplexity"]
 DARK, GREY, LIGHT = "#333333", "#8C8C8C", "#C8C8C8"
 # Of Okabe and Ito, which colour-blind readers tell apart, then darker ones for the rest.
 COLOURS = (
