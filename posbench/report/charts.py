@@ -31,6 +31,7 @@ COLOURS = (
 )  # fmt: skip
 MOST_NAMED = len(COLOURS)
 MOST_TICKS = 7
+LONGEST_NAME = 20  # characters
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.fonttype": "none",
@@ -185,7 +186,7 @@ def _curves(
             low, high = curve[f"{value}_low"], curve[f"{value}_high"]
             axes.fill_between(curve["length"], low, high, color=colour, alpha=0.15, lw=0, gid=group)
         if label in colours and value == "nll":
-            name = cut(str(label)) + (f", {WINDOWED}" if dashed else "")
+            name = cut(str(label), LONGEST_NAME) + (f", {WINDOWED}" if dashed else "")
             ends.append((name, DARK if dashed else colour, curve["length"].iloc[-1], curve[value].iloc[-1], group))
     low, high = _within(curves[value])
     for reader, name in compare.READER_NAMES.items() if value == "nll" else ():
@@ -250,11 +251,12 @@ def _differences(axes: Axes, table: pd.DataFrame, labels: Sequence[str], colours
         axes.plot(ends, [place, place], color=colour, lw=2, gid=group)
         axes.plot(row["nll_difference"], place, "o", color=colour, ms=4.5, gid=group)
     axes.axvline(0, color=DARK, lw=0.8)
-    axes.set_yticks(range(len(rows)), [cut(str(label)) for label in rows["label"]])
+    axes.set_yticks(range(len(rows)), [cut(str(label), LONGEST_NAME) for label in rows["label"]])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.locator_params(axis="x", nbins=5)
-    axes.set(title=f"Loss above {table.attrs['reference']}, adjusted 95 %", xlabel="nats per token")
+    base = cut(table.attrs["reference"], LONGEST_NAME)
+    axes.set(title=f"Loss above {base}", xlabel="nats per token, adjusted 95 %")
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -279,7 +281,7 @@ def of_task(frame: pd.DataFrame) -> Picture | None:
             if colour != LIGHT:
                 axes.fill_between(curve["length_ratio"], low, high, color=colour, alpha=0.1, lw=0, gid=group)
                 last = curve.iloc[-1]
-                ends.append((cut(str(label)), colour, last["length_ratio"], last["accuracy"], group))
+                ends.append((cut(str(label), LONGEST_NAME), colour, last["length_ratio"], last["accuracy"], group))
         trivial = places.groupby("length_ratio")["trivial"].median().dropna()
         if len(trivial):
             axes.plot(trivial.index, trivial, color=GREY, lw=1)

@@ -21,9 +21,10 @@ UNRESOLVED = "?"
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-def cut(text: str) -> str:
-    """Return a label, cut where it is very long."""
-    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 3]}..."
+def cut(text: str, longest: int = LONGEST_LABEL) -> str:
+    """Return a label, without its middle where it is very long: options often differ at the end."""
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[: longest - half - 3]}...{text[-half:]}"
 
 
 def label(row: Row) -> str:
