@@ -107,7 +107,7 @@ def test_without_an_update_the_weights_are_those_of_the_folder(here: Path, monke
     folder = trained(here, name, "evaluation.at_tokens=[]")
     old, new = (load_file(one / "model.safetensors") for one in (Path(name), folder / "model"))
     assert old.keys() == new.keys() and all(torch.equal(old[key], new[key]) for key in old)
-    assert nlls(folder) == evaluated(here / "a", name, f"train_length={LONG}", "longest=1")
+    assert nlls(folder, 6) == evaluated(here / "a", name, f"train_length={LONG}", "longest=1")
 
 
 @pytest.mark.full
@@ -361,7 +361,7 @@ def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
         rows = nlls(ours, step)
         assert rows.keys() == {16, 64, 128} and nlls(theirs, step) == pytest.approx(rows, abs=2e-4)
     losses, norms = (
-        [[row[key] for row in training_rows(one)] for one in (ours, theirs)]
+        [[row[key] for row in training_rows(one) if key in row] for one in (ours, theirs)]
         for key in ("train/loss", "train/grad_norm")
     )
     assert len(losses[0]) == 10 and losses[1] == pytest.approx(losses[0], abs=2e-4)
