@@ -54,7 +54,7 @@ def test_every_run_and_sweep_that_a_page_shows_composes() -> None:
     assert composed > 50
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, on a tiny run in place of the one that the page trains and of the one that it loads."""
     monkeypatch.chdir(tmp_path)
