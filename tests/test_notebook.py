@@ -279,7 +279,7 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("none", "rope", "mine"):
         assert f"{name},done" in done.stdout
-    assert len(list((tmp_path / "outputs/demo").glob("*-s0-*"))) == 3 and (tmp_path / "again/index.html").is_file()
+    assert len(list((tmp_path / "outputs/demo").glob("[!.]*-s0-*"))) == 3 and (tmp_path / "again/index.html").is_file()
 
 
 def test_training_works_outside_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,14 +54,16 @@ def test_every_run_and_sweep_that_a_page_shows_composes() -> None:
     assert composed > 50
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block after block, on a tiny run in place of the one that the page trains and of the one that it loads."""
+    """Block after block, on tiny runs in place of those that the page trains and of the one that it loads."""
     monkeypatch.chdir(tmp_path)
     support.write_text()
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     code = "".join(re.findall(r"```python\n(.*?)```", text, flags=re.S))
     code = code.replace('"training.tokens=500000"', ", ".join(map(repr, SMALL)))
+    code = code.replace('train(encoding="alibi", training={"tokens": 500_000})', f'train({SMALL}, encoding="alibi")')
+    code = code.replace("posbench.sweep(", f"posbench.sweep({SMALL}, ")
     code = code.replace('"outputs/demo/FOLDER"', "run.folder")
     names: dict[str, Any] = {}
     exec(code, names)
