@@ -1,28 +1,21 @@
-"""Writing files so that a kill, a crash or a full disk never leaves half of one behind; locks, digests.
+"""Writing files so that a kill, a crash or a full disk never leaves half of one behind; digests.
 
 A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place.
 """
 
 import contextlib
 import errno
-import fcntl
 import hashlib
-import logging
 import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from posbench.errors import PosbenchError, RunFailed
 
-logger = logging.getLogger(__name__)
-
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
-_LOOK_EVERY_SECONDS, _TELL_EVERY_SECONDS = 0.1, 60.0  # while a lock is waited for
-_LOOKS, _LOOK_AGAIN_SECONDS = 10, 0.01  # otherwise: probing a lock takes it for a moment, so try again briefly
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -95,46 +88,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def lock(path: Path, wait: bool = False) -> int:
-    """Lock a file, made if missing: the descriptor that holds the lock until it is closed or the process ends.
-
-    Some network file systems have no locks: there a warning is logged, and the descriptor holds nothing.
-
-    Args:
-        wait: until its holder releases it, which is logged every minute.
-
-    Raises:
-        BlockingIOError: another process holds it, and `wait` is false.
-        OSError: it cannot be opened.
-    """
-    with full_disk_as_failure(path):
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except PermissionError as denied:  # another user's, of a folder that is shared: enough to lock it
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # there is none, and none may be made
-                raise denied from None
-    waits, tell_at = 0, 10
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waits += 1
-            if not wait and waits == _LOOKS:
-                os.close(descriptor)
-                raise
-            if wait and waits == tell_at:
-                tell_at += round(_TELL_EVERY_SECONDS / _LOOK_EVERY_SECONDS)
-                logger.info("waiting for another process, which holds %s", path)
-            time.sleep(_LOOK_EVERY_SECONDS if wait else _LOOK_AGAIN_SECONDS)
-            continue
-        except OSError as error:
-            told = "%s cannot be locked (%s): make sure that no other process uses it"
-            logger.warning(told, path.parent, error.strerror)
-        return descriptor
 
 
 @contextlib.contextmanager
