@@ -14,7 +14,8 @@ from posbench.results import frame as frames
 from posbench.results.compare import USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.headline import Headline, headline
-from posbench.run_folder.rows import PLAIN, multiple
+from posbench.results.tasks import as_trained
+from posbench.run_folder.rows import multiple
 from posbench.terminal import console
 
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
@@ -44,7 +45,7 @@ def print_results(folder: Path, split: str | None = None) -> None:
     frame = frame.assign(curve=frames.curve_names(frame))
     main = frame[frame["main"]]
     rows = main[main["checkpoint_step"] == main["checkpoint_step"].max()]
-    in_curve = _as_trained(rows) if of_task else rows["curve"].isin(SERIES)
+    in_curve = as_trained(rows) if of_task else rows["curve"].isin(SERIES)
     settings = json.loads(run["settings"])
     seed = f"seed {settings['seed']}" if "seed" in settings else None  # None: of a model that was only evaluated here
     names = [settings.get("model.name"), settings.get("encoding.name"), seed]
@@ -71,12 +72,6 @@ def _table(title: str, lines: Sequence[Row], names: Sequence[str], legend: str) 
     ]
     frame = pd.DataFrame([{name: line.get(name, "") for name in names} for line in lines], columns=list(names))
     return Table(title, frame, columns, [legend] if legend else []).filled()
-
-
-def _as_trained(rows: pd.DataFrame) -> pd.Series:
-    """Tell which rows are of a task, its positions and the model as they were in training, at any length."""
-    variation = rows["task"].astype(str).str.contains(":")
-    return (rows["protocol"] == "problems") & ~variation & (rows["offset"].fillna(0) == 0) & (rows["variant"] == PLAIN)
 
 
 def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:

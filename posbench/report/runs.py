@@ -3,12 +3,13 @@
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from posbench import files
 from posbench.report.render import Column, Table
 from posbench.results import frame as frames
-from posbench.run_folder.rows import PLAIN
+from posbench.results.tasks import as_trained
 from posbench.terminal import console as terminal
 
 DIGESTS = ("text_sha256", "text_split", "tokenizer_sha256")
@@ -38,9 +39,8 @@ def listed(frame: pd.DataFrame) -> pd.DataFrame:
 
     `apart` has the settings that differ within a study, and the options and rates of one encoding.
     """
-    varied = frame["task"].fillna("").str.contains(":") | (frame["offset"].fillna(0) != 0) | (frame["variant"] != PLAIN)
-    headline = (frame["protocol"] == "problems") | ((frame["protocol"] == "fixed_target") & frame["task"].isna())
-    at_training_length = frame[frame["newest"] & headline & ~varied & (frame["length_ratio"] == 1)]
+    headline = as_trained(frame) | (np.array(frames.curve_names(frame)) == "fixed_target")
+    at_training_length = frame[frame["newest"] & headline & (frame["length_ratio"] == 1)]
     losses = at_training_length.drop_duplicates("folder").set_index("folder")["nll"]
     runs = frame.drop_duplicates("folder").copy()
     runs["study"] = [Path(folder).parent.name for folder in runs["folder"]]

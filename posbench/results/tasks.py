@@ -20,6 +20,12 @@ MOST_ORDERS = 200_000  # orders of seeds to enumerate; ten against ten have 184,
 _PLACE = ["of_task", "variant", "offset", "length_ratio"]
 
 
+def as_trained(rows: pd.DataFrame) -> pd.Series:
+    """Tell which rows are of a task, its positions and the model as they were in training, at any length."""
+    variation = rows["task"].astype(str).str.contains(":")
+    return (rows["protocol"] == "problems") & ~variation & (rows["offset"].fillna(0) == 0) & (rows["variant"] == PLAIN)
+
+
 def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the newest rows on problems of runs of which it is known whether they learned, each seed once.
 
@@ -32,7 +38,7 @@ def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
         rows["task"].map(lambda task: str(task).partition(":")[2]),
         rows["offset"].fillna(0),
     )
-    rows["as_trained"] = (rows["of_task"] == "") & (rows["offset"] == 0) & (rows["variant"] == PLAIN)
+    rows["as_trained"] = as_trained(rows)
     rows["steps_to_gate"] = rows["steps_to_gate"].astype("float64")
     rows.loc[rows["status"] != "ok", ["accuracy", "exact_match"]] = math.nan
     trained = rows[rows["as_trained"] & (rows["length_ratio"] <= 1)]
