@@ -51,15 +51,15 @@ def reproduce(
         raise UserError("which claims? posbench reproduce all, or names from 'posbench list claims'")
     entries = claim.read(names, config_dir)
     plans_of = needed(entries, overrides, config_dir)
-    kept = frames.read(studies) if studies else None
+    study_rows = frames.read(studies) if studies else None
     every = {plan.id: plan for runs in plans_of.values() for each in runs.values() for plan in each}  # shared ones once
-    todo = [plan for name, plan in every.items() if kept is None or name not in set(kept["run"])]
+    todo = [plan for name, plan in every.items() if study_rows is None or name not in set(study_rows["run"])]
     console.log_to_terminal()
     if dry_run:
         print(sweep.cost(todo))
         return
     status = sweep.execute(todo, n_jobs) if todo else {}
-    findings = judged(entries, plans_of, kept)
+    findings = judged(entries, plans_of, study_rows)
     table(findings).print(console.stdout())
     path = next(iter(every.values())).folder.parent / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,12 +87,13 @@ def needed(entries: Sequence[Entry], overrides: list[str], config_dir: Path | No
     return {entry.id: {name: made[text][: entry.seeds] for name, text in entry.runs.items()} for entry in entries}
 
 
-def judged(entries: Sequence[Entry], plans_of: Needed, kept: pd.DataFrame | None = None) -> pd.DataFrame:
+def judged(entries: Sequence[Entry], plans_of: Needed, study_rows: pd.DataFrame | None = None) -> pd.DataFrame:
     """Judge claims by the rows of kept studies, and by the folders of runs that are not among them."""
-    rows = pd.DataFrame(columns=["run", "run_status", "seed", "cpu_seconds"]) if kept is None else kept
+    rows = pd.DataFrame(columns=["run", "run_status", "seed", "cpu_seconds"]) if study_rows is None else study_rows
     folders = {plan.folder for runs in plans_of.values() for each in runs.values() for plan in each}
-    made = [folder for folder in folders if folder.name not in set(rows["run"]) and (folder / "run.json").is_file()]
-    rows = pd.concat([rows, frames.read(made)], ignore_index=True) if made else rows
+    of_studies = set(rows["run"])
+    trained = [folder for folder in folders if folder.name not in of_studies and (folder / "run.json").is_file()]
+    rows = pd.concat([rows, frames.read(trained)], ignore_index=True) if trained else rows
     return judge([
         (entry, {name: rows[rows["run"].isin([plan.id for plan in each])] for name, each in plans_of[entry.id].items()})
         for entry in entries

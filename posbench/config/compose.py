@@ -192,14 +192,14 @@ def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
     cfg = copy.deepcopy(_composed(tuple(f"{group}={name}" for group, name in files.items()), folders))
     OmegaConf.set_struct(cfg, False)
     if files != chosen:
-        name, own = chosen["encoding"], {}
+        name, source = chosen["encoding"], {}
         if encodings.is_place(name):
             path = spelt(name.rpartition(".py")[0] + ".py")
             cls, digest = encodings.from_file(path + name.rpartition(".py")[2])
-            name, own = cls.name, {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
+            name, source = cls.name, {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
         defaults = encodings.options_of(name).items()
         options = {key: "???" if default is inspect.Parameter.empty else default for key, default in defaults}
-        cfg.encoding = OmegaConf.create({"name": name, **options, **own})
+        cfg.encoding = OmegaConf.create({"name": name, **options, **source})
     return cfg
 
 
@@ -224,8 +224,7 @@ def _refuse_other_data(chosen: Any, now: Any, given: Collection[str]) -> None:
         known = f"'{chosen.get('name')}' is '{dataset}' or a folder with a copy of it"
         raise UserError(f"data.dataset is {here!r}, but {known}: another data set is data=hub data.dataset={here}")
     if now.get("name") == now.get("source") == "hub" and here:  # the data set's own name, which data=hub leaves open
-        own = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(here)).name).strip("._-")[:128]
-        now["name"] = own or "hub"
+        now["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(here)).name).strip("._-")[:128] or "hub"
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:

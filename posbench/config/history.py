@@ -83,8 +83,8 @@ def _later(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     for name, options in _inner(encoding):
         yield from ((options, option, value) for option, value in _options_of(name, FORMER).items())
     if isinstance(encoding, dict):
-        own = _options_of(str(encoding.get("name")), LATER_OPTIONS)
-        yield from ((encoding, option, value) for option, value in own.items())
+        later = _options_of(str(encoding.get("name")), LATER_OPTIONS)
+        yield from ((encoding, option, value) for option, value in later.items())
     for key, value in LATER.items():
         section, _, name = key.rpartition(".")
         holder = config.get(section) if section else config

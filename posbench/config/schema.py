@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SAVED = "config.yaml"  # its file in a run folder
+_SOURCE = ("file", "file_sha256")  # of an encoding in a file of one's own
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # also the name of a folder
@@ -364,9 +365,9 @@ def split_encoding(plain: dict[str, Any]) -> dict[str, Any]:
             "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected a name and options"
         )
         raise UserError(wrong)
-    own = {key: encoding[key] for key in ("file", "file_sha256") if key in encoding}
-    options = {key: value for key, value in encoding.items() if key not in ("name", *own)}
-    return {**plain, "encoding": {"name": encoding.get("name"), "options": options, **own}}
+    source = {key: encoding[key] for key in _SOURCE if key in encoding}
+    options = {key: value for key, value in encoding.items() if key not in ("name", *source)}
+    return {**plain, "encoding": {"name": encoding.get("name"), "options": options, **source}}
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
@@ -406,8 +407,8 @@ def to_container(config: Any) -> dict[str, Any]:
     """The inverse of `from_container`, of any dataclass with an encoding: plain JSON types, options beside the name."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     encoding = plain["encoding"]
-    own = {key: encoding[key] for key in ("file", "file_sha256") if encoding[key]}
-    plain["encoding"] = {"name": encoding["name"], **encoding["options"], **own}
+    source = {key: encoding[key] for key in _SOURCE if encoding[key]}
+    plain["encoding"] = {"name": encoding["name"], **encoding["options"], **source}
     return plain
 
 

@@ -78,8 +78,8 @@ def begun(composed: DictConfig, run: str, typed: Collection[str]) -> DictConfig:
     if "data" in typed and "data.tokenizer" not in typed:
         cfg.data.tokenizer = str(Path(start.run) / "tokenizer.json")
     if "encoding" in typed:
-        own = source.encoding.options
-        cfg.encoding.update({name: own[name] for name in _SHARED if name in own and name in cfg.encoding})
+        options = source.encoding.options
+        cfg.encoding.update({name: options[name] for name in _SHARED if name in options and name in cfg.encoding})
     cfg.seed, cfg.study, cfg.start = source.seed, STUDY, dataclasses.asdict(start)
     cfg.training.tokens = source.training.tokens // 10
     cfg.training.learning_rate = source.training.learning_rate * RATE

@@ -306,8 +306,8 @@ def compare(
     agreements = []
     for length in sorted({max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary)) for length in wanted}):
         ids = torch.randint(vocabulary, (1, length), generator=generator(0, "export", length))
-        own = ours(ids)
-        difference, largest = (own - theirs(ids).logits).abs().max().item(), own.abs().max().item()
+        logits = ours(ids)
+        difference, largest = (logits - theirs(ids).logits).abs().max().item(), logits.abs().max().item()
         limit = max(LIMIT, _ROUNDING * length) * max(1.0, largest)
         if not difference <= limit:  # also NaN
             raise UserError(

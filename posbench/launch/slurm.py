@@ -46,8 +46,8 @@ def submit(todo: list[Plan], options: list[str], config_dir: Path | None, dry_ru
         parent.mkdir(parents=True, exist_ok=True)
     folder = parent / "slurm-ID" if dry_run else Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
     script, commands = folder / "array.sh", folder / "commands.txt"
-    own = ["--config-dir", str(config_dir)] if config_dir else []
-    python = [sys.executable, "-P", "-m", "posbench", "train", *own]
+    files = ["--config-dir", str(config_dir)] if config_dir else []
+    python = [sys.executable, "-P", "-m", "posbench", "train", *files]
     lines = "".join(f"{shlex.join([*python, *job.overrides])}\n" for job in todo)
     text = _SCRIPT.format(here=shlex.quote(str(Path.cwd())), commands=shlex.quote(str(commands)))
     array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]

@@ -194,9 +194,9 @@ def evaluation_rows(folder: Path) -> list[EvaluationRow]:
 
 def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow]:
     """The rows that may form curves: of one split, from the newest checkpoint evaluated on it."""
-    own = [row for row in rows if row.split == split]
-    newest = max((row.checkpoint_step for row in own), default=0)
-    return [row for row in own if row.checkpoint_step == newest]
+    of_split = [row for row in rows if row.split == split]
+    newest = max((row.checkpoint_step for row in of_split), default=0)
+    return [row for row in of_split if row.checkpoint_step == newest]
 
 
 def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:

@@ -315,8 +315,8 @@ def place_of(config: Trains, run: Run) -> dict[str, str | None]:
     """
     before = run.record["wandb"] or {}
     aside = len(list(run.folder.parent.glob(f"{run.folder.name}.old-*")))  # begun anew: another run there, too
-    own = before.get("id") or f"{config.study}-{run.id}" + (f"-{aside + 1}" if aside else "")
-    place = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else own}
+    run_id = before.get("id") or f"{config.study}-{run.id}" + (f"-{aside + 1}" if aside else "")
+    place = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else run_id}
     for name in ("project", "entity"):
         place[name] = os.environ.get(f"WANDB_{name.upper()}") or before.get(name) or getattr(config.tracking, name)
     return place

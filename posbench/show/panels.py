@@ -122,8 +122,8 @@ def pairs_of(
         parts.append(used.attend(logits, dataclasses.replace(rows, v=values)) - nothing)
     weights = torch.cat(parts, dim=-1)[..., :keys]
     shares = weights / weights.sum(-1, keepdim=True)  # with a sink, weights sum to less than 1
-    own = not torch.allclose(shares, logits.softmax(-1), atol=1e-5)
-    return rows, weights.clamp(min=torch.finfo(weights.dtype).tiny).log() if own else logits, weights
+    renormalised = not torch.allclose(shares, logits.softmax(-1), atol=1e-5)
+    return rows, weights.clamp(min=torch.finfo(weights.dtype).tiny).log() if renormalised else logits, weights
 
 
 def by_distance(pairs: Tensor, rows: Rows, length: int) -> Tensor:
