@@ -26,11 +26,11 @@ from posbench.model.gpt import GPT
 from posbench.report import charts
 from posbench.results import frame as results
 from posbench.results.headline import MAIN, MAIN_OF_TASK, TEXTS, Headline, headline
-from posbench.run_folder import finding
-from posbench.run_folder.folder import load_any_config, load_config, load_record
-from posbench.run_folder.jsonl import number
-from posbench.run_folder.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows, training_rows
-from posbench.run_folder.trained import model_of, tokenizer_of
+from posbench.run import find
+from posbench.run.jsonl import number
+from posbench.run.model import model_of, tokenizer_of
+from posbench.run.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows, training_rows
+from posbench.run.run import load_any_config, load_config, load_record
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def _as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
 
 def load(run: str | Path) -> LoadedRun:
     """Read a run, finished or not, by its folder or id; UserError if it is none, or cannot be read."""
-    return LoadedRun(finding.of_id(Path(run)))
+    return LoadedRun(find.of_id(Path(run)))
 
 
 def runs(*paths: str | Path) -> pd.DataFrame:
@@ -214,7 +214,7 @@ def train(
         Stopped: it was interrupted, as by a notebook's stop button, and has been saved.
     """
     words, directory = _words(overrides, settings), None if config_dir is None else Path(config_dir)
-    if (begins := start_of(words)) and finding.is_model(begins):
+    if (begins := start_of(words)) and find.is_model(begins):
         from posbench.huggingface.finetune import train_model
 
         with _shown():
@@ -233,7 +233,7 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
         overrides, settings: as of `train`: ["length=128,256", "extension=yarn"], or length=[128, 256].
     """
     words = _words(overrides, settings)
-    if not isinstance(run, LoadedRun) and finding.is_model(str(run)):
+    if not isinstance(run, LoadedRun) and find.is_model(str(run)):
         from posbench.huggingface.evaluate import evaluate_model
 
         with _shown():

@@ -147,9 +147,9 @@ def train(words: Words = None, cfg: Cfg = False, config_dir: ConfigDir = None, r
 
     Writes one run folder, outputs/STUDY/RUN, mirrors it to W&B and draws the curve.
     """
-    from posbench.run_folder import finding
+    from posbench.run import find
 
-    if (begins := start_of(words or [])) and not cfg and finding.is_model(begins):
+    if (begins := start_of(words or [])) and not cfg and find.is_model(begins):
         from posbench import machine
         from posbench.evaluation import printed
         from posbench.huggingface import finetune
@@ -236,9 +236,9 @@ def evaluate(
     Existing rows are not computed again. A model also takes data=NAME data.path=... train_length=N bos=window; its
     results go to outputs/models/MODEL.
     """
-    from posbench.run_folder import finding
+    from posbench.run import find
 
-    if models := [word for word in words if "=" not in word and finding.is_model(word)]:
+    if models := [word for word in words if "=" not in word and find.is_model(word)]:
         from posbench.huggingface import evaluate as huggingface
 
         settings = [word for word in words if word not in models]
@@ -256,13 +256,13 @@ def evaluate(
 
 def _runs_and_settings(command: str, words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
     """Split words into run folders and settings."""
-    from posbench.run_folder import finding
+    from posbench.run import find
 
     paths = [word for word in words if os.path.exists(word) or ("=" not in word and word not in WORDS)]
     settings = [word for word in words if word not in paths]
     if not paths:
         raise UserError(f"which run? posbench {command} outputs/STUDY/RUN {shlex.join(settings)}")
-    return finding.run_folders([Path(path) for path in paths], or_else), settings
+    return find.run_folders([Path(path) for path in paths], or_else), settings
 
 
 @app.command()
@@ -274,9 +274,9 @@ def sample(
     seed: int = 0,
 ) -> None:
     """Print text with which a run's model goes on from a prompt."""
-    from posbench.run_folder import finding, trained
+    from posbench.run import find, model
 
-    print(trained.sample(finding.of_id(run), prompt, tokens, temperature, seed))
+    print(model.sample(find.of_id(run), prompt, tokens, temperature, seed))
 
 
 @app.command()
@@ -288,7 +288,7 @@ def sync(
     tracking=tensorboard writes event files for TensorBoard instead.
     """
     from posbench.evaluation.job import results_of
-    from posbench.run_folder import tracking
+    from posbench.run import tracking
 
     tracking.sync(*_runs_and_settings("sync", words), results_of)
 
@@ -325,7 +325,7 @@ def runs(
 
         listed.main(paths or [Path("outputs")])
         return
-    from posbench.run_folder import cleaning
+    from posbench.run import cleaning
 
     if not paths:
         raise UserError("which runs? posbench runs RUN --delete")
@@ -339,9 +339,9 @@ def clean(paths: Runs) -> None:
 
     Also drops the optimizer's state, which is most of a run's size.
     """
-    from posbench.run_folder import cleaning, finding
+    from posbench.run import cleaning, find
 
-    folders = finding.run_folders(paths)
+    folders = find.run_folders(paths)
     freed, left = cleaning.clean(folders)
     print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
     for folder in left:
@@ -361,11 +361,11 @@ def export(
     its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs transformers.
     """
     from posbench.huggingface import export
-    from posbench.run_folder import finding
+    from posbench.run import find
 
     if code not in ("code=true", "code=false"):
         raise UserError(f"unknown setting '{code}': expected code=true, or nothing")
-    print(export.export(finding.of_id(run), folder, code == "code=true"))
+    print(export.export(find.of_id(run), folder, code == "code=true"))
 
 
 @app.command("list")
@@ -409,9 +409,9 @@ def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = N
         return
     if png or phrase or words:
         raise UserError("--text draws no picture: leave out --png, --phrase and --words")
-    from posbench.run_folder import finding
+    from posbench.run import find
 
-    if run := next((name for name in names if (finding.of_id(Path(name)) / "run.json").is_file()), None):
+    if run := next((name for name in names if (find.of_id(Path(name)) / "run.json").is_file()), None):
         raise UserError(f"{run} is a run: --text describes an encoding, 'posbench show rope --text'")
     from posbench import listing
 

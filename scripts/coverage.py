@@ -34,8 +34,8 @@ from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.protocols import Windows
 from posbench.model.gpt import build
 from posbench.results.estimate import Estimate, estimate, units_of_text
-from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_config
+from posbench.run import checkpoint
+from posbench.run.run import load_config
 
 Floats = NDArray[np.float64]
 

@@ -31,9 +31,9 @@ from posbench.errors import PosbenchError
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
 from posbench.launch.run import evaluate_runs
-from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_config, load_record
-from posbench.run_folder.rows import evaluation_rows, read_rows, training_rows
+from posbench.run import checkpoint
+from posbench.run.rows import evaluation_rows, read_rows, training_rows
+from posbench.run.run import load_config, load_record
 from posbench.terminal import exits
 
 _OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}

@@ -152,6 +152,6 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def evaluation_lines(folder: Path) -> list[dict[str, Any]]:
     """The evaluation rows of a run folder as they stand there."""
-    from posbench.run_folder.rows import read_rows
+    from posbench.run.rows import read_rows
 
     return [row for row in read_rows(folder) if "protocol" in row]

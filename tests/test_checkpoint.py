@@ -19,7 +19,7 @@ from support import snapshot
 import posbench
 from posbench import files
 from posbench.errors import RunFailed, UserError
-from posbench.run_folder import checkpoint
+from posbench.run import checkpoint
 
 
 def save(folder: Path, step: int, size: int = 64) -> Path:

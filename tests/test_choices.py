@@ -20,7 +20,7 @@ from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied, nll
 from posbench.evaluation.plan import check
 from posbench.evaluation.probes import Choice, Material
 from posbench.model.gpt import build
-from posbench.run_folder.rows import EvaluationRow
+from posbench.run.rows import EvaluationRow
 
 L, V = 64, 400
 PROBLEMS = 128

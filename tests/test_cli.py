@@ -23,8 +23,8 @@ from posbench.config.identity import run_id
 from posbench.encodings import families
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
-from posbench.run_folder.folder import load_record
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run.rows import evaluation_rows
+from posbench.run.run import load_record
 from posbench.terminal import exits
 
 # Two updates of a very small model, from an empty folder.

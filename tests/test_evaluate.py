@@ -35,8 +35,8 @@ from posbench.launch.run import evaluate_runs
 from posbench.model.gpt import build
 from posbench.results import compare
 from posbench.results.frame import read
-from posbench.run_folder.folder import Run, load_record
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows, every_row
+from posbench.run.rows import EvaluationRow, evaluation_rows, every_row
+from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
 V = 37

@@ -25,11 +25,11 @@ from posbench.data import tokenizer as tokenizers
 from posbench.errors import UserError
 from posbench.huggingface import export
 from posbench.model.gpt import build
-from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_config
-from posbench.run_folder.names import TOKENIZER
-from posbench.run_folder.rows import evaluation_rows
-from posbench.run_folder.trained import model_of
+from posbench.run import checkpoint
+from posbench.run.model import model_of
+from posbench.run.names import TOKENIZER
+from posbench.run.rows import evaluation_rows
+from posbench.run.run import load_config
 
 transformers = pytest.importorskip("transformers")
 

@@ -18,8 +18,8 @@ from posbench.config.external import TrainedOn
 from posbench.errors import UserError
 from posbench.huggingface import finetune, load
 from posbench.huggingface.finetune import Learning
-from posbench.run_folder import checkpoint
-from posbench.run_folder.rows import evaluation_rows, training_rows
+from posbench.run import checkpoint
+from posbench.run.rows import evaluation_rows, training_rows
 from posbench.training import train
 
 transformers = pytest.importorskip("transformers")

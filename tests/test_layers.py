@@ -25,7 +25,7 @@ ROOMS = [
     "evaluation",
     "report",
     "results",
-    "run_folder",
+    "run",
     "data",
     "model",
     "config",
@@ -102,7 +102,7 @@ def test_no_circle_within_a_room() -> None:
             ["torch", "hydra", "pydantic", "numpy", "pandas", "datasets", "wandb"],
         ),
         ("import posbench.cli", ["torch", "hydra", "pydantic", "numpy", "datasets", "wandb"]),
-        ("import posbench.run_folder", ["torch", "hydra", "datasets", "wandb"]),
+        ("import posbench.run", ["torch", "hydra", "datasets", "wandb"]),
         ("import posbench.training.train", ["datasets", "wandb", "hydra", "matplotlib", "scipy"]),
     ],
 )

@@ -31,8 +31,8 @@ from posbench.encodings.base import Shape
 from posbench.errors import Stopped, UserError
 from posbench.results.frame import read
 from posbench.results.headline import headline
-from posbench.run_folder import checkpoint
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run import checkpoint
+from posbench.run.rows import evaluation_rows
 
 ROOT = Path(__file__).parent.parent
 TINY = [*support.TINY, "data.path=text.txt", "training.tokens=512", "runtime.cache=cache"]

@@ -29,8 +29,8 @@ from posbench.evaluation.models import Variant, Varied
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.results.frame import GATE
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows, training_rows
-from posbench.run_folder.trained import tokenizer_of
+from posbench.run.model import tokenizer_of
+from posbench.run.rows import EvaluationRow, evaluation_rows, training_rows
 
 NAMES = tasks.names()
 TINY = [
@@ -292,7 +292,7 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     again = tmp_path / "again" / folder.name
     shutil.copytree(folder, again)
     shutil.rmtree(again / "checkpoint/step-00000010")
-    from posbench.run_folder.folder import load_config
+    from posbench.run.run import load_config
     from posbench.training.train import train
 
     train(load_config(again), again, ["posbench", "train"])

@@ -26,9 +26,9 @@ from posbench.errors import RunFailed, Stopped, UserError
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
-from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_config, load_record
-from posbench.run_folder.rows import evaluation_rows, training_rows
+from posbench.run import checkpoint
+from posbench.run.rows import evaluation_rows, training_rows
+from posbench.run.run import load_config, load_record
 from posbench.terminal import exits
 from posbench.training.step import Learner
 from posbench.training.train import train

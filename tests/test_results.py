@@ -21,7 +21,7 @@ from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
 from posbench.results.estimate import in_two_groups
 from posbench.results.frame import differing_settings, read, save
 from posbench.results.headline import headline
-from posbench.run_folder.rows import EVALUATION_KEY
+from posbench.run.rows import EVALUATION_KEY
 
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
 

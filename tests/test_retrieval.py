@@ -17,7 +17,7 @@ from posbench.evaluation import probes
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.models import Subject, Variant, Varied
 from posbench.evaluation.probes import Choice, Material
-from posbench.run_folder.rows import EvaluationRow
+from posbench.run.rows import EvaluationRow
 
 L, PROBLEMS = 160, 40  # each digit, place and word equally often
 LENGTHS = (160, 200, 512)

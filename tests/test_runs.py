@@ -19,10 +19,10 @@ from support import snapshot
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
-from posbench.run_folder.facts import Where
-from posbench.run_folder.folder import Run, in_use, load_config, load_record
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows, read_rows
+from posbench.run.facts import Where
+from posbench.run.jsonl import read_jsonl
+from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows
+from posbench.run.run import Run, in_use, load_config, load_record
 
 COMMAND = ["posbench", "train"]
 

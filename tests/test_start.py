@@ -23,9 +23,9 @@ from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.protocols import plan, targets_of
 from posbench.launch import plans
 from posbench.launch.plans import resolve_one
-from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_config
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run import checkpoint
+from posbench.run.rows import evaluation_rows
+from posbench.run.run import load_config
 from posbench.training import train
 
 # 8 updates of 4 sequences of 16 tokens.

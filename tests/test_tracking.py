@@ -22,11 +22,11 @@ from wandb_server import ServedRun, Server
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation.job import results_of
-from posbench.run_folder import tracking
-from posbench.run_folder.facts import Where
-from posbench.run_folder.folder import Run
-from posbench.run_folder.rows import EvaluationRow, read_rows
-from posbench.run_folder.tracking import Names, choose_mode, mirrored, refuse_names
+from posbench.run import tracking
+from posbench.run.facts import Where
+from posbench.run.rows import EvaluationRow, read_rows
+from posbench.run.run import Run
+from posbench.run.tracking import Names, choose_mode, mirrored, refuse_names
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(

@@ -34,10 +34,10 @@ from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.printed import print_results
 from posbench.model.gpt import GPT, build
 from posbench.results.frame import read
-from posbench.run_folder import checkpoint, tracking
-from posbench.run_folder.folder import Run, held_config, load_record, other_code
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows, read_rows, training_rows
-from posbench.run_folder.trained import sample
+from posbench.run import checkpoint, tracking
+from posbench.run.model import sample
+from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows, training_rows
+from posbench.run.run import Run, held_config, load_record, other_code
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.step import Outcome, begin_update, learning_rate, optimizer_for
 from posbench.training.train import train

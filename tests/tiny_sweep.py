@@ -8,7 +8,7 @@ from typing import Any
 import support
 
 from posbench.launch.plans import Plan
-from posbench.run_folder.rows import evaluation_rows, training_rows
+from posbench.run.rows import evaluation_rows, training_rows
 from posbench.training.train import train
 
 TINY = [

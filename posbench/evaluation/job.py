@@ -27,11 +27,11 @@ from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.results.frame import read
 from posbench.results.headline import headline
-from posbench.run_folder import checkpoint, tracking
-from posbench.run_folder.folder import Run, load_config, load_record
-from posbench.run_folder.names import TOKENIZER
-from posbench.run_folder.rows import EvaluationRow, every_row
-from posbench.run_folder.trained import with_weights
+from posbench.run import checkpoint, tracking
+from posbench.run.model import with_weights
+from posbench.run.names import TOKENIZER
+from posbench.run.rows import EvaluationRow, every_row
+from posbench.run.run import Run, load_config, load_record
 from posbench.terminal.signals import signals_as_errors
 
 if TYPE_CHECKING:

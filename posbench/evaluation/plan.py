@@ -17,7 +17,7 @@ from posbench.evaluation import probes, protocols
 from posbench.evaluation.models import AS_TRAINED, Variant, parse_choice
 from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Windows
 from posbench.processes import World
-from posbench.run_folder.rows import EvaluationRow
+from posbench.run.rows import EvaluationRow
 
 Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]  # a row, and what fills in its numbers
 

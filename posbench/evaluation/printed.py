@@ -15,7 +15,7 @@ from posbench.results.compare import USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
-from posbench.run_folder.rows import multiple
+from posbench.run.rows import multiple
 from posbench.terminal import console
 
 FLAT = 0.1  # nats per token: a curve that spans less has short bars

@@ -7,7 +7,7 @@ import yaml
 from posbench.config.external import Trains
 from posbench.config.schema import to_container
 from posbench.data.tokenizer import SEPARATOR
-from posbench.run_folder.rows import EvaluationRow
+from posbench.run.rows import EvaluationRow
 
 Agreements = list[dict[str, float]]  # by length: `length`, `difference` of logits, `largest_logit`, `limit`
 USE = f"""

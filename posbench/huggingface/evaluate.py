@@ -26,9 +26,9 @@ from posbench.evaluation.plan import lengths_of, refuse_few_blocks
 from posbench.huggingface import rope
 from posbench.huggingface.load import TESTED, TOKENIZER, Source, find, load, position_of, transformers
 from posbench.huggingface.subject import HuggingFaceModel
-from posbench.run_folder.facts import Where
-from posbench.run_folder.folder import Run
-from posbench.run_folder.rows import every_row
+from posbench.run.facts import Where
+from posbench.run.rows import every_row
+from posbench.run.run import Run
 from posbench.terminal import console, exits
 from posbench.terminal.signals import signals_as_errors
 

@@ -37,11 +37,11 @@ from posbench.huggingface.evaluate import described, evaluate_into, precision_of
 from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, position_of, transformers
 from posbench.huggingface.subject import forward
 from posbench.kernels.cross_entropy import cross_entropy
-from posbench.run_folder import tracking
-from posbench.run_folder.facts import Where
-from posbench.run_folder.folder import Run, held_config
-from posbench.run_folder.names import MODEL
-from posbench.run_folder.rows import evaluation_rows, headline_split
+from posbench.run import tracking
+from posbench.run.facts import Where
+from posbench.run.names import MODEL
+from posbench.run.rows import evaluation_rows, headline_split
+from posbench.run.run import Run, held_config
 from posbench.terminal.signals import signals_as_errors
 from posbench.training.step import learner_for
 from posbench.training.train import begin, end, fit

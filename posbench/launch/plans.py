@@ -16,7 +16,7 @@ from posbench.config.schema import Config
 from posbench.config.shipped import chosen
 from posbench.errors import UserError
 from posbench.evaluation.plan import check
-from posbench.run_folder.tracking import refuse_names
+from posbench.run.tracking import refuse_names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from posbench.errors import InUse, Stopped, UserError
 from posbench.launch import states
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
-from posbench.run_folder.folder import Run
+from posbench.run.run import Run
 from posbench.terminal import exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 

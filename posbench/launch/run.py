@@ -31,8 +31,8 @@ from posbench.evaluation.job import evaluate_run
 from posbench.launch import states
 from posbench.launch.plans import Plan, plan
 from posbench.processes import SHARED, PeerLost, joined, place
-from posbench.run_folder.folder import Run, load_config
-from posbench.run_folder.rows import evaluation_rows, newest_of_split, on_shared_targets
+from posbench.run.rows import evaluation_rows, newest_of_split, on_shared_targets
+from posbench.run.run import Run, load_config
 from posbench.terminal import console, exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals, wait_for_parent
 from posbench.training import train as training

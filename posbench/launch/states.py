@@ -10,9 +10,9 @@ from typing import Any
 
 from posbench.errors import UserError
 from posbench.launch.plans import Plan
-from posbench.run_folder.folder import attempt_is_open, load_config, load_record
-from posbench.run_folder.jsonl import number
-from posbench.run_folder.rows import PLAIN, evaluation_rows, newest_of_split, training_rows
+from posbench.run.jsonl import number
+from posbench.run.rows import PLAIN, evaluation_rows, newest_of_split, training_rows
+from posbench.run.run import attempt_is_open, load_config, load_record
 
 logger = logging.getLogger(__name__)
 _LINE_EVERY_SECONDS = 30.0

@@ -19,8 +19,8 @@ from posbench.launch import plans, pool, slurm, states, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.results.compare import ENOUGH_SEEDS
-from posbench.run_folder import tracking
-from posbench.run_folder.folder import has_weights, other_code
+from posbench.run import tracking
+from posbench.run.run import has_weights, other_code
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from posbench.report.tables import cut
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
 from posbench.results.frame import differing_settings
-from posbench.run_folder.rows import PLAIN, WINDOWED
+from posbench.run.rows import PLAIN, WINDOWED
 
 FigureKind = Literal["panels", "curve", "perplexity"]
 DARK, GREY, LIGHT = "#333333", "#8C8C8C", "#C8C8C8"

@@ -11,7 +11,7 @@ from posbench.results import compare
 from posbench.results.compare import ENDPOINT_RATIO, NOT_RESOLVED, RISE_LIMIT, USES_LIMIT
 from posbench.results.frame import GATE
 from posbench.results.tasks import accuracies
-from posbench.run_folder.rows import PLAIN
+from posbench.run.rows import PLAIN
 
 LONGEST_LABEL = 40  # characters in a terminal
 GROUPED = "*"  # after a number whose seeds fall into two groups

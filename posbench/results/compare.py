@@ -16,7 +16,7 @@ import pandas as pd
 
 from posbench.errors import UserError
 from posbench.results.estimate import Estimate, Floats, estimate, in_two_groups
-from posbench.run_folder.rows import PLAIN, WINDOWED
+from posbench.run.rows import PLAIN, WINDOWED
 
 REFERENCE = "rope"
 RISE_LIMIT = 0.05  # nats per token above the loss at the training length: a scheme holds up to there

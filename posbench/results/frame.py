@@ -25,11 +25,11 @@ from posbench.config.identity import NOT_IDENTITY, one_number
 from posbench.config.schema import flat, saved_container
 from posbench.errors import UserError
 from posbench.results.estimate import units_of_text
-from posbench.run_folder import rows as run_rows
-from posbench.run_folder.finding import run_folders
-from posbench.run_folder.folder import in_use, load_record
-from posbench.run_folder.jsonl import number, read_jsonl
-from posbench.run_folder.names import CONFIG
+from posbench.run import rows as run_rows
+from posbench.run.find import run_folders
+from posbench.run.jsonl import number, read_jsonl
+from posbench.run.names import CONFIG
+from posbench.run.run import in_use, load_record
 
 SUFFIX = ".parquet"  # of a study in one file
 GATE = 0.99  # share of right tokens at every trained length from which on a run has learned a task

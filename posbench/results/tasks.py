@@ -12,7 +12,7 @@ import pandas as pd
 
 from posbench.results.compare import ALPHA, ENOUGH_SEEDS, HALF, NOT_RESOLVED, reference_label
 from posbench.results.frame import GATE
-from posbench.run_folder.rows import PLAIN
+from posbench.run.rows import PLAIN
 
 RATIOS = (2.0, 4.0)  # times the longest trained problems, where accuracies are tested
 LEAST = 0.01  # of a share: a smaller difference has no word

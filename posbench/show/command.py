@@ -15,7 +15,7 @@ from posbench import encodings, files
 from posbench.config import compose
 from posbench.errors import UserError
 from posbench.report import charts
-from posbench.run_folder.finding import of_id
+from posbench.run.find import of_id
 from posbench.show import panels
 from posbench.show.panels import Build, Panel, Picture
 

@@ -15,8 +15,8 @@ from posbench.data import tokens as data
 from posbench.errors import UserError
 from posbench.model.attention.dispatch import attention
 from posbench.model.gpt import GPT
-from posbench.run_folder.folder import load_config, load_record
-from posbench.run_folder.trained import model_of, tokenizer_of
+from posbench.run.model import model_of, tokenizer_of
+from posbench.run.run import load_config, load_record
 from posbench.show import panels
 from posbench.show.panels import Panel, Picture
 

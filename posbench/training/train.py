@@ -29,12 +29,12 @@ from posbench.evaluation.job import evaluate_into, on_the_way, results_of
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.processes import World
-from posbench.run_folder import checkpoint, tracking
-from posbench.run_folder.facts import Where
-from posbench.run_folder.folder import Run, held_config
-from posbench.run_folder.names import TOKENIZER
-from posbench.run_folder.rows import every_row
-from posbench.run_folder.trained import give_weights, weights_of
+from posbench.run import checkpoint, tracking
+from posbench.run.facts import Where
+from posbench.run.model import give_weights, weights_of
+from posbench.run.names import TOKENIZER
+from posbench.run.rows import every_row
+from posbench.run.run import Run, held_config
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.clock import Clock, Divergence

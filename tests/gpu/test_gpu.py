@@ -18,7 +18,7 @@ from posbench.errors import Stopped, UserError
 from posbench.evaluation.models import TrainedGPT, nll_of
 from posbench.kernels.cross_entropy import linear_cross_entropy
 from posbench.model.gpt import GPT, build
-from posbench.run_folder.checkpoint import newest
+from posbench.run.checkpoint import newest
 from posbench.training.step import Learner, begin_update, learner_for, update
 from posbench.training.train import train
 

@@ -13,7 +13,7 @@ from posbench.config.external import load_saved
 from posbench.config.schema import DataConfig
 from posbench.data import text
 from posbench.errors import UserError
-from posbench.run_folder import checkpoint
+from posbench.run import checkpoint
 
 
 class Payload:

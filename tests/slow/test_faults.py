@@ -18,9 +18,9 @@ from support import snapshot
 from posbench import report
 from posbench.config.schema import Config
 from posbench.errors import InUse
-from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import Run, load_record
-from posbench.run_folder.jsonl import read_jsonl
+from posbench.run import checkpoint
+from posbench.run.jsonl import read_jsonl
+from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too

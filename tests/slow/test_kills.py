@@ -11,8 +11,8 @@ import pytest
 from faults import Case, Kill, at_boundaries, at_random
 
 from posbench.config.schema import Config
-from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import Run
+from posbench.run import checkpoint
+from posbench.run.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
 
@@ -103,10 +103,10 @@ def half_lines_kept(run: Run) -> Any:
 
 
 WORSE: dict[str, tuple[str, Any]] = {
-    "a checkpoint is written in place": ("posbench.run_folder.checkpoint.save", saved_in_place),
+    "a checkpoint is written in place": ("posbench.run.checkpoint.save", saved_in_place),
     "the optimizer begins anew": ("posbench.training.step._AdamW.load_state_dict", lambda *_: None),
-    "rows are not cut on resuming": ("posbench.run_folder.folder.Run.cut", lambda *_: None),
-    "half lines stay": ("posbench.run_folder.folder.Run._open_rows", half_lines_kept),
+    "rows are not cut on resuming": ("posbench.run.run.Run.cut", lambda *_: None),
+    "half lines stay": ("posbench.run.run.Run._open_rows", half_lines_kept),
 }
 
 

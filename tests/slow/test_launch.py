@@ -12,8 +12,8 @@ import pytest
 from support import TINY, each_once, write_text
 
 from posbench import machine
-from posbench.run_folder.folder import load_record
-from posbench.run_folder.rows import evaluation_rows, training_rows
+from posbench.run.rows import evaluation_rows, training_rows
+from posbench.run.run import load_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(machine.cores() < 2, reason="needs two cores")]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.names import EVALUATION, METRICS, ROWS
+from posbench.run.jsonl import read_jsonl
+from posbench.run.names import EVALUATION, METRICS, ROWS
 
 PLAIN, WINDOWED = "plain", "windowed"
 PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length

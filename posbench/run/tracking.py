@@ -21,9 +21,9 @@ from posbench.config.external import TrainedElsewhere, Trains
 from posbench.config.overrides import pairs, value
 from posbench.config.schema import TrackingConfig, to_container, validate
 from posbench.errors import PosbenchError, UserError
-from posbench.run_folder.folder import Run, load_any_config
-from posbench.run_folder.jsonl import number
-from posbench.run_folder.rows import PAIRED, EvaluationRow
+from posbench.run.jsonl import number
+from posbench.run.rows import PAIRED, EvaluationRow
+from posbench.run.run import Run, load_any_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

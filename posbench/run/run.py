@@ -26,10 +26,10 @@ from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn, Tra
 from posbench.config.identity import NOT_IDENTITY, run_id
 from posbench.config.schema import Config, EvaluationConfig, flat, to_container
 from posbench.errors import InUse, RunFailed, Stopped, UserError
-from posbench.run_folder.facts import Where, git_state, iso, now, versions
-from posbench.run_folder.jsonl import plain
-from posbench.run_folder.names import CONFIG, LOG_TEXT, RECORD, ROWS
-from posbench.run_folder.rows import read_rows
+from posbench.run.facts import Where, git_state, iso, now, versions
+from posbench.run.jsonl import plain
+from posbench.run.names import CONFIG, LOG_TEXT, RECORD, ROWS
+from posbench.run.rows import read_rows
 from posbench.terminal.exits import Escaped
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from pathlib import Path
 from posbench import files
 from posbench.config.external import TrainedElsewhere
 from posbench.errors import InUse, UserError
-from posbench.run_folder import checkpoint
-from posbench.run_folder.finding import of_id
-from posbench.run_folder.folder import Run, load_any_config, load_record, owned
-from posbench.run_folder.names import CONFIG, RECORD
+from posbench.run import checkpoint
+from posbench.run.find import of_id
+from posbench.run.names import CONFIG, RECORD
+from posbench.run.run import Run, load_any_config, load_record, owned
 
 
 def clean(folders: list[Path]) -> tuple[int, list[Path]]:

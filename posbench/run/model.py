@@ -10,9 +10,9 @@ from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
 from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
-from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_config, load_record
-from posbench.run_folder.names import TOKENIZER
+from posbench.run import checkpoint
+from posbench.run.names import TOKENIZER
+from posbench.run.run import load_config, load_record
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
