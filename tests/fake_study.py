@@ -14,7 +14,6 @@ import numpy as np
 import yaml
 
 from posbench.config import compose
-from posbench.config.identity import run_id
 from posbench.config.schema import Config, EncodingConfig, to_container
 from posbench.results.frame import read
 from posbench.results.headline import Headline, headline
@@ -97,13 +96,13 @@ def write_study(study: Path, template: Config, schemes: dict[str, Truth] | None 
 
 def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     """A run folder with nothing but its configuration and its record."""
-    folder = study / run_id(config)
+    folder = study / config.id
     folder.mkdir(parents=True)
     text = yaml.dump(to_container(config), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     usual = {
         "schema": 1,
-        "id": run_id(config),
+        "id": config.id,
         "study": config.study,
         "encoding": config.encoding.name,
         "seed": config.seed,

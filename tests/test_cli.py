@@ -19,7 +19,6 @@ from posbench import encodings, installed, listing, tasks
 from posbench.cli import main
 from posbench.config import compose
 from posbench.config.external import load_saved
-from posbench.config.identity import run_id
 from posbench.encodings import families
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
@@ -202,8 +201,8 @@ train protocol=fixed | evaluation.protocols is 'fixed': expected fixed_target or
 train split=test,validation | expected validation or test
 train runtime.compile=maybe | runtime.compile is 'maybe': expected true or false or auto
 train model.n_layers=0 | model.n_layers is 0: expected at least 1
-train model.d_model=99 | model.d_model is 99: it does not divide into 4 heads, nearest: 96 or 100
-train model.attention.sinks=1 | expected 0, or a model.attention.window beside it
+train model.d_model=99 | model.d_model is 99: it does not divide among 4 heads, nearest: 96 or 100
+train model.attention.sinks=1 | expected model.attention.window beside it
 train training.train_length=1 | training.train_length is 1: expected at least 2
 train training.tokens=10 | training.tokens is 10: expected at least 2048, one update
 train training.learning_rate=0 | training.learning_rate is 0: expected a number above 0
@@ -222,7 +221,6 @@ train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes; did 
 sweep encoding=rope,alibi encoding.base=1,2 | 'posbench sweep encoding=rope encoding.base=1,2 study=NAME' and '
 train data.source=text | it is chosen with its options, data=text
 train data.column=body | data.column is 'body', which data=builtin does not read: data=text and data=hub
-train data.path=my.txt data.column=body | data.column is 'body', which 'my.txt' does not have: files with rows do
 train data=wikitext-2 data.path=a.txt | data.path is 'a.txt', which data=hub does not read: data=text does
 train data=wikitext-2 data.dataset=x/y | another data set is data=hub data.dataset=x/y
 train training.tokens=${training.foo} | training.foo
@@ -440,7 +438,7 @@ def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(monk
     assert main() == 0 and len(calls) == 1
     folder = the_run()
     config, record = load_saved(folder / "config.yaml"), load_record(folder)
-    assert folder.name == run_id(config) and record["status"] == "done"
+    assert folder.name == config.id and record["status"] == "done"
     assert record["command"].startswith("posbench train tracking=none") and "--restart" not in record["command"]
     assert train() == 0 and the_run() == folder  # the same command is the same run
     assert train("--restart") == 0 and runs() == [folder.name, f"{folder.name}.old-1"]

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from posbench.config import compose, history, overrides, schema
+from posbench.config import compose, identity, overrides, schema
 from posbench.config.external import load_saved
-from posbench.config.identity import run_id
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, TrainingConfig, from_container, to_container
 from posbench.config.shipped import choices, configs_dir
@@ -276,12 +275,12 @@ def test_every_number_has_bounds_that_its_message_names(tiny_config: Config, key
 
 
 def test_a_run_is_what_shapes_its_weights(tiny_config: Config) -> None:
-    assert re.fullmatch(r"rope-s0-[0-9a-f]{8}", run_id(tiny_config))
-    assert run_id(composed("tracking=none", "evaluation.blocks=9", "study=other", "threads=7")) == run_id(composed())
+    assert re.fullmatch(r"rope-s0-[0-9a-f]{8}", tiny_config.id)
+    assert composed("tracking=none", "evaluation.blocks=9", "study=other", "threads=7").id == composed().id
     changes = ["encoding.base=9999", "seed=1", "training.clip=2", "data.vocab_size=999"]
-    assert len({run_id(composed(change)) for change in changes} | {run_id(composed())}) == 5
+    assert len({composed(change).id for change in changes} | {composed().id}) == 5
     spellings = ["encoding.base=10000", "encoding.base=1e4", "encoding.base=10000.0"]
-    assert {run_id(composed(spelling, "training.tokens=1e6")) for spelling in spellings} == {run_id(composed())}
+    assert {composed(spelling, "training.tokens=1e6").id for spelling in spellings} == {composed().id}
 
 
 def at_the_former_rate(*words: str) -> Config:
@@ -302,15 +301,15 @@ class LaterConfig(Config):
 def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = load_saved(STORED)
     # A literal, never computed: whoever changes it takes every run of every user its name.
-    assert run_id(before) == run_id(at_the_former_rate("encoding=rope")) == "rope-s0-21bc4a21"
+    assert before.id == at_the_former_rate("encoding=rope").id == "rope-s0-21bc4a21"
     monkeypatch.setattr(schema, "Config", LaterConfig)
-    monkeypatch.setitem(history.LATER, "training.dropout", 0.0)
-    monkeypatch.setitem(history.LATER_OPTIONS, "rope.partial", None)
-    later = from_container(yaml.safe_load(STORED.read_text()))
+    monkeypatch.setitem(identity.LATER, "training.dropout", 0.0)
+    monkeypatch.setitem(identity.LATER_OPTIONS, "rope.partial", None)
+    later = from_container(to_container(before))
     assert isinstance(later, LaterConfig) and later.encoding.options["partial"] is None
-    assert run_id(later) == run_id(before) and from_container(to_container(later)) == later
+    assert later.id == before.id and from_container(to_container(later)) == later
     dropout = dataclasses.replace(later, training=dataclasses.replace(later.training, dropout=0.1))
-    assert run_id(dropout) != run_id(before)
+    assert dropout.id != before.id
 
 
 @pytest.mark.full
@@ -318,7 +317,7 @@ def test_another_split_is_another_run_and_a_run_of_before_keeps_its_own() -> Non
     asked = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
     now, before = (composed(*asked, *more) for more in ([], ["data.test_pieces=null"]))
     assert (now.data.test_pieces, before.data.test_pieces) == (30, None)
-    assert run_id(before) == "rope-s0-5165727c" != run_id(now)
+    assert before.id == "rope-s0-5165727c" != now.id
     container = to_container(before)
     del container["data"]["test_pieces"]  # as a run of before has saved it
     assert from_container(container) == before
@@ -349,7 +348,7 @@ def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_tod
     chosen, former, name = (part.split() for part in line.split(" | "))
     words = [f"encoding={chosen[0]}", *(f"encoding.{option}" for option in chosen[1:])]
     before = at_the_former_rate(*words, *(f"encoding.{option}" for option in former))
-    assert [run_id(before)] == name != [run_id(at_the_former_rate(*words))]
+    assert [before.id] == name != [at_the_former_rate(*words).id]
     saved = to_container(before)
     for option in former:  # files of before lack what was not given
         saved["encoding"].get("inner_options", {}).pop(option.partition("=")[0].rpartition(".")[2], None)
@@ -367,9 +366,9 @@ def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs(
     before = from_container(saved)
     first, second = before.encoding.options["inner_options"]["layers"]
     assert first["threshold"] is None and second["inner_options"]["threshold"] is None
-    assert run_id(before) == "temperature-s0-32c64441"
-    assert run_id(at_the_former_rate("encoding=liere")) == "liere-s0-ac9984cf"  # an option that changes nothing
-    assert run_id(at_the_former_rate("encoding=liere", "encoding.block=8")) != "liere-s0-ac9984cf"
+    assert before.id == "temperature-s0-32c64441"
+    assert at_the_former_rate("encoding=liere").id == "liere-s0-ac9984cf"  # an option that changes nothing
+    assert at_the_former_rate("encoding=liere", "encoding.block=8").id != "liere-s0-ac9984cf"
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -419,11 +418,11 @@ SAVED: dict[str, tuple[str | dict[str, Any], str]] = {
     "hydra": ({"hydra": {"callbacks": {}}}, "unknown key 'hydra'"),
     "resolver": ({"study": "${oc.env:HOME}"}, "study is '${oc.env:HOME}': expected letters"),
     "outside": ({"encoding": {"name": "../../x"}}, "encoding.name is '../../x': expected letters"),
-    "no encoding": ({"encoding": None}, "missing key 'encoding'"),
-    "a text": ({"encoding": "rope"}, "encoding is 'rope': expected a name and options"),
+    "no encoding": ({"encoding": None}, "encoding is null: expected keys and values"),
+    "a text": ({"encoding": "rope"}, "encoding is 'rope': expected keys and values"),
     "misspelt": ({"sed": 1}, "unknown key 'sed': did you mean 'seed'?"),
-    "empty": ("", "is not a saved configuration"),
-    "a list": ("- 1", "is not a saved configuration"),
+    "empty": ("", "expected keys with values"),
+    "a list": ("- 1", "expected keys with values"),
     "cut": ("study: [", "did not find expected node content"),
     "code": ("study: !!python/object/apply:os.system [true]", "could not determine a constructor"),
     "no date": ("study: 2024-99-99", "month must be in 1..12"),

@@ -19,7 +19,6 @@ import yaml
 
 import posbench
 from posbench import encodings
-from posbench.config.identity import run_id
 from posbench.config.schema import Config, from_container, to_container
 from posbench.data import tokenizer as tokenizers
 from posbench.errors import UserError
@@ -88,7 +87,7 @@ def exported(run: Path, folder: Path, **how: Any) -> list[dict[str, float]]:
 def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer | None = None, spread: float = 0.1) -> Path:
     """A run folder with random weights: initial ones would hide a norm or a factor that is missing."""
     tokenizer = tokenizer or tokenizers.raw_bytes()
-    run = folder / run_id(config)
+    run = folder / config.id
     run.mkdir(parents=True)
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
     stream = torch.Generator().manual_seed(1)

@@ -20,7 +20,6 @@ import yaml
 from posbench import encodings
 from posbench.claims import claim, reproduce
 from posbench.config.compose import single
-from posbench.config.identity import run_id
 from posbench.config.schema import to_container
 from posbench.config.shipped import configs_dir
 from posbench.data import tokens
@@ -39,7 +38,7 @@ PATTERNS = sorted(f"layered/{path.stem}" for path in (configs_dir() / "encoding"
 
 def identities(commands: Sequence[str]) -> dict[str, str]:
     """Run ids by the words after `posbench train`. The current folder holds a text and a finished run of bytes."""
-    return {words: run_id(single(words.split())) for words in commands}
+    return {words: single(words.split()).id for words in commands}
 
 
 def write_start(folder: Path) -> None:

@@ -16,7 +16,6 @@ import torch
 from disks import in_child, small_disk, start_child
 from support import snapshot
 
-from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run.facts import Where
@@ -42,9 +41,7 @@ def test_run_json_has_every_promised_key_from_the_start(tmp_path: Path, tiny_con
         "attempt", "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds",
         "peak_memory_bytes", "data", "tokenizer_sha256", "support", "wandb", "versions", "git",
     ]  # fmt: skip
-    assert (
-        record["id"] == run_id(tiny_config) and record["status"] == "running" and record["command"] == "posbench train"
-    )
+    assert record["id"] == tiny_config.id and record["status"] == "running" and record["command"] == "posbench train"
     assert record["parameters"] == {"total": None, "encoding": None, "non_embedding": None}
     assert record["git"].keys() == {"commit", "dirty"}
     assert record["tokens"] is None and record["data"] is None
@@ -131,10 +128,10 @@ def test_what_is_not_identity_may_change(tmp_path: Path, tiny_config: Config) ->
 
 def test_a_runs_name_is_that_of_its_configuration(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
-        assert run.id == run.record["id"] == run_id(tiny_config)
+        assert run.id == run.record["id"] == tiny_config.id
         run.update(id="../../of a stranger")
     with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
-        assert run.id == run_id(tiny_config)
+        assert run.id == tiny_config.id
 
 
 def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config) -> None:

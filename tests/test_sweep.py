@@ -23,7 +23,7 @@ from tiny_sweep import TINY, one_by_one, result, until
 import posbench.report
 from posbench import machine
 from posbench.config import compose
-from posbench.config.identity import run_folder, run_id
+from posbench.config.identity import run_folder
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.data.tokens import TokenSplit
@@ -649,7 +649,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_at_a_tuned_rate_is_that_of_the_single_command(overrides: list[str], tmp_path: Path) -> None:
     sweep.sweep(["encoding=rope,alibi", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])
     single = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
-    assert run_id(single) in {path.name for path in (tmp_path / "outputs/demo").glob("*-s*")}
+    assert single.id in {path.name for path in (tmp_path / "outputs/demo").glob("*-s*")}
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

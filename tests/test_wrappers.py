@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.config import history
+from posbench.config import identity
 from posbench.config.schema import Config
 from posbench.encodings.base import Shape
 from posbench.encodings.extend.methods import extended, methods_of
@@ -233,9 +233,9 @@ def test_a_convolution_with_nothing_inside_keeps_its_weights_and_its_run() -> No
     for name in ("canon", "cca"):
         assert not [key for key in encodings.build(name, SHAPE).state_dict() if key.startswith("inners")]
         before = {"encoding": {"name": name, "options_of_before": 1}}
-        now = history.completed(before)
+        now = identity.completed(before)
         assert now["encoding"]["inner"] == "none" and now["encoding"]["inner_options"] == {}
-        assert history.without_neutral(now) == before
+        assert identity.without_neutral(now) == before
 
 
 # -- learned sinks -----------------------------------------------------------------------------------------------------

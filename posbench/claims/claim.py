@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from posbench.config import plain_yaml
+from posbench.config import shipped
 from posbench.config.schema import Section, validate
 from posbench.config.shipped import choices, chosen, configs_dir
 from posbench.errors import UserError, unknown
@@ -118,8 +118,8 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
 
 def _read(name: str, path: Path, config_dir: Path | None) -> Entry:
     try:
-        content = plain_yaml.load(path)
-        claim = validate(Claim, content if isinstance(content, dict) else {})
+        content = shipped.load(path)
+        claim = validate(Claim, content)
         if (claim.test is None) == (claim.more_seeds is None):
             raise UserError("expected test or more_seeds")
         tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
@@ -138,7 +138,7 @@ def _runs(claim: Claim, config_dir: Path | None) -> dict[str, str]:
     shared: dict[str, str] = {}
     for folder in (configs_dir(), *([config_dir] if config_dir else [])):
         if (path := folder / "claim" / f"{SHARED}.yaml").exists():
-            shared |= plain_yaml.load(path)
+            shared |= shipped.load(path)
     runs: dict[str, str] = {}
     for run in claim.runs:
         if isinstance(run, str) and run not in shared:

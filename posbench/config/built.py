@@ -8,23 +8,22 @@ from posbench.errors import UserError
 from posbench.tasks.base import Task
 
 if TYPE_CHECKING:
-    from posbench.encodings.base import Encoding, Shape
-
-
-def shape_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Shape":
-    """The shape of a configuration's model; `vocabulary` has token texts by id, none before there is a tokenizer."""
-    from posbench.encodings.base import Shape  # torch comes with it
-
-    model, length = config.model, config.original_length
-    return Shape(model.d_model, model.n_heads, model.n_layers, length, vocabulary, model.token_rms)
+    from posbench.encodings.base import Encoding
 
 
 def encoding_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Encoding":
-    """The encoding of a configuration. Raises UserError if an option is wrong, or the file of its class is another."""
-    asked = config.encoding
+    """The encoding of a configuration. Raises UserError if an option is wrong, or the file of its class is another.
+
+    Args:
+        vocabulary: token texts by id; none before there is a tokenizer.
+    """
+    from posbench.encodings.base import Shape  # torch comes with it
+
+    model, length, asked = config.model, config.original_length, config.encoding
     if asked.file:
         encodings.from_file(asked.file, asked.file_sha256)
-    return encodings.build(asked.name, shape_of(config, vocabulary), asked.options)
+    shape = Shape(model.d_model, model.n_heads, model.n_layers, length, vocabulary, model.token_rms)
+    return encodings.build(asked.name, shape, asked.options)
 
 
 def build_encoding(config: Config) -> "Encoding":
@@ -48,8 +47,7 @@ def check_task(config: Config) -> None:
         return
     task = task_of(data)
     if (needed := task.size(task.longest) + data.offset) > room:
-        shifted = f" from position {data.offset}" if data.offset else ""
-        wrong = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}{shifted}"
-        raise UserError(f"{wrong} take {needed} tokens, expected at least as many")
+        wrong = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}"
+        raise UserError(f"{wrong} and data.offset={data.offset} take {needed} tokens, expected at least as many")
     if data.offset and "positions" in build_encoding(config).hooks:
         raise UserError(f"data.offset is {data.offset}: '{config.encoding.name}' chooses positions itself, expected 0")

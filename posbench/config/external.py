@@ -7,10 +7,9 @@ which learning rate, from which seed) is None, not a guess.
 import dataclasses
 from pathlib import Path
 
-from posbench.config import schema
-from posbench.config.history import completed, without_neutral
-from posbench.config.identity import NOT_IDENTITY, digest
-from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, Section, validate
+from posbench.config import schema, shipped
+from posbench.config.identity import NOT_IDENTITY, completed, digest, without_neutral
+from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, Section
 from posbench.errors import UserError
 
 _OF_THE_MODEL = ("tokenizer", "vocab_size")  # keys of the data that are the model's own
@@ -46,72 +45,66 @@ class ReadingConfig(Section):
     first: bool  # whether that token also replaces the first one of every window
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainedElsewhere(Section):
-    """A model that was trained elsewhere, and how it is evaluated."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Elsewhere(Section):
+    """What is known of every such model."""
 
     study: str
-    encoding: EncodingConfig  # how it knows where its tokens are
-    model: ModelElsewhere
+    encoding: EncodingConfig  # how it knows where its tokens are, from now on
+    model: ModelElsewhere  # as it was before
     reading: ReadingConfig
-    data: DataConfig  # the text it is evaluated on
-    training: TrainingElsewhere
+    data: DataConfig  # the text it is evaluated on, and trained on
     evaluation: EvaluationConfig
-    seed = None  # not known; no field, so not saved
 
     def __post_init__(self) -> None:
-        _refuse_task(self.data)
+        if self.data.task is not None:
+            raise UserError("data.source is task: expected text, which a model that was trained elsewhere reads")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedElsewhere(_Elsewhere):
+    """A model that was trained elsewhere, and how it is evaluated."""
+
+    training: TrainingElsewhere
+    seed = None  # not known; no field, so not saved
 
     @property
     def id(self) -> str:
         """`<name>-<8 hex digits>`, the digits from all that its numbers follow from: model, reading, text."""
-        text = {key: each for key, each in dataclasses.asdict(self.data).items() if key not in _OF_THE_MODEL}
-        if text["test_pieces"] is None:
-            del text["test_pieces"]
-        reading, length = dataclasses.asdict(self.reading), self.training.train_length
-        shaping = {"model": self.model.sha256, "reading": reading, "data": text, "train_length": length}
-        return f"{self.model.name}-{digest(shaping)}"
+        shaping = without_neutral(schema.to_container(self))
+        text = {key: value for key, value in shaping["data"].items() if key not in _OF_THE_MODEL}
+        text = {"task": None, "offset": 0} | text  # which such ids have always had
+        shaping = {"model": self.model.sha256, "reading": shaping["reading"], "data": text}
+        return f"{self.model.name}-{digest(shaping | {'train_length': self.training.train_length})}"
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainedOn(Section):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedOn(_Elsewhere):
     """A model that was trained elsewhere and is trained on here."""
 
-    study: str
     seed: int  # of the order of the text
-    encoding: EncodingConfig  # how it knows where its tokens are from now on
-    model: ModelElsewhere  # as it was before
-    reading: ReadingConfig
-    data: DataConfig  # the text it is trained on, and evaluated on
     start: TrainingElsewhere  # what is known of its training before
     training: schema.TrainingConfig
-    evaluation: EvaluationConfig
     tracking: schema.TrackingConfig
     runtime: schema.RuntimeConfig
 
     def __post_init__(self) -> None:
-        _refuse_task(self.data)
-        if self.evaluation.at_tokens and self.evaluation.at_tokens[-1] > self.training.tokens:
-            wrong = f"evaluation.at_tokens ends at {self.evaluation.at_tokens[-1]:,}"
+        super().__post_init__()
+        if (last := max(self.evaluation.at_tokens, default=0)) > self.training.tokens:
+            wrong = f"evaluation.at_tokens ends at {last:,}"
             raise UserError(f"{wrong}: expected at most training.tokens, {self.training.tokens:,}")
 
     @property
     def id(self) -> str:
         """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
-        whole = without_neutral(schema.to_container(self))
-        shaping = {key: each for key, each in whole.items() if key not in NOT_IDENTITY}
-        shaping["model"] = self.model.sha256
-        shaping["data"] = {key: each for key, each in whole["data"].items() if key not in _OF_THE_MODEL}
+        shaping = without_neutral(schema.to_container(self))
+        text = {key: value for key, value in shaping["data"].items() if key not in _OF_THE_MODEL}
+        shaping |= {"model": self.model.sha256, "data": text}
         return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"
 
 
 Trains = Config | TrainedOn  # what training and its records know
 AnyConfig = Config | TrainedElsewhere | TrainedOn
-
-
-def _refuse_task(data: DataConfig) -> None:
-    if data.task is not None:
-        raise UserError("data.source is task: expected text, which a model that was trained elsewhere reads")
 
 
 def load_saved(path: Path) -> AnyConfig:
@@ -120,12 +113,14 @@ def load_saved(path: Path) -> AnyConfig:
     Raises:
         UserError: the file cannot be read, is not plain data, or is not a configuration.
     """
-    container = schema.saved_container(path)
+    container = shipped.load(path)
+    kind: type[AnyConfig] = TrainedElsewhere if "reading" in container else Config
+    kind = TrainedOn if "reading" in container and "start" in container else kind
+    known = schema.keys(kind)
+    for section in NOT_IDENTITY:  # of earlier versions, keys that made no other run and are gone
+        if isinstance(settings := container.get(section), dict):
+            container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in known}
     try:
-        if "reading" not in container:
-            return schema.from_container(container)
-        if "start" in container:
-            return validate(TrainedOn, schema.split_encoding(completed(container)))
-        return validate(TrainedElsewhere, schema.split_encoding(container))
+        return schema.validate(kind, container if kind is TrainedElsewhere else completed(container))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

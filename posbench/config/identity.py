@@ -1,39 +1,43 @@
-"""Which run a configuration is: a name that survives new keys, and the folder it goes by."""
+"""What makes a run the same run: ids that survive new keys, older files, and one spelling of each path.
 
+Adding a key must neither rename nor orphan a run that has a folder. So every later key has a value that means what
+posbench did without it: ids leave the key out at that value, and a file without the key is read as if it held it.
+That value belongs to the past: a new default in the YAML changes nothing here.
+"""
+
+import copy
 import dataclasses
 import glob
 import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from posbench.config.history import without_neutral
-from posbench.config.schema import Config, to_container
 from posbench.errors import UserError
 
-# What may change without making it another run.
-NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
+if TYPE_CHECKING:
+    from posbench.config.schema import Config
+
+NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that make no other run
+# "section.key" beside the options of encodings; their dataclasses have the same values as defaults.
+LATER: dict[str, Any] = {"data.task": None, "data.offset": 0, "data.test_pieces": None, "start": None}
+# "encoding.option", of an encoding and of one inside another.
+_BOTH: dict[str, Any] = {
+    "abacus.others": "random", "path.start": "torch", "path_fox.start": "torch", "dape.per_layer": False,
+    "dape_v2.per_layer": False, "selective_rope.start": "torch", "t5.rate": 1.0,
+}  # fmt: skip
+LATER_OPTIONS = _BOTH | {
+    "canon.inner": "none", "canon.inner_options": {}, "cca.inner": "none", "cca.inner_options": {}, "liere.block": None,
+}  # fmt: skip
+# Of encodings inside others, whose files name only the options that were given. As a default of today differs, the
+# same text would mean another run; so new configurations write it out.
+FORMER = _BOTH | {"path.silu": False, "path_fox.silu": False, "selective_rope.rank": 16, "fire.threshold": None}
 
 
-def run_id(config: Any) -> str:
-    """`<encoding>-s<seed>-<8 hex digits>`, the digits from everything that shapes the trained weights.
-
-    Keys that came later count only where they are not neutral (`config.history`), so they rename no earlier run.
-    A configuration of a model from elsewhere has an id of its own.
-    """
-    if not isinstance(config, Config):
-        return str(config.id)
-    encoding, start = dataclasses.replace(config.encoding, file=None), config.start
-    start = start and dataclasses.replace(start, run="")
-    config = dataclasses.replace(config, encoding=encoding, start=start)  # paths make no other run
-    shaping = without_neutral(to_container(config))
-    identity = {key: one_number(value) for key, value in shaping.items() if key not in NOT_IDENTITY}
-    return f"{config.encoding.name}-s{config.seed}-{digest(identity)}"
-
-
-def digest(shaping: dict[str, Any]) -> str:
+def digest(shaping: Mapping[str, Any]) -> str:
     """The 8 hex digits at the end of an id, of all that numbers follow from."""
     text = json.dumps(shaping, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -48,9 +52,9 @@ def one_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def run_folder(config: Config, study: Path | None = None) -> Path:
+def run_folder(config: "Config", study: Path | None = None) -> Path:
     """The run's folder in a study's, its own unless another is given."""
-    return (study or Path(config.runtime.outputs) / config.study) / run_id(config)
+    return (study or Path(config.runtime.outputs) / config.study) / config.id
 
 
 def moved_aside(name: str) -> bool:
@@ -58,21 +62,86 @@ def moved_aside(name: str) -> bool:
     return re.fullmatch(r".+\.old-\d+", name) is not None
 
 
-def with_paths(config: Config) -> Config:
+# -- older files -------------------------------------------------------------------------------------------------------
+
+
+def completed(container: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with later keys at their former values."""
+    whole = copy.deepcopy(dict(container))
+    for holder, key, value in _later(whole):
+        holder.setdefault(key, copy.deepcopy(value))
+    return whole
+
+
+def without_neutral(container: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run, without the later keys that mean what was done before them."""
+    rest = {key: copy.deepcopy(value) for key, value in container.items() if key not in NOT_IDENTITY}
+    for holder, key, value in _later(rest):
+        if holder.get(key, ...) == value:
+            del holder[key]
+    return rest
+
+
+def written_out(container: dict[str, Any], defaults: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
+    """A new configuration, in which inner encodings name their options in `FORMER`, at today's defaults.
+
+    Args:
+        defaults: gives the options of an encoding with their defaults.
+    """
+    for name, options in _inner(container.get("encoding")):
+        for option in _options_of(name, FORMER):
+            options.setdefault(option, copy.deepcopy(defaults(name)[option]))
+    return container
+
+
+def _later(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Each later key that a configuration can have: the dictionary that holds it, its name there, its former value.
+
+    Inner encodings come first: a wrapper's `inner_options` are empty without their former values.
+    """
+    encoding = config.get("encoding")
+    for name, options in _inner(encoding):
+        yield from ((options, option, value) for option, value in _options_of(name, FORMER).items())
+    if isinstance(encoding, dict):
+        later = _options_of(str(encoding.get("name")), LATER_OPTIONS)
+        yield from ((encoding, option, value) for option, value in later.items())
+    for key, value in LATER.items():
+        section, _, name = key.rpartition(".")
+        if isinstance(holder := config.get(section) if section else config, dict):
+            yield holder, name, value
+
+
+def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and options of each encoding inside another, at any depth."""
+    if not isinstance(encoding, dict):
+        return
+    layers = encoding["layers"] if isinstance(encoding.get("layers"), list) else []
+    pairs = [(encoding.get("inner"), encoding.get("inner_options"))]
+    for name, options in [*pairs, *((entry.get("name"), entry) for entry in layers if isinstance(entry, dict))]:
+        if isinstance(name, str) and isinstance(options, dict):
+            yield name, options
+            yield from _inner(options)
+
+
+def _options_of(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(f"{name}."): value for key, value in table.items() if key.startswith(f"{name}.")}
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+def with_paths(config: "Config") -> "Config":
     """The configuration with `~` expanded, and each path to text or a tokenizer spelt in one way: one file, one run.
 
     A path below the current folder becomes relative to it, any other absolute.
     """
     data, runtime = config.data, config.runtime
-    path = spelt(data.path) if data.path else data.path
     names = {key: getattr(data, key) for key in ("dataset", "tokenizer")}  # also names on the hub, or bpe
     found: dict[str, Any] = {key: spelt(name) for key, name in names.items() if name and os.path.exists(expanded(name))}
-    cache = None if runtime.cache is None else expanded(runtime.cache)
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(data, path=path, **found),
-        runtime=dataclasses.replace(runtime, outputs=expanded(runtime.outputs), cache=cache),
-    )
+    data = dataclasses.replace(data, path=data.path and spelt(data.path), **found)
+    cache = runtime.cache and expanded(runtime.cache)
+    runtime = dataclasses.replace(runtime, outputs=expanded(runtime.outputs), cache=cache)
+    return dataclasses.replace(config, data=data, runtime=runtime)
 
 
 def expanded(path: str) -> str:
@@ -85,7 +154,7 @@ def expanded(path: str) -> str:
 
 def is_there(path: str) -> bool:
     """Whether there is such a file, folder or glob."""
-    path = os.path.expanduser(path)
+    path = expanded(path)
     return os.path.exists(path) or any(glob.iglob(path, recursive=True))
 
 

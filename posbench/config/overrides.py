@@ -30,7 +30,6 @@ WORDS |= {"length": LENGTH, "lengths": LENGTH}
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
 OF_A_FINISHED_RUN = [word for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"]
 OF_A_FINISHED_RUN += ["device", "threads", "processes"]
-_TAKEN = ", ".join(OF_A_FINISHED_RUN)
 
 
 def split(word: str, example: str = "") -> tuple[str, str]:
@@ -84,12 +83,12 @@ def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
 def value(key: str, text: str) -> Any:
     """The value of a full key as it was typed: an existing file's name stands as it is, whatever is in it."""
     kind = "ints" if key == LENGTH else schema.kind(KEYS.get(key))
-    if key in FILES and is_there(text):
+    if (key in FILES and is_there(text)) or (kind.endswith("s") and "${" in text):
         return text
     if kind.endswith("s"):
         inner = text.strip().removeprefix("[").removesuffix("]")
-        return text if "${" in text else [_one(key, kind[:-1], item) for item in _items(inner) if item]
-    return _one(key, kind, text.strip() if kind != "text" else text)
+        return [_one(key, kind[:-1], item) for item in _items(inner) if item]
+    return _one(key, kind, text)
 
 
 def _one(key: str, kind: str, text: str) -> Any:
@@ -130,16 +129,14 @@ def _items(text: str) -> list[str]:
     """Split at commas outside quotation marks and brackets."""
     parts, depth, quote = [""], 0, ""
     for char in text:
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"" and not parts[-1].strip():
-            quote = char
-        elif char in "[]{}()":
-            depth += 1 if char in "[{(" else -1
         if char == "," and not quote and depth <= 0:
             parts.append("")
-        else:
-            parts[-1] += char
+            continue
+        if char == quote or (char in "'\"" and not quote and not parts[-1].strip()):
+            quote = "" if quote else char
+        elif not quote:
+            depth += (char in "[{(") - (char in ")}]")
+        parts[-1] += char
     return [part.strip() for part in parts]
 
 
@@ -163,24 +160,24 @@ def apply(config: Config, words: list[str]) -> Asked:
     Raises:
         UserError: an override that cannot be read, an unknown key or a value that does not fit.
     """
-    sections = {name: dataclasses.asdict(getattr(config, name)) for name in SECTIONS}
     given = pairs(words, "length=128,256")
-    for key, text in given.items():
-        if key not in map(WORDS.get, OF_A_FINISHED_RUN):
-            near = did_you_mean(key.rpartition(".")[2], OF_A_FINISHED_RUN, suggest.SIMILAR)
-            raise UserError(f"unknown key '{key}'{near or f' (evaluate takes {_TAKEN})'}")
-        section, _, name = key.partition(".")
-        sections[section][name] = value(key, text)
-    evaluation = sections["evaluation"]
-    if (lengths := evaluation.pop("length", None)) is not None:
-        evaluation["ratios"] = ratios(lengths, config)
-    if evaluation["longest"] is None:
-        evaluation["longest"] = max(1.0, config.evaluation.ratios[-1])
-    settings = schema.validate(EvaluationConfig, evaluation, "evaluation")
-    runtime = schema.validate(RuntimeConfig, sections["runtime"], "runtime")
+    for key in given.keys() - {WORDS[word] for word in OF_A_FINISHED_RUN}:
+        near = did_you_mean(key.rpartition(".")[2], OF_A_FINISHED_RUN, suggest.SIMILAR)
+        near = near or f" (evaluate takes {', '.join(OF_A_FINISHED_RUN)})"
+        raise UserError(f"unknown key '{key}'{near}")
+    typed = {key: value(key, text) for key, text in given.items()}
+    if LENGTH in typed:
+        typed[RATIOS] = ratios(typed.pop(LENGTH), config)
+    made: dict[str, Any] = {}
+    for name, cls in SECTIONS.items():
+        own = {key.partition(".")[2]: item for key, item in typed.items() if key.startswith(f"{name}.")}
+        made[name] = schema.validate(cls, dataclasses.asdict(getattr(config, name)) | own, name)
+    settings = made["evaluation"]
+    if settings.longest is None:
+        settings = dataclasses.replace(settings, longest=max(1.0, config.evaluation.ratios[-1]))
     dataclasses.replace(config, evaluation=settings)  # checks it against the training length
     names = ("device", "threads", "processes")
-    return Asked(settings, **{name: getattr(runtime, name) for name in names if f"runtime.{name}" in given})
+    return Asked(settings, *(getattr(made["runtime"], name) if f"runtime.{name}" in given else None for name in names))
 
 
 def ratios(lengths: list[Any], config: Config) -> tuple[float, ...]:
@@ -191,9 +188,8 @@ def ratios(lengths: list[Any], config: Config) -> tuple[float, ...]:
     """
     train_length = config.training.train_length
     if config.data.task is not None:
-        wrong = f"length is in tokens of text, but data '{config.data.name}' is a task"
-        raise UserError(f"{wrong}: give ratio=2,4, in longest trained problems")
+        raise UserError(f"length is in tokens of text: for '{config.data.name}' give ratio=2,4, in trained problems")
     if not lengths or not all(type(length) is int and length >= 1 for length in lengths):
-        wrong = f"length is {','.join(map(str, lengths))}"
-        raise UserError(f"{wrong}: expected lengths in tokens, such as {train_length // 2},{2 * train_length}")
+        example = f"{train_length // 2},{2 * train_length}"
+        raise UserError(f"length is {','.join(map(str, lengths))}: expected lengths in tokens, such as {example}")
     return tuple(length / train_length for length in sorted(set(lengths)))

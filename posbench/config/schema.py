@@ -11,13 +11,12 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Len, Lt, Predicate
 
-from posbench.config import plain_yaml, suggest
-from posbench.config.history import completed
+from posbench.config import suggest
+from posbench.config.identity import completed, digest, one_number, without_neutral
 from posbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,10 +61,6 @@ class AttentionConfig(Section):
     window: Count | None = None  # keys a query may see, itself included; None = all before it
     sinks: Natural = 0  # keys at the beginning that every query sees beside its window
 
-    def __post_init__(self) -> None:
-        if self.sinks and self.window is None:
-            raise UserError(f"model.attention.sinks is {self.sinks}: expected 0, or a model.attention.window beside it")
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
@@ -88,32 +83,29 @@ class ModelConfig(Section):
 
     @property
     def hidden_width(self) -> int:
-        """Channels of the feed-forward part, `d_ff` or what stands for its null."""
-        if self.d_ff is not None:
-            return self.d_ff
-        # 8/3 of the width gives three matrices the parameters of two of 4 times it; rounded up to a multiple of 32.
-        return -(-8 * self.d_model // 96) * 32 if self.mlp == "swiglu" else 4 * self.d_model
+        """Channels of the feed-forward part: SwiGLU's three matrices have about the weights of two of 4 x d_model."""
+        return self.d_ff or (-(-8 * self.d_model // 96) * 32 if self.mlp == "swiglu" else 4 * self.d_model)
 
     def __post_init__(self) -> None:
-        _refuse_uneven("model.d_model", self.d_model, self.n_heads, "into {} heads")
+        refuse_uneven("model.d_model", self.d_model, self.n_heads, "heads")
 
 
-def _refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
+def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
+    """Refuse a number that does not divide among so many parts, with the nearest ones that do."""
     if rest := value % divisor:
         near = f"{value - rest} or {value - rest + divisor}" if value > divisor else f"{divisor}"
-        raise UserError(f"{key} is {value}: it does not divide {parts.format(divisor)}, nearest: {near}")
+        raise UserError(f"{key} is {value}: it does not divide among {divisor} {parts}, nearest: {near}")
 
 
 # Keys that a source of text does not read: there they have their values of data/_base.yaml, null unless given here.
-_UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False, "offset": 0}
-_UNSET |= {"tokenizer": "bpe", "vocab_size": 2048}
+_UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False, "offset": 0, "tokenizer": "bpe"}
+_UNSET |= {"vocab_size": 2048}
 _UNREAD = {
     "builtin": "path dataset subset revision column splits articles test_pieces task offset",
     "text": "dataset subset revision splits task offset",
     "hub": "path task offset",
     "task": "path dataset subset revision column splits articles max_documents tokenizer vocab_size test_pieces",
 }
-_WHOLE_FILE = re.compile(r".*\.(?:txt|md|py|rst|tex)(?:\.(?:gz|zst|bz2))?", re.IGNORECASE)  # one document each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,12 +138,8 @@ class DataConfig(Section):
             if (value := getattr(self, key)) != _UNSET.get(key):
                 readers = [f"data={source}" for source, unread in _UNREAD.items() if key not in unread.split()]
                 others = " and ".join(readers).replace("data=task", "data=task/copy")
-                wrong = f"data.{key} is {suggest.as_typed(value)}, which data={self.source} does not read"
-                raise UserError(f"{wrong}: {others} does")
-        if self.source == "text" and self.column != _UNSET["column"] and _WHOLE_FILE.fullmatch(self.path or ""):
-            raise UserError(
-                f"data.column is {suggest.as_typed(self.column)}, which '{self.path}' does not have: files with rows do"
-            )
+                value = suggest.as_typed(value)
+                raise UserError(f"data.{key} is {value}, which data={self.source} does not read: {others} does")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,12 +161,8 @@ class TrainingConfig(Section):
     precision: Precision  # of matrix products
 
     def __post_init__(self) -> None:
-        if self.tokens < (least := self.tokens_per_step):
-            raise UserError(f"training.tokens is {self.tokens}: expected at least {least}, one update")
-
-    def refuse_uneven(self, processes: int) -> None:
-        """Refuse sequences of a batch that do not divide equally among so many processes."""
-        _refuse_uneven("training.batch_size", self.batch_size, processes, "among {} processes")
+        if self.steps < 1:
+            raise UserError(f"training.tokens is {self.tokens}: expected at least {self.tokens_per_step}, one update")
 
     @property
     def tokens_per_step(self) -> int:
@@ -192,11 +176,7 @@ class TrainingConfig(Section):
 
     @property
     def warmup_steps(self) -> int:
-        """Updates over which the learning rate rises.
-
-        A warm-up that is longer than the training is cut to a tenth of it. A short trial can then keep the default
-        warm-up, which is made for a longer training.
-        """
+        """Updates over which the learning rate rises: a tenth of all for a warm-up that is longer than the training."""
         tokens = self.warmup_tokens if self.warmup_tokens <= self.tokens else self.tokens // 10
         return tokens // self.tokens_per_step
 
@@ -292,20 +272,28 @@ class Config(Section):
     start: StartConfig | None = dataclasses.field(default=None, kw_only=True)  # None: initial weights are random
 
     @property
+    def id(self) -> str:
+        """`<encoding>-s<seed>-<8 hex digits>`, the digits from all that shapes the trained weights."""
+        shaping = without_neutral(to_container(self))
+        shaping["encoding"].pop("file", None)  # paths make no other run
+        if self.start:
+            shaping["start"]["run"] = ""
+        return f"{self.encoding.name}-s{self.seed}-{digest(one_number(shaping))}"
+
+    @property
     def original_length(self) -> int:
         """Tokens per sequence that the weights were first trained with: what encodings take as the training length."""
         return self.start.train_length if self.start else self.training.train_length
 
     def __post_init__(self) -> None:
-        self.training.refuse_uneven(self.runtime.processes or 1)
+        refuse_uneven("training.batch_size", self.training.batch_size, self.runtime.processes or 1, "processes")
         asked, length, is_task = self.evaluation, self.training.train_length, self.data.task is not None
-        what = f"data '{self.data.name}' is {'a task' if is_task else 'text'}"
-        fitting = "evaluation=extrapolation, or data=task/copy or another task"
-        fitting = "evaluation=problems, which experiment=tasks brings" if is_task else fitting
+        text = "fixed_target or nonoverlap (evaluation=extrapolation), since the data is text"
+        protocols = "problems (evaluation=problems), since the data is a task" if is_task else text
         at_tokens, most = asked.at_tokens or (1,), self.training.tokens
         for key, wrong, expected in (
             ("targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
-            ("protocols", any((each == "problems") != is_task for each in asked.protocols), f"{fitting}, since {what}"),
+            ("protocols", any((each == "problems") != is_task for each in asked.protocols), protocols),
             ("offsets", asked.offsets and not is_task, "[]: they are for tasks"),
             ("tasks", asked.tasks and is_task, "[]: probes are of text"),
             ("ratios", is_task and asked.ratios[0] < 1, "numbers from 1 on: they are of longest trained problems"),
@@ -317,6 +305,9 @@ class Config(Section):
                 value = getattr(asked, key)
                 value = list(value) if isinstance(value, tuple) else value
                 raise UserError(f"evaluation.{key} is {value}: expected {expected}")
+        attention = self.model.attention
+        if attention.sinks and attention.window is None:
+            raise UserError(f"model.attention.sinks is {attention.sinks}: expected model.attention.window beside it")
 
 
 # -- reading and saving ------------------------------------------------------------------------------------------------
@@ -326,10 +317,8 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     """Every key of a section, `section.key` with a prefix, with its type."""
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-            hints |= keys(field.type, f"{prefix}{field.name}.")
-        else:
-            hints[f"{prefix}{field.name}"] = field.type
+        key, hint = f"{prefix}{field.name}", field.type
+        hints |= keys(hint, f"{key}.") if isinstance(hint, type) and dataclasses.is_dataclass(hint) else {key: hint}
     return hints
 
 
@@ -346,45 +335,33 @@ def kind(hint: Any) -> str:
 
 
 def from_container(container: Mapping[str, Any]) -> Config:
-    """Turn the resolved plain dictionary of a composed or saved configuration into a `Config`.
-
-    `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are split from its name. Keys that came
-    after the configuration was written are filled in.
+    """Read the resolved plain dictionary of a composed or saved configuration; later keys are filled in.
 
     Raises:
         UserError: an unknown or missing key, a value of the wrong type or outside its range; one line.
     """
-    return validate(Config, split_encoding(completed(container)))
-
-
-def split_encoding(plain: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of YAML, its encoding's options split from the name. Raises UserError if it has no encoding."""
-    encoding = plain.get("encoding")
-    if not isinstance(encoding, Mapping):
-        wrong = (
-            "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected a name and options"
-        )
-        raise UserError(wrong)
-    source = {key: encoding[key] for key in _SOURCE if key in encoding}
-    options = {key: value for key, value in encoding.items() if key not in ("name", *source)}
-    return {**plain, "encoding": {"name": encoding.get("name"), "options": options, **source}}
+    return validate(Config, completed(container))
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
-    """Make a configuration dataclass of a plain dictionary; errors as `from_container`, which name the section."""
+    """Make a configuration dataclass of a plain dictionary; errors as `from_container`, which name the section.
+
+    `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are split from its name.
+    """
     import pydantic
 
-    hints = keys(cls)
+    hints, plain = keys(cls), dict(plain)
+    if isinstance(encoding := plain.get("encoding"), Mapping):
+        own = {key: encoding.get(key) for key in ("name", *_SOURCE)}
+        plain["encoding"] = own | {"options": {key: encoding[key] for key in encoding if key not in own}}
     try:
-        for key, value in flat(dict(plain)).items():  # pydantic would read true as 1
+        for key, value in flat(plain).items():  # pydantic would read true as 1
             items = value if isinstance(value, list) else [value]
             if kind(hints.get(key)).startswith(("int", "float")) and any(isinstance(item, bool) for item in items):
                 raise suggest.invalid({"loc": (key,), "type": "int", "input": value}, hints, section)
-        made: object = _reader(cls).validate_python(dict(plain))  # type: ignore[arg-type] # a class is hashable
+        return _reader(cls).validate_python(plain)  # type: ignore[no-any-return, arg-type] # a class is hashable
     except pydantic.ValidationError as error:
         raise suggest.invalid(dict(error.errors(include_url=False)[0]), hints, section) from None
-    assert isinstance(made, cls)
-    return made
 
 
 @functools.cache
@@ -395,20 +372,12 @@ def _reader(cls: type) -> "TypeAdapter[Any]":
     return pydantic.TypeAdapter(cls)
 
 
-def saved_container(path: Path) -> dict[str, Any]:
-    """The content of a saved configuration, of whatever kind. Raises UserError if it is not plain data with keys."""
-    container = plain_yaml.load(path)
-    if not isinstance(container, dict):
-        raise UserError(f"{path} is not a saved configuration: expected keys such as study, seed, encoding")
-    return container
-
-
 def to_container(config: Any) -> dict[str, Any]:
     """The inverse of `from_container`, of any dataclass with an encoding: plain JSON types, options beside the name."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    encoding = plain["encoding"]
-    source = {key: encoding[key] for key in _SOURCE if encoding[key]}
-    plain["encoding"] = {"name": encoding["name"], **encoding["options"], **source}
+    options = plain["encoding"].pop("options")
+    source = {key: path for key in _SOURCE if (path := plain["encoding"].pop(key))}
+    plain["encoding"] |= options | source
     return plain
 
 

@@ -1,9 +1,10 @@
-"""The YAML files that come with posbench."""
+"""YAML files: those that come with posbench, those beside them, and any of them as plain data."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from posbench.errors import unknown
+from posbench.errors import UserError, unknown
 
 GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")  # of a run's configuration
 
@@ -43,3 +44,20 @@ def chosen(group: str, name: str, own: Path | None = None) -> Path:
     if name not in files:
         raise unknown(group, name, files, f"choices: {', '.join(files)}")
     return files[name]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, as plain data. Raises UserError if it cannot be read, or holds something else."""
+    import yaml
+
+    try:  # the parser in C takes a tenth of the time; a PyYAML built without it has the one in Python
+        content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected keys with values")
+    return content

@@ -31,36 +31,27 @@ from posbench.errors import Undefined, UserError
 KEY, STUDY = "start", "extend"
 RATE = 1 / 6  # of the peak: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens (docs/longer.md)
 _TAKEN = ("encoding", "model", "data", "training")
-_REPLACED = ("model", "training", "experiment")  # groups that it gives
 _SHARED = ("base", "layout")  # options that an encoding and its stretched forms have in common
 
 
 def runs(pattern: str) -> list[str]:
     """The run folders that a glob names, without those that --restart moved aside, or the one of this name."""
-    pattern = expanded(pattern)
-    folders = sorted(
-        path for path in glob.glob(pattern) if (Path(path) / SAVED).is_file() and not moved_aside(Path(path).name)
-    )
-    return folders or [pattern]
+    folders = [Path(path) for path in sorted(glob.glob(expanded(pattern)))]
+    return [str(path) for path in folders if (path / SAVED).is_file() and not moved_aside(path.name)] or [pattern]
 
 
 def spelt(word: str) -> str:
     """An override of a run that begins from another: there `extension=yarn` is the encoding.
 
     Raises:
-        UserError: the extension is only for evaluation, or has options with it.
+        UserError: the extension has options with it, or is none that can be trained on.
     """
     key, _, text = word.partition("=")
-    if key != "extension":
-        return word
     trained_on = sorted(NAMES.keys() & set(encodings.names()))
-    for name, _, option in (each.partition(":") for each in text.split(",")):
-        if option:
-            raise UserError(f"{word}: options are keys here, extension={name} encoding.{option}")
-        if name not in trained_on:
-            base = ", and abf is encoding.base=500000" if name == "abf" else ""
-            raise UserError(f"extension={name} is not trained on: expected one of {', '.join(trained_on)}{base}")
-    return f"encoding={text}"
+    if key == "extension" and (wrong := set(text.split(",")) - set(trained_on)):
+        near = "abf is encoding.base=500000, options are keys here, such as encoding.factor=4"
+        raise UserError(f"extension={min(wrong)} is not trained on: expected one of {', '.join(trained_on)}; {near}")
+    return f"encoding={text}" if key == "extension" else word
 
 
 def begun(composed: DictConfig, run: str, typed: Collection[str]) -> DictConfig:
@@ -70,10 +61,12 @@ def begun(composed: DictConfig, run: str, typed: Collection[str]) -> DictConfig:
         run: its folder, which holds a finished run of text that itself began at random.
         typed: all keys and groups that were typed; groups have been composed.
     """
-    if wrong := next((key for key in typed if key in _REPLACED or key.startswith(f"{KEY}.")), None):
-        raise UserError(f"{wrong}: not beside start, which takes it from that run")
+    for key in typed:
+        its_own = key in ("model", "training", "experiment") or key.startswith(("model.", f"{KEY}."))
+        if its_own and not key.startswith("model.attention."):
+            raise UserError(f"{key}: not beside start, which takes it from that run")
     source, start = _read(Path(run))
-    cfg, taken, asked = composed.copy(), to_container(source), source.evaluation
+    cfg, taken = composed.copy(), to_container(source)
     cfg.update({name: taken[name] for name in _TAKEN if name not in typed})
     if "data" in typed and "data.tokenizer" not in typed:
         cfg.data.tokenizer = str(Path(start.run) / "tokenizer.json")
@@ -84,7 +77,7 @@ def begun(composed: DictConfig, run: str, typed: Collection[str]) -> DictConfig:
     cfg.training.tokens = source.training.tokens // 10
     cfg.training.learning_rate = source.training.learning_rate * RATE
     if "evaluation" not in typed:
-        cfg.evaluation.update({"targets": asked.targets, "blocks": asked.blocks, "ratios": list(asked.ratios)})
+        cfg.evaluation.update({key: taken["evaluation"][key] for key in ("targets", "blocks", "ratios")})
     return cfg
 
 
@@ -121,17 +114,11 @@ def check(config: Config, start: StartConfig) -> None:
 
     source = external.load_saved(Path(start.run) / SAVED)
     assert isinstance(source, Config)
-    wanted, there = (dataclasses.asdict(each.model) for each in (config, source))
-    if differing := [key for key in wanted if key != "attention" and wanted[key] != there[key]]:
-        wrong = f"model.{differing[0]} is {wanted[differing[0]]}: expected {there[differing[0]]}"
-        raise UserError(f"{wrong}, as in {start.run}, where training begins")
     encoding, before = build_encoding(config), build_encoding(source)
     new, old = ({(name, p.shape) for name, p in each.named_parameters()} for each in (encoding, before))
     if new != old:
-        raise UserError(
-            f"'{encoding.name}' cannot begin from {start.run}: '{before.name}' there has not the same parameters "
-            f"({min(new ^ old)[0]}); expected {before.name}, with options of its own that change no parameter"
-        )
+        wrong = f"'{encoding.name}' cannot begin from {start.run}: it has not the parameters of '{before.name}' there"
+        raise UserError(f"{wrong} ({min(new ^ old)[0]})")
     try:
         check_length(encoding, config.training.train_length)
     except Undefined as error:
@@ -142,16 +129,15 @@ def _read(folder: Path) -> tuple[Config, StartConfig]:
     """The configuration of a finished run, and what a run that begins from it keeps of it."""
     place = f"start={folder}"
     if not (folder / SAVED).is_file():
-        if (folder / "config.json").is_file():
-            raise UserError(f"{place}: a HuggingFace model is trained on alone, by 'posbench train'")
-        raise UserError(f"{place}: expected a run folder, outputs/STUDY/RUN; this one has no {SAVED}")
+        hub = ": a HuggingFace model is trained on alone, by 'posbench train'"
+        nothing = f": expected a run folder, outputs/STUDY/RUN; this one has no {SAVED}"
+        raise UserError(place + (hub if (folder / "config.json").is_file() else nothing))
     config = external.load_saved(folder / SAVED)
     if not isinstance(config, Config):
-        raise UserError(f"{place}: expected a run of posbench; a HuggingFace model is {place}/model")
-    if config.start is not None:
-        raise UserError(f"{place}: it began from {config.start.run} itself; expected a run that began at random")
-    if config.data.task is not None:
-        raise UserError(f"{place}: it was trained on a task; expected a run on text")
+        raise UserError(f"{place}: expected a run of posbench; the HuggingFace model is {place}/model")
+    if config.start or config.data.task:
+        what = f"began from {config.start.run}" if config.start else "was trained on a task"
+        raise UserError(f"{place}: it {what}; expected a run on text that began at random")
     training = config.training
     try:
         record = json.loads((folder / "run.json").read_bytes())

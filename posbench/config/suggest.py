@@ -9,7 +9,7 @@ from posbench.config.shipped import GROUPS, every
 from posbench.errors import UserError, named, nearest
 
 SIMILAR = 0.75  # below it, a suggestion of a key misleads more often than it helps
-# What other trainers call it, and what posbench has instead.
+# What posbench has instead, and what other trainers call it.
 ALIASES = {
     "a budget is in tokens: training.tokens; a step has training.batch_size x training.train_length of them": "steps "
     "max_steps total_steps num_steps n_steps train_steps iterations iters max_iters epochs n_epochs num_epochs budget",
@@ -30,21 +30,9 @@ ALIASES = {
     "it is for posbench sweep": "sweep tune tune_grid",
     "several seeds are a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": "seeds n_seeds num_seeds",
 }
-# What other trainers call a choice.
-_CHOICES = {
-    "rope": "rotary rotary_embedding",
-    "none": "nope null off false",
-    "learned": "absolute",
-    "sinusoidal": "sin",
-    "glob(*)": "all",
-    "tracking.mode=": "online offline auto",
-}
-
-
-def _meant(word: str, table: Mapping[str, str]) -> str:
-    """What posbench has for a word of other trainers; empty if the table has none."""
-    meant = next((meant for meant, words in table.items() if word in words.split()), "")
-    return meant + word if meant.endswith("=") else meant
+# The same of a choice.
+_CHOICES = {"rotary": "rope", "nope": "none", "null": "none", "off": "none", "false": "none", "absolute": "learned"}
+_CHOICES |= {"all": "glob(*)", "online": "tracking.mode=online", "offline": "tracking.mode=offline"}
 
 
 def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) -> UserError:
@@ -55,13 +43,11 @@ def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) ->
         words: what else may be written, `device` for `runtime.device`.
     """
     section, _, name = key.rpartition(".")
-    for alias in (name, key.partition(".")[0]):
-        if meant := _meant(alias, ALIASES):
-            return UserError(f"unknown key '{key}' ({meant})")
-    spelt = {known.rpartition(".")[2]: known for known in reversed(list(keys))}
-    spelt |= {word: word for word in (*words, *keys)}
-    beside = {known.rpartition(".")[2]: known for known in keys if known.rpartition(".")[0] == section}
-    for candidates, word in ((beside, name), (spelt, key), (spelt, name)):
+    if meant := [said for said, others in ALIASES.items() if {name, key.partition(".")[0]} & set(others.split())]:
+        return UserError(f"unknown key '{key}' ({meant[0]})")
+    bare = {known.rpartition(".")[2]: known for known in reversed(list(keys))} | {word: word for word in words}
+    beside = {name: known for name, known in bare.items() if known.rpartition(".")[0] == section}
+    for candidates, word in ((beside, name), ({known: known for known in keys}, key), (bare, name)):
         if close := nearest(word, candidates, SIMILAR):
             return UserError(f"unknown key '{key}': did you mean '{candidates[close]}'?")
     return UserError(f"unknown key '{key}' ('posbench train --cfg' shows all keys)")
@@ -70,8 +56,9 @@ def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) ->
 def unknown_choice(group: str, name: str, choices: Collection[str]) -> UserError:
     """The error about a file of a group that does not exist."""
     listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(choices)}"
-    close = _meant(name.lower(), _CHOICES)
-    close = close if close in choices or (not close.isidentifier() and close) else nearest(name, choices, 0.6) or ""
+    close = _CHOICES.get(name.lower(), "")
+    close = close if close in choices or not close.isidentifier() else ""
+    close = close or nearest(name, choices, 0.6) or ""
     near = f": did you mean '{close}'?" if close else ""
     if group == "data" and not close:
         near = ": a file or folder of your own is data.path=..., a data set of the hub data.dataset=OWNER/NAME"
@@ -94,25 +81,25 @@ def invalid(error: Mapping[str, Any], keys: Collection[str], section: str = "") 
         section: what stands before them.
     """
     parts = [part for part in error["loc"] if isinstance(part, str)]  # indices into lists say little
-    key, kind = ".".join([section, *parts] if section else parts), error["type"]
+    key, kind, given = ".".join([section, *parts] if section else parts), error["type"], error["input"]
     if kind == "unexpected_keyword_argument":
         return unknown_key(key, [f"{section}.{known}" if section else known for known in keys])
     if kind in ("missing", "missing_argument") and isinstance(error["loc"][-1], str):
         return UserError(f"missing key '{key}'")
+    bounds = error.get("ctx", {})
     if kind == "literal_error":
-        pairs = re.findall(r"'([^']*)'|(True|False)", error["ctx"]["expected"])
-        choices = [text or truth.lower() for text, truth in pairs]
-        close = nearest(str(error["input"]), choices)
+        choices = [choice.strip("'").lower() for choice in re.findall(r"'[^']*'|True|False", bounds["expected"])]
+        close = nearest(str(given), choices)
         expected = " or ".join(choices) + (f", did you mean '{close}'?" if close else "")
     else:
         expected = next((text for start, text in _EXPECTED.items() if kind.startswith(start)), error.get("msg", ""))
-        bounds = error.get("ctx", {}).items()
-        expected = expected.format(**{name: f"{bound:g}" for name, bound in bounds if isinstance(bound, int | float)})
-    if isinstance(given := error["input"], str) and (match := re.fullmatch(r"([\d.]+)([kKmMbBgG])", given)):
+        expected = expected.format(**{name: f"{bound:g}" for name, bound in bounds.items() if name in _BOUNDS})
+    if isinstance(given, str) and (match := re.fullmatch(r"([\d.]+)([kKmMbBgG])", given)):
         expected += f", such as {match[1]}e{ {'k': 3, 'm': 6}.get(match[2].lower(), 9) }"
     return UserError(f"{key} is {as_typed(given)}: expected {expected}")
 
 
+_BOUNDS = ("ge", "gt", "le", "lt")
 _EXPECTED = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "a number above {gt}",

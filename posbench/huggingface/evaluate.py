@@ -75,7 +75,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     asked, bos = asked_of(source, overrides)
     length, settings, runtime = asked.training.train_length, asked.evaluation, asked.runtime
     sections = described(source, source.config, asked.data, bos)
-    config = TrainedElsewhere(STUDY, training=TrainingElsewhere(length), evaluation=settings, **sections)
+    config = TrainedElsewhere(study=STUDY, training=TrainingElsewhere(length), evaluation=settings, **sections)
     device = machine.current(machine.resolve(runtime.device))
     machine.set_threads(runtime.threads)
     precision = precision_of(source, settings, device)

@@ -9,11 +9,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from posbench.config import plain_yaml
 from posbench.config.identity import run_folder
 from posbench.config.overrides import split
 from posbench.config.schema import Config
-from posbench.config.shipped import chosen
+from posbench.config.shipped import chosen, load
 from posbench.errors import UserError
 from posbench.evaluation.plan import check
 from posbench.run.tracking import refuse_names
@@ -106,7 +105,7 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
     if name is None:
         return [overrides]
     path = chosen("sweep", name, config_dir)
-    content = plain_yaml.load(path)
+    content = load(path)
     try:
         unknown = content.keys() - {"sets", "shared"}
         sets, shared = ([shlex.split(line) for line in content.get(key, [])] for key in ("sets", "shared"))

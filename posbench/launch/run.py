@@ -24,7 +24,7 @@ from posbench import machine
 from posbench.config.external import load_saved
 from posbench.config.identity import run_folder
 from posbench.config.overrides import Asked, apply
-from posbench.config.schema import Config, to_container
+from posbench.config.schema import Config, refuse_uneven, to_container
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
@@ -63,7 +63,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
     size = here.size if here else 1
     if processes not in (None, size):
         raise UserError(f"runtime.processes is {processes}, started were {size}: 'posbench train' starts several")
-    plan.config.training.refuse_uneven(size)
+    refuse_uneven("training.batch_size", plan.config.training.batch_size, size, "processes")
     with joined(here) as world:
         if world.rank > 0:
             logging.getLogger("posbench").handlers = [logging.NullHandler()]
@@ -225,7 +225,6 @@ def main() -> None:
             with joined(place(config.runtime.processes)) as world:
                 evaluate_run(given.run_dir, asked, world)
             return
-        config.data.refuse_unread()
         command = given.command or [sys.executable, "-m", "posbench.launch.run", str(given.saved)]
         run(plan(config, given.run_dir or run_folder(config), command), given.restart)
     except PeerLost:

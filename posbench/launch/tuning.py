@@ -8,7 +8,6 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
-from posbench.config.identity import run_id
 from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.launch import states
@@ -47,7 +46,7 @@ def _groups(todo: list[Plan]) -> dict[str, Plan]:
 def _group(plan: Plan) -> str:
     """The key of runs that are tuned together: they differ in the seed only."""
     start = plan.config.start and dataclasses.replace(plan.config.start, weights_sha256="", seed=0)
-    return run_id(dataclasses.replace(plan.config, seed=0, start=start))
+    return dataclasses.replace(plan.config, seed=0, start=start).id
 
 
 def _at_rate(plan: Plan, rate: float) -> Plan:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.config import history, plain_yaml, shipped
-from posbench.config.identity import NOT_IDENTITY, one_number
-from posbench.config.schema import flat, saved_container
+from posbench.config import shipped
+from posbench.config.identity import NOT_IDENTITY, completed, one_number
+from posbench.config.schema import flat
 from posbench.errors import UserError
 from posbench.results.estimate import units_of_text
 from posbench.run import rows as run_rows
@@ -154,9 +154,9 @@ def _rows_of_run(folder: Path, split: str | None) -> list[dict[str, Any]]:
 
 def _facts(folder: Path) -> dict[str, Any]:
     """Return the facts of a run; no encoding is imported for it."""
-    record, container = load_record(folder), saved_container(folder / CONFIG)
+    record, container = load_record(folder), shipped.load(folder / CONFIG)
     elsewhere = "reading" in container and _START not in container  # a model that was only evaluated here
-    container = container if elsewhere else history.completed(container)
+    container = container if elsewhere else completed(container)
     settings = {key: value for key, value in one_number(flat(container)).items() if value is not None}
     if "start.run" in settings:
         settings["start.encoding"] = match[1] if (match := _RUN_NAME.match(Path(settings["start.run"]).name)) else None
@@ -340,7 +340,7 @@ def _patterns() -> dict[str, str]:
     """Return the names of configuration choices such as `layered/gemma3` by their options."""
     named = {}
     for name, path in shipped.nested("encoding").items():
-        options = one_number(flat(history.completed({"encoding": plain_yaml.load(path)})))
+        options = one_number(flat(completed({"encoding": shipped.load(path)})))
         named[_json({k: v for k, v in options.items() if k.startswith("encoding.") and v is not None})] = name
     return named
 

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from posbench import encodings, files
 from posbench.config import external
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn, Trains
-from posbench.config.identity import NOT_IDENTITY, run_id
+from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, EvaluationConfig, flat, to_container
 from posbench.errors import InUse, RunFailed, Stopped, UserError
 from posbench.run.facts import Where, git_state, iso, now, versions
@@ -63,7 +63,7 @@ class Run:
     """The owner of a run folder while the `with` block lasts; made by `Run.open`."""
 
     def __init__(self, folder: Path, config: AnyConfig, command: list[str] | None, held: contextlib.ExitStack) -> None:
-        self.folder, self.id, self.config = folder, run_id(config), config
+        self.folder, self.id, self.config = folder, config.id, config
         self._command = None if command is None else shlex.join(command)
         self._held = held  # until `close`
         self._began = False  # whether this process began an attempt
@@ -414,7 +414,7 @@ def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
     if not (folder / CONFIG).exists():
         return None
     held = load_any_config(folder)
-    if run_id(held) != run_id(config):
+    if held.id != config.id:
         was, now = flat(to_container(held)), flat(to_container(config))
         changed = [
             key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY
@@ -423,7 +423,7 @@ def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         goes_on = f"start={folder} training.tokens=N goes on from its weights, " if "training.tokens" in changed else ""
         raise UserError(
-            f"{folder} holds another run ({run_id(held)}): {shown}{more}; "
+            f"{folder} holds another run ({held.id}): {shown}{more}; "
             f"{goes_on}choose another folder, or --restart to move that run aside"
         )
     return held

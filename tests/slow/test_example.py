@@ -7,7 +7,7 @@ import pytest
 import support
 from test_docs import PACKAGE, run
 
-from posbench.config import plain_yaml
+from posbench.config import shipped
 
 pytestmark = pytest.mark.slow
 
@@ -41,5 +41,5 @@ def test_it_is_measured_drawn_and_swept(site: Path, tmp_path: Path) -> None:
     for study in ("brought", "own"):
         (saved,) = tmp_path.glob(f"outputs/{study}/log_bias-s0-*/config.yaml")
         assert json.loads(saved.with_name("run.json").read_text(encoding="utf-8"))["status"] == "done"
-        strengths[study] = plain_yaml.load(saved)["encoding"]["strength"]
+        strengths[study] = shipped.load(saved)["encoding"]["strength"]
     assert strengths == {"brought": 1.0, "own": 2.0}
