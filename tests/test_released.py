@@ -12,7 +12,7 @@ import yaml
 from oracles import third_party
 
 from posbench import attention_output, encodings
-from posbench.config.built import shape_of
+from posbench.config.built import encoding_of
 from posbench.config.compose import single
 from posbench.config.shipped import configs_dir
 from posbench.encodings._wrapper import Wrapper
@@ -162,7 +162,7 @@ def test_the_temperature_of_llama_4_is_that_of_its_attention_where_it_has_no_pos
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_chosen_by_its_path(preset: str) -> None:
     config = single([f"encoding=layered/{preset}", "model.n_layers=6"])
-    encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+    encoding = encoding_of(config)
     entries = config.encoding.options["layers"]
     assert isinstance(encoding, Wrapper) and len(entries) in (4, 6)
     windows = [encoding.at(layer)[0].window for layer in range(len(entries))]
@@ -182,5 +182,5 @@ def test_the_listing_names_presets_as_they_are_chosen(capsys: pytest.CaptureFixt
 
 def test_entries_that_a_model_is_too_shallow_for_are_said() -> None:
     config = single(["encoding=layered/gemma3", "model.n_layers=4"])
-    remarks = encodings.build("layered", shape_of(config), config.encoding.options).remarks()
+    remarks = encoding_of(config).remarks()
     assert remarks == ["layered: no layer uses layers[4] and later: 6 are listed, the model has 4"]
