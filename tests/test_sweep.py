@@ -23,7 +23,6 @@ from tiny_sweep import TINY, one_by_one, result, until
 import posbench.report
 from posbench import machine
 from posbench.config import compose
-from posbench.config.identity import run_folder
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.data.tokens import TokenSplit
@@ -660,7 +659,7 @@ def several(tiny_config: Config) -> list[Plan]:
     configs = [dataclasses.replace(tiny_config, seed=seed) for seed in range(4)]
     schemes = ("rope", "rope", "alibi", "alibi")
     typed = [["posbench", "train", f"encoding={name}", "study=test"] for name in schemes]
-    return [plans.plan(c, run_folder(c), command) for c, command in zip(configs, typed, strict=True)]
+    return [plans.plan(c, c.folder, command) for c, command in zip(configs, typed, strict=True)]
 
 
 def test_a_value_that_always_fails_is_named_only_where_others_did_not(

@@ -152,7 +152,7 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
     _name_data(before.get("data"), cfg.get("data"), given)
     if begins is not None:
         start.settle(cfg, before, given.keys())
-    config = with_paths(from_container(written_out(_plain(cfg), encodings.options_of)))
+    config: Config = with_paths(from_container(written_out(_plain(cfg), encodings.options_of)))
     config.data.refuse_unread()
     if LENGTH in given:
         lengths = ratios(value(LENGTH, given[LENGTH]), config)

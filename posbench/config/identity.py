@@ -14,12 +14,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posbench.errors import UserError
-
-if TYPE_CHECKING:
-    from posbench.config.schema import Config
 
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that make no other run
 # "section.key" beside the options of encodings; their dataclasses have the same values as defaults.
@@ -50,11 +47,6 @@ def one_number(value: Any) -> Any:
     if isinstance(value, list):
         return [one_number(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def run_folder(config: "Config", study: Path | None = None) -> Path:
-    """The run's folder in a study's, its own unless another is given."""
-    return (study or Path(config.runtime.outputs) / config.study) / config.id
 
 
 def moved_aside(name: str) -> bool:
@@ -130,8 +122,8 @@ def _options_of(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
 # -- paths -------------------------------------------------------------------------------------------------------------
 
 
-def with_paths(config: "Config") -> "Config":
-    """The configuration with `~` expanded, and each path to text or a tokenizer spelt in one way: one file, one run.
+def with_paths(config: Any) -> Any:
+    """A `Config` with `~` expanded, and each path to text or a tokenizer spelt in one way: one file, one run.
 
     A path below the current folder becomes relative to it, any other absolute.
     """

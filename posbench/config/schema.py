@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Len, Lt, Predicate
@@ -279,6 +280,11 @@ class Config(Section):
         if self.start:
             shaping["start"]["run"] = ""
         return f"{self.encoding.name}-s{self.seed}-{digest(one_number(shaping))}"
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        return Path(self.runtime.outputs, self.study, self.id)
 
     @property
     def original_length(self) -> int:

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from posbench.config.identity import run_folder
 from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.config.shipped import chosen, load
@@ -42,7 +41,7 @@ class Plan:
 
     def at(self, config: Config, overrides: Iterable[str], study: Path) -> "Plan":
         """A plan for another configuration that needs no new check, in a study's folder."""
-        return Plan(config, run_folder(config, study), ("posbench", "train", *overrides))
+        return Plan(config, study / config.id, ("posbench", "train", *overrides))
 
     def with_seed(self, seed: int) -> "Plan":
         """The same run with another seed, which Hydra would take a quarter of a second to compose."""
@@ -77,7 +76,7 @@ def resolve_one(overrides: Sequence[str], config_dir: Path | None = None) -> Pla
 
     config = compose.single(list(overrides), config_dir)
     options = ["--config-dir", str(config_dir)] if config_dir else []
-    return plan(config, run_folder(config), ["posbench", "train", *options, *overrides])
+    return plan(config, config.folder, ["posbench", "train", *options, *overrides])
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:
@@ -86,7 +85,7 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
 
     plans: dict[str, Plan] = {}
     for overrides, config in (pair for words in sets for pair in compose.configs(words, config_dir)):
-        new = plan(config, run_folder(config), ["posbench", "train", *overrides])
+        new = plan(config, config.folder, ["posbench", "train", *overrides])
         known = plans.setdefault(new.id, new)
         if known.folder != new.folder:
             raise UserError(f"{known.folder} and {new.folder} are one run: a sweep keeps each in one folder")

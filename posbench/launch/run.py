@@ -22,7 +22,6 @@ import yaml
 
 from posbench import machine
 from posbench.config.external import load_saved
-from posbench.config.identity import run_folder
 from posbench.config.overrides import Asked, apply
 from posbench.config.schema import Config, refuse_uneven, to_container
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
@@ -226,7 +225,7 @@ def main() -> None:
                 evaluate_run(given.run_dir, asked, world)
             return
         command = given.command or [sys.executable, "-m", "posbench.launch.run", str(given.saved)]
-        run(plan(config, given.run_dir or run_folder(config), command), given.restart)
+        run(plan(config, given.run_dir or config.folder, command), given.restart)
     except PeerLost:
         if parent:  # `start` says which one was lost, and why
             raise SystemExit(_PEER_LOST) from None
