@@ -27,9 +27,8 @@ from posbench.report import charts
 from posbench.results import frame as results
 from posbench.results.headline import MAIN, MAIN_OF_TASK, TEXTS, Headline, headline
 from posbench.run import find
-from posbench.run.jsonl import number
 from posbench.run.model import model_of, tokenizer_of
-from posbench.run.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows, training_rows
+from posbench.run.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows, number, training_rows
 from posbench.run.run import load_any_config, load_config, load_record
 from posbench.terminal import console
 

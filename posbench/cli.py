@@ -325,11 +325,11 @@ def runs(
 
         listed.main(paths or [Path("outputs")])
         return
-    from posbench.run import cleaning
+    from posbench.run import find
 
     if not paths:
         raise UserError("which runs? posbench runs RUN --delete")
-    count, freed = cleaning.delete(paths)
+    count, freed = find.delete(paths)
     print(f"deleted {count} runs, {freed / 1e6:,.1f} MB")
 
 
@@ -339,10 +339,10 @@ def clean(paths: Runs) -> None:
 
     Also drops the optimizer's state, which is most of a run's size.
     """
-    from posbench.run import cleaning, find
+    from posbench.run import find
 
     folders = find.run_folders(paths)
-    freed, left = cleaning.clean(folders)
+    freed, left = find.clean(folders)
     print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
     for folder in left:
         print(f"not cleaned, since the run is unfinished or in use: {folder}")

@@ -81,13 +81,36 @@ def sha256(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_folder(path: Path) -> None:
+    """Force the names in a folder, or the content of a file, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; forced to the disk and renamed to it at the end, removed after an error.
+
+    Args:
+        needed: bytes, for the message of a full disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = temporary(path)
+    with full_disk_as_failure(path, needed):
+        try:
+            new.mkdir()
+            yield new
+            for file in new.iterdir():
+                sync_folder(file)
+            sync_folder(new)
+            os.rename(new, path)
+            sync_folder(path.parent)
+        except BaseException:
+            delete(new)
+            raise
 
 
 @contextlib.contextmanager

@@ -24,9 +24,8 @@ from posbench.data import tokenizer as tokenizers
 from posbench.errors import UserError
 from posbench.huggingface import export
 from posbench.model.gpt import build
-from posbench.run import checkpoint
+from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
-from posbench.run.names import TOKENIZER
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import load_config
 

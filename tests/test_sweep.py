@@ -31,9 +31,8 @@ from posbench.evaluation.plan import measurements
 from posbench.launch import plans, pool, states, sweep, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
-from posbench.run.facts import Where
 from posbench.run.rows import evaluation_rows
-from posbench.run.run import Run, in_use
+from posbench.run.run import Run, Where, in_use
 from posbench.training.train import train
 
 

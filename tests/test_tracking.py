@@ -23,10 +23,9 @@ from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation.job import results_of
 from posbench.run import tracking
-from posbench.run.facts import Where
 from posbench.run.rows import EvaluationRow, read_rows
-from posbench.run.run import Run
-from posbench.run.tracking import Names, choose_mode, mirrored, refuse_names
+from posbench.run.run import Run, Where
+from posbench.run.tracking import Names, choose_mode, mirror, refuse_names
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(
@@ -69,10 +68,12 @@ def tracked(config: Config, **tracking: Any) -> Config:
 
 def attempt(folder: Path, config: Config, after: int, until: int, evaluated: int = 0, kill: bool = False) -> None:
     """One process of a run that goes on from the checkpoint of a step; it ends, or is killed."""
-    with Run.open(folder, config, ["posbench", "train"]) as run, mirrored(config, run, results_of):
+    with Run.open(folder, config, ["posbench", "train"]) as run:
+        mirror(config, run, results_of)
         run.begin_attempt(Where("cpu", "fp32", 1))
         run.cut(after)
-        run.mirror()
+        if run.tracker:
+            run.tracker.begin()
         for step in range(after + 1, until + 1):
             run.log({"step": step, "tokens": 128 * step, "train/loss": 1 / step, "seconds": step / 2})
             if step % 4 == 0:
@@ -117,8 +118,8 @@ def test_online_every_row_arrives_once_whatever_ended_the_first_session(
     assert_has_every_row_once(served, config, tmp_path / "run")
     run = Run.open(tmp_path / "run", config, None)
     assert (served.name, served.last("project"), served.exit_code) == (f"test-{run.id}", "posbench", 0)
-    assert {name: served.summary[name] for name in ("nll_1x", "status", "rise_2x", "data/name")} == {
-        "nll_1x": 1.0, "status": "done", "rise_2x": 0.0, "data/name": "text",
+    assert {name: served.summary[name] for name in ("nll_1x", "status", "rise_2x")} == {
+        "nll_1x": 1.0, "status": "done", "rise_2x": 0.0,
     }  # fmt: skip
     assert not [name for name in served.summary if "." in name or name.startswith("eval/")]
     axes = {"train/loss": "tokens", "val/loss": "tokens", "eval/loss": "eval/context", "eval/ci_low": "eval/context"}
@@ -151,7 +152,8 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
         assert posbench("sync", str(tmp_path / "run")) == 0
         assert f"run: {sent} rows: {server.url}" in capsys.readouterr().out
     assert_has_every_row_once(only(server), config, tmp_path / "run")
-    with Run.open(tmp_path / "run", config, None) as run, mirrored(config, run, results_of):
+    with Run.open(tmp_path / "run", config, None) as run:
+        mirror(config, run, results_of)
         run.log(dataclasses.replace(ROW, length=64, length_ratio=4, nll=7.0).to_json())
     assert_has_every_row_once(only(server), config, tmp_path / "run")
     assert only(server).summary["status"] == "done" and only(server).history[-1]["eval/loss"] == 7.0
@@ -183,7 +185,7 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
     attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 1)
     assert len(read_rows(tmp_path / "run")) == LAST + 4
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("W&B: ") and "'posbench sync' sends it later" in warning and "\n" not in warning
+    assert warning.startswith("tracking: ") and "'posbench sync' sends it later" in warning and "\n" not in warning
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_tensorboard_shows_every_row_once_after_a_kill(config: Config, tmp_path:
 def test_nothing_is_mirrored_that_was_not_asked_for(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "WandB", None)
+    monkeypatch.setattr(tracking, "Tracker", None)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     attempt(tmp_path / "run", config, 0, LAST, 1)
     attempt(tmp_path / "other", tracked(config, backend="none"), 0, LAST, 1)

@@ -24,7 +24,7 @@ from support import encoding_installed, evaluation_lines, snapshot, write_words
 
 import posbench.training.step
 import posbench.training.train
-from posbench import files, machine
+from posbench import machine
 from posbench.config.overrides import Asked
 from posbench.config.schema import Config, EncodingConfig, to_container
 from posbench.data.batches import validation_batches
@@ -217,24 +217,31 @@ def test_the_tracker_gets_every_row_by_its_number_and_then_the_headline(
     shown: list[Any] = []
 
     class Recorder:
+        starting_step = 0
+
         def __init__(self, config: Config, run: Any) -> None:
-            shown.append([*enumerate(run.rows)])
+            shown.append([])
+            self.summary: dict[str, Any] = {}
 
-        def log(self, row_number: int, row: Mapping[str, Any]) -> None:
-            shown[-1].append((row_number, row))
+        def define_metric(self, *_: Any, **given: Any) -> None: ...
 
-        def finish(self, run: Any, results_of: Any) -> None:
-            shown.append(results_of(run.folder).summary)
+        def log(self, values: Mapping[str, Any], step: int) -> None:
+            shown[-1].append(step)
 
-    monkeypatch.setattr(tracking, "TensorBoard", Recorder)
+        def finish(self, exit_code: int) -> None:
+            shown.append(self.summary)
+
+    monkeypatch.setattr(tracking, "EventFiles", Recorder)
     config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, backend="tensorboard"))
     train(config, tmp_path / "run", [])
     rows = read_rows(tmp_path / "run")
-    assert shown == [[*enumerate(rows)], headline_of(tmp_path / "run")] and len(rows) > STEPS
+    summary = {name.replace(".", "_"): value for name, value in headline_of(tmp_path / "run").items()}
+    assert shown[0] == [*range(len(rows))] and len(rows) > STEPS
+    assert {name: value for name, value in summary.items() if value is not None}.items() <= shown[1].items()
     train(config, tmp_path / "run", [])
     assert len(shown) == 2  # nothing was missing, so no session opened
     evaluate_run(tmp_path / "run", Asked(dataclasses.replace(config.evaluation, protocols=("sliding",))))
-    assert shown[2][: len(rows)] == [*enumerate(rows)] and len(shown[2]) > len(rows)
+    assert shown[2] == [*range(len(read_rows(tmp_path / "run")))] and len(shown[2]) > len(rows)
 
 
 @pytest.mark.parametrize("clean", [False, True])
@@ -444,14 +451,14 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
 
 def no_room_for(patch: pytest.MonkeyPatch, step: int) -> None:
     """The disk is full as the checkpoint after so many steps is written."""
-    write_new = files.write_new
+    write_bytes = pathlib.Path.write_bytes
 
-    def full(path: pathlib.Path, data: bytes) -> None:
+    def full(path: pathlib.Path, data: bytes) -> int:
         if f"step-{step:08d}" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        write_new(path, data)
+        return write_bytes(path, data)
 
-    patch.setattr(files, "write_new", full)
+    patch.setattr(pathlib.Path, "write_bytes", full)
 
 
 @pytest.mark.parametrize("step", [5, STEPS])

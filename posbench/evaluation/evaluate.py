@@ -24,8 +24,7 @@ from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned, measur
 from posbench.evaluation.probes import Encode
 from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
-from posbench.run.jsonl import plain
-from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple
+from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, plain
 
 
 def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:

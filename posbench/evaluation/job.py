@@ -27,9 +27,8 @@ from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.results.frame import read
 from posbench.results.headline import headline
-from posbench.run import checkpoint, tracking
+from posbench.run import TOKENIZER, checkpoint, tracking
 from posbench.run.model import with_weights
-from posbench.run.names import TOKENIZER
 from posbench.run.rows import EvaluationRow, every_row
 from posbench.run.run import Run, load_config, load_record
 from posbench.terminal.signals import signals_as_errors
@@ -64,16 +63,16 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     machine.set_threads(asked.threads or config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
     owned = Run.open(folder, config, command=None) if world.rank == 0 else contextlib.nullcontext()
-    with owned as run, tracking.mirrored(config, run, results_of), signals_as_errors():
+    with owned as run, signals_as_errors():
         if run:
+            tracking.mirror(config, run, results_of)
             run.log_to_file()
         text, own = config.data, folder / TOKENIZER  # the original of a tokenizer file may be gone
         if text.tokenizer not in ("bpe", "bytes") and own.is_file():
             text = dataclasses.replace(text, tokenizer=str(own))
         tokens = world.after_first(lambda: prepare(text, config.runtime.cache))
         if run:
-            run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-            run.warn_of_other_code()
+            run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = with_weights(folder, config, tokens.tokenizer, trained.weights()).to(device)
         if not evaluate_into(run, model, tokens, config, trained.step, device, world):
             logger.info("all requested rows exist; nothing to do: %s", folder)

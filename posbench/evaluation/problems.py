@@ -39,8 +39,7 @@ from posbench.evaluation.models import (
 from posbench.evaluation.plan import AnyEvaluation, Planned
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
 from posbench.results.estimate import estimate
-from posbench.run.jsonl import plain
-from posbench.run.rows import EvaluationRow
+from posbench.run.rows import EvaluationRow, plain
 from posbench.tasks.base import Problems, Task
 
 VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length

@@ -26,9 +26,8 @@ from posbench.evaluation.plan import lengths_of, refuse_few_blocks
 from posbench.huggingface import rope
 from posbench.huggingface.load import TESTED, TOKENIZER, Source, find, load, position_of, transformers
 from posbench.huggingface.subject import HuggingFaceModel
-from posbench.run.facts import Where
 from posbench.run.rows import every_row
-from posbench.run.run import Run
+from posbench.run.run import Run, Where
 from posbench.terminal import console, exits
 from posbench.terminal.signals import signals_as_errors
 
@@ -84,7 +83,6 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     folder = Path(runtime.outputs) / STUDY / config.id
     with (
         Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run,
-        run.failures_recorded(),
         signals_as_errors(),
     ):
         run.log_to_file()

@@ -33,10 +33,9 @@ from posbench.huggingface.rope import CPU, rope_parameters
 from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
 from posbench.run import checkpoint
-from posbench.run.facts import versions
 from posbench.run.model import tokenizer_of, with_weights
 from posbench.run.rows import evaluation_rows, headline_split, newest_of_split
-from posbench.run.run import load_config
+from posbench.run.run import load_config, versions
 
 PARITY = "posbench_parity.json"
 LIMIT = 1e-5  # as a share of the largest logit

@@ -37,11 +37,9 @@ from posbench.huggingface.evaluate import described, evaluate_into, precision_of
 from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, position_of, transformers
 from posbench.huggingface.subject import forward
 from posbench.kernels.cross_entropy import cross_entropy
-from posbench.run import tracking
-from posbench.run.facts import Where
-from posbench.run.names import MODEL
+from posbench.run import MODEL, tracking
 from posbench.run.rows import evaluation_rows, headline_split
-from posbench.run.run import Run, held_config
+from posbench.run.run import Run, Where, held_config
 from posbench.terminal.signals import signals_as_errors
 from posbench.training.step import learner_for
 from posbench.training.train import begin, end, fit
@@ -83,11 +81,10 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     tokens = text_of(config, config.runtime.cache)
     with (
         Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run,
-        tracking.mirrored(config, run, results_of),
-        run.failures_recorded(),
         signals_as_errors(),
     ):
         where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
+        tracking.mirror(config, run, results_of)
         begin(run, config, tokens, where)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             loss = Learning(model, subject.first_token, config.runtime.checkpointing)

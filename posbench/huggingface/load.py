@@ -18,7 +18,7 @@ import torch
 from posbench import files, machine
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean
-from posbench.run.names import MODEL, RECORD
+from posbench.run import MODEL, RECORD
 
 TOKENIZER = "tokenizer.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -10,8 +10,7 @@ from typing import Any
 
 from posbench.errors import UserError
 from posbench.launch.plans import Plan
-from posbench.run.jsonl import number
-from posbench.run.rows import PLAIN, evaluation_rows, newest_of_split, training_rows
+from posbench.run.rows import PLAIN, evaluation_rows, newest_of_split, number, training_rows
 from posbench.run.run import attempt_is_open, load_config, load_record
 
 logger = logging.getLogger(__name__)

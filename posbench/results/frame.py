@@ -25,10 +25,10 @@ from posbench.config.identity import NOT_IDENTITY, completed, one_number
 from posbench.config.schema import flat
 from posbench.errors import UserError
 from posbench.results.estimate import units_of_text
+from posbench.run import CONFIG
 from posbench.run import rows as run_rows
 from posbench.run.find import run_folders
-from posbench.run.jsonl import number, read_jsonl
-from posbench.run.names import CONFIG
+from posbench.run.rows import number, read_jsonl
 from posbench.run.run import in_use, load_record
 
 SUFFIX = ".parquet"  # of a study in one file

@@ -1,1 +1,6 @@
-"""Run folders: who owns one, and what stands in it."""
+"""The run folder: its files, its owner, its rows and checkpoints, and where it is mirrored."""
+
+from posbench.config.schema import SAVED
+
+CONFIG, RECORD, ROWS, LOG_TEXT, TOKENIZER = SAVED, "run.json", "rows.jsonl", "log.txt", "tokenizer.json"
+MODEL = "model"  # the folder of a HuggingFace model that was trained on

@@ -4,7 +4,6 @@ Neither safetensors nor torch's format notices damage, so a manifest holds a sha
 unverified. A checkpoint is written to a temporary folder and renamed: it exists as a whole or not at all.
 """
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -14,7 +13,7 @@ import pickle
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posbench import files
 from posbench.errors import UserError
@@ -29,27 +28,24 @@ PARTS = WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.
 _MANIFEST = "manifest.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint of a run: parts whose digests are the manifest's. A part is given once."""
+class Checkpoint(NamedTuple):
+    """A checkpoint of a run."""
 
     step: int
     path: Path
-    _contents: dict[str, bytes] = dataclasses.field(repr=False)  # verified and not yet used, by file
 
     def weights(self) -> dict[str, "Tensor"]:
         """The model's weights, on the CPU."""
         import safetensors.torch
 
-        return safetensors.torch.load(self._contents.pop(WEIGHTS))
+        return safetensors.torch.load_file(self.path / WEIGHTS)
 
     def optimizer(self) -> dict[str, Any]:
         """The optimizer's state dict, its tensors on the CPU. Raises UserError if it is none of posbench's."""
         import torch
 
-        data = io.BytesIO(self._contents.pop(OPTIMIZER))
         try:  # weights_only spelt out: an environment variable can turn the default off
-            state: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(self.path / OPTIMIZER, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:  # torch's own message suggests disabling weights_only: not shown
             wrong = f"{self.path / OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values"
             raise UserError(wrong) from None
@@ -57,12 +53,26 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """What else was saved; plain JSON types."""
-        state: dict[str, Any] = json.loads(self._contents.pop(STATE))
+        state: dict[str, Any] = json.loads((self.path / STATE).read_bytes())
         return state
 
-    def digest(self, name: str) -> str:
-        """The sha256 of a part that was verified and not yet read."""
-        return hashlib.sha256(self._contents[name]).hexdigest()
+    def digest(self, part: str) -> str:
+        """The sha256 of a part."""
+        return files.sha256(self.path / part).hex()
+
+    def damage(self, parts: Iterable[str]) -> str | None:
+        """Which of the parts is not what the manifest says, and how; None if all are."""
+        try:
+            manifest = json.loads((self.path / _MANIFEST).read_bytes())
+            entries, of_this_step = manifest["files"], (manifest["schema"], manifest["step"]) == (_SCHEMA, self.step)
+            wrong = next((name for name in parts if entries[name]["sha256"] != self.digest(name)), None)
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name}: missing"
+        except (ValueError, KeyError, TypeError):
+            of_this_step, wrong = False, None
+        if not of_this_step:
+            return f"{_MANIFEST}: not a manifest of this step"
+        return wrong and f"{wrong}: checksum differs"
 
 
 def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> Path:
@@ -79,40 +89,33 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
     import safetensors.torch
     import torch
 
-    path = folder / "checkpoint" / f"step-{step:08d}"
-    path.parent.mkdir(exist_ok=True)
-    buffer = io.BytesIO()
+    path, buffer = folder / "checkpoint" / f"step-{step:08d}", io.BytesIO()
     torch.save(optimizer, buffer)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
-    contents = {
-        WEIGHTS: safetensors.torch.save(weights, metadata={"format": "pt"}),
-        OPTIMIZER: buffer.getvalue(),
-        STATE: json.dumps(state).encode(),
-    }
-    manifest = {"schema": _SCHEMA, "step": step, "files": {name: _entry(data) for name, data in contents.items()}}
-    contents[_MANIFEST] = json.dumps(manifest, separators=(",", ":")).encode()
-    new = files.temporary(path)
-    with files.full_disk_as_failure(path, sum(map(len, contents.values()))):
-        try:
-            new.mkdir()
-            for name, data in contents.items():
-                files.write_new(new / name, data)
-            files.sync_folder(new)
-            _remove([path] if os.path.lexists(path) else [])  # of this step already: damaged, or the same again
-            os.rename(new, path)
-            files.sync_folder(path.parent)
-        except BaseException:
-            files.delete(new)
-            raise
+    data = safetensors.torch.save(weights, metadata={"format": "pt"}), buffer.getvalue(), json.dumps(state).encode()
+    contents = dict(zip(PARTS, data, strict=True))
+    entries = {name: {"sha256": hashlib.sha256(part).hexdigest()} for name, part in contents.items()}
+    contents[_MANIFEST] = json.dumps({"schema": _SCHEMA, "step": step, "files": entries}).encode()
+    with files.atomic_folder(path, sum(map(len, contents.values()))) as new:
+        for name, part in contents.items():
+            (new / name).write_bytes(part)
+        _remove([path] if os.path.lexists(path) else [])  # of this step already: damaged, or the same again
     prune(folder, step)
     return path
 
 
 def prune(folder: Path, step: int) -> None:
     """Keep the two newest up to a step; a later one is damaged: the run skipped it when it resumed from an earlier."""
-    steps = _steps(folder)
-    newest = [at for at in steps if at <= step][:_KEEP]
-    _remove(steps[at] for at in steps if at not in newest)
+    found = every(folder)
+    newest = [each for each in found if each.step <= step][:_KEEP]
+    _remove(each.path for each in found if each not in newest)
+
+
+def every(folder: Path) -> list[Checkpoint]:
+    """A run's checkpoints, verified or not, newest first: by number, since clocks jump."""
+    paths = (folder / "checkpoint").glob("step-*")
+    found = [Checkpoint(int(match[1]), path) for path in paths if (match := _STEP.fullmatch(path.name))]
+    return sorted(found, reverse=True)
 
 
 def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
@@ -120,17 +123,16 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
 
     Raises:
         UserError: there are checkpoints and all are damaged.
+        OSError: the disk fails. No older checkpoint is used instead: it would be another model.
     """
     skipped: list[str] = []
-    for step, path in _steps(folder).items():
-        try:
-            found = Checkpoint(step, path, _verified(path, step, parts))
-        except _DamagedError as damage:
-            skipped.append(f"{path.name} is incomplete ({damage})")
+    for checkpoint in every(folder):
+        if damage := checkpoint.damage(parts):
+            skipped.append(f"{checkpoint.path.name} is incomplete ({damage})")
             continue
         for line in skipped:
-            logger.warning("%s: newest complete checkpoint is %s, which is used", line, path.name)
-        return found
+            logger.warning("%s: newest complete checkpoint is %s, which is used", line, checkpoint.path.name)
+        return checkpoint
     if skipped:
         raise UserError(f"no checkpoint in {folder} is complete: {'; '.join(skipped)}; --restart starts over")
     return None
@@ -138,17 +140,12 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
 
 def at(folder: Path, step: int, *parts: str) -> Checkpoint | None:
     """The checkpoint after that many steps; None if it is missing or a part is damaged."""
-    path = _steps(folder).get(step)
-    try:
-        return None if path is None else Checkpoint(step, path, _verified(path, step, parts))
-    except _DamagedError:
-        return None
+    return next((each for each in every(folder) if each.step == step and not each.damage(parts)), None)
 
 
 def trained(folder: Path) -> Checkpoint:
     """The newest checkpoint of a run whose weights verify, to evaluate or to export; UserError if there is none."""
-    found = newest(folder, (WEIGHTS,))
-    if found is None:
+    if (found := newest(folder, (WEIGHTS,))) is None:
         raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
     return found
 
@@ -158,58 +155,19 @@ def keep_weights(folder: Path, steps: int) -> int:
 
     Nothing if the newest are damaged, or not those after all `steps`: training makes these again.
     """
-    found = newest(folder, (WEIGHTS,))
-    if found is None or found.path != next(iter(_steps(folder).values())) or found.step < steps:
+    last = at(folder, steps, WEIGHTS)
+    if last is None:
         return 0
     before = files.size(folder / "checkpoint")
-    _remove(path for path in _steps(folder).values() if path != found.path)
-    (found.path / OPTIMIZER).unlink(missing_ok=True)
+    _remove(each.path for each in every(folder) if each != last)
+    (last.path / OPTIMIZER).unlink(missing_ok=True)
     return before - files.size(folder / "checkpoint")
-
-
-def _entry(data: bytes) -> dict[str, Any]:
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _steps(folder: Path) -> dict[int, Path]:
-    """Checkpoint folders by step, newest first: by number, since clocks jump. Other names are skipped."""
-    paths = (folder / "checkpoint").glob("step-*")
-    found = {int(match[1]): path for path in paths if (match := _STEP.fullmatch(path.name)) and path.is_dir()}
-    return dict(sorted(found.items(), reverse=True))
-
-
-class _DamagedError(Exception):
-    """Which file of a checkpoint is damaged, and how."""
-
-
-def _verified(path: Path, step: int, names: Iterable[str]) -> dict[str, bytes]:
-    """Contents of the named files, each equal to what the manifest says of it.
-
-    Raises:
-        OSError: the disk fails. That says nothing about the content, so no older checkpoint is used instead: it would
-            be another model.
-    """
-    try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
-        entries = manifest["files"]
-        if manifest["schema"] != _SCHEMA or manifest["step"] != step:
-            raise ValueError
-        contents = {name: (path / name).read_bytes() for name in names}
-    except FileNotFoundError as error:
-        raise _DamagedError(f"{Path(error.filename).name}: missing") from None
-    except (ValueError, KeyError, TypeError):
-        raise _DamagedError(f"{_MANIFEST}: not a manifest of this step") from None
-    if wrong := next((name for name in contents if entries.get(name) != _entry(contents[name])), None):
-        raise _DamagedError(f"{wrong}: checksum differs")
-    return contents
 
 
 def _remove(paths: Iterable[Path]) -> None:
     """Delete checkpoints. Renamed first, so that a kill in the middle leaves no half checkpoint of a valid name."""
     for path in paths:
         try:
-            going = files.temporary(path)
-            os.rename(path, going)
-            files.delete(going)
+            files.delete(path.rename(files.temporary(path)))
         except OSError as error:
             logger.warning("could not remove the old checkpoint %s (%s)", path, error.strerror)

@@ -1,12 +1,15 @@
-"""Find what a command line names: run folders, study folders, globs, ids of runs, or an external model."""
+"""Find what a command line names (run folders, studies, globs, ids of runs, external models), and free disk space."""
 
 import glob
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from posbench import files
+from posbench.config.external import TrainedElsewhere
 from posbench.config.identity import moved_aside
-from posbench.errors import UserError
+from posbench.errors import InUse, UserError
+from posbench.run import CONFIG, RECORD, checkpoint, run
 
 _OUTPUTS = Path("outputs")  # below which a run is found by its id
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
@@ -22,11 +25,20 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
         UserError: a path that does not exist, or no run folder at all.
     """
     found: dict[Path, Path] = {}
-    for path in _globbed(paths, or_else):
-        inside = [path] if (path / "run.json").is_file() else [p.parent for p in _records(path)]
-        found |= {folder.resolve(): folder for folder in inside if not _aside(folder, path)}
+    for path in map(of_id, paths):
+        matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))]
+        if not matches:
+            expected = "expected run folders or study folders, such as outputs/demo, or ids of runs in outputs"
+            raise UserError(f"{path} does not exist: {expected}{or_else}")
+        for top in matches:
+            # The runs of a study, without nested ones such as tuning trials; else those of the studies in a folder.
+            levels = ([*top.glob(pattern)] for pattern in (RECORD, f"[!.]*/{RECORD}", f"[!.]*/[!.]*/{RECORD}"))
+            folders = [record.parent for record in next(filter(None, levels), [])]
+            for folder in folders:
+                if not any(map(moved_aside, (folder.name, *folder.relative_to(top).parts))):
+                    found[folder.resolve()] = folder
     if not found:
-        raise UserError(f"no run folder in {', '.join(map(str, paths))}: expected folders with a run.json in them")
+        raise UserError(f"no run folder in {', '.join(map(str, paths))}: expected folders with a {RECORD} in them")
     return sorted(found.values())
 
 
@@ -38,7 +50,7 @@ def of_id(path: Path) -> Path:
     """
     if len(path.parts) != 1 or path.exists():
         return path
-    folders = sorted(record.parent for record in _OUTPUTS.glob(f"*/{glob.escape(path.name)}/run.json"))
+    folders = sorted(record.parent for record in _OUTPUTS.glob(f"*/{glob.escape(path.name)}/{RECORD}"))
     if len(folders) > 1:
         raise UserError(f"several studies have a run {path}: name its folder, {' or '.join(map(str, folders))}")
     return folders[0] if folders else path
@@ -49,25 +61,47 @@ def is_model(word: str) -> bool:
     path = Path(word)
     if path.exists():
         there = any((path / name).is_file() for name in ("config.json", "model.safetensors", "pytorch_model.bin"))
-        return there and not (path / "run.json").exists()
+        return there and not (path / RECORD).exists()
     return bool(_ON_THE_HUB.fullmatch(word)) and not Path(path.parts[0]).exists()
 
 
-def _globbed(paths: Iterable[Path], or_else: str) -> Iterator[Path]:
-    for path in map(of_id, paths):
-        matches = [path] if path.exists() else [Path(match) for match in sorted(glob.glob(str(path)))]
-        if not matches:
-            expected = "expected run folders or study folders, such as outputs/demo, or ids of runs in outputs"
-            raise UserError(f"{path} does not exist: {expected}{or_else}")
-        yield from (match for match in matches if match.is_dir())
+def clean(folders: Iterable[Path]) -> tuple[int, list[Path]]:
+    """Delete what evaluation and reports do not read from finished runs; the newest weights stay.
+
+    Returns:
+        Bytes freed, and the folders that were left alone: unfinished, or owned by another process.
+    """
+    freed, left = 0, []
+    for folder in folders:
+        config = run.load_any_config(folder)
+        try:
+            with run.owned(folder):
+                if run.load_record(folder).get("status") != "done":
+                    left.append(folder)
+                elif not isinstance(config, TrainedElsewhere):
+                    freed += checkpoint.keep_weights(folder, config.training.steps)
+        except InUse:
+            left.append(folder)
+    return freed, left
 
 
-def _records(folder: Path) -> list[Path]:
-    """The runs of a study, without nested ones such as tuning trials; else those of the studies in the folder."""
-    return sorted(folder.glob("[!.]*/run.json")) or sorted(folder.glob("[!.]*/[!.]*/run.json"))
+def delete(paths: Iterable[Path]) -> tuple[int, int]:
+    """Delete runs, each named by its folder or its id; none of them if one is no run folder, or in use.
 
-
-def _aside(folder: Path, under: Path) -> bool:
-    """Whether the folder, or a parent below what the user named, was moved aside."""
-    inner = folder.relative_to(under).parts
-    return any(moved_aside(part) for part in (*inner, folder.name))
+    Returns:
+        How many they were, and the bytes freed.
+    """
+    freed, folders = 0, {path.resolve(): path for path in map(of_id, paths)}
+    for folder in folders.values():
+        nested = next(folder.glob(f"*/**/{RECORD}"), None)
+        whole = all((folder / name).is_file() for name in (CONFIG, RECORD)) and not folder.is_symlink()
+        if not whole or nested or "id" not in run.load_record(folder):
+            expected = "expected runs with no others in them, by their folders or ids"
+            raise UserError(f"{folder} is no run folder: nothing was deleted; {expected}")
+        if run.in_use(folder):
+            raise InUse(f"{folder} is in use by another process: nothing was deleted")
+    for folder in folders.values():
+        with run.owned(folder):
+            freed += files.size(folder)
+            files.delete(folder.rename(files.temporary(folder)))  # half a run is never left under its name
+    return len(folders), freed

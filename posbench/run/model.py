@@ -10,8 +10,7 @@ from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
 from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
-from posbench.run import checkpoint
-from posbench.run.names import TOKENIZER
+from posbench.run import TOKENIZER, checkpoint
 from posbench.run.run import load_config, load_record
 
 

@@ -1,19 +1,22 @@
-"""Evaluation rows: what a row is, its key, its name as a curve, and the file that rows stand in.
+"""Rows of a run: JSON lines, and what an evaluation row is, its key, its name as a curve, which rows make a curve.
 
 Files may come from other versions: unknown columns are left out, and a value that is missing is None.
 """
 
 import dataclasses
+import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posbench.run.jsonl import read_jsonl
-from posbench.run.names import EVALUATION, METRICS, ROWS
+from posbench.errors import UserError
+from posbench.run import ROWS
 
 PLAIN, WINDOWED = "plain", "windowed"
 PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
+_OLDER = "metrics.jsonl", "evaluation.jsonl"  # the two files of earlier versions
 
 
 class RowKey(NamedTuple):
@@ -138,21 +141,47 @@ def multiple(ratio: float) -> str:
     return f"1/{1 / ratio:g}x" if ratio < 1 and (1 / ratio).is_integer() else f"{ratio:g}x"
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run folder in their order: those of training and validation, with `step`, and of evaluation.
+def plain(value: Any) -> Any:
+    """Plain JSON types; tensors and numpy numbers become numbers, what is not finite becomes None."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return plain(value.item()) if hasattr(value, "item") else value
 
-    Earlier versions wrote two files, those of the training first.
+
+def number(value: object) -> float | None:
+    """A finite number from a file, None if it is anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, none if there is no file. A last line cut short is passed over.
+
+    Raises:
+        UserError: a whole line is not a JSON object.
     """
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            rows.append({**json.loads(line)})
+        except (ValueError, TypeError):
+            raise UserError(f"line {len(rows) + 1} of {path} is not a JSON object") from None
+    return rows
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run folder in their order: those of training and validation, with `step`, and of evaluation."""
     if (folder / ROWS).exists():
         return read_jsonl(folder / ROWS)
-    training = [
-        {
-            "val/loss" if name == "validation/nll" else name.replace("validation/", "val/"): value
-            for name, value in row.items()
-        }
-        for row in read_jsonl(folder / METRICS)
-    ]
-    return [*training, *read_jsonl(folder / EVALUATION)]
+    training, evaluation = (read_jsonl(folder / name) for name in _OLDER)
+    names = {"validation/nll": "val/loss"}
+    renamed = [{names.get(k, k.replace("validation/", "val/")): v for k, v in row.items()} for row in training]
+    return [*renamed, *evaluation]
 
 
 def training_rows(folder: Path) -> list[dict[str, Any]]:

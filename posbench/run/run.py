@@ -7,29 +7,34 @@ kill: resuming from a step drops the rows after it.
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import io
+import itertools
 import json
 import logging
 import os
+import platform
 import shlex
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import yaml
 from filelock import FileLock, Timeout
 
+import posbench
 from posbench import encodings, files
 from posbench.config import external
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn, Trains
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, EvaluationConfig, flat, to_container
 from posbench.errors import InUse, RunFailed, Stopped, UserError
-from posbench.run.facts import Where, git_state, iso, now, versions
-from posbench.run.jsonl import plain
-from posbench.run.names import CONFIG, LOG_TEXT, RECORD, ROWS
-from posbench.run.rows import read_rows
+from posbench.run import CONFIG, LOG_TEXT, MODEL, RECORD, ROWS
+from posbench.run.rows import plain, read_rows
 from posbench.terminal.exits import Escaped
 
 logger = logging.getLogger(__name__)
@@ -49,26 +54,31 @@ _NEW: dict[str, Any] = {
     "versions": {},
     "git": {"commit": None, "dirty": None},
 }
+_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "datasets", "hydra-core", "pydantic", "wandb")
 
 
-class Tracker(Protocol):
-    """What shows the rows that a run logs, by their number, and what they come to."""
+class Where(NamedTuple):
+    """What an attempt computes on and with."""
 
-    def log(self, row_number: int, row: Mapping[str, Any]) -> None: ...
-
-    def finish(self, run: "Run", results_of: Any) -> None: ...
+    device: str
+    dtype: str
+    threads: int  # of the CPU, in each process
+    processes: int = 1  # that train together
+    compiled: bool = False  # whether the compiler fuses what lies between attention layers
 
 
 class Run:
-    """The owner of a run folder while the `with` block lasts; made by `Run.open`."""
+    """The owner of a run folder while the `with` block lasts; made by `Run.open`.
+
+    An error that ends the block of a command that trains is written to `run.json`.
+    """
 
     def __init__(self, folder: Path, config: AnyConfig, command: list[str] | None, held: contextlib.ExitStack) -> None:
         self.folder, self.id, self.config = folder, config.id, config
         self._command = None if command is None else shlex.join(command)
         self._held = held  # until `close`
         self._began = False  # whether this process began an attempt
-        self.tracker: Tracker | None = None
-        self.open_tracker: Callable[[], Tracker] | None = None
+        self.tracker: Any = None  # a tracking.Tracker, which shows the rows elsewhere
         facts = {"schema": _SCHEMA, "id": self.id, "study": config.study, "encoding": config.encoding.name}
         self.record = {**facts, "seed": config.seed, "command": self._command, **_NEW}
         if (folder / RECORD).exists():
@@ -86,34 +96,36 @@ class Run:
 
         Args:
             config: what the run is, or a model from elsewhere; written down if the folder is new.
-            command: the command line, for the record; None leaves the recorded one.
+            command: the command line that trains, for the record; None: a command that only reads or adds rows.
             restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
 
         Raises:
             UserError: another process owns the folder, or it holds another run.
         """
-        with contextlib.ExitStack() as stack:
-            with files.full_disk_as_failure(folder):
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(owned(folder))
-                if restart and folder.exists():
-                    number = 1
-                    while os.path.lexists(aside := folder.with_name(f"{folder.name}.old-{number}")):
-                        number += 1
-                    folder.rename(aside)
-                    logger.info("the old run is now in %s", aside)
-                folder.mkdir(exist_ok=True)
+        with contextlib.ExitStack() as held, files.full_disk_as_failure(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(owned(folder))
+            if restart and folder.exists():
+                names = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
+                aside = folder.rename(next(name for name in names if not os.path.lexists(name)))
+                logger.info("the old run is now in %s", aside)
+            folder.mkdir(exist_ok=True)
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
-            if (held := held_config(folder, config)) is None:
+            existing = held_config(folder, config)
+            if existing is None:
                 _write_config(folder, config)
-            return cls(folder, held or config, command, stack.pop_all())
+            return cls(folder, existing or config, command, held.pop_all())
 
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        with contextlib.closing(self):
+            if isinstance(error, Exception | KeyboardInterrupt) and self._command is not None:
+                self.ended_by(error)
+            if self.tracker:
+                self.tracker.finish()
 
     def close(self) -> None:
         """Release the folder."""
@@ -125,25 +137,12 @@ class Run:
         """Append a row, and pass it on to the tracker. What is not finite is null."""
         plain_row: dict[str, Any] = plain(row)
         line = json.dumps(plain_row, allow_nan=False).encode() + b"\n"
-        end = self._file.tell()
         with files.full_disk_as_failure(self.folder / ROWS, len(line)):
-            try:
-                while line:
-                    line = line[self._file.write(line) :]
-            except OSError:
-                self._file.truncate(end)
-                self._file.seek(end)
-                raise
+            while line:  # half of it may be written before the disk is full: the next opening cuts that away
+                line = line[self._file.write(line) :]
         self.rows.append(plain_row)
-        if self.tracker is None:
-            self.mirror()
-        else:
+        if self.tracker:
             self.tracker.log(len(self.rows) - 1, plain_row)
-
-    def mirror(self) -> None:
-        """Open the tracker's session, which begins with all rows that are there; once, and if there is a tracker."""
-        if self.open_tracker is not None and self.tracker is None:
-            self.tracker, self.open_tracker = self.open_tracker(), None
 
     def sync(self) -> None:
         """Force the rows to the disk."""
@@ -169,10 +168,8 @@ class Run:
     # -- run.json --------------------------------------------------------------------------------------------------
 
     def update(self, **fields: Any) -> None:
-        """Set fields of `run.json`; its schema knows them all."""
-        if unknown := fields.keys() - self.record.keys():
-            raise ValueError(f"run.json has no {sorted(unknown)}")
-        self.record.update(plain(fields))
+        """Set fields of `run.json`."""
+        self.record |= plain(fields)
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
     def begin_attempt(self, where: Where, bit_exact: bool = True) -> None:
@@ -182,20 +179,19 @@ class Run:
         """
         self._began = True
         before, trained = self.record["attempt"] or {}, has_weights(self.folder)
-        started = {"started": now(), "ended": None, "host": socket.gethostname(), "pid": os.getpid()}
-        installed = self.record["installed_encodings"]
-        if isinstance(self.config, Config) and not trained:
-            installed = encodings.installed_files(self.config.encoding.name, self.config.encoding.options)
+        started = {"started": _utc(), "ended": None, "host": socket.gethostname(), "pid": os.getpid()}
         exact = bit_exact and (before.get("bit_exact", True) or not trained)
+        if isinstance(self.config, Config) and not trained:
+            encoding = self.config.encoding
+            self.record["installed_encodings"] = encodings.installed_files(encoding.name, encoding.options)
         self.update(
             status="done" if self.record["status"] == "done" else "running",
             reason=None,
             message=None,
-            installed_encodings=installed,
             command=self._command or self.record["command"],
             attempt={**started, **where._asdict(), "bit_exact": exact, "steps": 0},
             versions=versions(),
-            git=git_state(),
+            git=_git_state(),
         )
 
     def update_attempt(self, **fields: Any) -> None:
@@ -209,39 +205,8 @@ class Run:
             reason: why it failed or was stopped. Beside `done`: why a later attempt, to add rows, ended early.
         """
         status = "done" if self.record["status"] == "done" else status
-        ended = {"attempt": {**self.record["attempt"], "ended": now()}} if attempt_is_open(self.record) else {}
+        ended = {"attempt": {**self.record["attempt"], "ended": _utc()}} if attempt_is_open(self.record) else {}
         self.update(status=status, reason=reason, message=message, **ended)
-
-    @contextlib.contextmanager
-    def failures_recorded(self) -> Iterator[None]:
-        """Write to run.json how the run ended, by any error."""
-        try:
-            yield
-        except (Exception, KeyboardInterrupt) as error:
-            self.ended_by(error)
-            raise
-
-    def as_begun(self, config: Trains) -> Trains:
-        """A configuration with what orders the rows as the unfinished run began: so they come again in that order."""
-        begun = self.config
-        if not self.rows or isinstance(begun, TrainedElsewhere):
-            _write_config(self.folder, config)
-            return config
-        cadence = {name: getattr(begun.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
-        going = dataclasses.replace(
-            config, evaluation=begun.evaluation, runtime=dataclasses.replace(config.runtime, **cadence)
-        )
-        if going.runtime != config.runtime or going.evaluation.at_tokens != config.evaluation.at_tokens:
-            logger.warning(
-                "%s logs as often as it began to, and is evaluated on the way where it began to", self.folder
-            )
-        return going
-
-    def ask_for(self, evaluation: EvaluationConfig) -> None:
-        """Let the configuration in the folder say how the trained run was evaluated."""
-        held = load_any_config(self.folder)
-        if held.evaluation != evaluation and self.record["status"] != "done":
-            _write_config(self.folder, dataclasses.replace(held, evaluation=evaluation))
 
     def ended_by(self, error: BaseException) -> None:
         """Record what ended the attempt. If that fails too, warn: what ended it is still the error to report.
@@ -250,7 +215,7 @@ class Run:
         """
         if self.record["status"] == "done" and not (self._began and attempt_is_open(self.record)):
             return
-        if isinstance(error, (Stopped, KeyboardInterrupt)):
+        if isinstance(error, Stopped | KeyboardInterrupt):
             status, reason, message = "stopped", "signal", str(error) or "interrupted"
         else:
             status, reason, message = "failed", error.reason if isinstance(error, RunFailed) else "error", str(error)
@@ -259,49 +224,58 @@ class Run:
         except (RunFailed, OSError) as failure:
             logger.warning("run.json does not say how the run ended: %s", failure)
 
-    def refuse_other_text(self, sha256: str, tokenizer_sha256: str) -> None:
-        """Refuse to resume or evaluate a trained run on another text or with another tokenizer.
+    # -- continuing ------------------------------------------------------------------------------------------------
+
+    def as_begun(self, config: Trains) -> Trains:
+        """A configuration with what orders the rows as the unfinished run began: so they come again in that order."""
+        begun = self.config
+        if not self.rows or isinstance(begun, TrainedElsewhere):
+            _write_config(self.folder, config)
+            return config
+        cadence = {name: getattr(begun.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
+        runtime = dataclasses.replace(config.runtime, **cadence)
+        if runtime != config.runtime or begun.evaluation.at_tokens != config.evaluation.at_tokens:
+            logger.warning("%s logs as often, and is evaluated on the way, as it began to", self.folder)
+        return dataclasses.replace(config, evaluation=begun.evaluation, runtime=runtime)
+
+    def write_evaluation(self, evaluation: EvaluationConfig) -> None:
+        """Let the configuration in the folder say how the trained run was evaluated."""
+        existing = load_any_config(self.folder)
+        if existing.evaluation != evaluation and self.record["status"] != "done":
+            _write_config(self.folder, dataclasses.replace(existing, evaluation=evaluation))
+
+    def refuse_changes(self, text_sha256: str, tokenizer_sha256: str) -> None:
+        """Refuse another text or tokenizer than a trained run had; warn of another version of its own encoding.
 
         Args:
-            sha256: of the corpus that the run's configuration means now.
+            text_sha256: of the corpus that the run's configuration means now.
         """
         if not has_weights(self.folder):
             return
         before = {"text": (self.record["data"] or {}).get("sha256"), "tokenizer": self.record["tokenizer_sha256"]}
-        for what, here in (("text", sha256), ("tokenizer", tokenizer_sha256)):
+        for what, here in (("text", text_sha256), ("tokenizer", tokenizer_sha256)):
             if before[what] not in (None, here):
                 raise UserError(
                     f"{self.folder} was trained on another {what} (sha256 {str(before[what])[:12]}) than its "
                     f"configuration gives now ({here[:12]}): bring that {what} back, or train anew, with study=NAME in "
                     "another study, or with --restart, which moves this run aside"
                 )
-
-    def warn_of_other_code(self) -> None:
-        """Warn if a trained run's encoding has another source file now."""
-        if isinstance(self.config, Config) and has_weights(self.folder):
-            for line in other_code(self.config, self.record):
-                logger.warning("%s", line)
+        for line in other_code(self.config, self.record) if isinstance(self.config, Config) else ():
+            logger.warning("%s", line)
 
     def log_to_file(self) -> None:
         """Copy posbench's log into `log.txt` while the run is owned, one line a record, in UTC."""
-        handler = _LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
-        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler = logging.FileHandler(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
+        formatter = Escaped("%(asctime)s.%(msecs)03d+00:00 %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
+        handler.handleError = lambda record: None  # type: ignore[method-assign] # a full disk is said by other records
         log = logging.getLogger("posbench")
         self._held.callback(log.setLevel, log.level)
         self._held.callback(handler.close)
         self._held.callback(log.removeHandler, handler)
         log.setLevel(log.level or logging.INFO)
         log.addHandler(handler)
-
-
-class _OneLine(Escaped):
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return iso(record.created)
-
-
-class _LogFile(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Stay silent: a full disk ends the run by the records that matter, not by a traceback per line here."""
 
 
 # -- who owns it -------------------------------------------------------------------------------------------------------
@@ -315,58 +289,58 @@ def _lock(folder: Path) -> FileLock:
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
     """Own a run folder. Raises InUse if another process does."""
-    lock = _lock(folder)
     try:
-        lock.acquire()
+        lock = _lock(folder).acquire()
     except Timeout:
         raise InUse(f"{folder} is in use by another process: wait for it or stop it") from None
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def in_use(folder: Path) -> bool:
     """Whether a process owns the run folder at this moment."""
     lock = _lock(folder)
-    if not os.path.exists(lock.lock_file):
-        return False
     try:
-        with lock.acquire(timeout=0):
-            return False
+        if os.path.exists(lock.lock_file):
+            with lock.acquire(timeout=0):
+                pass
     except Timeout:
         return True
     except OSError:  # of another user, perhaps
-        return False
+        pass
+    return False
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- what it records ---------------------------------------------------------------------------------------------------
 
 
-def load_config(folder: Path) -> Config:
-    """The configuration of a run folder.
-
-    Raises:
-        UserError: there is none, it is not one of posbench, or that of a model which was trained elsewhere.
-    """
-    config = load_any_config(folder)
-    if isinstance(config, TrainedOn):
-        raise UserError(f"{folder} holds a HuggingFace model that was trained on: name it, {folder / 'model'}")
-    if not isinstance(config, Config):
-        source = config.model.source
-        raise UserError(f"{folder} holds results of {source}, not a run: 'posbench evaluate {source}' adds to them")
-    return config
+def _utc() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def load_any_config(folder: Path) -> AnyConfig:
-    """The configuration of a run folder, or of a folder with results of a model from elsewhere.
+def versions() -> dict[str, str]:
+    """Versions of what a run computes with, by name."""
+    found = {"posbench": posbench.__version__, "python": platform.python_version()}
+    for name in (*_PACKAGES, "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
-    Raises:
-        UserError: there is none, or it is not one of posbench.
-    """
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
-    return external.load_saved(folder / CONFIG)
+
+def _git_state() -> dict[str, Any]:
+    """Commit of the checkout that posbench runs from, and whether its files were changed; nulls if it is installed."""
+    root = Path(posbench.__file__).resolve().parents[1]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if (root / ".git").exists():
+            commit, _, dirty = subprocess.check_output(command, text=True, timeout=5).strip().partition("-")
+            return {"commit": commit, "dirty": bool(dirty)}
+    return {"commit": None, "dirty": None}
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a run keeps a checkpoint. Rows that were kept of a run have none."""
+    return any((folder / "checkpoint").glob("step-*"))
 
 
 def load_record(folder: Path) -> dict[str, Any]:
@@ -400,33 +374,37 @@ def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def has_weights(folder: Path) -> bool:
-    """Whether a run keeps a checkpoint. Rows that were kept of a run have none."""
-    return any((folder / "checkpoint").glob("step-*"))
+# -- its configuration -------------------------------------------------------------------------------------------------
+
+
+def load_config(folder: Path) -> Config:
+    """The configuration of a run folder. Raises UserError if there is none, or that of a HuggingFace model."""
+    config = load_any_config(folder)
+    if not isinstance(config, Config):
+        model = folder / MODEL if isinstance(config, TrainedOn) else config.model.source
+        raise UserError(f"{folder} holds results of a HuggingFace model, not a run: name the model, {model}")
+    return config
+
+
+def load_any_config(folder: Path) -> AnyConfig:
+    """The configuration of a run folder, or of a folder with results of a model from elsewhere; else UserError."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    return external.load_saved(folder / CONFIG)
 
 
 def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
-    """The configuration in a folder if it asks for the same weights; None for a new folder.
-
-    Raises:
-        UserError: it holds another run.
-    """
+    """The configuration in a folder if it asks for the same weights, None for a new folder; else UserError."""
     if not (folder / CONFIG).exists():
         return None
-    held = load_any_config(folder)
-    if held.id != config.id:
-        was, now = flat(to_container(held)), flat(to_container(config))
-        changed = [
-            key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY
-        ]
-        shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in changed[:5])
-        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-        goes_on = f"start={folder} training.tokens=N goes on from its weights, " if "training.tokens" in changed else ""
-        raise UserError(
-            f"{folder} holds another run ({held.id}): {shown}{more}; "
-            f"{goes_on}choose another folder, or --restart to move that run aside"
-        )
-    return held
+    existing = load_any_config(folder)
+    if existing.id != config.id:
+        was, now = flat(to_container(existing)), flat(to_container(config))
+        keys = (key for key in {**was, **now} if key.split(".")[0] not in NOT_IDENTITY and was.get(key) != now.get(key))
+        shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in itertools.islice(keys, 5))
+        rest = "choose another folder, start=RUN to go on from its weights, or --restart to move it aside"
+        raise UserError(f"{folder} holds another run ({existing.id}): {shown}; {rest}")
+    return existing
 
 
 def _write_config(folder: Path, config: AnyConfig) -> None:

@@ -29,12 +29,10 @@ from posbench.evaluation.job import evaluate_into, on_the_way, results_of
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.processes import World
-from posbench.run import checkpoint, tracking
-from posbench.run.facts import Where
+from posbench.run import TOKENIZER, checkpoint, tracking
 from posbench.run.model import give_weights, weights_of
-from posbench.run.names import TOKENIZER
 from posbench.run.rows import every_row
-from posbench.run.run import Run, held_config
+from posbench.run.run import Run, Where, held_config
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.clock import Clock, Divergence
@@ -88,11 +86,10 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     where = Where(str(chosen), machine.dtype_name(dtype), threads, world.size, compiled)
     with (
         Run.open(folder, config, command, restart=restart) if first else contextlib.nullcontext() as run,
-        tracking.mirrored(config, run, results_of),
-        run.failures_recorded() if run else contextlib.nullcontext(),
         signals_as_errors(),
     ):
         if run:
+            tracking.mirror(config, run, results_of)
             begin(run, config, tokens, where)
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
@@ -113,8 +110,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         n_rows = evaluate(config.training.steps, config.evaluation)
         if run:
             end(run, config)
-            if tracking.in_sweep():
-                run.mirror()  # the agent waits for this run, also where it was finished before
+            if run.tracker and tracking.in_sweep():
+                run.tracker.begin()  # the agent waits for this run, also where it was finished before
             if not made and not n_rows:
                 logger.info("finished; nothing to do: %s", run.folder)
 
@@ -126,8 +123,7 @@ def begin(run: Run, config: Trains, tokens: Tokens | TaskData, where: Where) -> 
         UserError: it may not.
     """
     run.log_to_file()
-    run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-    run.warn_of_other_code()
+    run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
     if where.compiled:
         logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
     run.begin_attempt(where, bit_exact=_goes_on_exactly(run, config, where))
@@ -159,7 +155,7 @@ def end(run: Run, config: Trains) -> None:
     if passed := on_the_way(config).keys() - {row.checkpoint_step for row in every_row(run.folder)}:
         steps = ", ".join(map(str, sorted(passed)))
         logger.warning("no rows on the way for steps %s of evaluation.at_tokens: training had passed them", steps)
-    run.ask_for(config.evaluation)
+    run.write_evaluation(config.evaluation)
     run.finish("done")
     if config.runtime.clean:
         checkpoint.keep_weights(run.folder, config.training.steps)
@@ -197,8 +193,8 @@ def fit(
     validate_every, validation = _validation(tokens, going)
     rows = own_rows(training.batch_size * parts, parts, world.rank, size) if size > 1 else None
     launched: list[Outcome] = []  # and not yet read
-    if run:
-        run.mirror()
+    if run and run.tracker:
+        run.tracker.begin()
 
     def read(left: int) -> tuple[float, float]:
         """Read updates until `left` remain unread; return the loss and gradient norm of the last one read."""

@@ -19,7 +19,7 @@ from posbench import report
 from posbench.config.schema import Config
 from posbench.errors import InUse
 from posbench.run import checkpoint
-from posbench.run.jsonl import read_jsonl
+from posbench.run.rows import read_jsonl
 from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
