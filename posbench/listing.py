@@ -124,7 +124,7 @@ def page(name: str) -> str:
     group, _, inner = name.rpartition("/")
     path, choice, key = None, f"data={name}", "data.task"
     if group == "task" and inner in tasks.names():
-        document, values = sys.modules[tasks.load(inner).__module__].__doc__, tasks.options_of(inner)
+        document, values = tasks.load(inner).__doc__, tasks.options_of(inner)
     else:
         cls, values = encodings.load(group or name), encodings.options_of(group or name)
         # None: a class of the user's own
@@ -179,7 +179,7 @@ def task(name: str) -> dict[str, Any]:
     """The facts on a synthetic task, which is chosen as data."""
     from posbench import tasks
 
-    document = sys.modules[tasks.load(name).__module__].__doc__ or ""
+    document = tasks.load(name).__doc__ or ""
     return _documented(f"task/{name}", document) | {"options": tasks.options_of(name)}
 
 

@@ -12,6 +12,7 @@ The drawings in the tasks' docstrings put each label below the token after which
 """
 
 import dataclasses
+import re
 import typing
 from typing import Any, ClassVar, Self
 
@@ -44,31 +45,34 @@ class Task:
     shortest: int  # shortest and longest trained length, inclusive; each task defines its unit
     longest: int
 
-    name: ClassVar[str]  # the file's name, as in the registry
+    name: ClassVar[str]  # of the class, as in the registry: selective_copy of SelectiveCopy
     least: ClassVar[int] = 1  # the shortest possible problem
     numbers: ClassVar[dict[str, int]] = {}  # options that are numbers of symbols, and the least of each
+    shares: ClassVar[dict[str, str]] = {}  # options from 0 to 1, and what is expected of each
     # Options that evaluation also tests with other values; such a row's task is called passkey:depth=0.5.
     variants: ClassVar[tuple[str, ...]] = ()
-    trivial_reader: ClassVar[str]  # what `trivial` does, in words that follow "a reader that"
+    # What `trivial` does, in words that follow "a reader that".
+    trivial_reader: ClassVar[str] = (
+        "knows which tokens of the answer are left but not their order, and says the commonest"
+    )
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.name = cls.__module__.rpartition(".")[2]
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __post_init__(self) -> None:
         for option, least in self.numbers.items():
             self.expect_number(option, least)
+        for option, expected in self.shares.items():
+            share = getattr(self, option)
+            self.expect(share is None or 0 <= share <= 1, option, expected)
         fits = self.least <= self.shortest <= self.longest
         self.expect(fits, "shortest", f"a length from {self.least} to longest, {self.longest}")
         if self.limit is not None:
             self.expect(self.longest <= self.limit, "longest", f"at most {self.limit}, which the vocabulary allows")
 
     def expect(self, holds: bool, option: str, expected: str) -> None:
-        """Refuse an option in one line.
-
-        Raises:
-            OptionError: `holds` is false; the line names the option, its value, what was expected and the default.
-        """
+        """Raise OptionError unless `holds`: in one line the option, its value, what was expected and the default."""
         if not holds:
             default = next(field.default for field in dataclasses.fields(self) if field.name == option)
             said = f"is {plain(getattr(self, option))} for '{self.name}': expected {expected}"
@@ -111,7 +115,7 @@ class Task:
         Returns:
             (count, size) one token after each input; only those of scored tokens count.
         """
-        raise NotImplementedError
+        return commonest_left(problems, np.where(problems.scored, problems.ids[:, 1:], 0))
 
     def varied(self, **options: Any) -> Self:
         """A copy of this task with some options replaced.
@@ -122,6 +126,11 @@ class Task:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         replaced = checked(options, typing.get_type_hints(type(self)), defaults, self.name, "data.task.")
         return dataclasses.replace(self, **replaced)
+
+
+def numbered(kind: str, count: int) -> tuple[str, ...]:
+    """The symbols `s0`, `s1`, ... of a kind."""
+    return tuple(f"{kind}{number}" for number in range(count))
 
 
 def answered(question: Integers, answer: Integers, end: bool = False) -> Problems:
@@ -141,3 +150,26 @@ def ending(ids: Integers, tokens: int) -> Problems:
 def without_replacement(rng: np.random.Generator, choices: int, number: int, count: int) -> Integers:
     """(count, number) numbers below `choices`, all different in a row, in random order."""
     return rng.random((count, choices)).argsort(axis=1)[:, :number]
+
+
+def commonest_left(problems: Problems, bag: Integers) -> Integers:
+    """Say the commonest token of the bag that the answer has not used yet; the separator if none is left.
+
+    Args:
+        bag: (count, n) tokens in any order; 0 is none.
+    """
+    labels = problems.ids[:, 1:]
+    rows = np.arange(len(bag))
+    left = np.zeros((len(bag), int(problems.ids.max()) + 1), np.int64)
+    np.add.at(left, (rows[:, None], bag), 1)
+    guesses = np.zeros_like(labels)
+    for t in np.flatnonzero(problems.scored.any(axis=0)):
+        left[:, 0] = 0  # of equally common tokens the one of the lowest id, and the separator last
+        guesses[:, t] = left.argmax(axis=1)
+        left[rows, labels[:, t]] -= problems.scored[:, t]
+    return guesses
+
+
+def tokens_before(problems: Problems, back: int) -> Integers:
+    """Say the input that stands `back` tokens before the last one read."""
+    return np.pad(problems.ids, ((0, 0), (back, 0)))[:, : problems.scored.shape[1]]
