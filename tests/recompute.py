@@ -1,0 +1,279 @@
+"""A run's rows from tokens and weights, without posbench: docs/protocol.md in plain torch.
+
+Places targets again, runs the model in fp32 with whole attention matrices, and compares every row of `fixed_target`,
+its windowed baseline and `nonoverlap`, and its sums by unit of text. It knows models of `model=gpt` with rope or alibi.
+It imports nothing of posbench (a test checks this), so that it cannot repeat posbench's errors.
+"""
+
+import bisect
+import hashlib
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import tokenizers
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+SEPARATOR = "<|endoftext|>"
+FEWEST_BLOCKS = FEWEST_UNITS = 8
+TOLERANCE, UNIT_TOLERANCE = 5e-5, 5e-4  # nats per token in fp32: of a row, of a unit of text
+BATCH_TOKENS = 8192
+
+
+class Stream(NamedTuple):
+    """The tokens of a split: its documents in order, each after a separator."""
+
+    ids: np.ndarray  # (tokens,) int64
+    starts: list[int]  # start of each document, and the end of the last
+    sources: list[int] | None = None  # where documents here are stretches: the number of the one that each is cut from
+
+
+def bytes_of_tokens(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
+    """UTF-8 bytes of text behind each id: byte-level BPE writes one character for a byte. The separator has none."""
+    vocabulary = tokenizer.get_vocab()
+    sizes = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
+    for token, i in vocabulary.items():
+        sizes[i] = 0 if token == SEPARATOR else len(token)
+    return sizes
+
+
+# -- places of targets -------------------------------------------------------------------------------------------------
+
+
+class Window(NamedTuple):
+    """Reads `length` tokens from `start` on, and scores the last `scored` of the tokens that follow each of them."""
+
+    start: int
+    length: int
+    scored: int
+
+    @property
+    def targets(self) -> range:
+        return range(self.start + self.length - self.scored + 1, self.start + self.length + 1)
+
+
+Blocks = list[list[Window]]  # the windows of each block of targets
+
+
+class Placement(NamedTuple):
+    """The first tokens of a protocol's blocks (first target or start of a span), and the context that they allow."""
+
+    firsts: list[int]
+    reach: int
+
+
+def evenly(n: int, k: int) -> list[int]:
+    """k of n places, evenly spread: each in the middle of an equal share."""
+    return [(2 * j + 1) * n // (2 * k) for j in range(k)]
+
+
+def dealt(candidates: list[range], wanted: int) -> list[int]:
+    """`wanted` candidates in text order, equally many per document as far as each has enough."""
+    counts = [len(each) for each in candidates]
+    total = min(wanted, sum(counts))
+    level = max(m for m in range(total + 1) if sum(min(n, m) for n in counts) <= total)
+    shares = [min(n, level) for n in counts]
+    more = [document for document, n in enumerate(counts) if n > level]
+    for place in evenly(len(more), total - sum(shares)):
+        shares[more[place]] += 1
+    return [each[i] for each, share in zip(candidates, shares, strict=True) for i in evenly(len(each), share)]
+
+
+def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str, Any]) -> Placement:
+    """The placement at the longest of `reaches` with enough blocks."""
+    targets, blocks = settings["targets"], settings["blocks"]
+    choices = ["doc", "concat"] if settings["documents"] == "auto" else [settings["documents"]]
+    for reach in sorted(reaches, reverse=True):
+        for boundaries in choices:
+            edges = text.starts if boundaries == "doc" else [0, text.starts[-1]]
+            pieces = list(itertools.pairwise(edges))
+            if protocol == "fixed_target":
+                wanted = blocks
+                candidates = [range(a + reach - targets + 1, b - targets + 1, targets) for a, b in pieces]
+            else:
+                wanted = max(FEWEST_BLOCKS, blocks // 4)
+                candidates = [range(a, b - reach, reach) for a, b in pieces]
+            firsts = dealt(candidates, wanted)
+            if len(firsts) >= FEWEST_BLOCKS:
+                return Placement(firsts, reach)
+    raise ValueError(f"the text here is too short for {protocol}")
+
+
+def blocks_of(protocol: str, placed: Placement, length: int, targets: int, train_length: int) -> Blocks:
+    """The windows that a protocol reads and scores at one length."""
+    if protocol == "fixed_target":
+        part = targets
+        if length < train_length:  # windows too short to score a whole block
+            part = max(n for n in range(1, targets + 1) if targets % n == 0 and n <= max(1, length / 2))
+        return [
+            [Window(first + end - 1 - length, length, part) for end in range(part, targets + 1, part)]
+            for first in placed.firsts
+        ]
+    return [
+        [Window(first + i * length, length, length) for i in range(placed.reach // length)] for first in placed.firsts
+    ]
+
+
+def places(block: list[Window]) -> list[int]:
+    return sorted(target for window in block for target in window.targets)
+
+
+def targets_sha256(blocks: Blocks, ids: np.ndarray) -> str:
+    """Over the places of all targets in ascending order, then their blocks, then their ids: int64, little-endian."""
+    scored = sorted((place, number) for number, block in enumerate(blocks) for place in places(block))
+    where, numbers = np.array(scored, dtype="<i8").T
+    return hashlib.sha256(where.tobytes() + numbers.tobytes() + ids[where].astype("<i8").tobytes()).hexdigest()
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """The GPT of `model=gpt`: LayerNorm, attention, LayerNorm, exact GELU, no biases, the token table as head."""
+
+    def __init__(self, weights: dict[str, Tensor], model: dict[str, Any], encoding: dict[str, Any]) -> None:
+        self.weights = {name: weight.float() for name, weight in weights.items()}
+        self.layers, self.heads, self.encoding = model["n_layers"], model["n_heads"], encoding
+
+    def nll(self, ids: Tensor, scored: int, window: int | None) -> Tensor:
+        """Nats of the last `scored` of ids (B, T + 1), read with at most `window` keys per query: (B, scored)."""
+        x = F.embedding(ids[:, :-1], self.weights["tokens.weight"])
+        mask = self.mask(x.shape[1], window)
+        for layer in range(self.layers):
+            x = x + self.attention(f"blocks.{layer}.attention", self.norm(f"blocks.{layer}.attention_norm", x), mask)
+            hidden = F.gelu(self.linear(f"blocks.{layer}.mlp.up", self.norm(f"blocks.{layer}.mlp_norm", x)))
+            x = x + self.linear(f"blocks.{layer}.mlp.down", hidden)
+        logits = self.linear("tokens", self.norm("norm", x[:, -scored:]))
+        return F.cross_entropy(logits.transpose(1, 2), ids[:, -scored:], reduction="none")
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        weight = self.weights[f"{name}.weight"]
+        return F.layer_norm(x, weight.shape, weight)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.weights[f"{name}.weight"].T
+
+    def attention(self, name: str, x: Tensor, mask: Tensor) -> Tensor:
+        """softmax(q k / sqrt(d) + mask) v; of the packed projection's channels first q's, then k's, then v's."""
+        q, k, v = self.linear(f"{name}.qkv", x).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # (B, H, T, d)
+        if self.encoding["name"] == "rope":
+            q, k = self.turned(q), self.turned(k)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.linear(f"{name}.out", mixed.transpose(1, 2).flatten(2))
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Each pair of channels turned by position · base^(-2p/d), as in RoFormer's equation 34."""
+        length, width = x.shape[-2:]
+        pair = torch.arange(width // 2, dtype=torch.float64)
+        angle = torch.arange(length, dtype=torch.float64)[:, None] * float(self.encoding["base"]) ** (-2 * pair / width)
+        cosine, sine = angle.cos().float(), angle.sin().float()
+        if self.encoding["layout"] == "half":
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat((a * cosine - b * sine, a * sine + b * cosine), dim=-1)
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1).flatten(-2)
+
+    def mask(self, length: int, window: int | None) -> Tensor:
+        """The term added to logits, (H, T, T) or (1, T, T): -inf for hidden keys, and ALiBi's penalty."""
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        hidden = (distance < 0) | (distance >= (window or length))
+        mask = torch.zeros(1, length, length)
+        if self.encoding["name"] == "alibi":
+            slopes = torch.tensor(self.encoding["slopes"] or alibi_slopes(self.heads))
+            mask = -slopes[:, None, None] * distance
+        return mask.masked_fill(hidden, -math.inf)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """As in get_slopes of Press et al.: beyond a power of two of heads, every other slope of twice that."""
+    if math.log2(heads).is_integer():
+        return [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
+    below = 2 ** math.floor(math.log2(heads))
+    return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: heads - below]
+
+
+@torch.inference_mode()
+def nll_of_blocks(model: Model, blocks: Blocks, ids: np.ndarray, window: int | None) -> np.ndarray:
+    """Nats summed over each block's targets, in double precision."""
+    totals = np.zeros(len(blocks))
+    numbered = sorted((w.scored, number, w) for number, block in enumerate(blocks) for w in block)
+    for scored, group in itertools.groupby(numbered, key=lambda entry: entry[0]):
+        alike = list(group)
+        step = max(1, BATCH_TOKENS // alike[0][2].length)
+        for batch in (alike[i : i + step] for i in range(0, len(alike), step)):
+            read = torch.from_numpy(np.stack([ids[w.start : w.start + w.length + 1] for _, _, w in batch]))
+            sums = model.nll(read, scored, window).double().sum(dim=1)
+            np.add.at(totals, [number for _, number, _ in batch], sums.numpy())
+    return totals
+
+
+# -- comparison with the run's results ---------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+
+
+class Run:
+    """A run folder, and the tokens of the split that its rows are of."""
+
+    def __init__(self, folder: Path, text: Stream) -> None:
+        self.text, self.config = text, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        self.bytes = bytes_of_tokens(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+        newest = max((folder / "checkpoint").glob("step-*"))
+        weights = safetensors.torch.load_file(newest / "model.safetensors")
+        self.model = Model(weights, self.config["model"], self.config["encoding"])
+        lines = map(json.loads, (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines())
+        self.rows = [row for row in lines if "protocol" in row and row["task"] is None]
+
+    def reaches(self, row: Row) -> set[int]:
+        """Contexts that may have placed the row's targets: the requested lengths and their halvings."""
+        settings, trained = self.config["evaluation"], self.config["training"]["train_length"]
+        longest = round((settings["longest"] or 1) * trained)
+        halvings = {longest >> times for times in range(longest.bit_length())}
+        paired = {other["length"] for other in self.rows if other["targets_sha256"] == row["targets_sha256"]}
+        reaches = {round(ratio * trained) for ratio in settings["ratios"]} | halvings | paired
+        return {length for length in reaches if length >= trained}
+
+    def agrees(self, row: Row) -> bool:
+        """Whether a row has these targets, documents, tokens and bytes, and these nats in all and in every unit."""
+        text, settings = self.text, self.config["evaluation"]
+        placed = placement(row["protocol"], text, self.reaches(row), settings)
+        trained = self.config["training"]["train_length"]
+        blocks = blocks_of(row["protocol"], placed, row["length"], settings["targets"], trained)
+        sums = nll_of_blocks(self.model, blocks, text.ids, row["window"])
+        where = [places(block) for block in blocks]
+        unit, documents = units(text, [targets[0] for targets in where])
+        nll, tokens = np.bincount(unit, sums), np.bincount(unit, [len(targets) for targets in where])
+        n_bytes = int(self.bytes[text.ids[np.concatenate(where)]].sum())
+        if [row["units"]["document"], row["units"]["tokens"], row["n_bytes"]] != [documents, tokens.tolist(), n_bytes]:
+            return False
+        worst = max(np.abs(nll - row["units"]["nll"]) / tokens)
+        near = abs(sums.sum() / tokens.sum() - row["nll"]) <= TOLERANCE and worst <= UNIT_TOLERANCE
+        return bool(near) and targets_sha256(blocks, text.ids) == row["targets_sha256"]
+
+
+def units(text: Stream, firsts: list[int]) -> tuple[list[int], list[int]]:
+    """The unit of text of each block, by its first target, and the document of each unit.
+
+    Documents; of fewer than eight the stretches held out of them, if those are eight; else some sixteen segments.
+    """
+    place = [bisect.bisect(text.starts, first) - 1 for first in firsts]
+    document = place if text.sources is None else [text.sources[stretch] for stretch in place]
+    names: list[Any] = document
+    if len(set(document)) < FEWEST_UNITS:
+        names = place
+        if text.sources is None or len(set(place)) < FEWEST_UNITS:
+            names = []
+            for number in sorted(set(document)):
+                n = document.count(number)
+                parts = min(n, max(1, round(16 * n / len(document))))
+                names += [(number, at * parts // n) for at in range(n)]
+    known = sorted(set(names))
+    return [known.index(name) for name in names], [document[names.index(name)] for name in known]
