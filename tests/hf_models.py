@@ -118,5 +118,5 @@ def changed(folder: Path, **keys: Any) -> None:
 
 def write_text(path: Path, words: int = 9000) -> None:
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(VOCABULARY, (words,), generator=generator).tolist()
+    ids = (VOCABULARY * torch.rand(words, generator=generator) ** 3).long().tolist()  # some words are common
     path.write_text(" ".join(f"w{i}" for i in ids), encoding="utf-8")

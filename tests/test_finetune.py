@@ -101,19 +101,12 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
 
 
 @pytest.mark.full
-def test_without_an_update_the_weights_are_those_of_the_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finetune, "fit", lambda *_: 0)  # what is evaluated and saved is after 0 updates
-    name = model("gpt_neox", torch.bfloat16)
-    folder = trained(here, name, "evaluation.at_tokens=[]")
-    old, new = (load_file(one / "model.safetensors") for one in (Path(name), folder / "model"))
-    assert old.keys() == new.keys() and all(torch.equal(old[key], new[key]) for key in old)
-    assert nlls(folder, 6) == evaluated(here / "a", name, f"train_length={LONG}", "longest=1")
-
-
-@pytest.mark.full
-def test_after_a_failure_it_goes_on_to_the_same_bits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = train.begin_update
-    name, words = model("smollm3"), ["extension=dynamic_ntk", "evaluation.at_tokens=[0,576]"]
+@pytest.mark.parametrize("words", [["extension=dynamic_ntk"], ["extension=yarn", "lora=4"]], ids=["all", "adapters"])
+def test_after_a_failure_it_goes_on_to_the_same_bits(
+    here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    plain, name = train.begin_update, model("smollm3")
+    words = [*words, "evaluation.at_tokens=[0,576]"]
 
     def failing(learner: Any, batch: Any, at: int, rate: float) -> Any:
         if at == 5:
@@ -137,6 +130,31 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(here: Path, monkeypatch: py
     assert trained(here / "cut", name, *words) == cut and (cut / "rows.jsonl").read_bytes() == before
 
 
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("kind", MODELS)
+def test_adapters_learn_and_what_is_evaluated_and_saved_has_them_in_its_weights(here: Path, kind: str) -> None:
+    """All other weights are the folder's own, and matrices differ by one of the adapters' rank."""
+    pytest.importorskip("peft")
+    name, position = model(kind), load.TESTED[kind]
+    length = LENGTH if position == "learned" else LONG
+    words = ["lora=3", "training.learning_rate=1e-2", "training.tokens=3840", f"training.train_length={length}"]
+    words += ["extension=yarn"] if position == "rope" else []
+    folder = trained(here, name, *words, f"length={LENGTH},{length}")
+    began, ended = (nlls(folder, step) for step in (0, 3840 // length))
+    assert ended[length] < began[length]  # type: ignore[operator]
+    asked = [f"train_length={length}", "longest=1", f"length={LENGTH},{length}"]
+    assert evaluated(here / "b", str(folder / "model"), *asked) == ended
+    old, new = (load_file(one / "model.safetensors") for one in (Path(name), folder / "model"))
+    changes = {key: (new[key] - old[key]).double() for key in old if not torch.equal(new[key], old[key])}
+    assert changes and old.keys() == new.keys()
+    for key, change in changes.items():
+        largest = torch.linalg.svdvals(change)
+        assert change.dim() == 2 and "embed" not in key and "lm_head" not in key, key
+        assert largest[3:].max() < 1e-3 * largest[0], key
+    learned = checkpoint.trained(folder).weights()
+    assert {key.split(".")[-3] for key in learned} == {"lora_A", "lora_B"}
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", MODELS)
 def test_each_kind_is_saved_under_the_names_that_it_had(here: Path, kind: str) -> None:
@@ -154,31 +172,24 @@ def test_each_kind_is_saved_under_the_names_that_it_had(here: Path, kind: str) -
     assert length in lengths and again.config.use_cache and again.kind == kind
 
 
-def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Path) -> None:
+@pytest.mark.parametrize("name", ["yarn", "dynamic_ntk", "longrope"])
+def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Path, name: str) -> None:
+    """Where they follow the length there is no cache: its keys would have the frequencies of a shorter text."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    saved = trained(here, model("llama"), "extension=yarn", "training.tokens=192") / "model"
-    parameters = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
-    theirs = transformers.LlamaConfig(
-        hidden_size=32, num_attention_heads=4, max_position_embeddings=LONG, rope_parameters=parameters
-    )
-    inv_freq, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, CPU)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(saved)
-    positions = torch.arange(LONG)[None]
-    cosine, sine = loaded.model.rotary_emb(torch.zeros(1), positions)
-    angles = positions[0, :, None] * inv_freq[None]
-    torch.testing.assert_close(cosine[0, :, :4], angles.cos() * scale, atol=1e-5, rtol=0)
-    torch.testing.assert_close(sine[0, :, :4], angles.sin() * scale, atol=1e-5, rtol=0)
-    plain = json.loads((saved / "config.json").read_text())
-    assert plain["rope_parameters"]["rope_type"] == "yarn" and plain["max_position_embeddings"] == LONG
-
-
-@pytest.mark.parametrize("name", ["dynamic_ntk", "longrope"])
-def test_a_model_whose_frequencies_follow_the_length_is_saved_to_run_without_a_cache(here: Path, name: str) -> None:
-    """Cached keys would have the frequencies of a shorter text."""
     words = [f"extension={name}", "training.tokens=192", "evaluation.at_tokens=[]", f"length={LENGTH}"]
     saved = trained(here, model("llama"), *words) / "model"
-    assert transformers.AutoConfig.from_pretrained(saved).use_cache is False
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(saved)
+    config = loaded.config
+    assert config.use_cache is (name == "yarn")
+    assert config.rope_parameters["rope_type"] == {"dynamic_ntk": "dynamic"}.get(name, name)
+    if name == "yarn":
+        assert config.rope_parameters["factor"] == 4 and config.max_position_embeddings == LONG
+    inv_freq, scale = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, CPU, seq_len=LONG)
+    cosine, sine = loaded.model.rotary_emb(torch.zeros(1), torch.arange(LONG)[None])
+    angles = torch.arange(LONG)[:, None] * inv_freq[None]
+    torch.testing.assert_close(cosine[0, :, :4], angles.cos() * scale, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sine[0, :, :4], angles.sin() * scale, atol=1e-5, rtol=0)
 
 
 def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
@@ -209,35 +220,26 @@ def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> N
 def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> None:
     """In eval mode, without dropout; and the same if blocks are computed again."""
     source = load.find(model(kind))
-
-    def ours(first: int | None, recomputed: bool) -> Learning:
-        return Learning(load.load(source.folder, source.config, "fp32"), first, recomputed)
-
     ids = torch.randint(VOCABULARY, (2, LENGTH + 1))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(model(kind), dtype=torch.float32).eval()
     logits = theirs(ids[:, :-1], use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     for recomputed in (False, True):
-        learner = ours(None, recomputed).train()
+        learner = Learning(load.load(source.folder, source.config, "fp32"), None, recomputed).train()
         found = learner(ids[:, :-1], ids[:, 1:], n_scored=2 * LENGTH)
         found.backward()
         torch.testing.assert_close(found, loss, atol=1e-5, rtol=1e-5)
         grads = dict(theirs.named_parameters())
         for name, parameter in learner.model.named_parameters():
             torch.testing.assert_close(parameter.grad, grads[name].grad, atol=1e-5, rtol=1e-3)
-        state = learner.state_dict()
-        assert list(state) == [name for name, _ in learner.named_parameters()]
-        learner.load_state_dict({name: torch.zeros_like(value) for name, value in state.items()})
-        assert all(not parameter.any() for parameter in learner.parameters())
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert learner(ids[:, :-1], ids[:, 1:]).item() == pytest.approx(loss.item(), rel=0.02)
     begun = ids.clone()
-    begun[:, 0] = 5
-    with torch.no_grad():
-        assert torch.equal(ours(5, False)(ids[:, :-1], ids[:, 1:]), ours(None, False)(begun[:, :-1], ids[:, 1:]))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = ours(None, False)(ids[:, :-1], ids[:, 1:])
-    low.backward()
-    assert low.item() == pytest.approx(loss.item(), rel=0.02)
+    begun[:, 0] = learner.first_token = 5
+    wanted = theirs(begun[:, :-1], use_cache=False, labels=None).logits
+    wanted = torch.nn.functional.cross_entropy(wanted.flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(learner(ids[:, :-1], ids[:, 1:]), wanted, atol=1e-5, rtol=1e-5)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -246,6 +248,7 @@ def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> 
 def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     llama, gpt2, bloom = model("llama"), model("gpt2"), model("bloom")
     wrong: list[tuple[str, list[str], str]] = [
+        (llama, ["lora=0"], "expected lora=N, which is 0"),
         (llama, ["data.tokenizer=gpt2"], "data.tokenizer: not beside start="),
         (llama, ["model.n_layers=3"], "model.n_layers: not beside start="),
         (llama, ["encoding=alibi"], "encoding: not beside start="),
@@ -308,11 +311,9 @@ def test_what_stands_beside_the_weights_stays(here: Path) -> None:
 
 
 @pytest.mark.full
-def test_reports_notebooks_and_other_commands_read_the_results(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_notebooks_and_other_commands_read_the_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = model("llama")
-    for words in (["extension=yarn"], ["encoding.base=500000"], []):
+    for words in (["extension=yarn"], ["encoding.base=500000"], ["lora=4"], []):
         run = library.train([f"start={name}", *ON, f"runtime.outputs={here}", *words])  # from Python
         assert run.status == "done" and run.headline["nll_1x"] and not run.metrics().empty
     with pytest.raises(UserError, match="is a HuggingFace model: transformers loads it"):
@@ -320,21 +321,15 @@ def test_reports_notebooks_and_other_commands_read_the_results(
     capsys.readouterr()
     assert posbench("report", str(here / "extend")) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "yarn" in told and "rope_theta=500000" in told and f"training length {LONG}" in told, told
+    expected = ("yarn", "rope_theta=500000", "lora=4", f"training length {LONG}")
+    assert all(words in told for words in expected), told
     assert LENGTH in set(pd.read_csv(here / "extend" / "report" / "rows.csv")["length"])
-    config = run.config
-    assert config.training.learning_rate == 1e-3 and config.training.warmup_tokens == 6 * LONG // 20
     folder = str(run.folder)
     for command in (["evaluate", folder], ["export", folder, str(here / "x")], ["train", f"start={folder}", *ON]):
         assert posbench(*command) == 2
         assert f"{folder}/model" in capsys.readouterr().err, command
-    again = trained(
-        here / "again",
-        f"{folder}/model",
-        "training.tokens=384",
-        "training.train_length=384",
-        "length=384",
-    )
+    more = ["training.tokens=384", "training.train_length=384", "length=384"]
+    again = trained(here / "again", f"{folder}/model", *more)
     assert again.name.startswith(f"{run.folder.name}-rope-s0-")  # what was trained further is trained further
 
 

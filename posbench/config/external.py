@@ -87,6 +87,7 @@ class TrainedOn(_Elsewhere):
     training: schema.TrainingConfig
     tracking: schema.TrackingConfig
     runtime: schema.RuntimeConfig
+    lora: schema.Count | None = None  # rank of the adapters that are trained; None: all weights are
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,6 +99,8 @@ class TrainedOn(_Elsewhere):
     def id(self) -> str:
         """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
         shaping = without_neutral(schema.to_container(self))
+        if self.lora is None:  # a later key
+            del shaping["lora"]
         text = {key: value for key, value in shaping["data"].items() if key not in _OF_THE_MODEL}
         shaping |= {"model": self.model.sha256, "data": text}
         return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"

@@ -17,18 +17,17 @@ from posbench.config.overrides import pairs, read
 from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
-from posbench.errors import PosbenchError, Stopped, Undefined, UserError
+from posbench.errors import Undefined, UserError
 from posbench.evaluation import printed, probes
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
 from posbench.evaluation.plan import lengths_of, refuse_few_blocks
-from posbench.huggingface import rope
-from posbench.huggingface.load import TESTED, TOKENIZER, Source, find, load, position_of, transformers
+from posbench.huggingface.load import TESTED, Source, find, library_errors, load, position_of, transformers
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run.rows import every_row
 from posbench.run.run import Run, Where
-from posbench.terminal import console, exits
+from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors
 
 logger = logging.getLogger(__name__)
@@ -38,55 +37,31 @@ RATIOS = (1.0, 2.0, 4.0)  # default lengths, in training lengths
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
-    """Evaluate folders of models and names on the hub, and print their curves; a failed one does not stop the others.
-
-    Raises:
-        PosbenchError: some models were not evaluated; with a single one, its own error.
-    """
+    """Evaluate folders of models and names on the hub, one after the other, and print their curves."""
     console.log_to_terminal()
     machine.keep_freed_memory()
-    failed = []
     for word in words:
-        try:
-            folder, split = evaluate_model(word, overrides)
-            printed.print_results(folder, split)
-        except PosbenchError as error:
-            if len(words) == 1 or isinstance(error, Stopped):
-                raise
-            exits.report(error)
-            failed.append(word)
-    if failed:
-        raise PosbenchError(f"{len(failed)} of {len(words)} models not evaluated: {', '.join(failed)}")
+        printed.print_results(*evaluate_model(word, overrides))
 
 
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
-    """Evaluate one model; computes only missing rows.
-
-    Returns:
-        The folder of results, and the name of the text.
-
-    Raises:
-        UserError: the model, its tokenizer, the text or a setting cannot be used.
-        RunFailed: memory or the disk is full.
-        Stopped: a signal asked for an end; finished rows are kept.
-    """
+    """Evaluate one model; computes only missing rows. Returns the folder of results, and the name of the text."""
     source = find(word)
     asked, bos = asked_of(source, overrides)
-    length, settings, runtime = asked.training.train_length, asked.evaluation, asked.runtime
     sections = described(source, source.config, asked.data, bos)
-    config = TrainedElsewhere(study=STUDY, training=TrainingElsewhere(length), evaluation=settings, **sections)
-    device = machine.current(machine.resolve(runtime.device))
-    machine.set_threads(runtime.threads)
-    precision = precision_of(source, settings, device)
-    subject = subject_of(source, config, precision, device)
-    tokens = text_of(config, runtime.cache)
-    folder = Path(runtime.outputs) / STUDY / config.id
+    training = TrainingElsewhere(asked.training.train_length)
+    config = TrainedElsewhere(study=STUDY, training=training, evaluation=asked.evaluation, **sections)
+    device = machine.current(machine.resolve(asked.runtime.device))
+    threads = machine.set_threads(asked.runtime.threads)
+    subject = subject_of(source, config, precision_of(source, asked.evaluation, device), device)
+    tokens = text_of(config, asked.runtime.cache)
+    folder = Path(asked.runtime.outputs) / STUDY / config.id
     with (
         Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run,
         signals_as_errors(),
     ):
         run.log_to_file()
-        run.begin_attempt(Where(str(device), precision, torch.get_num_threads()))
+        run.begin_attempt(Where(str(device), subject.precision, threads))
         before, now = (run.record["data"] or {}).get("sha256"), tokens.record["sha256"]
         if before not in (None, now):
             raise UserError(
@@ -94,10 +69,10 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
                 "text, or name the new one with data.name=NAME"
             )
         record(run, subject, tokens, config.reading)
-        if not evaluate_into(run, subject, tokens, settings):
+        if not evaluate_into(run, subject, tokens, asked.evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
         run.finish("done")
-    return folder, settings.split
+    return folder, asked.evaluation.split
 
 
 # -- what was asked for ------------------------------------------------------------------------------------------------
@@ -109,36 +84,21 @@ def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
     Returns:
         The configuration of a run on the same text, of which data, training length, evaluation and runtime count; and
         the setting `bos`.
-
-    Raises:
-        UserError: an override that cannot be read, an unknown key or a value that does not fit.
     """
     from posbench.config import compose
 
     given = pairs(words, "length=4096,8192")
     length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
     for key in given:
-        if key == "runtime.processes" and given[key] != "1":
-            raise UserError(f"processes is {given[key]}: a HuggingFace model is evaluated in one process")
-        if key in ("data.tokenizer", "data.vocab_size"):
-            raise UserError(f"{key} cannot be set: a model always uses its own {TOKENIZER}")
-        if key.partition(".")[0] in (
-            "model",
-            "encoding",
-            "training",
-            "tracking",
-            "experiment",
-            "start",
-            "study",
-            "seed",
-        ):
-            raise UserError(f"{key}: not for a HuggingFace model, which is evaluated as it is")
+        own = key in ("data.tokenizer", "data.vocab_size", "runtime.processes")
+        if own or key.partition(".")[0] not in ("data", "evaluation", "runtime"):
+            raise UserError(f"{key}: not for a HuggingFace model: it has its own, and is evaluated in one process")
     if type(length) is not int or length < 2:
         problem = "does not give its training length" if source.train_length is None else f"train_length is {length}"
         raise UserError(f"{source.folder}: {problem}: expected train_length=N, in tokens")
     usual = {"tracking": "none", "evaluation.longest": RATIOS[-1]}
-    usual |= {f"training.{key}": length for key in ("train_length", "tokens")}
-    usual |= {"training.batch_size": 1, "training.accumulation": 1, "training.warmup_tokens": 0}
+    usual |= {"training.train_length": length, "training.tokens": length, "training.batch_size": 1}
+    usual |= {"training.accumulation": 1, "training.warmup_tokens": 0}
     usual["evaluation.targets"] = min(length, compose.single(["tracking=none"]).evaluation.targets)
     if not {"evaluation.length", "evaluation.ratios"} & given.keys():
         usual["evaluation.ratios"] = list(RATIOS)
@@ -174,16 +134,11 @@ def reading_of(source: Source, bos: Any) -> ReadingConfig:
 
     Args:
         bos: `document`, `window`, or None: first in every window if the tokenizer puts it before every text.
-
-    Raises:
-        UserError: there is none of these tokens, or `bos` is something else.
     """
     if bos not in (None, "document", "window"):
         raise UserError(f"bos is {bos}: expected bos=document or bos=window")
-    try:
+    with library_errors(f"{source.tokenizer} is not a tokenizer.json"):
         tokenizer = tokenizers.Tokenizer.from_file(str(source.tokenizer))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{source.tokenizer} is not a tokenizer.json: {error}") from None
     plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
     if whole[:1] != plain[:1]:
         return ReadingConfig(whole[0], bos != "document")
@@ -207,27 +162,16 @@ def precision_of(source: Source, settings: EvaluationConfig, device: torch.devic
 # -- the work ----------------------------------------------------------------------------------------------------------
 
 
-def subject_of(
-    source: Source, config: Any, precision: str, device: torch.device, extension: rope.Extension | None = None
-) -> HuggingFaceModel:
-    """The model as it is evaluated; what is undefined for it becomes rows that say so.
+def subject_of(source: Source, config: Any, precision: str, device: torch.device) -> HuggingFaceModel:
+    """The model as it is evaluated; UserError if it is not causal, or a probe or extension is mistyped.
 
-    Args:
-        config: of the folder of results.
-        extension: with which it is built, for good.
-
-    Raises:
-        UserError: it cannot be loaded or is not causal, or a probe or extension that is asked for is mistyped.
-        RunFailed: memory ran out.
+    What is undefined for it becomes rows that say so.
     """
     length, settings = config.training.train_length, config.evaluation
     with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
-        model = load(source.folder, source.config, precision)
-        if extension:
-            model = rope.extended(model, extension, length)
-            model.config = extension.config
+        model = load(source.folder, source.config, precision).to(device)
         first_token = config.reading.separator if config.reading.first else None
-        subject = HuggingFaceModel(model.to(device), source.name, length, precision, first_token)
+        subject = HuggingFaceModel(model, source.name, length, precision, first_token)
         subject.refuse_not_causal()
     refuse_few_blocks(settings)
     for text in settings.tasks:
@@ -251,9 +195,8 @@ def text_of(config: Any, cache: str | None) -> Tokens:
 
 def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
     """Write into `run.json`, and log: the text, the tokenizer, the model's size, and whether its kind is tested."""
-    kind, version = subject.model.config.model_type, transformers().__version__
-    level = "tested" if kind in TESTED else "untested"
-    text, total = tokens.tokenizer.decode([reading.separator]), subject.model.num_parameters()
+    kind, version, total = subject.model.config.model_type, transformers().__version__, subject.model.num_parameters()
+    level, text = "tested" if kind in TESTED else "untested", tokens.tokenizer.decode([reading.separator])
     begin = {"id": reading.separator, "text": text, "first_in_every_window": reading.first}
     run.update(
         data={**tokens.record, "separator": begin},
@@ -261,20 +204,15 @@ def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Reading
         parameters={**run.record["parameters"], "total": total},
         support={"level": level, "transformers": version},
     )
+    what = f"{kind} with transformers {version}: {level}, {total:,} parameters in {subject.precision}"
     where = "before each document" + (" and first in every window" if reading.first else "")
-    told = "%s with transformers %s: %s, %s parameters in %s; token %d (%r) stands %s"
-    logger.info(told, kind, version, level, f"{total:,}", subject.precision, reading.separator, text, where)
+    logger.info("%s; token %d (%r) stands %s", what, reading.separator, text, where)
 
 
 def evaluate_into(
-    run: Run,
-    subject: HuggingFaceModel,
-    tokens: Tokens,
-    settings: EvaluationConfig,
-    step: int = 0,
-    trained: int | None = None,
+    run: Run, subject: HuggingFaceModel, tokens: Tokens, settings: EvaluationConfig, step: int = 0, n: int | None = None
 ) -> int:
-    """Evaluate into a folder of results, after so many updates and tokens; returns the new rows."""
+    """Evaluate into a folder of results, after `step` updates and `n` tokens; returns the number of new rows."""
     evaluation = Evaluation(
         subject=subject,
         split=getattr(tokens, settings.split),
@@ -282,12 +220,11 @@ def evaluate_into(
         encode=tokens.tokenizer.encode,
         settings=settings,
         checkpoint_step=step,
-        tokens=trained,
+        tokens=n,
         dtype=subject.precision,
         device=subject.model.device,
     )
-    try:
-        return rows_into(run, evaluation, every_row(run.folder))
-    finally:
-        peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device))
-        run.update(peak_memory_bytes=peak)
+    n_rows = rows_into(run, evaluation, every_row(run.folder))
+    peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device))
+    run.update(peak_memory_bytes=peak)
+    return n_rows

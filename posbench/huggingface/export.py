@@ -5,9 +5,8 @@
     layernorm + gelu    rotary, none             GPT-NeoX
     any                 any, with code=true      posbench's own class, which `modeling_posbench.py` imports
 
-The folder has the model, its tokenizer, a model card, and `posbench_parity.json`: how far its logits differ from the
-run's. It is written under another name beside its place, read again, compared with the run's model, and renamed. So it
-is complete and equal to the run, or absent.
+The folder has the model, its tokenizer, a card, and `posbench_parity.json`: how far its logits differ from the run's.
+It is written beside its place, read again, compared, and renamed: complete and equal to the run, or absent.
 """
 
 import contextlib
@@ -17,24 +16,26 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import safetensors.torch
 import tokenizers
 import torch
+import yaml
 from torch import Tensor, nn
 
 from posbench import encodings, files
-from posbench.config.schema import Config
+from posbench.config.external import Trains
+from posbench.config.schema import Config, to_container
 from posbench.data.tokenizer import SEPARATOR, Tokenizer
 from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Encoding
 from posbench.errors import UserError
-from posbench.huggingface.card import USE, card, worst
 from posbench.huggingface.load import load, transformers
 from posbench.huggingface.rope import CPU, rope_parameters
 from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
 from posbench.run import checkpoint
 from posbench.run.model import tokenizer_of, with_weights
-from posbench.run.rows import evaluation_rows, headline_split, newest_of_split
+from posbench.run.rows import evaluation_rows, headline_split
 from posbench.run.run import load_config, versions
 
 PARITY = "posbench_parity.json"
@@ -46,9 +47,24 @@ _TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endofte
 _ROTARY = ("rope", "partial_rope", "p_rope", "pi", "ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "dynamic_ntk",
            "lerope")  # fmt: skip
 _FOLLOW_LENGTH = ("longrope", "dynamic_ntk")  # cached keys would have the frequencies of a shorter input
+_NO_CACHE = " Its frequencies follow the input's length: `use_cache` is false. Load it anew for a shorter input."
+_USE = f"""
+```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH", dtype=torch.float32)
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]])
+logits = model(ids).logits
+```
+
+In training `{SEPARATOR}` began every document. The tokenizer does not add it: put its id first yourself, as above.
+Generation also ends at this id."""
 # No pair turns: attention without positions, in architectures that have only rotary encodings.
 _NO_POSITIONS = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.0}
 
+Agreements = list[dict[str, float]]  # by length: `length`, `difference` of logits, `largest_logit`, `limit`
 Exported = tuple[dict[str, Any], dict[str, Tensor]]  # a model in transformers' terms: its configuration and weights
 
 
@@ -62,11 +78,10 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
         The difference of the written model's logits from the run's, in one line.
 
     Raises:
-        UserError: the folder is there and not empty, the run has no complete checkpoint, no stock
-            architecture has its model, or what was written is not its model; nothing is left behind.
-        RunFailed: no room on the disk.
+        UserError: the folder is not empty, the run has no complete checkpoint, no stock architecture has its model, or
+            what was written is not its model; nothing is left behind.
     """
-    config, tokenizer, library = load_config(run), tokenizer_of(run), transformers()
+    config, tokenizer, _ = load_config(run), tokenizer_of(run), transformers()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UserError(f"{folder} is there: expected a new folder, or an empty one")
     trained = checkpoint.trained(run)
@@ -80,34 +95,25 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
         settings, tensors = stock(model, config)
     length, longest = config.training.train_length, model.encoding.max_length
     with aside(folder, sum(tensor.nbytes for tensor in tensors.values())) as new:
-        _write_model(new, settings, tensors, tokenizer, library)
-        _write_tokenizer(new, tokenizer, length, library)
+        _write(new, settings, tensors, tokenizer, length)
         if code:
-            files.write_new(new / modeling.FILE, modeling.IMPORT.encode())
-        lengths = [min(one, longest or one) for one in (1, SHORT, length, 2 * length, 4 * length)]
+            (new / modeling.FILE).write_text(modeling.IMPORT)
+        lengths = [min(each, longest or each) for each in (1, SHORT, length, 2 * length, 4 * length)]
         agreements = compare(new, model, tokenizer.vocab_size, lengths)
-        if library.AutoTokenizer.from_pretrained(new)(_TEXT)["input_ids"] != tokenizer.encode([_TEXT])[0].tolist():
+        if (
+            transformers().AutoTokenizer.from_pretrained(new)(_TEXT)["input_ids"]
+            != tokenizer.encode([_TEXT])[0].tolist()
+        ):
             raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing is written")
-        facts = {"architecture": settings["architectures"][0], "step": trained.step, "train_length": length}
-        write_parity(new, agreements, run=run.name, **facts)
+        (architecture,) = settings["architectures"]
         about = (
             f"A small GPT, trained at {length:,} tokens of `{config.data.dataset or config.data.name}` by posbench, as "
-            f"`{facts['architecture']}`, after {trained.step:,} of {config.training.steps:,} updates. It is for "
-            "measuring, not for use."
+            f"`{architecture}`, after {trained.step:,} of {config.training.steps:,} updates. It is for measuring, not "
+            f"for use.{modeling.REMARK if code else '' if settings['use_cache'] else _NO_CACHE}"
         )
-        if longest:
-            about += f" Its positions are a table of {longest:,} rows."
-        if code:
-            about += f" {modeling.REMARK}"
-        elif not settings["use_cache"]:
-            about += (
-                " Its frequencies follow the input's length: `use_cache` is false here, so that `generate()` reads the "
-                "whole text again for every token. Load the model anew for a shorter input."
-            )
-        use = USE.replace("float32)", "float32, trust_remote_code=True)") if code else USE
-        rows = evaluation_rows(run)
-        rows = newest_of_split(rows, headline_split(rows, config.evaluation.split))
-        (new / "README.md").write_text(card(config, run.name, f"{about}\n{use}", rows, agreements))
+        use = _USE.replace("float32)", "float32, trust_remote_code=True)") if code else _USE
+        facts = {"architecture": architecture, "step": trained.step, "train_length": length}
+        write_card(new, run, config, f"{about}\n{use}", agreements, **facts)
     return f"{folder}: logits as the run's within {worst(agreements):.1e} of the largest, at {len(agreements)} lengths"
 
 
@@ -128,7 +134,6 @@ def stock(model: GPT, config: Config) -> Exported:
         (kind is None, f"model.norm={block[0]} with model.mlp={block[1]}: expected model=llama or model=gpt"),
         (not architectures(model.encoding), f"'{model.encoding.name}': expected 'rope' and its family, or 'none'"),
         (model.window is not None, f"model.attention.window={model.window}: expected null"),
-        (kind == "gpt_neox" and config.model.d_model // config.model.n_heads % 2, "an odd number of channels per head"),
     ):
         if wrong:
             told = f"no stock architecture has {reason}"
@@ -154,26 +159,20 @@ def stock(model: GPT, config: Config) -> Exported:
 
 
 def _rope_parameters(rope: Rotary | None, partly: bool) -> dict[str, Any]:
-    """The `rope_parameters` of an encoding.
-
-    Args:
-        partly: the architecture can rotate only the first channels of a head, as GPT-NeoX does.
-    """
+    """The `rope_parameters` of an encoding; `partly`: the architecture can rotate only the first channels of a head."""
     if rope is None or rope.width == 0:
         return _NO_POSITIONS
-    if rope.name == "p_rope":
-        fraction = cast(Any, rope).fraction
-        return {"rope_type": "proportional", "rope_theta": rope.base, "partial_rotary_factor": fraction}
-    if rope.name == "partial_rope" and not partly:
-        # As the fast frequencies of the whole head; the slow ones are 0: base^(-2p/r) = (base^(d/r))^(-2p/d).
-        theta, share = rope.base ** (rope.shape.head_dim / rope.width), rope.width / rope.shape.head_dim
+    share = rope.width / rope.shape.head_dim
+    if rope.name == "p_rope" or (rope.name == "partial_rope" and not partly):
+        # The fast frequencies of the whole head; the slow ones are 0: base^(-2p/r) = (base^(d/r))^(-2p/d).
+        theta = rope.base if rope.name == "p_rope" else rope.base ** (1 / share)
+        share = cast(Any, rope).fraction
         return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
     name = "rope" if rope.name == "partial_rope" else rope.name
     options = {**vars(rope), "attention_factor": rope.attention_factor}
     long, original = rope.inv_freq(CPU), options.get("original_length", rope.shape.train_length)
     parameters = rope_parameters(name, options, rope, long, options.get("short", long), original)
-    share = rope.width / rope.shape.head_dim  # GPT-NeoX's own default is a quarter
-    return {"partial_rotary_factor": share, **parameters} if partly else parameters
+    return {"partial_rotary_factor": share, **parameters} if partly else parameters  # GPT-NeoX's default is a quarter
 
 
 # A part of a posbench model, and its name in Llama and in GPT-NeoX.
@@ -203,28 +202,27 @@ def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]
             a bias, which posbench lacks; else for Llama.
     """
     names = {line.split()[0]: line.split()[1 + packed] for line in _NAMES.strip().splitlines()}
-    weights: dict[str, Tensor] = {}
-    weight: Tensor
-    for name, weight in model.named_parameters():
-        if name.startswith("encoding."):
-            continue
-        if not name.endswith("attention.qkv.weight"):
-            weights[name] = weight
-            continue
-        parts: Tensor = weight.view(3, model.layers[0].attention.n_heads, -1, weight.shape[1])  # (3, H, Dh, D)
-        order = slice(None) if rope is None else _order(rope, packed)
-        parts = torch.stack((parts[0][:, order], parts[1][:, order], parts[2]))
-        if packed:
-            weights[name] = parts.transpose(0, 1).flatten(0, 2)
-        else:
-            weights |= {name.replace("qkv", one): part.flatten(0, 1) for one, part in zip("qkv", parts, strict=True)}
-    tensors = {}
-    for name, weight in weights.items():
+    order = slice(None) if rope is None else _order(rope, packed)
+    tensors: dict[str, Tensor] = {}
+
+    def put(name: str, weight: Tensor) -> None:
         layers, number, rest = name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
-        new = ".".join(part for part in (names.get(layers, ""), number, names[rest.removesuffix(".weight")]) if part)
+        new = ".".join(filter(None, (names.get(layers, ""), number, names[rest])))
         tensors[f"{new}.weight"] = weight.detach().clone(memory_format=torch.contiguous_format)
         if packed and ("norm" in rest or "mlp" in rest):
             tensors[f"{new}.bias"] = torch.zeros(len(weight))
+
+    for name, weight in model.named_parameters():
+        name = name.removesuffix(".weight")
+        if name.endswith("attention.qkv"):
+            parts: Tensor = weight.view(3, model.layers[0].attention.n_heads, -1, weight.shape[1])  # (3, H, Dh, D)
+            parts = torch.stack((parts[0][:, order], parts[1][:, order], parts[2]))
+            if packed:
+                put(name, parts.transpose(0, 1).flatten(0, 2))
+            for each, part in zip("" if packed else "qkv", parts, strict=not packed):
+                put(name.replace("qkv", each), part.flatten(0, 1))
+        elif not name.startswith("encoding."):
+            put(name, weight)
     return tensors
 
 
@@ -253,31 +251,19 @@ def aside(folder: Path, needed: int) -> Iterator[Path]:
         try:
             new.mkdir()
             yield new
-            for path in new.iterdir():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-            files.sync_folder(new)
             os.rename(new, folder)
-            files.sync_folder(folder.parent)
-        except BaseException:
+        finally:
             files.delete(new)
-            raise
 
 
-def _write_model(
-    new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, library: Any
-) -> None:
-    import safetensors.torch
-
+def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, length: int) -> None:
+    """Write a model, and the run's tokenizer: it adds no tokens to a text and reads no separator in it."""
+    library = transformers()
     ends = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
     more = {"pad_token_id": None, "vocab_size": tokenizer.vocab_size, "dtype": "float32"}
     library.AutoConfig.for_model(**settings, **ends, **more).save_pretrained(new)
     library.GenerationConfig(**ends, use_cache=settings["use_cache"]).save_pretrained(new)
-    files.write_new(new / "model.safetensors", safetensors.torch.save(tensors, metadata={"format": "pt"}))
-
-
-def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int, library: Any) -> None:
-    """Write the run's tokenizer; it adds no tokens to a text and reads no separator in it."""
+    safetensors.torch.save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     description = json.dumps(tokenizer.description | {"post_processor": None})
     library.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer.from_str(description),
@@ -290,9 +276,7 @@ def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int, library: Any)
 
 
 @torch.inference_mode()
-def compare(
-    folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wanted: Iterable[int]
-) -> list[dict[str, float]]:
+def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wanted: Iterable[int]) -> Agreements:
     """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T), in fp32 on the CPU, by length.
 
     Args:
@@ -317,11 +301,31 @@ def compare(
     return agreements
 
 
-def write_parity(new: Path, agreements: list[dict[str, float]], **facts: Any) -> None:
-    """Write the differences of logits, and what was compared."""
+def worst(agreements: Agreements) -> float:
+    """The largest difference of logits, as a share of the largest logit, or of 1 if that is larger."""
+    return max(one["difference"] / max(1.0, one["largest_logit"]) for one in agreements)
+
+
+def write_card(new: Path, run: Path, config: Trains, about: str, agreements: Agreements, **facts: Any) -> None:
+    """Write a model's page, with its results as the run's rows have them, and the differences of its logits."""
     where = {"versions": {**versions(), "transformers": transformers().__version__}, "device": "cpu", "dtype": "fp32"}
-    write_json(new / PARITY, {**facts, **where, "differences": agreements})
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_bytes(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+    differences = {"run": run.name, **facts, **where, "differences": agreements}
+    (new / PARITY).write_text(json.dumps(differences, indent=2) + "\n")
+    tags = ["posbench", "positional-encoding", config.encoding.name]
+    front = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
+    lines = ["| protocol | after tokens | tokens | nats per token | bits per byte |", "|---|---:|---:|---:|---:|"]
+    rows = evaluation_rows(run)
+    split = headline_split(rows, config.evaluation.split)
+    for row in (row for row in rows if row.split == split):
+        nll = f"{row.nll:.4f}" if row.measured else row.status
+        byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
+        lines.append(f"| `{row.curve_name}` | {row.tokens or 0:,} | {row.length:,} | {nll} | {byte} |")
+    sections = ("encoding", "model", "start", "training", "seed", "lora")
+    settings = {key: part for key, part in to_container(config).items() if key in sections}
+    parity = (
+        f"On random tokens its logits in transformers differ from the run's by at most {worst(agreements):.1e} of the "
+        f"largest, in fp32 on a CPU; `{PARITY}` has each length."
+    )
+    parts = [f"---\n{yaml.safe_dump(front)}---", f"# {run.name}", about, "\n".join(lines), parity]
+    parts.append(f"```yaml\n{yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)}```\n")
+    (new / "README.md").write_text("\n\n".join(parts))

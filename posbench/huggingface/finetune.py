@@ -1,12 +1,8 @@
 """Training a model of transformers further, `posbench train start=FOLDER`: to a folder of results with the new model.
 
-A model's folder does not say how it was trained. Settings that are not typed are:
-
-    learning_rate    2e-5, as Chen et al. (2023) and Peng et al. (2023) have it for PI and YaRN
-    batches          single sequences, so many to an update that there are about 400 updates (those of YaRN)
-    warm-up          the first twentieth of the tokens
-    ratios           the length before and the new one, up to four times that
-    at_tokens        0: what the stretch does before any training
+A model's folder does not say how it was trained; docs/longer.md has what holds for settings that are not typed.
+`lora=RANK` trains adapters of that rank beside all linear layers but the head, by `peft`. Evaluated and saved is the
+model with the adapters in its weights.
 """
 
 import copy
@@ -16,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,26 +24,26 @@ from torch.utils.checkpoint import checkpoint as recomputing
 from posbench import machine
 from posbench.config import start
 from posbench.config.external import TrainedOn, TrainingElsewhere
-from posbench.config.overrides import pairs, read, split, value
+from posbench.config.overrides import pairs, ratios, read, split, value
 from posbench.config.schema import EvaluationConfig
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.job import results_of
 from posbench.huggingface import export, rope
-from posbench.huggingface.card import card
 from posbench.huggingface.evaluate import described, evaluate_into, precision_of, record, subject_of, text_of
-from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, position_of, transformers
+from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, library, position_of, transformers
 from posbench.huggingface.subject import forward
 from posbench.kernels.cross_entropy import cross_entropy
-from posbench.run import MODEL, tracking
-from posbench.run.rows import evaluation_rows, headline_split
-from posbench.run.run import Run, Where, held_config
+from posbench.randomness import derive
+from posbench.run import MODEL, TOKENIZER, tracking
+from posbench.run.run import Run, Where
 from posbench.terminal.signals import signals_as_errors
 from posbench.training.step import learner_for
 from posbench.training.train import begin, end, fit
 
 logger = logging.getLogger(__name__)
 
-RATE, UPDATES = 2e-5, 400
+RATE, UPDATES = 2e-5, 400  # as Chen et al. (2023) and Peng et al. (2023) have it for PI and YaRN
+LORA_RATE = 2e-4  # as Hu et al. (2021) have it
 # Keys and groups that are for posbench's own models.
 _OTHERS = ("model", "encoding", "training", "experiment", "evaluation", "data.tokenizer", "data.vocab_size",
            "runtime.compile", "runtime.processes")  # fmt: skip
@@ -61,11 +58,6 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 
     Returns:
         The folder of results.
-
-    Raises:
-        UserError: the model, its tokenizer, the text or a setting cannot be used.
-        RunFailed: the training diverged or ran out of memory or disk; what was computed is kept.
-        Stopped: a signal asked for an end; the run was saved and can be continued.
     """
     source = find(word)
     config, extension = _asked(source, [text for text in overrides if not text.startswith("start=")], config_dir)
@@ -73,11 +65,12 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     dtype = machine.resolve_precision(config.training.precision, device)
     machine.be_deterministic(device, config.runtime.deterministic)
     folder = Path(config.runtime.outputs) / config.study / config.id
-    if not restart:
-        held_config(folder, config)
     threads = machine.set_threads(config.runtime.threads)
-    subject = subject_of(source, config, "fp32", device, extension)
-    model, precision = subject.model, precision_of(source, config.evaluation, device)
+    subject, precision = subject_of(source, config, "fp32", device), precision_of(source, config.evaluation, device)
+    model = subject.model
+    if extension:
+        model = rope.extended(model, extension, config.training.train_length)
+        model.config = extension.config
     tokens = text_of(config, config.runtime.cache)
     with (
         Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run,
@@ -86,16 +79,19 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
         tracking.mirror(config, run, results_of)
         begin(run, config, tokens, where)
+        record(run, subject, tokens, config.reading)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
-            loss = Learning(model, subject.first_token, config.runtime.checkpointing)
-            learner = learner_for(loss, config, device, dtype)
-            record(run, subject, tokens, config.reading)
+            if config.lora:
+                model = with_adapters(model, config.lora, config.seed)
+            learner = learner_for(
+                Learning(model, subject.first_token, config.runtime.checkpointing), config, device, dtype
+            )
 
             def evaluated(step: int, settings: EvaluationConfig) -> None:
-                trained = step * config.training.tokens_per_step
-                saved = rounded(model, DTYPES[source.precision], DTYPES[precision])  # the weights that its folder has
+                # The weights that its folder has.
+                saved = rounded(merged(model), DTYPES[source.precision], DTYPES[precision])
                 now = dataclasses.replace(subject, model=saved, precision=precision)
-                evaluate_into(run, now, tokens, settings, step, trained)
+                evaluate_into(run, now, tokens, settings, step, step * config.training.tokens_per_step)
 
             batches = tokens.batches(config.training, config.seed)
             fit(learner, batches, tokens, config, run, where, evaluated)
@@ -103,7 +99,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
             evaluated(config.training.steps, config.evaluation)
             if not (run.folder / MODEL).exists():
-                _save(run, model, source, config)
+                _save(run, merged(model), source, config)
             logger.info("the trained model, for transformers: %s", run.folder / MODEL)
         end(run, config)
     return folder
@@ -113,11 +109,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 
 
 def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
-    """What is trained further and how, by what was typed.
-
-    Raises:
-        UserError: a setting that cannot be read, or that such a model cannot have.
-    """
+    """What is trained further and how, by what was typed."""
     from posbench.config import compose
 
     place, typed = f"start={source.given}", {split(word, "training.train_length=4096")[0] for word in words}
@@ -133,29 +125,35 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
     options = {key.partition(".")[2]: read(given.pop(key)) for key in list(given) if key.startswith("encoding.")}
     before, bos = read(given.pop("start.train_length", str(source.train_length))), given.pop("bos", None)
     at_tokens = value("evaluation.at_tokens", given.pop("evaluation.at_tokens", "0"))
-    if type(before) is not int or before < 2:
-        raise UserError(f"{place}: expected start.train_length=N, the tokens that it was trained on at a time")
+    lora = read(given.pop("lora", "null"))
+    for key, number, least in (("start.train_length", before, 2), ("lora", 1 if lora is None else lora, 1)):
+        if type(number) is not int or number < least:
+            raise UserError(f"{place}: expected {key}=N, which is {number}")
     for key in ("training.train_length", "training.tokens"):
         if key not in given:
             raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
-    usual = {"study": start.STUDY, "training.batch_size": "1", "training.learning_rate": str(RATE)} | given
-    numbers = [value(key, usual[key]) for key in ("training.train_length", "training.tokens", "training.batch_size")]
-    if all(type(number) is int and number > 0 for number in numbers):  # else it is refused where it is read
-        length, tokens, batch_size = numbers
-        accumulation = max(1, round(tokens / UPDATES / length / batch_size))
-        usual = {"training.accumulation": str(accumulation), "training.warmup_tokens": str(tokens // 20)} | usual
-        if not {"evaluation.length", "evaluation.ratios"} & given.keys():
-            usual["evaluation.length"] = ",".join(map(str, sorted({before, length, 2 * length, 4 * length})))
+    usual = {"study": start.STUDY, "training.batch_size": "1", "training.accumulation": "1"}
+    usual |= {"training.learning_rate": str(LORA_RATE if lora else RATE)} | given
     base = compose.single([f"{key}={text}" for key, text in usual.items()], config_dir)
-    extension = _extension(source, base.training.train_length, before, method, options)
+    training, evaluation = base.training, dataclasses.replace(base.evaluation, at_tokens=tuple(at_tokens))
+    length, tokens = training.train_length, training.tokens
+    if "training.accumulation" not in given:
+        accumulation = max(1, round(tokens / UPDATES / length / training.batch_size))
+        training = dataclasses.replace(training, accumulation=accumulation)
+    if "training.warmup_tokens" not in given:
+        training = dataclasses.replace(training, warmup_tokens=tokens // 20)
+    if not {"evaluation.length", "evaluation.ratios"} & given.keys():
+        evaluation = dataclasses.replace(evaluation, ratios=ratios([before, length, 2 * length, 4 * length], base))
+    extension = _extension(source, length, before, method, options)
     config = TrainedOn(
         study=base.study,
         seed=base.seed,
         start=TrainingElsewhere(before),
-        training=base.training,
-        evaluation=dataclasses.replace(base.evaluation, at_tokens=tuple(at_tokens)),
+        training=training,
+        evaluation=evaluation,
         tracking=base.tracking,
         runtime=base.runtime,
+        lora=lora,
         **described(source, extension.config if extension else source.config, base.data, bos, method),
     )
     return config, extension
@@ -210,16 +208,30 @@ class Learning(nn.Module):
         return cross_entropy(forward(self.model, ids, self.first_token), labels)
 
     def state_dict(self, *unused: Any, **also: Any) -> Any:
-        """Each parameter once, under the library's name for it; buffers follow from the configuration."""
-        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+        """Each parameter that learns, under the library's name for it; the rest follows from the folder."""
+        return {name: parameter.detach() for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def load_state_dict(self, state: Mapping[str, Any], *unused: Any, **also: Any) -> None:  # type: ignore[override]
-        parameters = dict(self.named_parameters())
+        parameters = self.state_dict()
         if parameters.keys() != state.keys():
             raise RuntimeError("the names of its parameters are others")
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(state[name])
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])
+
+
+def with_adapters(model: Any, rank: int, seed: int) -> Any:
+    """The model, in place, with adapters (LoRA) beside all linear layers but the head; they alone learn."""
+    peft = library("peft", ">=0.18")
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the layers of GPT-2, which peft treats as it must
+        torch.default_generator.manual_seed(derive(seed, "lora"))
+        return peft.get_peft_model(model, config)
+
+
+def merged(model: Any) -> Any:
+    """A copy with its adapters in its weights; the model itself if it has none."""
+    return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
 
 
 def rounded(model: Any, *dtypes: torch.dtype, device: torch.device | None = None) -> Any:
@@ -235,12 +247,7 @@ def rounded(model: Any, *dtypes: torch.dtype, device: torch.device | None = None
 
 
 def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
-    """Save the model as a folder like the one that it came from, read that again, and compare logits.
-
-    Raises:
-        UserError: transformers computes other logits with what was written; nothing is left behind.
-        RunFailed: no room on the disk.
-    """
+    """Save the model as a folder like the one that it came from, read that again, and compare logits."""
     dtype, cpu, length = DTYPES[source.precision], torch.device("cpu"), config.training.train_length
     with export.aside(run.folder / MODEL, sum(weight.numel() for weight in model.parameters()) * dtype.itemsize) as new:
         saved = copy.copy(rounded(model, dtype, device=cpu))
@@ -253,24 +260,21 @@ def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
             setattr(library, key, max(length, source.settings.get(key) or 0))
         saved.generation_config = transformers().GenerationConfig.from_model_config(library)
         saved.save_pretrained(new)
-        for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja"):
+        changes = {
+            "generation_config.json": {} if library.use_cache else {"use_cache": False},
+            "tokenizer_config.json": {"model_max_length": length},
+        }
+        for name in (TOKENIZER, "special_tokens_map.json", "chat_template.jinja", *changes):
             if (source.folder / name).exists():
                 shutil.copyfile(source.folder / name, new / name)
-        for name, changes in (
-            ("generation_config.json", {} if library.use_cache else {"use_cache": False}),
-            ("tokenizer_config.json", {"model_max_length": length}),
-        ):
-            if (source.folder / name).exists():
-                export.write_json(new / name, json.loads((source.folder / name).read_bytes()) | changes)
+                if name in changes:
+                    (new / name).write_text(json.dumps(json.loads((new / name).read_bytes()) | changes[name], indent=2))
         trained = rounded(model, dtype, torch.float32, device=cpu)
         lengths = [min(one, length) for one in (1, export.SHORT, config.start.train_length, length)]
         agreements = export.compare(new, lambda ids: forward(trained, ids), config.data.vocab_size, lengths)
-        export.write_parity(new, agreements, run=config.id)
+        adapters = f" LoRA of rank {config.lora}, merged into its weights." if config.lora else ""
         about = (
             f"`{config.model.source}`, trained further by posbench at **{length:,} tokens**, with "
-            f"`{run.record['command']}`. The licence and the limits of that model hold for it, too."
+            f"`{run.record['command']}`.{adapters} The licence and the limits of that model hold for it, too."
         )
-        rows = evaluation_rows(run.folder)
-        split = headline_split(rows, config.evaluation.split)
-        rows = [row for row in rows if row.is_headline and row.kind == "plain" and row.split == split]
-        (new / "README.md").write_text(card(config, config.id, about, rows, agreements))
+        export.write_card(new, run.folder, config, about, agreements)

@@ -4,12 +4,13 @@ Tests compare the kinds in `TESTED` with the library's own logits. Other causal 
 read in the same way, and called untested.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
 import os
 import re
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ import torch
 
 from posbench import files, machine
 from posbench.data import hub
-from posbench.errors import UserError, did_you_mean
-from posbench.run import MODEL, RECORD
+from posbench.errors import PosbenchError, UserError, did_you_mean
+from posbench.run import MODEL, RECORD, TOKENIZER
 
-TOKENIZER = "tokenizer.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ROPE = "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2 gemma3_text"
 # By model_type: how the model encodes positions.
@@ -30,18 +30,34 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"
            "context_length")  # fmt: skip
 
 
-def transformers() -> Any:
-    """Import the library; UserError if it is not installed."""
-    imported_by_user = "transformers" in sys.modules
+def library(name: str, version: str) -> Any:
+    """Import a library of HuggingFace; UserError if it is not installed."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # kernels are programs: the library would fetch them from the hub
     try:
-        transformers: Any = importlib.import_module("transformers")
+        module: Any = importlib.import_module(name)
     except ImportError:
-        raise UserError("a HuggingFace model needs transformers: pip install 'transformers>=5.23,<5.24'") from None
-    if not imported_by_user:
-        transformers.utils.logging.disable_progress_bar()
-    return transformers
+        raise UserError(f"this needs {name}: pip install '{name}{version}'") from None
+    if name == "transformers":
+        module.utils.logging.disable_progress_bar()
+    return module
+
+
+def transformers() -> Any:
+    """Import transformers; UserError if it is not installed."""
+    return library("transformers", ">=5.23,<5.24")
+
+
+@contextlib.contextmanager
+def library_errors(problem: str, kind: type[PosbenchError] = UserError) -> Iterator[None]:
+    """Turn whatever a library raises into one line; our own errors and a lack of memory stay what they are."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
+            raise
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise kind(f"{problem}: {' '.join(reason.split())[:300]}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,31 +113,18 @@ class Source:
 
 def find(given: str) -> Source:
     """Find a model in a folder, or on the hub, whose cache comes first; UserError if there is none that is accepted."""
-    transformers()
-    if Path(given).exists():
-        return _read(Path(given), given, None)
-    folder, commit = hub.model_folder(given)
-    try:
-        return _read(folder, given, commit)
-    except UserError as error:
-        raise UserError(f"'{given}': {str(error).replace(str(folder), 'its repository on the hub')}") from None
-
-
-def _read(folder: Path, given: str, revision: str | None) -> Source:
-    from transformers import AutoConfig, PretrainedConfig
+    auto, settings_of = transformers().AutoConfig, transformers().PretrainedConfig.get_config_dict
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
+    folder, revision = (Path(given), None) if Path(given).exists() else hub.model_folder(given)
     data_only = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        settings, _ = PretrainedConfig.get_config_dict(folder, **data_only)
-    except Exception as error:
-        raise UserError(f"{folder}: transformers cannot read its configuration: {one_line(error)}") from None
-    if not settings:
-        raise UserError(f"{folder} has no config.json, or an empty one")
-    if (kind := settings.get("model_type")) not in CAUSAL:
-        known = f"{', '.join(TESTED)}, or another causal language model of transformers"
-        raise UserError(f"{folder}: model_type is {kind!r}{did_you_mean(str(kind), CAUSAL)}: expected {known}")
+    with library_errors(f"{given}: transformers cannot read its configuration"):
+        settings, _ = settings_of(folder, **data_only)
+    kind = settings.get("model_type")
+    known = f"{', '.join(TESTED)}, or another causal language model of transformers"
     for wrong, reason in (
+        (not settings, "it has no config.json, or an empty one"),
+        (kind not in CAUSAL, f"model_type is {kind!r}{did_you_mean(str(kind), CAUSAL)}: expected {known}"),
         (settings.get("auto_map"), "auto_map in config.json: posbench runs no code of a model folder"),
         (settings.get("quantization_config"), "its weights are quantised: expected fp32, bf16 or fp16"),
         (kind == "mpt" and (settings.get("attn_config") or {}).get("alibi") is False, "transformers has no such mpt"),
@@ -130,11 +133,9 @@ def _read(folder: Path, given: str, revision: str | None) -> Source:
         (not _weights(folder), "it has no .safetensors, which save_pretrained writes: pickled weights may run code"),
     ):
         if wrong:
-            raise UserError(f"{folder}: {reason}")
-    try:
-        config = AutoConfig.from_pretrained(folder, **data_only)
-    except Exception as error:  # the library's checks raise many kinds
-        raise UserError(f"{folder}: transformers refuses its configuration: {one_line(error)}") from None
+            raise UserError(f"{given}: {reason}")
+    with library_errors(f"{given}: transformers refuses its configuration"):
+        config = auto.from_pretrained(folder, **data_only)
     return Source(folder, given, revision, settings, config)
 
 
@@ -150,7 +151,7 @@ def load(folder: Path, config: Any, precision: str) -> Any:
             or leave out half of a model.
     """
     auto = transformers().AutoModelForCausalLM
-    try:
+    with library_errors(f"{folder}: transformers cannot load it"):
         model, report = auto.from_pretrained(
             folder,
             config=config,
@@ -162,16 +163,12 @@ def load(folder: Path, config: Any, precision: str) -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with one line
         )
-    except Exception as error:
-        if machine.is_out_of_memory(error):
-            raise
-        raise UserError(f"{folder}: transformers cannot load it: {one_line(error)}") from None
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in report[key])
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            told = f"its weights do not match its configuration: {key.replace('_', ' ')}: {names[0]}{more}"
-            raise UserError(f"{folder}: {told}")
+            problem = f"{key.replace('_', ' ')}: {names[0]}{more}"
+            raise UserError(f"{folder}: its weights do not match its configuration: {problem}")
     return model.eval()
 
 
@@ -179,9 +176,3 @@ def position_of(config: Any) -> str:
     """How a model encodes positions: rope, learned or alibi; other for untested kinds without RoPE."""
     rope = getattr(config.get_text_config(), "rope_parameters", None)
     return TESTED.get(config.model_type) or ("rope" if rope else "other")
-
-
-def one_line(error: Exception) -> str:
-    """What an error of a library says, in one line."""
-    text = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-    return " ".join(text.split())[:300]

@@ -8,38 +8,32 @@ import dataclasses
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (  # type: ignore[import-untyped, unused-ignore]
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationMixin,
-    PretrainedConfig,
-    PreTrainedModel,
-)
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_utils import local_torch_dtype
 
 from posbench import __version__, encodings
 from posbench.config.schema import Config, ModelConfig, validate
 from posbench.encodings.base import Shape
 from posbench.model.gpt import GPT
 
-KIND = "posbench"
-FILE = "modeling_posbench.py"
+KIND, FILE = "posbench", "modeling_posbench.py"
 IMPORT = f"from {__name__} import PosbenchConfig, PosbenchForCausalLM\n"  # the content of that file
 REMARK = (
-    f"**It needs posbench {__version__}, which is not on PyPI (the package there is another project), and "
+    f" **It needs posbench {__version__}, which is not on PyPI (the package there is another project), and "
     "`trust_remote_code=True`**; after `import posbench.huggingface.modeling` it loads without that. It has no "
     "key-value cache, and refuses padding: all inputs of a batch have one length."
 )
 
 
-class PosbenchConfig(PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
+class PosbenchConfig(transformers.PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
     """What `settings_of` has: the sections `model` and `encoding` of a run, and what its encoding is built from."""
 
     model_type = KIND
 
 
-class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call, misc, unused-ignore]
+class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationMixin):  # type: ignore[no-untyped-call, misc, unused-ignore]
     """A run's model. It has no key-value cache, so `generate()` reads the whole text again for every token."""
 
     config_class = PosbenchConfig
@@ -52,20 +46,13 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-
         self.model = _built(config)
         self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
-    @classmethod
-    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
-        """As of every model of transformers; tables that are no weights, which it leaves unset, are computed again."""
-        loaded = super().from_pretrained(*args, **options)
-        model: Any = loaded[0] if isinstance(loaded, tuple) else loaded
-        state, tables = model.model.state_dict(), dict(_built(model.config).named_buffers())
-        for name, buffer in list(model.model.named_buffers()):
-            if name not in state:
-                module, _, last = name.rpartition(".")
-                setattr(model.model.get_submodule(module), last, tables[name].to(buffer.device))
-        return loaded
-
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Nothing: all weights come from the folder."""
+        """Compute tables that are no weights, which the library leaves unset; all weights come from the folder."""
+        if names := module._non_persistent_buffers_set:
+            (path,) = (path for path, other in self.model.named_modules() if other is module)
+            computed = _built(self.config).get_submodule(path)
+            for name in names:
+                module.get_buffer(name).copy_(computed.get_buffer(name))
 
     def forward(
         self,
@@ -73,9 +60,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **_: Any,
+        **options: Any,
     ) -> CausalLMOutput:
         """Logits of token ids (B, T), and the loss of labels (B, T), which are shifted here.
 
@@ -84,7 +69,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-
         """
         if attention_mask is not None and not bool((attention_mask != 0).all()):
             raise ValueError("padding: posbench's models read whole sequences; expected inputs of one length")
-        if position_ids is not None or inputs_embeds is not None:
+        if any(options.get(name) is not None for name in ("position_ids", "inputs_embeds")):
             raise ValueError("posbench's models choose positions and embeddings by themselves: expected input_ids only")
         hidden = self.model.hidden(input_ids)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -100,15 +85,10 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-
 def _built(config: Any) -> GPT:
     """The model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
     model, options = validate(ModelConfig, config.model, "model"), dict(config.encoding)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.device("cpu"):
-            more: dict[str, Any] = {"vocabulary": tuple(config.vocabulary), "token_rms": model.token_rms}
-            shape = Shape(model.d_model, model.n_heads, model.n_layers, config.train_length, **more)
-            return GPT(model, config.vocab_size, encodings.build(options.pop("name"), shape, options))
-    finally:
-        torch.set_default_dtype(before)
+    with local_torch_dtype(torch.float32), torch.device("cpu"):
+        more: dict[str, Any] = {"vocabulary": tuple(config.vocabulary), "token_rms": model.token_rms}
+        shape = Shape(model.d_model, model.n_heads, model.n_layers, config.train_length, **more)
+        return GPT(model, config.vocab_size, encodings.build(options.pop("name"), shape, options))
 
 
 def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
@@ -131,5 +111,5 @@ def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-AutoConfig.register(KIND, PosbenchConfig)
-AutoModelForCausalLM.register(PosbenchConfig, PosbenchForCausalLM)
+transformers.AutoConfig.register(KIND, PosbenchConfig)
+transformers.AutoModelForCausalLM.register(PosbenchConfig, PosbenchForCausalLM)

@@ -26,40 +26,33 @@ CPU = torch.device("cpu")
 def rope_parameters(
     name: str, options: Mapping[str, Any], rope: Rotary, long: Tensor, short: Tensor, original: int
 ) -> dict[str, Any]:
-    """The `rope_parameters` of a rotary encoding, or of an extension of one.
+    """The `rope_parameters` of a rotary encoding, or of an extension of one; Undefined if a pair comes to a halt.
 
     Args:
         name, options: of the encoding or extension, `attention_factor` among them.
         rope: what has the base and the width.
-        long, short: radians per position of each pair, for inputs above and up to the original length.
-        original: that length, in tokens.
-
-    Raises:
-        Undefined: the library has none, since a pair has come to a halt.
+        long, short: radians per position of each pair, for inputs above and up to the original length, in tokens.
     """
     factor, scale = options.get("factor", 1.0), options["attention_factor"]
-    plain = {"rope_type": "default", "rope_theta": rope.base}
+    plain: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
     stretched = plain | {"factor": factor, "original_max_position_embeddings": original}
+    low_high = {"low_freq_factor": options.get("alpha"), "high_freq_factor": options.get("beta")}
     match name, options.get("ramp"):
         case "rope", _:
             return plain
         case "abf", _:
             return plain | {"rope_theta": options["base"]}
-        case "pi", _:
-            return plain | {"rope_type": "linear", "factor": factor}
         case "ntk", _:
             return plain | {"rope_theta": rope.base * factor ** (rope.width / max(1, rope.width - 2))}
-        case "dynamic_ntk", _:
-            return plain | {"rope_type": "dynamic", "factor": factor}
+        case (("pi" | "dynamic_ntk"), _):
+            return plain | {"rope_type": "linear" if name == "pi" else "dynamic", "factor": factor}
         case (("yarn" | "ntk_by_parts"), "index"):
             limits = {"beta_slow": options["alpha"], "beta_fast": options["beta"]}
             return stretched | {"rope_type": "yarn", **limits, "attention_factor": scale}
         case "llama3", _:
-            limits = {key: options[key] for key in ("low_freq_factor", "high_freq_factor")}
-            return stretched | {"rope_type": "llama3", **limits}
+            return stretched | {"rope_type": "llama3"} | {key: options[key] for key in low_high}
         case "ntk_by_parts", _:
-            limits = {"low_freq_factor": options["alpha"], "high_freq_factor": options["beta"]}
-            return stretched | {"rope_type": "llama3", **limits}
+            return stretched | {"rope_type": "llama3"} | low_high
     if not bool((torch.minimum(long, short) > 0).all()):
         raise Undefined(f"transformers has no configuration for '{name}': a pair comes to a halt")
     base = frequencies(rope.width, rope.base, CPU)  # any frequencies are LongRoPE's: a divisor for each pair
@@ -79,7 +72,7 @@ class Extension:
 def extension(
     config: Any, method: str, length: int, train_length: int, options: dict[str, Any], every_length: bool = False
 ) -> Extension:
-    """An extension of a rotary model.
+    """An extension of a rotary model; Undefined if the library has none, or the model was stretched before.
 
     Layers with a sliding window and a base of their own are unchanged: they meet no new distances.
 
@@ -87,10 +80,6 @@ def extension(
         config: the library's configuration, of the text part.
         every_length: the model will read other lengths, too, so that frequencies follow those of the input. Otherwise
             they are those of this length, whatever is read.
-
-    Raises:
-        UserError: unknown method or a wrong option.
-        Undefined: the library has no configuration for it, or the model was stretched before.
     """
     if position_of(config) != "rope":
         plain = encodings.build("rope", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))
@@ -101,10 +90,9 @@ def extension(
         parts = {None: parts}
     else:
         parts = {kind: parts[kind] for kind in sorted(set(config.layer_types)) if isinstance(parts.get(kind), dict)}
-    rotations = {kind: _rotary(config, part, train_length) for kind, part in parts.items()}
     layers = "full_attention" if "full_attention" in parts else next(iter(parts))
-    parameters = parts[layers]
-    plain = rotations[layers]
+    rotations = {kind: _rotary(config, part, train_length) for kind, part in parts.items()}
+    parameters, plain = parts[layers], rotations[layers]
     extended, facts = methods.extended(plain, method, length, train_length, **options)
     if parameters["rope_type"] != "default":
         raise Undefined(f"its RoPE is already extended (type '{parameters['rope_type']}')")
@@ -117,11 +105,11 @@ def extension(
         short = cast(Rotary, within).inv_freq(CPU)
     elif not every_length and method == "dynamic_ntk":
         name, given = "ntk", facts | {"factor": facts["stretch"]}
-    new = copy.deepcopy(config)
-    new.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
     changed = parameters | rope_parameters(name, given, plain, long, short, train_length)
     if name == "dynamic_ntk":  # so that a saved model still tells it
         changed["original_max_position_embeddings"] = train_length
+    new = copy.deepcopy(config)
+    new.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
     new.rope_parameters = changed if layers is None else {**config.rope_parameters, layers: changed}
     rotations = {kind: rope for kind, rope in rotations.items() if parts[kind]["rope_type"] == "default"}
     return Extension(new, rotations | {layers: extended}, {**facts, "rope_parameters": changed})
@@ -136,11 +124,7 @@ def _rotary(config: Any, parameters: dict[str, Any], train_length: int) -> Rotar
 
 
 def extended(model: nn.Module, extension: Extension, length: int) -> Any:
-    """A copy of a model that shares all weights, with the rotary modules of an extension.
-
-    Raises:
-        Undefined: they turn otherwise than the extension is defined.
-    """
+    """A copy of a model that shares all weights, and turns as an extension does; Undefined if it cannot."""
     copied = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     for parent in list(copied.modules()):
         for name, module in list(parent.named_children()):
@@ -163,10 +147,9 @@ def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: i
     for module in modules:
         device = next(module.buffers()).device
         for layers, rope in rotations.items():
-            kind = () if layers is None else (layers,)
             angles = rope.inv_freq(CPU)
             with torch.no_grad():
-                parts = module(torch.zeros(1, device=device), positions.to(device), *kind)
+                parts = module(torch.zeros(1, device=device), positions.to(device), *filter(None, [layers]))
             halves = [part[0, 0, : len(angles)].cpu().double() for part in parts]  # each number is there twice
             given, wanted = torch.complex(*halves), torch.polar(torch.ones_like(angles), angles)
             wanted = wanted * rope.attention_factor

@@ -15,7 +15,7 @@ from posbench.errors import Undefined, UserError
 from posbench.evaluation.models import Bools, Variant, Varied, last_of, parse_choice
 from posbench.evaluation.protocols import Integers
 from posbench.huggingface import rope
-from posbench.huggingface.load import TESTED, one_line, position_of, transformers
+from posbench.huggingface.load import TESTED, library_errors, position_of, transformers
 from posbench.randomness import generator
 
 _MOST_LOGITS = 2**27  # held at once, unless a single window has more
@@ -23,22 +23,6 @@ _SHORT, _NARROW = 64, 4  # tokens that checks read, and see through a window
 _SHARE = {"fp32": 1e-3, "bf16": 0.15, "fp16": 0.15}  # of the spread of logits, by which equal ones may differ
 
 _window: contextvars.ContextVar[tuple[int | None, int]] = contextvars.ContextVar("window", default=(None, 0))
-
-
-def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: Any) -> Tensor:
-    """The library's own logits of token ids (B, T), whatever the model has read before.
-
-    Args:
-        first_token: replaces the first token of every window; None: it is read as it stands.
-    """
-    if first_token is not None:
-        ids = ids.clone()
-        ids[:, 0] = first_token
-    rope.restore(model)
-    if model.config.model_type == "mpt":  # the size of its bias
-        model.config.max_seq_len = ids.shape[1]
-    logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
-    return logits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,19 +60,12 @@ class HuggingFaceModel:
             raise Undefined(f"transformers does not narrow all of {kind} by masks: no windows")
         model, facts = self.model, {"sinks": variant.sinks} if variant.sinks else None
         if variant.extension is not None:
-            model, facts = self._extended(variant.extension, length)
+            method, options = parse_choice(variant.extension)
+            # A configuration or a module in a form of this kind only may fail in any way.
+            with library_errors(f"transformers cannot extend this model by '{variant.extension}'", Undefined):
+                extension = rope.extension(self.config, method, length, self.train_length, options)
+                model, facts = rope.extended(model, extension, length), extension.facts
         return Varied(dataclasses.replace(self, model=model, window=variant.window, sinks=variant.sinks), facts)
-
-    def _extended(self, text: str, length: int) -> tuple[Any, dict[str, Any]]:
-        """The model under an extension as it was typed, and the facts of it."""
-        method, options = parse_choice(text)
-        try:
-            extension = rope.extension(self.config, method, length, self.train_length, options)
-            return rope.extended(self.model, extension, length), extension.facts
-        except UserError:
-            raise
-        except Exception as error:  # a configuration or a module in a form of this kind only may fail in any way
-            raise Undefined(f"transformers cannot extend this model by '{text}': {one_line(error)}") from None
 
     @property
     def config(self) -> Any:
@@ -112,12 +89,8 @@ class HuggingFaceModel:
         ids = self._random_tokens()
         length, half = ids.shape[1], ids.shape[1] // 2
         ids[1, :half] = ids[0, :half]
-        try:
+        with library_errors(f"{self.name}: transformers cannot run it"):
             one, other = (self.read(each[None], length)[:, :half] for each in ids)
-        except Exception as error:
-            if machine.is_out_of_memory(error):
-                raise
-            raise UserError(f"{self.name}: transformers cannot run it: {one_line(error)}") from None
         if not one.isfinite().all():
             raise UserError(f"{self.name}: its logits are not finite in {self.precision}")
         if self._differ(one, other):
@@ -140,7 +113,19 @@ class HuggingFaceModel:
         return not bool((one - other).square().mean().sqrt() <= _SHARE[self.precision] * one.std())
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
+def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: Any) -> Tensor:
+    """The library's own logits of token ids (B, T), whatever the model has read before.
+
+    Args:
+        first_token: replaces the first token of every window; None: it is read as it stands.
+    """
+    if first_token is not None:
+        ids = torch.cat((torch.full_like(ids[:, :1], first_token), ids[:, 1:]), dim=1)
+    rope.restore(model)
+    if model.config.model_type == "mpt":  # the size of its bias
+        model.config.max_seq_len = ids.shape[1]
+    logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
+    return logits
 
 
 @functools.cache  # once, or masks would be narrowed twice

@@ -54,7 +54,7 @@ _TYPES |= {name: "float64" for name in _COLUMNS if name in _NUMBERS or _HINTS.ge
 # What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
 # Where a run began belongs to its scheme as well.
 _RATE, _START = "training.learning_rate", "start"
-_SCHEME = ("encoding.", "model.attention.", _RATE)
+_SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
 _NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
 _TEXT = ("data.name", "data.task", "data.offset")  # the digest of the text stands for the rest of `data`
 _OFF = ("null", "false", "0")  # as JSON: an option that is off, or left as it is
