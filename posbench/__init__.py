@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from posbench.api import sweep as sweep
     from posbench.api import train as train
     from posbench.encodings.base import Encoding as Encoding
-    from posbench.model.attention.reference import attention_logits as attention_logits
-    from posbench.model.attention.reference import attention_output as attention_output
-    from posbench.model.attention.standalone import attention as attention
+    from posbench.model.standalone import attention as attention
+    from posbench.model.standalone import attention_logits as attention_logits
+    from posbench.model.standalone import attention_output as attention_output
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Encoding": "encodings.base",
     "LoadedRun": "api",
-    "attention": "model.attention.standalone",
-    "attention_logits": "model.attention.reference",
-    "attention_output": "model.attention.reference",
+    "attention": "model.standalone",
+    "attention_logits": "model.standalone",
+    "attention_output": "model.standalone",
     "evaluate": "api",
     "load": "api",
     "plot": "api",

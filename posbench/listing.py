@@ -4,7 +4,6 @@ import importlib
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -129,7 +128,7 @@ def page(name: str) -> str:
         cls, values = encodings.load(group or name), encodings.options_of(group or name)
         # None: a class of the user's own
         path = chosen("encoding/layered", inner) if group else choices("encoding").get(inner)
-        document = sys.modules[cls.__module__].__doc__ or cls.__doc__
+        document = encodings.documentation(cls)
         values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else values
         choice, key = f"encoding={name}", "encoding"
     meanings = {option: f"  # {meaning}" for option, meaning in (comments(path) if path else {}).items()}
@@ -147,7 +146,7 @@ def describe(name: str) -> dict[str, Any]:
     from posbench.huggingface.export import architectures
 
     cls, defaults = encodings.load(name), encodings.options_of(name)
-    row = _documented(name, sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
+    row = _documented(name, encodings.documentation(cls))
     row["paper"] = next((f"arXiv:{number}" for number in _ARXIV.findall(row["source"] or "")), None)
     row["options"] = {key: None if value is inspect.Parameter.empty else value for key, value in defaults.items()}
     try:

@@ -1,9 +1,20 @@
 """Options that come from outside, against what a function or a class declares: the same check for all that has some."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+from annotated_types import Ge, Gt, Lt
 
 from posbench.errors import OptionError, UserError, did_you_mean
+
+# Bounds that a constructor declares in its annotations, `base: Above1 = 10000.0`; none of these takes inf or NaN.
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Above1 = Annotated[float, Gt(1)]
+AtLeast1 = Annotated[float, Ge(1)]
+Share = Annotated[float, Ge(0), Lt(1)]
+Count = Annotated[int, Ge(1)]
+Offset = Annotated[int, Ge(0)]
 
 
 def checked(

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Shape
-from posbench.model.attention.dispatch import attention
-from posbench.model.attention.reference import logits_of, rows_of
+from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.model.attention import attention, logits_by_rows, make_layer, mask_of, narrower, prepared
 
 NAMES = encodings.names()
 
@@ -113,7 +112,28 @@ def one_layer(
         positions = encoding.positions(torch.zeros(tokens.shape[:2], dtype=torch.long), torch.Generator())
     x = encoding.embed(tokens, positions, torch.zeros(tokens.shape[:2], dtype=torch.long))
     q, k, v = project(x, shape)
-    return attention(encoding, q, k, v, x, positions, layer, consecutive=consecutive and counts_tokens(encoding))
+    known = consecutive and counts_tokens(encoding)
+    return attention(encoding, q, k, v, make_layer(encoding, positions, layer, x, consecutive=known))
+
+
+def layer_attention(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int,
+    window: int | None = None, sinks: int = 0, consecutive: bool = False, last: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The chosen attention of a layer at positions (1|B, T)."""
+    described = make_layer(encoding, positions, layer, x, consecutive)
+    return attention(encoding, q, k, v, described, window, sinks, last)
+
+
+def used_at(encoding: Encoding, positions: Tensor, layer: int = 0, x: Tensor | None = None) -> tuple[Encoding, Layer]:
+    """The encoding that a layer uses, and what its hooks read."""
+    return encoding.at(make_layer(encoding, positions, layer, x))
+
+
+def rotated_at(encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor, x: Tensor | None = None) -> Any:
+    """Queries and keys after `rotate` in the first layer."""
+    used, layer = used_at(encoding, positions, 0, x)
+    return used.rotate(q, k, layer)
 
 
 def counts_tokens(encoding: Encoding) -> bool:
@@ -123,7 +143,7 @@ def counts_tokens(encoding: Encoding) -> bool:
 
 def by_definition(
     encoding: Encoding,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Any],
     positions: Tensor,
     layer: int,
     block: int | None = None,
@@ -131,13 +151,22 @@ def by_definition(
 ) -> Tensor:
     """A layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x to (B, H, T, Dh).
 
-    `which` are further arguments of `rows_of`: causal, window, sinks.
+    `which`: causal, window, sinks.
     """
     q, k, v, x = inputs
-    used, own_layer = encoding.at(layer)
-    blocks = rows_of(encoding, q, k, v, x, positions, layer, block=block, **which)
-    out = torch.cat([used.attend(logits_of(used, rows), rows) for rows in blocks], dim=2)
-    return used.map_outputs(out, x, positions, own_layer)
+    described = make_layer(encoding, positions, layer, x, causal=which.get("causal", True))
+    used, q, k, v, described = prepared(encoding, q, k, v, described)
+    length, window, sinks = q.shape[2], which.get("window"), which.get("sinks", 0)
+    window = narrower(window, used.window) if described.causal else None
+    out = []
+    for start in range(0, length, block or length):
+        rows = slice(start, min(length, start + (block or length)))
+        part = described.replace(rows=rows, keys=slice(0, rows.stop if described.causal else length))
+        part = part.replace(visible=mask_of(part, window, sinks, q.dtype) == 0)
+        keys = k[:, :, part.keys]
+        logits = logits_by_rows(used, q[:, :, rows], keys, part, window, sinks)
+        out.append(used.attend(logits, v[:, :, part.keys], part))
+    return used.map_outputs(torch.cat(out, dim=2), described.replace(rows=slice(0, length)))
 
 
 def with_gradients(encoding: Encoding, inputs: Sequence[Tensor], compute: Callable[..., Tensor]) -> dict[str, Tensor]:

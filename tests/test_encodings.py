@@ -16,12 +16,11 @@ import yaml
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
-from posbench.kernels import tiles
-from posbench.kernels.bias import Table
-from posbench.model.attention import dispatch
-from posbench.model.attention.reference import attention_logits, attention_output, rows_of
+from posbench.model import attention
+from posbench.model.attention import make_layer
+from posbench.model.standalone import attention_logits, attention_output
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.parameters())
@@ -168,8 +167,8 @@ def test_the_chosen_attention_equals_the_definition_far_beyond_training(case: Ca
 def test_the_chosen_attention_equals_the_definition_where_scores_are_not_kept(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
-    monkeypatch.setattr(dispatch, "SCORES_AT_ONCE", 1)  # a sequence at a time, as few rows as may be
+    monkeypatch.setattr(attention, "KEPT_BYTES", 0)
+    monkeypatch.setattr(attention, "AT_ONCE", 1)  # a sequence at a time, as few rows as may be
     compare_with_the_definition(case, "gaps", LONG, counted=(False,), window=None)
 
 
@@ -181,7 +180,7 @@ def compare_with_the_definition(
     positions = schemes.positions_of(kind, 2, length, below(encoding))
 
     def chosen(known: bool) -> Callable[..., Tensor]:
-        return lambda *inputs: dispatch.attention(encoding, *inputs, positions, 1, window, consecutive=known)
+        return lambda *inputs: schemes.layer_attention(encoding, *inputs, positions, 1, window, consecutive=known)
 
     def defined(*inputs: Tensor) -> Tensor:
         return schemes.by_definition(encoding, inputs, positions, 1, window=window)
@@ -193,17 +192,6 @@ def compare_with_the_definition(
             assert_same(schemes.with_gradients(encoding, inputs, chosen(known)), expected)
 
 
-@NAMES
-def test_scores_that_are_said_to_be_additive_add_the_same_to_all_logits(name: str) -> None:
-    encoding = schemes.build(name, {}, SHAPE)
-    inputs, positions = schemes.layer_inputs(SHAPE, 19), torch.arange(19)[None]
-    rows = next(rows_of(encoding, *inputs, positions, 1))
-    logits = schemes.random(2, SHAPE.n_heads, 19, 19, seed=4)
-    added = encoding.scores(logits, rows) - logits
-    of_others = encoding.scores(3 * logits, rows) - 3 * logits
-    assert torch.allclose(added, of_others, **CLOSE) == (encoding.additive_scores or "scores" not in encoding.hooks)
-
-
 @pytest.mark.sample(3)
 @CASES
 def test_the_last_rows_and_sinks_are_those_of_the_definition(case: Case) -> None:
@@ -212,7 +200,7 @@ def test_the_last_rows_and_sinks_are_those_of_the_definition(case: Case) -> None
     for last, sinks, window in ((4, 0, None), (19, 2, 6), (4, 2, 6)):
         expected = schemes.by_definition(encoding, inputs, positions, 1, window=window, sinks=sinks)[:, :, -last:]
         for counted in COUNTED:
-            out = dispatch.attention(encoding, *inputs, positions, 1, window, sinks, counted, last % 19 or None)
+            out = schemes.layer_attention(encoding, *inputs, positions, 1, window, sinks, counted, last % 19 or None)
             with where(counted=counted, last=last, sinks=sinks, window=window):
                 torch.testing.assert_close(out, expected, **CLOSE)
 
@@ -226,7 +214,7 @@ def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
 
     def step(embeddings: Tensor, q: Tensor) -> Tensor:
         embedded = encoding.embed(embeddings, positions)
-        return dispatch.attention(encoding, q, k, v, x, positions, 1, consecutive=True) + embedded.sum()
+        return schemes.layer_attention(encoding, q, k, v, x, positions, 1, consecutive=True) + embedded.sum()
 
     torch._dynamo.reset()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=not schemes.declared(name, "GRAPH_BREAKS", ""))
@@ -272,7 +260,7 @@ def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case) -> None:
         exact = schemes.by_definition(encoding, (*qkv, x), positions, 1, window=window).detach()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             q, k, v = (tensor.bfloat16() for tensor in qkv)
-            out = dispatch.attention(encoding, q, k, v, x, positions, 1, window, consecutive=counted)
+            out = schemes.layer_attention(encoding, q, k, v, x, positions, 1, window, consecutive=counted)
             embedded = encoding.embed(tokens(encoding, 19).bfloat16(), positions)
         with where(counted=counted, window=window):
             assert out.dtype == torch.bfloat16 and embedded.dtype == torch.bfloat16
@@ -288,10 +276,12 @@ def test_angles_biases_and_codes_are_fp32_under_autocast(case: Case) -> None:
     positions = torch.arange(19)[None] + (0 if encoding.max_length else 5000)
 
     def everything() -> list[Tensor]:
-        rows = next(rows_of(encoding, q, k, v, x, positions, 1))
-        hooks = [encoding.distance_bias(rows.distance, 1), encoding.bias(rows)]
-        given = [encoding.embed(tokens(encoding, 19), positions), rows.q, rows.k]
-        return given + [tensor for tensor in hooks if tensor is not None]
+        logits = attention_logits(encoding, q, k, x, 1, positions)
+        return [
+            encoding.embed(tokens(encoding, 19), positions),
+            logits,
+            attention_output(encoding, q, k, v, x, 1, positions),
+        ]
 
     plain = everything()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -436,19 +426,19 @@ def test_a_scheme_that_reads_the_layer_input_asks_for_it() -> None:
     encoding = encodings.build("fox", SHAPE)
     q, k, _, _ = schemes.layer_inputs(SHAPE, 4)
     with pytest.raises(UserError, match="pass x"):
-        encoding.prepare(q, k, None, torch.arange(4)[None], 0)
+        encoding.prepare(q, k, make_layer(encoding, torch.arange(4)[None]))
 
 
 # -- an encoding of one's own that is not what it was meant to be ------------------------------------------------------
 
 
 class Misspelt(Encoding):
-    def distance_bais(self, distance: Tensor, layer: int) -> Tensor:
+    def distance_bais(self, distance: Tensor, layer: Layer) -> Tensor:
         return -distance.float()
 
 
 class HalfMisspelt(Misspelt):
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return k, q
 
 
@@ -471,13 +461,10 @@ class Misshapen(Encoding):
         super().__init__(shape)
         self.overridden = frozenset({hook})
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         return torch.zeros(4, *distance.shape[:-1], 18) if "distance_bias" in self.overridden else None
 
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Table:
-        return Table(torch.zeros(4, 18))
-
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return (q, k[:, :, :18]) if "rotate" in self.overridden else (q, k)
 
 
@@ -485,7 +472,6 @@ class Misshapen(Encoding):
     ("hook", "sentence"),
     [
         ("distance_bias", "distance_bias gave (4, 18), expected (H, *S), here (4, 20)"),
-        ("additions", "additions gave (4, 18), expected (H, T), here (4, 20)"),
         ("rotate", "rotate's k gave (2, 4, 18, 8), expected (B, H, T, Dq), here (2, 4, 20, 8)"),
     ],
 )
@@ -493,11 +479,10 @@ def test_a_hook_that_gives_another_shape_is_named(hook: str, sentence: str) -> N
     encoding = Misshapen(SHAPE, hook)
     q, k, v, x = schemes.layer_inputs(SHAPE, 20)
     with pytest.raises(UserError) as error:
-        dispatch.attention(encoding, q, k, v, x, torch.arange(20)[None], 0, consecutive=True)
+        schemes.layer_attention(encoding, q, k, v, x, torch.arange(20)[None], 0, consecutive=True)
     assert str(error.value) == f"'{encoding.name}': {sentence}"
-    if hook != "additions":  # a cheaper form, of which the definition knows nothing
-        with pytest.raises(UserError, match=f"'{encoding.name}': {hook}"):
-            attention_output(encoding, q, k, v, x)
+    with pytest.raises(UserError, match=f"'{encoding.name}': {hook}"):
+        attention_output(encoding, q, k, v, x)
 
 
 def test_a_rotation_that_is_no_pair_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,12 +507,12 @@ class Slopes(Encoding):
         if mistake == "constructor":
             self.slopes.no_such_method()
 
-    def bias(self, rows: Rows) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
         if self.mistake == "broadcast":
-            return self.slopes * rows.distance
-        return -rows.distance[..., :-1] if self.mistake == "bias" else None
+            return self.slopes * layer.distance
+        return -layer.distance[..., :-1] if self.mistake == "bias" else None
 
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         return v[:, :1] if self.mistake == "map_values" else v
 
 
@@ -556,7 +541,7 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
     monkeypatch.setattr(encodings, "_registered", {})
     encodings.register(Slopes)
     lines = {text.strip(): at for at, text in enumerate(Path(__file__).read_text().splitlines(), start=1)}
-    where = {"no_such": lines["self.slopes.no_such_method()"], "rows": lines["return self.slopes * rows.distance"]}
+    where = {"no_such": lines["self.slopes.no_such_method()"], "rows": lines["return self.slopes * layer.distance"]}
     with contextlib.ExitStack() as stack:
         if mistake:
             pattern = re.sub(r"\{(no_such|rows)\}", lambda found: str(where[found[1]]), sentence)

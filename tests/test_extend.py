@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from oracles import third_party
+from schemes import by_definition
+from schemes import layer_attention as attention
 from torch import Tensor
 
 from posbench import encodings
@@ -20,9 +22,8 @@ from posbench.encodings.extend import frequencies
 from posbench.encodings.extend.methods import METHODS, extended, methods_of
 from posbench.encodings.rope import RoPE
 from posbench.errors import UserError
-from posbench.model.attention.dispatch import attention
-from posbench.model.attention.reference import attention_logits, attention_output, logits_of, rows_of
 from posbench.model.gpt import build
+from posbench.model.standalone import attention_logits, attention_output
 
 L = 16  # training length of most tests
 SHAPE = Shape(d_model=16, n_heads=2, n_layers=2, train_length=L)
@@ -327,9 +328,7 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
     positions = torch.stack([torch.arange(40), torch.arange(40) + 3])  # every sequence its own
     whole = attention_output(after, q, k, v, positions=positions)
     for block in (1, 7, 40):
-        rows = list(rows_of(after, q, k, v, None, positions, 0, block=block))
-        assert [some.q.shape[2] for some in rows] == [block] * (40 // block) + [40 % block] * (40 % block > 0)
-        out = torch.cat([after.attend(logits_of(after, some), some) for some in rows], dim=2)
+        out = by_definition(after, (q, k, v, None), positions, 0, block=block)
         torch.testing.assert_close(out, whole, atol=2e-6, rtol=2e-6)  # fp32 sums in another order
     x = torch.zeros(2, 40, 16)
     torch.testing.assert_close(attention(after, q, k, v, x, positions, 0), whole, atol=2e-6, rtol=2e-6)

@@ -13,7 +13,7 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.alibi import default_slopes
 from posbench.encodings.base import Shape
 from posbench.encodings.rope import RoPE
-from posbench.model.attention.reference import attention_logits, attention_output
+from posbench.model.standalone import attention_logits, attention_output
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -22,7 +22,7 @@ def test_rope_scores_depend_on_distance_alone_a_million_tokens_out(layout: rotar
     q, k = torch.randn(2, 1, 1, 1, 64)
 
     def turned(x: Tensor, position: int) -> Tensor:
-        return rope.rotate(x, x, None, torch.tensor([[position]]), 0)[0]
+        return schemes.rotated_at(rope, x, x, torch.tensor([[position]]))[0]
 
     def score(m: int, n: int) -> float:
         return float((turned(q, m) * turned(k, n)).sum())
@@ -37,8 +37,8 @@ def test_rope_in_bf16_is_rope_in_fp32_rounded_once() -> None:
         rope = encodings.build("rope", Shape(64, 1, 1, 64), {"layout": layout})
         x = torch.randn(1, 1, 9, 64).bfloat16()
         positions = torch.arange(9)[None] + 10_000
-        out = rope.rotate(x, x, None, positions, 0)[0]
-        assert torch.equal(out, rope.rotate(x.float(), x.float(), None, positions, 0)[0].bfloat16())
+        out = schemes.rotated_at(rope, x, x, positions)[0]
+        assert torch.equal(out, schemes.rotated_at(rope, x.float(), x.float(), positions)[0].bfloat16())
 
 
 def test_alibi_gives_every_head_its_own_slope_whatever_their_number() -> None:

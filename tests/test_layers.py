@@ -33,7 +33,6 @@ ROOMS = [
     "tasks",
     "options",
     "installed",
-    "kernels",
     "terminal",
     "processes",
     "machine",

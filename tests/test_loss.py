@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from posbench.kernels import cross_entropy as module
-from posbench.kernels.cross_entropy import cross_entropy, linear_cross_entropy
+from posbench.model import loss as module
+from posbench.model.loss import cross_entropy, linear_cross_entropy
 
 
 def both(logits: torch.Tensor, labels: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -10,10 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posbench
 from posbench.config.schema import Config, EncodingConfig
-from posbench.encodings import _rotary, base, xpos
 from posbench.encodings._rotary import Rotary
-from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.model.gpt import GPT, build, parameter_counts
+from posbench.model.loss import IGNORED, cross_entropy
 
 V = 50
 
@@ -210,23 +209,16 @@ def test_logits_equal_gpt2s_of_another_library_with_the_same_weights(tiny_config
 # -- what the layers of a forward pass share ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"layout": "half"}])
-@pytest.mark.parametrize("name", ["rope", "xpos", "longrope", "partial_rope"])
-def test_the_table_of_rotations_is_made_once_in_a_forward_pass_and_anew_in_the_next(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+@pytest.mark.parametrize("name", ["rope", "xpos", "longrope", "partial_rope", "layered"])
+def test_tables_of_positions_are_made_once_in_a_forward_pass_and_anew_in_the_next(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    model = build(dataclasses.replace(tiny_config, encoding=EncodingConfig(name, options)), 50)
-    ids = torch.randint(50, (2, 12))
-    made: list[int] = []
+    model = build(dataclasses.replace(tiny_config, encoding=EncodingConfig(name)), 50)
+    ids, calls = torch.randint(50, (2, 12)), []
+    rotary = [module for module in model.modules() if isinstance(module, Rotary)]
     real = Rotary.rotation
-    monkeypatch.setattr(Rotary, "rotation", lambda self, *given: made.append(1) or real(self, *given))
-    positions = torch.arange(12)[None]
-    expected = model(ids, positions=positions)
-    assert len(made) == 1 and len(model.blocks) == 2 and "made" not in vars(positions)
-    before, model.encoding.attention_factor = model.encoding.attention_factor, 2.0
-    assert not torch.equal(model(ids, positions=positions), expected) and len(made) == 2
-    monkeypatch.setattr(base, "once", lambda positions, maker, make: make())
-    monkeypatch.setattr(_rotary, "once", base.once)
-    monkeypatch.setattr(xpos, "once", base.once)
-    model.encoding.attention_factor = before
-    assert torch.equal(model(ids, positions=positions), expected) and len(made) == 4
+    monkeypatch.setattr(Rotary, "rotation", lambda self, *given: calls.append(1) or real(self, *given))
+    expected = model(ids)
+    assert len(calls) == 1 and len(model.blocks) == 2
+    rotary[0].attention_factor = 2.0
+    assert not torch.equal(model(ids), expected) and len(calls) == 2

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import posbench
 from posbench import api
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Layer, Shape
 from posbench.errors import Stopped, UserError
 from posbench.results.frame import read
 from posbench.results.headline import headline
@@ -214,7 +214,7 @@ class Slope(posbench.Encoding):
         super().__init__(shape)
         self.slope = slope
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         return -self.slope * distance.float().expand(self.shape.n_heads, *distance.shape)
 
 

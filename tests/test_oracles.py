@@ -11,8 +11,9 @@ import schemes
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Shape, shared
-from posbench.model.attention.reference import attention_logits, attention_output
+from posbench.encodings.base import Encoding, Shape
+from posbench.model.attention import make_layer
+from posbench.model.standalone import attention_logits, attention_output
 
 BATCH, LAYERS = 2, 3
 
@@ -104,8 +105,7 @@ def compare(case: tuple[str, dict[str, Any]], length: int, heads: int, width: in
             theirs.parameters, shape, completed, *theirs.tensors, positions, seed, causal, **given
         )
         assert expected and set(expected) <= {"positions", "embedded", "q", "k", "bias", "probabilities", "output"}
-        given_once = shared(positions, consecutive=kind == "consecutive")  # as a model gives them
-        actual = {key: _ours(key, encoding, ours, given_once, ids, seed, causal) for key in expected}
+        actual = {key: _ours(key, encoding, ours, positions, ids, seed, causal) for key in expected}
         tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})  # fp32 sums in another order
         for key, value in expected.items():
             value = _comparable(key, value, causal, actual[key].shape)
@@ -161,15 +161,15 @@ def _ours(
     if key == "embedded":
         return encoding.embed(x[..., : encoding.token_dim()], positions, ids)
     if key in ("q", "k"):
-        used, own_layer = encoding.at(layer)
-        return used.rotate(q, k, x, positions, own_layer)["qk".index(key)]
+        used, described = encoding.at(make_layer(encoding, positions, layer, x))
+        return used.rotate(q, k, described)["qk".index(key)]
     if key == "output":
         return attention_output(encoding, q, k, v, x, layer, positions, causal)
     logits = attention_logits(encoding, q, k, x, layer, positions, causal)
     if key == "probabilities":
         return logits.softmax(-1)
-    used, own_layer = encoding.at(layer)
-    rotated_q, rotated_k = used.rotate(q, k, x, positions, own_layer)
+    used, described = encoding.at(make_layer(encoding, positions, layer, x))
+    rotated_q, rotated_k = used.rotate(q, k, described)
     return _comparable("bias", logits - rotated_q @ rotated_k.mT * encoding.logit_scale, causal, logits.shape)
 
 

@@ -27,7 +27,7 @@ from posbench.evaluation import evaluate as text
 from posbench.evaluation.evaluate import evaluate
 from posbench.evaluation.models import Variant, Varied
 from posbench.evaluation.problems import TaskEvaluation
-from posbench.kernels.cross_entropy import IGNORED
+from posbench.model.loss import IGNORED
 from posbench.results.frame import GATE
 from posbench.run.model import tokenizer_of
 from posbench.run.rows import EvaluationRow, evaluation_rows, training_rows

@@ -165,7 +165,7 @@ def test_a_preset_is_chosen_by_its_path(preset: str) -> None:
     encoding = encoding_of(config)
     entries = config.encoding.options["layers"]
     assert isinstance(encoding, Wrapper) and len(entries) in (4, 6)
-    windows = [encoding.at(layer)[0].window for layer in range(len(entries))]
+    windows = [schemes.used_at(encoding, torch.arange(1)[None], layer)[0].window for layer in range(len(entries))]
     assert windows == [entry.get("window") for entry in entries] and None in windows
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import schemes
 import torch
 from oracles import fire as oracle_of_fire
 from oracles import third_party, third_party_file
@@ -17,7 +18,8 @@ from posbench import attention_logits, attention_output, encodings
 from posbench.encodings import _frequencies as rules
 from posbench.encodings.base import Shape
 from posbench.errors import OptionError, UserError
-from posbench.model.attention.reference import rows_of
+from posbench.model.attention import make_layer
+from posbench.model.standalone import whole_block
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=64)
 FP32 = {"atol": 1e-5, "rtol": 1e-5}  # sums of fp32 numbers of size 1 in another order
@@ -261,7 +263,7 @@ def test_a_canon_layer_convolves_keys_before_they_are_shared_by_a_group_of_queri
     assert {name: weight.shape[1] for name, weight in encoding.weights.items()} == {"q": 4, "k": 2, "v": 2}
     few = torch.randn(1, 2, 9, 8)
     shared = few.repeat_interleave(2, dim=1)
-    _, convolved = encoding.at(0)[0].rotate(shared, shared, None, torch.arange(9)[None], 0)
+    _, convolved = schemes.rotated_at(encoding, shared, shared, torch.arange(9)[None])
     assert torch.equal(convolved[:, 0], convolved[:, 1]) and not torch.equal(convolved[:, 1], convolved[:, 2])
 
 
@@ -283,8 +285,8 @@ def test_cca_with_shared_keys_is_zayas() -> None:
     expected = [a.transpose(1, 2) for a in torch.func.functional_call(projection, named, (wide, None))]
     k, v = (a.repeat_interleave(2, dim=1) for a in (few_k, few_v))
     counting = torch.arange(9)[None]
-    used, _ = encoding.at(0)
-    ours = [*used.rotate(q, k, None, counting, 0), used.map_values(v, None, counting, 0)]
+    used, layer = schemes.used_at(encoding, counting)
+    ours = [*used.rotate(q, k, layer), used.map_values(v, layer)]
     for actual, theirs in zip([ours[0], ours[1][:, ::2], ours[2][:, ::2]], expected, strict=True):
         torch.testing.assert_close(actual, theirs, **FP32)
 
@@ -301,8 +303,9 @@ def test_fire_worked_shares(i: int, j: int, share: float) -> None:
         for parameter in encoding.networks[0].parameters():
             parameter.zero_()
         encoding.networks[0][0].weight[0] = encoding.networks[0][2].weight[:, 0] = 1
-    rows = next(rows_of(encoding, *layer_inputs(2), torch.tensor([[j, i]]), 0))
-    assert encoding.bias(rows)[0, :, 1, 0].tolist() == pytest.approx([share] * SHAPE.n_heads, abs=1e-6)
+    q, k, v, x = layer_inputs(2)
+    _, q, k, _, layer = whole_block(encoding, q, k, v, make_layer(encoding, torch.tensor([[j, i]]), 0, x))
+    assert encoding.bias(q, k, layer)[0, :, 1, 0].tolist() == pytest.approx([share] * SHAPE.n_heads, abs=1e-6)
 
 
 def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do() -> None:
@@ -323,7 +326,9 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_unit
         first.weight[1], first.bias[1] = 0, -1  # and one that never is
         first.weight[2], first.bias[2] = 0, 0
     inputs, positions = layer_inputs(50), torch.arange(50)[None]
-    by_pieces = encoding.bias(next(rows_of(encoding, *inputs, positions, 1)))
+    q, k, v, x = inputs
+    _, q, k, _, layer = whole_block(encoding, q, k, v, make_layer(encoding, positions, 1, x))
+    by_pieces = encoding.bias(q, k, layer)
     parameters = dict(encoding.named_parameters())
     by_network = oracle_of_fire.reference(parameters, SHAPE, {"threshold": 16.5}, *inputs, positions, 1, True)["bias"]
     torch.testing.assert_close(by_pieces, by_network, **FP32)
@@ -346,9 +351,9 @@ def test_selective_rope_starts_with_its_authors_small_weights_and_turns_hardly_a
     assert not encoding.get_parameter("gate.0.bias").any()
     q, k, x = torch.randn(1, 4, 64, 32), torch.randn(1, 4, 64, 32), torch.randn(1, 64, 128)
     with torch.no_grad():
-        turned, _ = encoding.rotate(q, k, x, torch.arange(64)[None], 0)
+        turned, _ = schemes.rotated_at(encoding, q, k, torch.arange(64)[None], x)
         larger = encodings.build("selective_rope", shape, {"start": "torch"})
-        far, _ = larger.rotate(q, k, x, torch.arange(64)[None], 0)
+        far, _ = schemes.rotated_at(larger, q, k, torch.arange(64)[None], x)
     assert float((turned - q).abs().max()) < 0.05 < float((far - q).abs().max())
 
 
@@ -360,7 +365,7 @@ def test_liere_in_blocks_of_8_as_in_the_authors_scripts_turns_each_block_by_itse
     assert encoding.above.shape == (1, 2, 4, 28) and encoding.above.min() >= 0 and encoding.above.max() <= 2 * math.pi
     q = torch.zeros(1, 2, 16, 32)
     q[..., 8:16] = torch.randn(1, 2, 16, 8)
-    turned, _ = encoding.rotate(q, q, None, torch.arange(16)[None], 0)
+    turned, _ = schemes.rotated_at(encoding, q, q, torch.arange(16)[None])
     assert not turned[..., :8].any() and not turned[..., 16:].any()
     torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
     with pytest.raises(OptionError, match=r"^encoding.block is 5 for 'liere': expected a divisor of the 32 channels"):
@@ -395,7 +400,7 @@ def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients() -> No
     encoding = build("path")
     q, k, v, x = (tensor.requires_grad_() for tensor in layer_inputs(150))
     ours = attention_output(encoding, q, k, v, x)
-    w, beta = encoding.prepare(q, k, x, torch.arange(150)[None], 0)
+    w, beta = encoding.prepare(q, k, make_layer(encoding, torch.arange(150)[None], 0, x))
     naive = third_party_file("fla", "ops/path_attn/naive.py").naive_path_attn
     given = [part.transpose(1, 2) for part in (q, k, v, w, beta)]
     theirs = naive(*given, torch.zeros_like(given[-1]), encoding.logit_scale).transpose(1, 2)

@@ -14,7 +14,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 from posbench.evaluation.models import TrainedGPT, Variant, nll_of, score
 from posbench.evaluation.protocols import Windows, targets_of
-from posbench.model.attention import dispatch
+from posbench.model import attention
 from posbench.model.gpt import GPT, Reading, build
 
 V = 50
@@ -180,4 +180,4 @@ def test_at_64_train_lengths_no_tensor_grows_with_the_square_of_the_length(
     with Largest() as largest:
         nll = score(subject, split, windows, batch_tokens=2048)
     assert np.isfinite(nll).all()
-    assert 0 < largest.numbers <= 2 * dispatch.SCORES_AT_ONCE < model.config.n_heads * length**2 / 4
+    assert 0 < largest.numbers <= 2 * attention.AT_ONCE < model.config.n_heads * length**2 / 4

@@ -17,8 +17,8 @@ from posbench import machine
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
-from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.model.gpt import GPT, build, parameter_counts
+from posbench.model.loss import IGNORED, cross_entropy
 from posbench.processes import World
 from posbench.training.step import Learner, begin_update, is_compiled, learner_for, parameters, update
 

@@ -22,8 +22,6 @@ import yaml
 from fake_study import headline_of
 from support import encoding_installed, evaluation_lines, snapshot, write_words
 
-import posbench.training.step
-import posbench.training.train
 from posbench import machine
 from posbench.config.overrides import Asked
 from posbench.config.schema import Config, EncodingConfig, to_container
@@ -32,6 +30,7 @@ from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.printed import print_results
+from posbench.model import gpt
 from posbench.model.gpt import GPT, build
 from posbench.results.frame import read
 from posbench.run import checkpoint, tracking
@@ -652,7 +651,8 @@ def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
     if changed.startswith("threads"):
         monkeypatch.setattr(machine, "set_threads", lambda threads: 3)
     else:
-        monkeypatch.setattr(posbench.training.step, "fusing", lambda _: contextlib.nullcontext())  # tested elsewhere
+        for compiled, plain in (("_before_compiled", gpt._before), ("_after_compiled", gpt._after)):  # tested elsewhere
+            monkeypatch.setattr(gpt, compiled, plain)
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
     train(config, tmp_path / "run", [])
     assert f"continuing with {changed}: the weights will not be those of an uninterrupted run" in caplog.text

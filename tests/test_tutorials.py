@@ -7,6 +7,7 @@ test_oracles.py.
 import math
 
 import pytest
+import schemes
 import torch
 
 import posbench
@@ -36,7 +37,7 @@ def code(name, length, d_model=8, **options):
 def rotated(x, positions, **options):
     """RoPE's f(x, m): x (T, d) at positions (T,)."""
     encoding = build("rope", d_model=x.shape[-1], n_heads=1, **options)
-    return encoding.rotate(x[None, None], x[None, None], None, torch.tensor(positions)[None], 0)[0][0, 0]
+    return schemes.rotated_at(encoding, x[None, None], x[None, None], torch.tensor(positions)[None])[0][0, 0]
 
 
 def attend(encoding, words):

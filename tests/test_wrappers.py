@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import schemes
 import torch
+from schemes import layer_attention as attention
 from torch import Tensor
 
 from posbench import encodings
@@ -15,10 +16,9 @@ from posbench.config.schema import Config
 from posbench.encodings.base import Shape
 from posbench.encodings.extend.methods import extended, methods_of
 from posbench.errors import Undefined, UserError
-from posbench.model.attention import dispatch
-from posbench.model.attention.dispatch import attention
-from posbench.model.attention.reference import attention_logits, attention_output
+from posbench.model import attention as kernels
 from posbench.model.gpt import build
+from posbench.model.standalone import attention_logits, attention_output
 from posbench.training.step import tell_progress
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
@@ -69,8 +69,10 @@ def test_every_path_computes_the_same_layer(layer: int, which: dict[str, Any]) -
         torch.testing.assert_close(fast, attention_output(layered, q, k, v, x, layer), **CLOSE)
 
 
+@torch.no_grad()
 def test_wrappers_keep_the_cheap_form_of_their_encodings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_by_rows", lambda *_: pytest.fail("row blocks where a kernel would do"))
+    monkeypatch.setattr(kernels, "logits_by_rows", lambda *_: pytest.fail("rows where a kernel would do"))
+    monkeypatch.setattr(kernels, "CHANNELS_FROM", 1)
     sharpened = [("temperature", {"inner": inner}) for inner in ("none", "rope", "alibi", "fox")]
     for name, options in (("layered", {"layers": MIXED[:2]}), *sharpened):
         encoding = schemes.build(name, options, SHAPE)
@@ -220,9 +222,9 @@ def test_an_encoding_inside_convolutions_is_given_what_comes_of_them(outer: str,
     plain = encodings.build(outer, SHAPE)
     plain.load_state_dict({key: value for key, value in both.state_dict().items() if not key.startswith("inners.")})
     q, k, v, x = inputs()
-    used, own = plain.at(2)
-    q2, k2 = used.rotate(q, k, x, counting(), own)
-    v2 = used.map_values(v, x, counting(), own)
+    used, own = schemes.used_at(plain, counting(), 2, x)
+    q2, k2 = used.rotate(q, k, own)
+    v2 = used.map_values(v, own)
     for consecutive in (False, True):
         ours = attention(both, q, k, v, x, counting(), 2, 9, consecutive=consecutive)
         expected = attention(alone, q2, k2, v2, x, counting(), 2, 9, consecutive=consecutive)
@@ -286,8 +288,16 @@ def test_as_many_positions_as_tokens_are_the_encoding_itself(tiny_config: Config
 
 def test_a_wrapper_goes_around_a_wrapper() -> None:
     encoding = encodings.build("randomized", SHAPE, {"inner": "layered", "inner_options": {"layers": MIXED}})
-    assert [type(encoding.at(layer)[0]).__name__ for layer in range(4)] == ["RoPE", "FoX", "DeBERTa", "Shaw"]
-    assert encoding.at(0)[0].window == 5 and {"positions", "rotate", "additions"} <= encoding.hooks
+    assert [type(schemes.used_at(encoding, counting(), layer)[0]).__name__ for layer in range(4)] == [
+        "RoPE",
+        "FoX",
+        "DeBERTa",
+        "Shaw",
+    ]
+    assert (
+        schemes.used_at(encoding, counting(), 0)[0].window == 5
+        and {"positions", "rotate", "key_bias"} <= encoding.hooks
+    )
 
 
 @pytest.mark.parametrize(
@@ -624,7 +634,10 @@ def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_
 def test_randomized_positions_need_no_stretching_within_their_range() -> None:
     trained = encodings.build("randomized", SHAPE)
     within, _ = extended(trained, "pi", 512, 32)
-    assert torch.equal(within.at(0)[0].inv_freq(torch.device("cpu")), trained.at(0)[0].inv_freq(torch.device("cpu")))
+    assert torch.equal(
+        schemes.used_at(within, counting())[0].inv_freq(torch.device("cpu")),
+        schemes.used_at(trained, counting())[0].inv_freq(torch.device("cpu")),
+    )
 
 
 # -- dape --------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posbench import machine
 from posbench.errors import UserError
-from posbench.kernels.cross_entropy import IGNORED
+from posbench.model.loss import IGNORED
 
 
 class Batch(NamedTuple):

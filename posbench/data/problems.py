@@ -25,7 +25,7 @@ from posbench.data import tokens
 from posbench.data.batches import Batch
 from posbench.data.tokenizer import Tokenizer, of_symbols
 from posbench.data.tokens import Tokens
-from posbench.kernels.cross_entropy import IGNORED
+from posbench.model.loss import IGNORED
 from posbench.randomness import derive
 from posbench.tasks.base import Problems, Task
 

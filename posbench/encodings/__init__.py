@@ -1,9 +1,10 @@
-"""The registry of encodings: the folder is the list. `<name>.py` here is an encoding; a leading underscore is not.
+"""The registry of encodings. A family of them is a module of this folder, and a scheme is a class in it.
 
 Encodings from elsewhere join through the entry point group `posbench.encodings` (see `installed`), or as classes that
 the user's own code has registered in this process.
 """
 
+import functools
 import hashlib
 import importlib
 import inspect
@@ -24,6 +25,77 @@ if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
 
+# The modules of this folder, each with the names of its encodings.
+_MODULES = {
+    "abacus": "abacus",
+    "algebraic": "algebraic",
+    "alibi": "alibi",
+    "bam": "bam",
+    "binary": "binary",
+    "bipe": "bipe",
+    "cable": "cable",
+    "canon": "canon",
+    "cape": "cape",
+    "carope": "carope",
+    "cca": "cca",
+    "comrope": "comrope",
+    "cope": "cope",
+    "coupling": "coupling",
+    "dape": "dape",
+    "dape_v2": "dape_v2",
+    "deberta": "deberta",
+    "decoupled_rope": "decoupled_rope",
+    "drope": "drope",
+    "dynamic_bias": "dynamic_bias",
+    "dynamic_ntk": "dynamic_ntk",
+    "fire": "fire",
+    "fope": "fope",
+    "fox": "fox",
+    "fox_pro": "fox_pro",
+    "grape_a": "grape_a",
+    "grape_m": "grape_m",
+    "hope": "hope",
+    "index": "index",
+    "kerple_log": "kerple_log",
+    "kerple_power": "kerple_power",
+    "layered": "layered",
+    "learned": "learned",
+    "learned_sinks": "learned_sinks",
+    "lerope": "lerope",
+    "liere": "liere",
+    "llama3": "llama3",
+    "longrope": "longrope",
+    "minmax": "minmax",
+    "none": "none",
+    "ntk": "ntk",
+    "ntk_by_parts": "ntk_by_parts",
+    "p_rope": "p_rope",
+    "partial_rope": "partial_rope",
+    "path": "path",
+    "path_fox": "path_fox",
+    "pi": "pi",
+    "pope": "pope",
+    "projected_bias": "projected_bias",
+    "randomized": "randomized",
+    "repo": "repo",
+    "rope": "rope",
+    "rope_pp": "rope_pp",
+    "sandwich": "sandwich",
+    "selective_rope": "selective_rope",
+    "shape": "shape",
+    "shaw": "shaw",
+    "sine": "sine",
+    "sinusoidal": "sinusoidal",
+    "spe": "spe",
+    "stick_breaking": "stick_breaking",
+    "t5": "t5",
+    "temperature": "temperature",
+    "transformer_xl": "transformer_xl",
+    "tupe": "tupe",
+    "wall": "wall",
+    "xpos": "xpos",
+    "yarn": "yarn",
+}
 _PLACE = re.compile(r"(.+\.py)(?::(\w+))?")
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
 
@@ -35,8 +107,13 @@ def names() -> list[str]:
 
 def _shipped(installed_too: bool = True) -> set[str]:
     """Return the names of posbench's own encodings, and of installed ones."""
-    stems = {path.stem for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("_")}
-    return stems - {"base", "families"} | ({*installed.points(installed.ENCODINGS)} if installed_too else set())
+    return set(_module_of()) | ({*installed.points(installed.ENCODINGS)} if installed_too else set())
+
+
+@functools.cache
+def _module_of() -> dict[str, str]:
+    """Return the module of each of posbench's own encodings by its name."""
+    return {name: module for module, listed in _MODULES.items() for name in listed.split()}
 
 
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
@@ -152,15 +229,14 @@ def load(name: str) -> "type[Encoding]":
             raise UserError(f"the installed encoding '{name}' is {cls!r}: expected a subclass of posbench's Encoding")
         cls.name = name
         return cls
-    module = importlib.import_module(f"{__name__}.{name}")
-    classes = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Encoding) and value.__module__ == module.__name__
-    ]
-    if len(classes) != 1:
-        raise UserError(f"encodings/{name}.py defines {len(classes)} Encoding classes: expected exactly one")
-    return classes[0]
+    module = importlib.import_module(f"{__name__}.{_module_of()[name]}")
+    classes = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Encoding))
+    return next(each for each in classes if each.name == name)
+
+
+def documentation(cls: "type[Encoding]") -> str:
+    """Return the docstring of an encoding: its class's own, or its module's where that is the encoding's alone."""
+    return vars(cls).get("__doc__") or sys.modules[cls.__module__].__doc__ or ""
 
 
 def import_fault(error: Exception) -> str:

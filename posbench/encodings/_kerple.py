@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class Kerple(Encoding):
@@ -27,7 +27,7 @@ class Kerple(Encoding):
         """The factor of r1, from distances (*S) of at least 0 and r2 (H, 1, ...): (H, *S)."""
         raise NotImplementedError
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         heads = -1, *(1,) * distance.dim()
         r1, r2 = _held(self.r1, math.inf).view(heads), _held(self.r2, self.r2_most).view(heads)
         return -r1 * self.kernel(distance.abs().float(), r2)

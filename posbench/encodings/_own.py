@@ -21,9 +21,9 @@ _SHAPES: dict[str, _Expected] = {
     "embed": lambda self, x, *_: ((*x.shape[:2], self.shape.d_model), "(B, T, D)"),
     "map_values": lambda _, v, *__: (tuple(v.shape), "(B, H, T, Dh)"),
     "map_outputs": lambda _, out, *__: (tuple(out.shape), "(B, H, Tq, Dh)"),
-    "bias": lambda _, rows: ((*rows.q.shape[:3], rows.k.shape[2]), "to broadcast to (B, H, Tq, Tk)"),
-    "scores": lambda _, logits, __: (tuple(logits.shape), "(B, H, Tq, Tk)"),
-    "attend": lambda _, logits, rows: ((*logits.shape[:3], rows.v.shape[3]), "(B, H, Tq, Dh)"),
+    "bias": lambda _, q, k, __: ((*q.shape[:3], k.shape[2]), "to broadcast to (B, H, Tq, Tk)"),
+    "scores": lambda _, logits, *__: (tuple(logits.shape), "(B, H, Tq, Tk)"),
+    "attend": lambda _, logits, v, __: ((*logits.shape[:3], v.shape[3]), "(B, H, Tq, Dh)"),
 }
 
 
@@ -31,8 +31,8 @@ _SHAPES: dict[str, _Expected] = {
 def guarded(cls: type[Encoding]) -> type[Encoding]:
     """Return the class with hooks whose errors, and results of another shape, are one line."""
     hooks = {name: _guarded(cls, name, hook) for name in cls.overridden if callable(hook := getattr(cls, name))}
-    made: type[Encoding] = type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__, **hooks})
-    made.name = cls.name
+    members = {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name, **hooks}
+    made: type[Encoding] = type(cls.__name__, (cls,), members)
     return made
 
 

@@ -11,15 +11,14 @@ A pair is one complex number and its rotation is one product:  (x_a + i·x_b) ·
 """
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from posbench import machine
-from posbench.encodings.base import Encoding, Shape, on_host, once
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
-from posbench.kernels.fused import fusible
 
 Layout = Literal["half", "interleaved"]
 
@@ -53,9 +52,12 @@ class Rotary(Encoding):
         """The angle of each pair at positions (1|B, T): (1|B, T, head_dim / 2) fp64."""
         return angles(positions, self.inv_freq(positions.device))
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        made = once(positions, self, lambda: laid_out(self.rotation(positions, q.device), self.layout))
-        return turn(q, made), turn(k, made)
+    def make_tables(self, positions: Tensor) -> Any:
+        """Turns of queries and keys as `turn` takes them."""
+        return laid_out(self.rotation(positions, positions.device), self.layout)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return turn(q, layer.tables), turn(k, layer.tables)
 
     def rotation(self, positions: Tensor, device: torch.device) -> Tensor:
         """The complex factors of the pairs at positions (1|B, T): (1|B, 1, T, head_dim / 2) complex64."""
@@ -109,7 +111,7 @@ def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
 
 def exact(positions: Tensor) -> Tensor:
     """Positions in fp64, so that angles stay exact at large positions."""
-    return on_host(positions).double() if positions.device.type == "mps" else positions.double()
+    return positions.cpu().double() if positions.device.type == "mps" else positions.double()
 
 
 def turns(angles: Tensor, device: torch.device) -> Tensor:
@@ -143,7 +145,6 @@ def turn(x: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
     return _turn_halves(x, *laid)
 
 
-@fusible()
 def _turn_halves(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     wide = x.float()
     partner = torch.cat(wide.chunk(2, dim=-1)[::-1], dim=-1)

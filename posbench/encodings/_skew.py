@@ -8,17 +8,12 @@ blocks, n is written in binary: a vector is multiplied by exp(2^b·A / u) for ea
 positions are refused, though the exponential exists there.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import torch
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape, on_host, once
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
-
-_Made = TypeVar("_Made")
 
 
 class Skew(Encoding):
@@ -43,27 +38,30 @@ class Skew(Encoding):
         size = (layers, heads, shape.head_dim // block, block * (block - 1) // 2)
         self.above = nn.Parameter(torch.zeros(size))  # the entries above each block's diagonal, row by row
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def make_tables(self, positions: Tensor) -> tuple[list[Tensor], list[Tensor] | None] | None:
+        """Binary digits of the positions, and the steps of all layers if these share one matrix; None if unused."""
         if positions.is_floating_point():
             raise UserError(f"'{self.name}' counts steps: expected integer positions, got fractional ones")
         if self.block == 2:
-            turns = self._turns(positions, layer).to(q.device)
+            return None
+        places = int(positions.max()).bit_length()
+        steps = self._steps(0, places, positions.device) if self.one_for_all_layers else None
+        return _digits(positions, places), steps
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        if self.block == 2:
+            turns = self._turns(layer.positions, layer.index).to(q.device)
             return rotary.turn(q, (turns,)), rotary.turn(k, (turns,))
-        places = once(positions, _places, lambda: _places(positions))
-        with torch.autocast(q.device.type, enabled=False):
-            steps = self._shared(positions, "steps", lambda: self._steps(layer, places, q.device))
-            digits = once(positions, _digits, lambda: _digits(positions, places))
-            return self._moved(q, steps, digits), self._moved(k, steps, digits)
+        digits, steps = layer.tables
+        if steps is None:
+            steps = self._steps(layer.index, len(digits), q.device)
+        return self._moved(q, steps, digits), self._moved(k, steps, digits)
 
     def _turns(self, positions: Tensor, layer: int) -> Tensor:
         """The factors of blocks of two channels, as complex numbers: (1|B, 1|H, T, Dh/2) complex64."""
         steps = self._above(layer)[..., 0] / self.unit
         angles = -rotary.exact(positions)[:, None, :, None] * steps[:, None]
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
-
-    def _shared(self, positions: Tensor, what: str, make: Callable[[], _Made]) -> _Made:
-        """The result of `make`, which is made once per forward pass if all layers have one matrix."""
-        return once(positions, (self, what), make) if self.one_for_all_layers else make()
 
     def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
         """exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each the square of the one before."""
@@ -91,11 +89,6 @@ class Skew(Encoding):
         for step, one in zip(steps, digits, strict=True):
             blocks = torch.where(one, blocks @ step.mT, blocks)
         return blocks.transpose(2, 3).flatten(-2).to(a.dtype)
-
-
-def _places(positions: Tensor) -> int:
-    """Number of binary digits of the largest position."""
-    return int(on_host(positions).max()).bit_length()
 
 
 def _digits(positions: Tensor, places: int) -> list[Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import OptionError, UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ class Wrapper(Encoding):
         self.length_dependent = any(one.length_dependent for one in inners)
         self.history = frozenset().union(self.history, *(one.history for one in inners))
         self.whole_positions = any(one.whole_positions for one in inners)
-        self.hidden_finite = all(one.hidden_finite for one in inners)
 
     def around(self, inners: Sequence[Encoding]) -> Self:
         """A copy of the wrapper around other encodings; its own are not changed."""
@@ -46,42 +45,50 @@ class Wrapper(Encoding):
     def hooks(self) -> frozenset[str]:
         return frozenset().union(*(inner.hooks for inner in self.inner_encodings))
 
-    def at(self, layer: int) -> tuple[Encoding, int]:
-        return self.altered(*self.inner_encodings[0].at(layer))
+    def make_tables(self, positions: Tensor) -> list[Any]:
+        """The tables of each inner encoding."""
+        return [inner.make_tables(positions) for inner in self.inner_encodings]
 
-    def altered(self, used: Encoding, own_layer: int, **hooks: Callable[..., Any]) -> tuple[Encoding, int]:
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
+        return self.altered(*self.within(layer))
+
+    def within(self, layer: Layer, which: int = 0) -> tuple[Encoding, Layer]:
+        """What an inner encoding uses for a layer, as `at` returns it."""
+        return self.inner_encodings[which].at(layer.replace(tables=layer.tables[which]))
+
+    def altered(self, used: Encoding, layer: Layer, **hooks: Callable[..., Any]) -> tuple[Encoding, Layer]:
         """The inner encoding for a layer, with hooks overridden and windows combined."""
         if not hooks and self.window is None:
-            return used, own_layer
+            return used, layer
         windows = [window for window in (self.window, used.window) if window is not None]
         made = used.sharing()
-        # Other hooks stay bound to the shared inner encoding, whose tables `once` caches.
+        # Other hooks stay bound to the inner encoding.
         own = {name: getattr(used, name) for name in used.overridden if name != "logit_scale"}
         vars(made).update(own | hooks, overridden=used.overridden | set(hooks), window=min(windows, default=None))
-        return made, own_layer
+        return made, layer
 
     def before(
         self,
-        layer: int,
+        layer: Layer,
         of_qk: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],
         of_v: Callable[[Tensor, int], Tensor] | None = None,
-    ) -> tuple[Encoding, int]:
+    ) -> tuple[Encoding, Layer]:
         """The encoding of a layer where q and k (B, H, T, Dh), and maybe v, change before the inner encoding gets them.
 
         Args:
             of_qk, of_v: functions that change them, given the model's layer; heads may be repeated for groups.
         """
-        used, own_layer = self.inner_encodings[0].at(layer)
+        used, within = self.within(layer)
 
         def given(hook: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda q, k, *rest: hook(*of_qk(q, k, layer), *rest)
+            return lambda q, k, layer_within: hook(*of_qk(q, k, layer.index), layer_within)
 
-        def valued(v: Tensor, *rest: Any) -> Tensor:
-            return used.map_values(v if of_v is None else of_v(v, layer), *rest)
+        def valued(v: Tensor, layer_within: Layer) -> Tensor:
+            return used.map_values(v if of_v is None else of_v(v, layer.index), layer_within)
 
-        reading = {"rotate", *(used.hooks & {"prepare", "additions"})}
+        reading = {"rotate", *(used.hooks & {"prepare"})}
         hooks = {name: given(getattr(used, name)) for name in reading}
-        return self.altered(used, own_layer, **hooks, **({} if of_v is None else {"map_values": valued}))
+        return self.altered(used, within, **hooks, **({} if of_v is None else {"map_values": valued}))
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.inner_encodings[0].positions(ids, generator)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings._skew import Skew
-from posbench.encodings.base import Rows, Shape
+from posbench.encodings.base import Layer, Shape
 
 
 class Algebraic(Skew):
@@ -44,5 +44,5 @@ class Algebraic(Skew):
     def hooks(self) -> frozenset[str]:
         return self.overridden if self.decay < 1 else self.overridden - {"scores"}
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        return logits * (self.decay ** rows.distance.abs().float())[:, None]
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        return logits * (self.decay ** layer.distance.abs().float())[:, None]

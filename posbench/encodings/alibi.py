@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class ALiBi(Encoding):
@@ -31,9 +31,14 @@ class ALiBi(Encoding):
         self.expect(fits, "slopes", slopes, f"{shape.n_heads} finite numbers, one per head")
         self.register_buffer("slopes", torch.tensor(chosen, dtype=torch.float32), persistent=False)
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         slopes = self.slopes.view(-1, *(1,) * distance.dim())
         return -slopes * distance.abs().float()
+
+    def key_bias(self, layer: Layer) -> Tensor | None:
+        if not layer.consecutive:  # else distances may be clamped, which no number per key says
+            return None
+        return self.slopes[:, None] * (layer.positions - layer.positions[:, -1:]).float()[:, None]
 
 
 def default_slopes(n_heads: int) -> list[float]:

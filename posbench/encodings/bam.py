@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings.alibi import default_slopes
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 LEAST = 1e-5  # added to distances, whose power may be negative
 
@@ -43,23 +43,23 @@ class BAM(Encoding):
         unused = {"rotate", "bias"} if self.sharpness is None else {"distance_bias"}
         return self.overridden - unused
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
-        return _log_prior(distance, *self._of(layer)) if self.sharpness is None else None
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
+        return _log_prior(distance, *self._of(layer.index)) if self.sharpness is None else None
 
     # With `ssmax` the bias also depends on the number of keys that a query sees.
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if self.sharpness is None:
             return q, k
         seen = torch.arange(1, q.shape[2] + 1, device=q.device)
-        return (q * _sharper(self.sharpness[layer], seen)[..., None]).to(q.dtype), k
+        return (q * _sharper(self.sharpness[layer.index], seen)[..., None]).to(q.dtype), k
 
-    def bias(self, rows: Rows) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
         if self.sharpness is None:
             return None
-        seen = torch.arange(rows.queries.start + 1, rows.queries.stop + 1, device=rows.q.device)
-        prior = _log_prior(rows.distance, *self._of(rows.layer))  # (H, 1|B, Tq, Tk)
-        return prior.movedim(0, 1) * _sharper(self.sharpness[rows.layer], seen)[..., None]
+        seen = torch.arange(layer.rows.start + 1, layer.rows.stop + 1, device=q.device)
+        prior = _log_prior(layer.distance, *self._of(layer.index))  # (H, 1|B, Tq, Tk)
+        return prior.movedim(0, 1) * _sharper(self.sharpness[layer.index], seen)[..., None]
 
     def _of(self, layer: int) -> list[Tensor]:
         """a, b and, if learned, m of a layer: (H,) each."""

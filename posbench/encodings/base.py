@@ -1,8 +1,8 @@
 """The contract of a positional encoding: the hooks it may override, and their arguments.
 
 Overriding a hook is the declaration that the encoding acts there. One encoding object serves the whole model;
-parameters that differ by layer are indexed by `layer`. If an encoding differs from layer to layer or wraps another one,
-its `at` returns the encoding of a layer. Every hook in a layer is then that encoding's.
+parameters that differ by layer are indexed by `layer.index`. Hooks run outside of autocast and get fp32 tensors, or
+fp64 ones if the model is in fp64; only the v of `attend` has the dtype of the model's products.
 
 Axes: B batch, T time (Tq query rows, Tk keys), H heads, D model width, Dh head width. Positions are (1, T) or (B, T).
 They may be fractional and need not be consecutive. The distance of a pair is query position minus key position.
@@ -12,15 +12,14 @@ import copy
 import dataclasses
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from posbench.errors import OptionError, Undefined, UserError, did_you_mean
-from posbench.kernels.bias import Bias, Table
 from posbench.options import plain
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on pairs of queries and keys
@@ -56,19 +55,34 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """The argument of pairwise hooks: a block of query rows and all the keys they may see."""
+class Layer:
+    """What a hook may look at beside q, k and v: one layer of a forward pass and, in pairwise hooks, a block of it."""
 
-    q: Tensor  # (B, H, Tq, Dq), after rotate
-    k: Tensor  # (B, H, Tk, Dq), after rotate
-    v: Tensor  # (B, H, Tk, Dh)
-    positions: Tensor  # (1|B, Tq), of the queries
-    distance: Tensor  # (1|B, Tq, Tk), clamped at 0 where a causal mask hides the key
-    visible: Tensor  # (Tq, Tk) bool
-    queries: slice  # which rows of the whole sequence these are: state[:, :, rows.queries]
-    keys: slice | Tensor  # likewise for keys; indices of sinks and window only, unless `scores` or `attend` is there
-    layer: int
-    state: tuple[Tensor, ...]  # what `prepare` returned, for the whole sequence
+    index: int  # which layer of the model
+    positions: Tensor  # (1|B, T)
+    x: Tensor | None = None  # the layer's normalised input (B, T, D)
+    tables: Any = None  # what `make_tables` returned, for all layers
+    state: Any = None  # what `prepare` returned, for the whole sequence
+    rows: slice = dataclasses.field(default_factory=lambda: slice(None))  # the query rows at hand, Tq of T
+    keys: slice | Tensor = dataclasses.field(default_factory=lambda: slice(None))  # their keys, Tk of T, or an index
+    visible: Tensor = None  # type: ignore[assignment] # (Tq, Tk) bool, in `scores` and `attend`: keys that are not hidden
+    consecutive: bool = False  # positions are known to be 0 .. T-1
+    causal: bool = True  # keys after a query are hidden
+
+    @property
+    def distance(self) -> Tensor:
+        """Query position minus key position of the pairs at hand, 0 where the key is hidden as later: (1|B, Tq, Tk)."""
+        distance = self.positions[:, self.rows, None] - self.positions[:, None, self.keys]
+        return distance.clamp(min=0) if self.causal else distance
+
+    def replace(self, **changes: Any) -> "Layer":
+        """Return a copy with other fields."""
+        return dataclasses.replace(self, **changes)
+
+
+def exact(x: Tensor) -> Tensor:
+    """Return x in fp32, or in fp64 if it is in that."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def part_of(x: Tensor, where: slice | Tensor) -> Tensor:
@@ -79,25 +93,22 @@ def part_of(x: Tensor, where: slice | Tensor) -> Tensor:
 class Encoding(nn.Module):
     """Base of all encodings; it encodes no positions itself.
 
-    The constructor takes the `Shape` and keyword options; their defaults are repeated in the encoding's YAML. Angles,
-    positions and biases are computed in fp32 (angle tables in fp64), also under autocast. Tables are recomputed or kept
-    in non-persistent buffers, so a checkpoint holds learned parameters only.
+    The constructor takes the `Shape` and keyword options, whose annotations hold their bounds. Tables are recomputed or
+    kept in non-persistent buffers, so a checkpoint holds learned parameters only.
     """
 
-    name: str  # in the registry and in configurations
+    name: str = ""  # in the registry and in configurations; by default the class's own in lower case
     max_length: int | None = None  # longest input the encoding is defined for; None = any
     window: int | None = None  # keys a query may see, itself included; None = the model's limit
     length_dependent: bool = False  # whether outputs at the start of an input depend on its length
     history: frozenset[str] = frozenset()  # what it reads of earlier tokens beside keys and values: "q", "x", or both
     whole_positions: bool = False  # whether it refuses fractional positions
-    additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
-    hidden_finite: bool = True  # whether logits of keys after the query stay finite at any distance
     positionless: bool = False  # whether it overrides no hook on purpose
     rates: Mapping[str, float] = MappingProxyType({})  # of own parameters, in multiples of the learning rate
 
     HOOKS: ClassVar[tuple[str, ...]] = (
-        "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate", "map_values", "map_outputs",
-        "distance_bias", "bias", "scores", "attend", "additions",
+        "logit_scale", "positions", "make_tables", "token_dim", "embed", "prepare", "rotate", "map_values",
+        "map_outputs", "distance_bias", "bias", "key_bias", "scores", "attend",
     )  # fmt: skip
 
     overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; found once per class, since every layer needs them
@@ -105,7 +116,8 @@ class Encoding(nn.Module):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.overridden = frozenset(name for name in cls.HOOKS if getattr(cls, name) is not getattr(Encoding, name))
-        cls.name = cls.__module__.rpartition(".")[2]  # the file's name; for installed encodings, the registry sets it
+        if "name" not in vars(cls):
+            cls.name = cls.__name__.lower()
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -116,11 +128,11 @@ class Encoding(nn.Module):
         """Names of the hooks this encoding overrides; for a wrapper, also those of its inner encodings."""
         return self.overridden
 
-    def at(self, layer: int) -> "tuple[Encoding, int]":
-        """The encoding that a layer of the model uses, and the number of the layer within that encoding.
+    def at(self, layer: Layer) -> "tuple[Encoding, Layer]":
+        """The encoding that a layer of the model uses, and the layer with the index and the tables that it has there.
 
-        Hooks, `window`, `logit_scale` and parameters of the layer are those of the returned encoding. Its own `at`
-        returns itself.
+        An encoding that differs from layer to layer, or wraps another one, returns another. Hooks, `window`,
+        `logit_scale` and parameters of the layer are those of the returned encoding. Its own `at` returns itself.
         """
         return self, layer
 
@@ -176,6 +188,9 @@ class Encoding(nn.Module):
         """Positions of token ids (B, T): (1|B, T). Random encodings draw from `generator`; None = a fixed seed."""
         return torch.arange(ids.shape[-1], device=ids.device)[None]
 
+    def make_tables(self, positions: Tensor) -> Any:
+        """What all layers read of positions (1|B, T), such as angles: later `layer.tables`."""
+
     def token_dim(self) -> int:
         """Width of the token table; less than d_model where the code is concatenated."""
         return self.shape.d_model
@@ -186,50 +201,45 @@ class Encoding(nn.Module):
 
     # -- once per layer, on the whole sequence ---------------------------------------------------------------------
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        """State for the pairwise hooks, from raw q, k (B, H, T, Dh) and the layer's normalised input x (B, T, D)."""
-        return ()
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Any:
+        """What pairwise hooks read of raw q, k (B, H, T, Dh) and `layer.x`: later `layer.state`."""
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Transform q and k (B, H, T, Dh); the last axis may widen."""
         return q, k
 
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        """Transform the values (B, H, T, Dh); rows, windows and kernels see what this returns."""
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        """Transform the values (B, H, T, Dh); pairwise hooks, windows and kernels see what this returns."""
         return v
 
-    def map_outputs(self, out: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        """Transform the outputs of attention (B, H, Tq, Dh), each query row by itself.
-
-        `x` (B, Tq, D) and `positions` (1|B, Tq) belong to the same rows, which may be only the last ones.
-        """
+    def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
+        """Transform the outputs of attention (B, H, Tq, Dh) of `layer.rows`, each by itself."""
         return out
 
-    # -- pairwise, on a block of query rows ------------------------------------------------------------------------
+    # -- pairwise, on a block of query rows: q, k and v are those of the block, after `rotate` and `map_values` -------
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
-        """Bias for any shape S of distances: (H, *S), fp32, added to the scaled logits."""
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
+        """Bias for any shape S of distances: (H, *S), added to the scaled logits."""
         return None
 
-    def bias(self, rows: Rows) -> Tensor | None:
-        """Bias broadcastable to (B, H, Tq, Tk), fp32, added to the scaled logits."""
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+        """Bias broadcastable to (B, H, Tq, Tk), added to the scaled logits."""
         return None
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         """Rewrite the logits (B, H, Tq, Tk) after scale and biases, before the mask."""
         return logits
 
-    def attend(self, logits: Tensor, rows: Rows) -> Tensor:
+    def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
         """Turn masked logits (-inf where hidden) into outputs (B, H, Tq, Dh)."""
-        return logits.softmax(-1) @ rows.v.to(logits.dtype)
+        return logits.softmax(-1).to(v.dtype) @ v
 
-    # -- the same, as data -----------------------------------------------------------------------------------------
+    # -- the same bias, for fused kernels --------------------------------------------------------------------------
 
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias | None:
-        """The sum of the pairwise hooks at positions 0 .. T-1, as data for a kernel; None = no such form.
+    def key_bias(self, layer: Layer) -> Tensor | None:
+        """The biases as a number per key, (1|B, H, T), where they differ from it by a constant of each row only.
 
-        Takes the arguments of `prepare`. Must equal the other hooks in values and in gradients: the contract tests
-        compare them.
+        Softmax does not see what a whole row shares, so that kernels can take it as one more channel of the keys.
         """
         return None
 
@@ -242,36 +252,17 @@ def _almost_hooks(cls: type[Encoding]) -> list[str]:
     return [f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items() if hook]
 
 
-def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias | None:
-    """The `additions` of a layer's encoding at consecutive positions, or None; arguments as for `prepare`."""
-    with torch.autocast(q.device.type, enabled=False):
-        if "attend" in encoding.hooks:
-            return None
-        if "additions" in encoding.hooks:
-            added = encoding.additions(q, k, x, positions, layer)
-            if isinstance(added, Table):
-                fitting(encoding, "additions", added.values, (q.shape[1], q.shape[2]), "(H, T)")
-            return added
-        if encoding.hooks & PAIRWISE != {"distance_bias"}:
-            return None
-        distances = torch.arange(q.shape[2], device=q.device)  # no others occur
-        given = encoding.distance_bias(distances, layer)
-        return Table(fitting(encoding, "distance_bias", given, (encoding.shape.n_heads, q.shape[2]), "(H, *S)").float())
-
-
-def rotated_by(
-    encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
-) -> tuple[Tensor, Tensor]:
+def rotated(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     """The queries and keys that `rotate` returns; UserError as of `fitting`."""
-    given = encoding.rotate(q, k, x, positions, layer)
+    given = encoding.rotate(q, k, layer)
     if torch.compiler.is_compiling():
         return given
     if not (isinstance(given, tuple | list) and len(given) == 2):
         raise UserError(f"'{encoding.name}': rotate gave {_in_words(given)}, expected two tensors, q and k")
     first = given[0]
     width = first.shape[3] if isinstance(first, Tensor) and first.dim() == 4 else q.shape[3]
-    for which, one in zip("qk", given, strict=True):
-        fitting(encoding, f"rotate's {which}", one, (*q.shape[:3], width), "(B, H, T, Dq)")
+    for name, tensor in zip("qk", given, strict=True):
+        fitting(encoding, f"rotate's {name}", tensor, (*q.shape[:3], width), "(B, H, T, Dq)")
     return given
 
 
@@ -290,44 +281,6 @@ def _in_words(given: object) -> str:
     if isinstance(given, tuple | list):
         return f"{len(given)} values"
     return str(tuple(given.shape)) if isinstance(given, Tensor) else repr(given)
-
-
-# -- positions of one forward pass -------------------------------------------------------------------------------------
-
-_Made = TypeVar("_Made")
-
-
-def shared(positions: Tensor, consecutive: bool) -> Tensor:
-    """Positions (1|B, T) of one forward pass; `once` caches on them the tables that all layers share.
-
-    Args:
-        consecutive: they are 0 .. T-1, so that the host need not read them from a device.
-    """
-    own = positions.view_as(positions)  # a view, so that the caller's tensor holds no cache
-    vars(own).update(made={}, consecutive=consecutive)
-    return own
-
-
-def once(positions: Tensor, maker: object, make: Callable[[], _Made]) -> _Made:
-    """The result of `make` for positions; if they are `shared`, it is cached as long as they live."""
-    if torch.compiler.is_compiling():  # the compiler removes repeated work by itself
-        return make()
-    made: dict[object, _Made] | None = vars(positions).get("made")
-    if made is None:
-        return make()
-    if maker not in made:
-        made[maker] = make()
-    return made[maker]
-
-
-def count_from_0(positions: Tensor) -> bool:
-    """Whether positions are marked as 0 .. T-1; does not read their values."""
-    return not torch.compiler.is_compiling() and bool(vars(positions).get("consecutive"))
-
-
-def on_host(positions: Tensor) -> Tensor:
-    """Positions on the CPU; reads them from their device only if they are not marked as 0 .. T-1."""
-    return torch.arange(positions.shape[-1])[None] if count_from_0(positions) else positions.cpu()
 
 
 def check_length(encoding: Encoding, length: int) -> None:

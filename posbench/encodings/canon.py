@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from posbench.encodings._convolution import causal_convolution
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 Convolved = Literal["qkv", "qk", "kv"]
 
@@ -51,7 +51,7 @@ class Canon(Wrapper):
     def hooks(self) -> frozenset[str]:
         return super().hooks | {"rotate", *(["map_values"] if "v" in self.weights else [])}
 
-    def at(self, layer: int) -> tuple[Encoding, int]:
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         return self.before(layer, self._queries_and_keys, self._values if "v" in self.weights else None)
 
     def _queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -65,10 +65,9 @@ class Canon(Wrapper):
         if name not in self.weights:
             return a
         weights = self.weights[name][layer].repeat_interleave(a.shape[1] // len(self.weights[name][layer]), dim=0)
-        with torch.autocast(a.device.type, enabled=False):
-            own = F.pad(weights.new_ones(1), (weights.shape[-1] - 1, 0)) if self.residual else 0
-            channels = a.transpose(1, 2).flatten(2)  # (B, T, H Dh)
-            mixed = causal_convolution(channels, (weights + own).flatten(0, 1))
+        own = F.pad(weights.new_ones(1), (weights.shape[-1] - 1, 0)) if self.residual else 0
+        channels = a.transpose(1, 2).flatten(2)  # (B, T, H Dh)
+        mixed = causal_convolution(channels, (weights + own).flatten(0, 1))
         return mixed.view(*channels.shape[:2], *weights.shape[:2]).transpose(1, 2)
 
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class CARoPE(Encoding):
@@ -36,14 +36,13 @@ class CARoPE(Encoding):
         self.constant = start + math.log(-math.expm1(-start))  # the inverse of softplus
         self.step = nn.Parameter(torch.zeros(shape.n_layers, shape.n_heads, shape.d_model))
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        x = self.given(x, "makes its angles from")
-        with torch.autocast(x.device.type, enabled=False):
-            asked = (x.float() @ self.step[layer].mT).mT.to(rotary.has_fp64(x.device))  # (B, H, T)
-            # fp64, for sums over thousands of tokens
-            steps = (1 + F.softplus(asked.double() + self.constant)).log()
-            powers = torch.arange(self.shape.head_dim // 2, device=steps.device)
-            angles = (-powers * steps[..., None]).exp().cumsum(2)  # (B, H, T, P)
-            turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(x.device)
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        x = self.given(layer.x, "makes its angles from")
+        asked = (x.float() @ self.step[layer.index].mT).mT.to(rotary.has_fp64(x.device))  # (B, H, T)
+        # fp64, for sums over thousands of tokens
+        steps = (1 + F.softplus(asked.double() + self.constant)).log()
+        powers = torch.arange(self.shape.head_dim // 2, device=steps.device)
+        angles = (-powers * steps[..., None]).exp().cumsum(2)  # (B, H, T, P)
+        turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(x.device)
         made = rotary.laid_out(turns, self.layout)
         return rotary.turn(q, made), rotary.turn(k, made)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class CCA(Wrapper):
@@ -52,17 +52,16 @@ class CCA(Wrapper):
     def hooks(self) -> frozenset[str]:
         return super().hooks | {"rotate", "map_values"}
 
-    def at(self, layer: int) -> tuple[Encoding, int]:
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         return self.before(layer, self._queries_and_keys, self._values)
 
     def _queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        with torch.autocast(q.device.type, enabled=False):
-            mean = (q.float() + k.float()) / 2
-            of_keys = mean.view(len(q), self.shape.n_kv_heads, -1, *mean.shape[2:]).mean(2)
-            channels = torch.cat((q.float(), self._few(k.float())), dim=1).mT.flatten(1, 2)  # (B, (H + Hkv) Dh, T)
-            mixed = self.by_head[layer](self.by_channel[layer](F.pad(channels, (self.earlier, 0))))
-            mixed = mixed.view(len(q), -1, self.shape.head_dim, q.shape[2]).mT.contiguous()
-            of_q, of_k = mixed.split((self.shape.n_heads, self.shape.n_kv_heads), dim=1)
+        mean = (q.float() + k.float()) / 2
+        of_keys = mean.view(len(q), self.shape.n_kv_heads, -1, *mean.shape[2:]).mean(2)
+        channels = torch.cat((q.float(), self._few(k.float())), dim=1).mT.flatten(1, 2)  # (B, (H + Hkv) Dh, T)
+        mixed = self.by_head[layer](self.by_channel[layer](F.pad(channels, (self.earlier, 0))))
+        mixed = mixed.view(len(q), -1, self.shape.head_dim, q.shape[2]).mT.contiguous()
+        of_q, of_k = mixed.split((self.shape.n_heads, self.shape.n_kv_heads), dim=1)
         return (of_q + mean).to(q.dtype), self._many(of_k + of_keys).to(k.dtype)
 
     def _values(self, v: Tensor, layer: int) -> Tensor:

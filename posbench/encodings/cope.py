@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class CoPE(Encoding):
@@ -27,10 +27,10 @@ class CoPE(Encoding):
         self.expect(max_position >= 2, "max_position", max_position, "a whole number of at least 2")
         self.table = nn.Parameter(torch.zeros(shape.n_layers, max_position, shape.head_dim))
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         # q unscaled as in the paper: (B, H, Tq, P)
-        at_whole = (rows.q @ self.table[rows.layer].to(rows.q.dtype).mT).to(logits.dtype)
-        gates = logits.sigmoid() * rows.visible
+        at_whole = (q @ self.table[layer.index].to(q.dtype).mT).to(logits.dtype)
+        gates = logits.sigmoid() * layer.visible
         count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
         below = count.long().clamp(min=0)  # NaN becomes a whole number below 0
         slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)  # none beyond the last

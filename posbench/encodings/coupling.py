@@ -41,6 +41,7 @@ JOIN = "+"  # between the numbers of a question
 
 
 class PositionCoupling(Wrapper):
+    name = "coupling"
     joins: Tensor
     answers: Tensor
     separators: Tensor

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
 
-BIASES = frozenset({"prepare", "distance_bias", "bias", "additions"})  # the hooks of an encoding that only adds a bias
+BIASES = frozenset({"prepare", "distance_bias", "bias", "key_bias"})  # the hooks of an encoding that only adds a bias
 
 
 class DAPE(Wrapper):
@@ -56,32 +56,31 @@ class DAPE(Wrapper):
     def hooks(self) -> frozenset[str]:
         return frozenset({"prepare", "scores"})  # the bias of the inner encoding is added in `scores`
 
-    def at(self, layer: int) -> tuple[Encoding, int]:
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         return self, layer
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        inner, own_layer = self._inner(layer)
-        return inner.prepare(q, k, x, positions, own_layer)
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        inner, within = self._inner(layer)
+        return inner.prepare(q, k, within)
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        with torch.autocast(logits.device.type, enabled=False):
-            bias = self._bias(rows).expand_as(logits)
-            seen = torch.cat([logits, bias], dim=1).movedim(1, -1)  # (B, Tq, Tk, 2H)
-            adapted: Tensor = self.networks[rows.layer](seen)
-            return logits + bias + adapted.movedim(-1, 1)
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        bias = self._bias(q, k, layer).expand_as(logits)
+        seen = torch.cat([logits, bias], dim=1).movedim(1, -1)  # (B, Tq, Tk, 2H)
+        adapted: Tensor = self.networks[layer.index](seen)
+        return logits + bias + adapted.movedim(-1, 1)
 
-    def _inner(self, layer: int) -> tuple[Encoding, int]:
-        """The inner encoding for a layer, and the layer's number within it."""
+    def _inner(self, layer: Layer) -> tuple[Encoding, Layer]:
+        """The inner encoding for a layer, and the layer within it."""
         if len(self.inners) == 1:
-            return self.inner_encodings[0].at(layer)
-        return self.inner_encodings[layer].at(0)
+            return self.inner_encodings[0].at(layer.replace(tables=layer.tables[0]))
+        return self.inner_encodings[layer.index].at(layer.replace(index=0, tables=layer.tables[layer.index]))
 
-    def _bias(self, rows: Rows) -> Tensor:
+    def _bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         """The bias of the inner encoding, broadcastable to (B, H, Tq, Tk)."""
-        inner, own_layer = self._inner(rows.layer)
-        by_distance = inner.distance_bias(rows.distance, own_layer)
+        inner, within = self._inner(layer)
+        by_distance = inner.distance_bias(within.distance, within)
         if by_distance is not None:
             return by_distance.movedim(0, 1)
-        bias = inner.bias(dataclasses.replace(rows, layer=own_layer))
+        bias = inner.bias(q, k, within)
         assert bias is not None  # one of the two hooks is there
         return bias

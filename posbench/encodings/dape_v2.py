@@ -25,11 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS
-from posbench.encodings.base import Rows, Shape
+from posbench.encodings.base import Layer, Shape
 from posbench.encodings.dape import DAPE
 
 
 class DAPEV2(DAPE):
+    name = "dape_v2"
+
     def __init__(
         self,
         shape: Shape,
@@ -51,14 +53,13 @@ class DAPEV2(DAPE):
             for _ in range(shape.n_layers)
         )
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         reach = self.reach
-        first, leaky, second = cast(nn.Sequential, self.networks[rows.layer])
+        first, leaky, second = cast(nn.Sequential, self.networks[layer.index])
         # Visible keys and the `reach` keys after them, where the first convolution still sees visible ones.
-        heard = torch.stack([F.pad(rows.visible, (by, reach - by)) for by in range(reach + 1)]).any(0)
-        with torch.autocast(logits.device.type, enabled=False):
-            bias = self._bias(rows).expand_as(logits)
-            seen = torch.cat([logits, bias], dim=1).masked_fill(~rows.visible, 0)  # (B, 2H, Tq, Tk)
-            made = leaky(first(F.pad(seen, (reach, 2 * reach)))).masked_fill(~heard, 0)
-            adapted: Tensor = second(F.pad(made, (reach, 0)))
-            return logits + bias + adapted
+        heard = torch.stack([F.pad(layer.visible, (by, reach - by)) for by in range(reach + 1)]).any(0)
+        bias = self._bias(q, k, layer).expand_as(logits)
+        seen = torch.cat([logits, bias], dim=1).masked_fill(~layer.visible, 0)  # (B, 2H, Tq, Tk)
+        made = leaky(first(F.pad(seen, (reach, 2 * reach)))).masked_fill(~heard, 0)
+        adapted: Tensor = second(F.pad(made, (reach, 0)))
+        return logits + bias + adapted

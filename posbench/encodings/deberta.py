@@ -23,7 +23,7 @@ Checked against: transformers DeBERTa-v2, with and without buckets.
 import torch
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape, part_of
+from posbench.encodings.base import Encoding, Layer, Shape, part_of
 
 
 class DeBERTa(Encoding):
@@ -46,19 +46,18 @@ class DeBERTa(Encoding):
     def logit_scale(self) -> float:
         return float((3 * self.shape.head_dim) ** -0.5)
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor]:
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor]:
         """The queries, before anything around this encoding scales them."""
         return (q,)
 
-    def bias(self, rows: Rows) -> Tensor:
-        q = part_of(rows.state[0], rows.queries)
-        index = self._table_rows(rows.distance)[:, None].expand(*q.shape[:3], -1)
-        with torch.autocast(q.device.type, enabled=False):
-            table = self.table.float()
-            to_position = q.float() @ (table @ self.keys[rows.layer].mT).mT  # (B, H, Tq, 2S)
-            from_position = rows.k.float() @ (table @ self.queries[rows.layer].mT).mT  # (B, H, Tk, 2S)
-            both = to_position.gather(-1, index) + from_position.gather(-1, index.mT).mT
-            return both * self.logit_scale
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        q = part_of(layer.state[0], layer.rows)
+        index = self._table_rows(layer.distance)[:, None].expand(*q.shape[:3], -1)
+        table = self.table.float()
+        to_position = q.float() @ (table @ self.keys[layer.index].mT).mT  # (B, H, Tq, 2S)
+        from_position = k.float() @ (table @ self.queries[layer.index].mT).mT  # (B, H, Tk, 2S)
+        both = to_position.gather(-1, index) + from_position.gather(-1, index.mT).mT
+        return both * self.logit_scale
 
     def _table_rows(self, distance: Tensor) -> Tensor:
         """The table row of each distance; row S is distance 0."""

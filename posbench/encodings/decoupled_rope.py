@@ -22,12 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Shape, once
+from posbench.encodings.base import Layer, Shape
 
 Placement = Literal["beside", "trailing"]
 
 
 class DecoupledRoPE(rotary.Rotary):
+    name = "decoupled_rope"
+
     def __init__(
         self,
         shape: Shape,
@@ -62,22 +64,21 @@ class DecoupledRoPE(rotary.Rotary):
     def logit_scale(self) -> float:
         return float((self.shape.head_dim + self.beside * self.turning) ** -0.5)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        made = once(positions, self, lambda: rotary.laid_out(self.rotation(positions, q.device), self.layout))
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        made = layer.tables
         if not self.beside:
             return self._turned(q, made), self._turned(k, made)
-        x = self.given(x, "makes its channels from")
-        with torch.autocast(x.device.type, enabled=False):
-            more_q = self.query[layer](x.float()).unflatten(-1, (-1, self.turning)).transpose(1, 2)  # (B, H, T, r)
-            more_k = self.key[layer](x.float())[:, None].expand_as(more_q)
+        x = self.given(layer.x, "makes its channels from")
+        more_q = self.query[layer.index](x.float()).unflatten(-1, (-1, self.turning)).transpose(1, 2)  # (B, H, T, r)
+        more_k = self.key[layer.index](x.float())[:, None].expand_as(more_q)
         more_q, more_k = rotary.turn(more_q, made), rotary.turn(more_k, made)
         return torch.cat((q, more_q.to(q.dtype)), dim=-1), torch.cat((k, more_k.to(k.dtype)), dim=-1)
 
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        return self._turned(v, self._by_position(positions, v)) if self.turn_values else v
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return self._turned(v, self._by_position(layer.positions, v)) if self.turn_values else v
 
-    def map_outputs(self, out: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        return self._turned(out, self._by_position(-positions, out)) if self.turn_values else out
+    def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
+        return self._turned(out, self._by_position(-layer.positions[:, layer.rows], out)) if self.turn_values else out
 
     def _by_position(self, positions: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         """Turns for values: rotations only, without the temperature of the logits."""

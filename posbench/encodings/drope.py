@@ -15,9 +15,12 @@ Checked against: torch scaled_dot_product_attention after the drop; before it, i
 """
 
 import math
+from typing import Any
+
+from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.rope import RoPE
 
 
@@ -35,6 +38,9 @@ class DroPE(Encoding):
     def set_progress(self, done: float) -> None:
         self.dropped = done >= self.drop_at
 
-    def at(self, layer: int) -> tuple[Encoding, int]:
+    def make_tables(self, positions: Tensor) -> Any:
+        return None if self.dropped else self.rope.make_tables(positions)
+
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         self.rope.window = self.window
         return (self if self.dropped else self.rope), layer

@@ -16,13 +16,14 @@ Checked against: x-transformers DynamicPositionBias, and its network run at each
 
 import itertools
 
-import torch
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class DynamicBias(Encoding):
+    name = "dynamic_bias"
+
     def __init__(self, shape: Shape, log: bool = True, width: int | None = None, depth: int = 2) -> None:
         super().__init__(shape)
         self.expect(width is None or width >= 1, "width", width, "at least 1, or null for a quarter of the model's")
@@ -33,9 +34,8 @@ class DynamicBias(Encoding):
         hidden = [nn.Sequential(nn.Linear(a, b), nn.SiLU()) for a, b in itertools.pairwise(widths)]
         self.network = nn.Sequential(*hidden, nn.Linear(width, shape.n_heads))
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
-        with torch.autocast(distance.device.type, enabled=False):
-            r = distance.float()
-            seen = r.sign() * r.abs().log1p() if self.log else r
-            bias: Tensor = self.network(seen[..., None])
-            return bias.movedim(-1, 0)
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        r = distance.float()
+        seen = r.sign() * r.abs().log1p() if self.log else r
+        bias: Tensor = self.network(seen[..., None])
+        return bias.movedim(-1, 0)

@@ -26,6 +26,7 @@ from posbench.encodings.base import Shape
 
 
 class DynamicNTK(rotary.Rotary):
+    name = "dynamic_ntk"
     length_dependent = True
 
     def __init__(

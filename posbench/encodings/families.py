@@ -40,10 +40,9 @@ def kernels(encoding: "Encoding") -> str:
     """
     from posbench.encodings.base import PAIRWISE
 
-    pairwise = encoding.hooks & PAIRWISE - ({"scores"} if encoding.additive_scores else set())
     if not encoding.hooks & PAIRWISE:
         return "any"
-    return "own" if pairwise & {"scores", "attend"} else "with a bias"
+    return "own" if encoding.hooks & {"scores", "attend"} else "with a bias"
 
 
 def cache(encoding: "Encoding") -> str:

@@ -23,7 +23,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 HIDDEN = 32
 QUARTER = 0.25  # of train_length: the paper's threshold of 512, at its training length of 2048
@@ -44,12 +44,11 @@ class FIRE(Encoding):
             for _ in range(shape.n_layers)
         )
 
-    def bias(self, rows: Rows) -> Tensor:
-        with torch.autocast(rows.distance.device.type, enabled=False):
-            c, threshold = self.c[rows.layer], (self.multiplier[rows.layer] * self.threshold).abs()
-            longest = torch.maximum(rows.positions[..., None].float(), threshold)
-            shares = _psi(rows.distance.float(), c) * (1 / (_psi(longest, c) + 1e-6))  # (1|B, Tq, Tk)
-            return _network(cast("nn.Sequential", self.networks[rows.layer]), shares).movedim(0, 1)  # (1|B, H, Tq, Tk)
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        c, threshold = self.c[layer.index], (self.multiplier[layer.index] * self.threshold).abs()
+        longest = torch.maximum(layer.positions[:, layer.rows][..., None].float(), threshold)
+        shares = _psi(layer.distance.float(), c) * (1 / (_psi(longest, c) + 1e-6))  # (1|B, Tq, Tk)
+        return _network(cast("nn.Sequential", self.networks[layer.index]), shares).movedim(0, 1)  # (1|B, H, Tq, Tk)
 
 
 def _psi(distance: Tensor, c: Tensor) -> Tensor:

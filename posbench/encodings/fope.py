@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from posbench import machine
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape, once
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class FoPE(Encoding):
@@ -55,10 +55,15 @@ class FoPE(Encoding):
         else:
             self.register_buffer("coefficients", drawn, persistent=False)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        cosines, sines = once(positions, self, lambda: self._waves(positions, q.device))
-        with torch.autocast(q.device.type, enabled=False):
-            cosine, sine = cosines @ self.coefficients[0, layer], sines @ self.coefficients[1, layer]  # (1|B, H, T, U)
+    def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._waves(positions, positions.device)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        cosines, sines = layer.tables
+        cosine, sine = (
+            cosines @ self.coefficients[0, layer.index],
+            sines @ self.coefficients[1, layer.index],
+        )  # (1|B, H, T, U)
         still = (0, self.shape.head_dim // 2 - cosine.shape[-1])
         factor = torch.complex(F.pad(cosine, still, value=1.0), F.pad(sine, still, value=self.still_sine))
         made = rotary.laid_out(factor, self.layout)

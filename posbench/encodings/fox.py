@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.bias import Decay
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class FoX(Encoding):
@@ -35,20 +34,20 @@ class FoX(Encoding):
         self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
         self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        x = self.given(x, "reads its gates from")
-        with torch.autocast(x.device.type, enabled=False):  # sums over thousands of gates need fp32
-            gates = F.linear(x.float(), self.weight[layer], self.gate_bias[layer])  # (B, T, H)
-            return (self.kept(gates).mT.contiguous().cumsum(-1),)  # (B, H, T)
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        x = self.given(layer.x, "reads its gates from")
+        # sums over thousands of gates need fp32
+        gates = F.linear(x.float(), self.weight[layer.index], self.gate_bias[layer.index])  # (B, T, H)
+        return (self.kept(gates).mT.contiguous().cumsum(-1),)  # (B, H, T)
 
     def kept(self, gates: Tensor) -> Tensor:
         """Logarithm of the share of earlier weights that each token keeps."""
         return F.logsigmoid(gates)
 
-    def bias(self, rows: Rows) -> Tensor:
-        (total,) = rows.state
-        return total[:, :, rows.queries, None] - total[:, :, None, rows.keys]
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        (total,) = layer.state
+        return total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
 
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Decay:
-        (total,) = self.prepare(q, k, x, positions, layer)
-        return Decay(total)
+    def key_bias(self, layer: Layer) -> Tensor:
+        (total,) = layer.state
+        return -total

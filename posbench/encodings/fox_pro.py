@@ -20,11 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Layer, Shape
 from posbench.encodings.fox import FoX
 
 
 class FoXPro(FoX):
+    name = "fox_pro"
+
     def __init__(
         self,
         shape: Shape,
@@ -52,18 +54,20 @@ class FoXPro(FoX):
         }
         return self.overridden - {hook for hook, used in parts.items() if not used}
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        k = self._shifted("k", k, x, layer)
-        return self._normed("q", q, layer, 1e-5), self._normed("k", k, layer, 1e-5)
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        k = self._shifted("k", k, layer.x, layer.index)
+        return self._normed("q", q, layer.index, 1e-5), self._normed("k", k, layer.index, 1e-5)
 
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        return self._shifted("v", v, x, layer)
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return self._shifted("v", v, layer.x, layer.index)
 
-    def map_outputs(self, out: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        out = self._normed("output", out, layer, 1e-6)
+    def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
+        out = self._normed("output", out, layer.index, 1e-6)
         if self.output_gate is None:
             return out
-        gates = self._read(self.output_gate[layer], x).sigmoid()  # (B, Tq, H Dh)
+        gates = self._read(
+            self.output_gate[layer.index], None if layer.x is None else layer.x[:, layer.rows]
+        ).sigmoid()  # (B, Tq, H Dh)
         by_head = gates.view(*gates.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
         return (out.float() * by_head).to(out.dtype)
 
@@ -88,8 +92,7 @@ class FoXPro(FoX):
     def _read(self, weight: Tensor, x: Tensor | None) -> Tensor:
         """A linear map of the layer's input, (B, T, ...) fp32."""
         x = self.given(x, "reads shifts and gates from")
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x.float(), weight)
+        return F.linear(x.float(), weight)
 
 
 def _map(shape: Shape, width: int) -> nn.Parameter:

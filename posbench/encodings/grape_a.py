@@ -24,12 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.alibi import default_slopes
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 
 
 class GrapeA(Encoding):
+    name = "grape_a"
     slopes: Tensor
 
     def __init__(self, shape: Shape, gate: Literal["key", "query", "both"] = "key") -> None:
@@ -40,16 +41,17 @@ class GrapeA(Encoding):
         self.query = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "key" else None
         self.key = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "query" else None
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        with torch.autocast(q.device.type, enabled=False):
-            slope = self.slopes * F.softplus(self.strength[layer].float())
-            sides = (q, self.query), (k, self.key)
-            return tuple(slope[:, None] * self._gate(x, None if along is None else along[layer]) for x, along in sides)
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        slope = self.slopes * F.softplus(self.strength[layer.index].float())
+        sides = (q, self.query), (k, self.key)
+        return tuple(
+            slope[:, None] * self._gate(side, None if along is None else along[layer.index]) for side, along in sides
+        )
 
-    def bias(self, rows: Rows) -> Tensor:
-        queries, keys = rows.state  # (B, H, T)
-        slopes = queries[:, :, rows.queries, None] + keys[:, :, None, rows.keys]
-        return -rows.distance[:, None].abs() * slopes
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        queries, keys = layer.state  # (B, H, T)
+        slopes = queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys]
+        return -layer.distance[:, None].abs() * slopes
 
     def _gate(self, x: Tensor, along: Tensor | None) -> Tensor:
         """Gates (B, H, T) of queries or keys (B, H, T, Dh) along directions (H, Dh); 0 where there are none."""

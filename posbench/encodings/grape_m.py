@@ -23,10 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Shape, once
+from posbench.encodings.base import Layer, Shape
 
 
 class GRAPEM(rotary.Rotary):
+    name = "grape_m"
+
     def __init__(
         self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", divisor: float = 16.0
     ) -> None:
@@ -35,8 +37,11 @@ class GRAPEM(rotary.Rotary):
         self.divisor = divisor
         self.alpha = nn.Parameter(torch.zeros(shape.n_layers, shape.head_dim // 2))
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        angles = once(positions, self, lambda: self.angles(positions))
-        factors = (self.alpha[layer].to(angles.device).double() / self.divisor).exp()
+    def make_tables(self, positions: Tensor) -> Tensor:
+        return self.angles(positions)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        angles = layer.tables
+        factors = (self.alpha[layer.index].to(angles.device).double() / self.divisor).exp()
         made = rotary.laid_out(rotary.turns(angles * factors, q.device) * self.attention_factor, self.layout)
         return rotary.turn(q, made), rotary.turn(k, made)

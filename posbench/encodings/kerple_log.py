@@ -20,6 +20,8 @@ from posbench.encodings.base import Shape
 
 
 class KerpleLog(Kerple):
+    name = "kerple_log"
+
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, r1_below=2.0, r2_below=1.0)
 

@@ -20,6 +20,7 @@ from posbench.encodings.base import Shape
 
 
 class KerplePower(Kerple):
+    name = "kerple_power"
     r2_most = 2.0
 
     def __init__(self, shape: Shape) -> None:

@@ -24,7 +24,7 @@ from collections import Counter
 from typing import Any
 
 from posbench.encodings._wrapper import Wrapper, build_inner
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
 
 _LOCAL: dict[str, Any] = {"name": "rope", "window": 32}
@@ -52,9 +52,9 @@ class Layered(Wrapper):
         unused = f"{self.name}: no layer uses layers[{deep}] and later: {listed} are listed, the model has {deep}"
         return [unused, *super().remarks()] if listed > deep else super().remarks()
 
-    def at(self, layer: int) -> tuple[Encoding, int]:
-        which, own_layer = self.places[layer]
-        return self.altered(*self.inner_encodings[which].at(own_layer))
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
+        which, own = self.places[layer.index]
+        return self.altered(*self.within(layer.replace(index=own), which))
 
 
 def _build(entry: dict[str, Any], place: int, shape: Shape, n_layers: int) -> Encoding:

@@ -21,11 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
 
 
 class LearnedSinks(Wrapper):
+    name = "learned_sinks"
+
     def __init__(self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS) -> None:
         super().__init__(shape)
         self.sinks = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads) * 0.02)
@@ -39,13 +41,13 @@ class LearnedSinks(Wrapper):
     def hooks(self) -> frozenset[str]:
         return super().hooks | {"attend"}
 
-    def at(self, layer: int) -> tuple[Encoding, int]:
-        used, own_layer = self.inner_encodings[0].at(layer)
-        return self.altered(used, own_layer, attend=functools.partial(_attended, self.sinks[layer]))
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
+        used, within = self.within(layer)
+        return self.altered(used, within, attend=functools.partial(_attended, self.sinks[layer.index]))
 
 
-def _attended(sinks: Tensor, logits: Tensor, rows: Rows) -> Tensor:
+def _attended(sinks: Tensor, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
     """Outputs (B, H, Tq, Dh) after sinks (H,) have taken their share of the weights."""
     own = sinks.float()[:, None, None].expand(*logits.shape[:-1], 1)
     weights = torch.cat((logits, own), dim=-1).softmax(-1)[..., :-1]
-    return weights @ rows.v.to(weights.dtype)
+    return weights @ v.to(weights.dtype)

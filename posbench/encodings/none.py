@@ -13,4 +13,5 @@ from posbench.encodings.base import Encoding
 
 
 class NoPE(Encoding):
+    name = "none"
     positionless = True

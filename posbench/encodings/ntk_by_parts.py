@@ -25,6 +25,8 @@ from posbench.encodings.base import Shape
 
 
 class NTKByParts(rotary.PureRotary):
+    name = "ntk_by_parts"
+
     def __init__(
         self,
         shape: Shape,

@@ -18,6 +18,8 @@ from posbench.encodings.base import Shape
 
 
 class PRoPE(rotary.PureRotary):
+    name = "p_rope"
+
     def __init__(
         self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", fraction: float = 0.75
     ) -> None:

@@ -16,6 +16,8 @@ from posbench.encodings.base import Shape
 
 
 class PartialRoPE(rotary.PureRotary):
+    name = "partial_rope"
+
     def __init__(
         self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", fraction: float = 0.25
     ) -> None:

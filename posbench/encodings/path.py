@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from posbench.encodings import _start as starts
 from posbench.encodings._convolution import causal_convolution
-from posbench.encodings.base import Encoding, Rows, Shape, part_of
+from posbench.encodings.base import Encoding, Layer, Shape, part_of
 
 EPS = 1e-12  # lower bound of the length in normalisation
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -36,7 +36,6 @@ KEYS_PER_BLOCK = 32
 
 
 class PaTH(Encoding):
-    additive_scores = True
     history = frozenset({"x"})
 
     def __init__(self, shape: Shape, rank: int = 32, silu: bool = True, start: starts.Start = "normal") -> None:
@@ -50,23 +49,21 @@ class PaTH(Encoding):
         self.beta = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers)
         starts.start(self, start)
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""
-        x = self.given(x, "makes its reflections from")
-        with torch.autocast(x.device.type, enabled=False):
-            x = x.float()
-            weights = self.convolution[layer].get_parameter("weight")[:, 0]
-            w = causal_convolution(self.up[layer](self.down[layer](x)), weights)
-            w = F.silu(w) if self.silu else w
-            w = w.view(*x.shape[:2], self.shape.n_heads, self.shape.head_dim).transpose(1, 2)
-            return w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt(), 2 * self.beta[layer](x).sigmoid().mT
+        x = self.given(layer.x, "makes its reflections from")
+        x = x.float()
+        weights = self.convolution[layer.index].get_parameter("weight")[:, 0]
+        w = causal_convolution(self.up[layer.index](self.down[layer.index](x)), weights)
+        w = F.silu(w) if self.silu else w
+        w = w.view(*x.shape[:2], self.shape.n_heads, self.shape.head_dim).transpose(1, 2)
+        return w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt(), 2 * self.beta[layer.index](x).sigmoid().mT
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        assert isinstance(rows.keys, slice)  # always, for an encoding with `scores`
-        w, beta = (part_of(part, rows.keys) for part in rows.state[:2])
-        before = rows.queries.start - rows.keys.start
-        with torch.autocast(logits.device.type, enabled=False):
-            return logits + self.logit_scale * _change(rows.q.to(w.dtype), rows.k.to(w.dtype), w, beta, before)
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
+        w, beta = (part_of(part, layer.keys) for part in layer.state[:2])
+        before = layer.rows.start - layer.keys.start
+        return logits + self.logit_scale * _change(q.to(w.dtype), k.to(w.dtype), w, beta, before)
 
 
 def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:

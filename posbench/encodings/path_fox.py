@@ -20,11 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _start as starts
-from posbench.encodings.base import Rows, Shape
+from posbench.encodings.base import Layer, Shape
 from posbench.encodings.path import PaTH
 
 
 class PaTHFoX(PaTH):
+    name = "path_fox"
+
     def __init__(
         self,
         shape: Shape,
@@ -38,14 +40,13 @@ class PaTHFoX(PaTH):
         self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
         self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         """The reflections' vectors and strengths, and running sums of the log gates (B, H, T), fp32."""
-        reflections = super().prepare(q, k, x, positions, layer)
-        assert x is not None  # `super` has refused None
-        with torch.autocast(x.device.type, enabled=False):
-            kept = F.logsigmoid(F.linear(x.float(), self.gate[layer], self.gate_bias[layer]))
-            return *reflections, kept.mT.contiguous().cumsum(-1)
+        reflections = super().prepare(q, k, layer)
+        assert layer.x is not None  # `super` has refused None
+        kept = F.logsigmoid(F.linear(layer.x.float(), self.gate[layer.index], self.gate_bias[layer.index]))
+        return *reflections, kept.mT.contiguous().cumsum(-1)
 
-    def bias(self, rows: Rows) -> Tensor:
-        total = rows.state[-1]
-        return self.logit_scale * (total[:, :, rows.queries, None] - total[:, :, None, rows.keys])
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        total = layer.state[-1]
+        return self.logit_scale * (total[:, :, layer.rows, None] - total[:, :, None, layer.keys])

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Shape, once
+from posbench.encodings.base import Layer, Shape
 
 PhaseInit = Literal["zero", "uniform"]
 
@@ -39,9 +39,12 @@ class PoPE(rotary.Rotary):
     def width(self) -> int:
         return 2 * self.shape.head_dim
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        made = once(positions, self, lambda: self.rotation(positions, q.device))  # (1|B, 1, T, Dh)
-        phase = self.phase[layer].float().clamp(-2 * math.pi, 0)
+    def make_tables(self, positions: Tensor) -> Tensor:
+        return self.rotation(positions, positions.device)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        made = layer.tables  # (1|B, 1, T, Dh)
+        phase = self.phase[layer.index].float().clamp(-2 * math.pi, 0)
         of_keys = made * torch.polar(torch.ones_like(phase), phase)[:, None]
         return _placed(q, made), _placed(k, of_keys)
 

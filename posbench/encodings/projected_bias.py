@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
 
 DEVIATION = 0.02
 
 
 class ProjectedBias(Encoding):
+    name = "projected_bias"
     whole_positions = True
 
     def __init__(self, shape: Shape, extent: int | None = None, curves: int = 16) -> None:
@@ -35,18 +36,16 @@ class ProjectedBias(Encoding):
         self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, curves, shape.d_model) * DEVIATION)
         self.curves = nn.Parameter(torch.randn(shape.n_layers, curves, self.extent) * DEVIATION)
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        x = self.given(x, "mixes its curves by")
-        with torch.autocast(x.device.type, enabled=False):
-            mixtures = F.linear(x.float(), self.weight[layer].float().flatten(0, 1))
-            return (mixtures.view(*mixtures.shape[:2], *self.weight.shape[1:3]).transpose(1, 2),)  # (B, H, T, curves)
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        x = self.given(layer.x, "mixes its curves by")
+        mixtures = F.linear(x.float(), self.weight[layer.index].float().flatten(0, 1))
+        return (mixtures.view(*mixtures.shape[:2], *self.weight.shape[1:3]).transpose(1, 2),)  # (B, H, T, curves)
 
-    def bias(self, rows: Rows) -> Tensor:
-        (mixtures,) = rows.state
-        if rows.distance.is_floating_point():
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        (mixtures,) = layer.state
+        if layer.distance.is_floating_point():
             raise UserError(f"'{self.name}' has no bias between whole distances: expected integer positions")
-        with torch.autocast(rows.distance.device.type, enabled=False):
-            own = mixtures[:, :, rows.queries] @ self.curves[rows.layer].float()  # (B, H, Tq, extent)
-        distance = rows.distance[:, None]
+        own = mixtures[:, :, layer.rows] @ self.curves[layer.index].float()  # (B, H, Tq, extent)
+        distance = layer.distance[:, None]
         index = distance.clamp(0, self.extent - 1).expand(*own.shape[:3], -1)
         return own.gather(-1, index).masked_fill((distance < 0) | (distance >= self.extent), 0)

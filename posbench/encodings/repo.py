@@ -16,12 +16,11 @@ Beyond training length: defined everywhere; in re-positioned layers angles do no
 Checked against: plain loops from the authors' description; by hand, also the authors' code.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Layer, Shape
 
 STD, CUT = 0.02, 3.0  # of the weights at the start, and where they are cut, in deviations
 PLAIN = 5 / 16  # share of the layers with plain RoPE, from the lowest
@@ -50,13 +49,12 @@ class RePo(rotary.Rotary):
         for weight in self.parameters():
             nn.init.trunc_normal_(weight, std=STD, a=-CUT * STD, b=CUT * STD)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        if layer < self.first:
-            return super().rotate(q, k, x, positions, layer)
-        own = self.given(x, "makes its positions from")
-        with torch.autocast(own.device.type, enabled=False):
-            placed = self.placed(own.float(), layer)
-            turns = self.rotation(placed.flatten(0, 1), q.device).view(*placed.shape, -1)  # (B, H, T, Dh/2)
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        if layer.index < self.first:
+            return super().rotate(q, k, layer)
+        own = self.given(layer.x, "makes its positions from")
+        placed = self.placed(own.float(), layer.index)
+        turns = self.rotation(placed.flatten(0, 1), q.device).view(*placed.shape, -1)  # (B, H, T, Dh/2)
         made = rotary.laid_out(turns, self.layout)
         return rotary.turn(q, made), rotary.turn(k, made)
 

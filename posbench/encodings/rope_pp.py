@@ -21,18 +21,23 @@ import torch
 from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Shape, once
+from posbench.encodings.base import Layer, Shape
 
 
 class RoPEPlusPlus(rotary.Rotary):
+    name = "rope_pp"
+
     def __init__(self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved") -> None:
         super().__init__(shape, base, layout)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        of_q, of_k = once(positions, self, lambda: self._turns(positions, q.device))
+    def make_tables(self, positions: Tensor) -> list[tuple[Tensor, ...]]:
+        return self._turns(positions, positions.device)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        of_q, of_k = layer.tables
         return rotary.turn(_shared(q), of_q), rotary.turn(_shared(k), of_k)
 
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         return _shared(v)
 
     def _turns(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, ...]]:

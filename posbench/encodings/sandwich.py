@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 BASE = 10000.0
 AT_ONCE = 2**16  # distances, whose angles take D/2 fp64 numbers each
@@ -35,7 +35,7 @@ class Sandwich(Encoding):
         heads = torch.arange(1, shape.n_heads + 1, dtype=torch.float32)
         self.register_buffer("strength", shape.n_heads / (8 * heads), persistent=False)
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         frequencies = rotary.frequencies(self.width, BASE, distance.device)
         parts = [rotary.angles(some, frequencies).cos().sum(-1) for some in torch.split(distance.flatten(), AT_ONCE)]
         total = torch.cat(parts).float().to(distance.device).view(distance.shape)

@@ -28,12 +28,13 @@ from torch import Tensor, nn
 from posbench.encodings import _rotary as rotary
 from posbench.encodings import _start as starts
 from posbench.encodings._convolution import causal_convolution
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 TOKENS = 4  # width of the convolution
 
 
 class SelectiveRoPE(Encoding):
+    name = "selective_rope"
     history = frozenset({"x"})
 
     def __init__(
@@ -59,13 +60,12 @@ class SelectiveRoPE(Encoding):
         self.gate = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers) if gate else None
         starts.start(self, start)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        x = self.given(x, "makes its angles from")
-        with torch.autocast(x.device.type, enabled=False):
-            exact = rotary.has_fp64(x.device)  # sums over thousands of tokens
-            sums = self._phi(x.float(), layer).to(exact).double().cumsum(2)  # (B, H, T, P)
-            angles = sums * rotary.frequencies(self.shape.head_dim, self.base, exact)
-            turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(x.device)
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        x = self.given(layer.x, "makes its angles from")
+        exact = rotary.has_fp64(x.device)  # sums over thousands of tokens
+        sums = self._phi(x.float(), layer.index).to(exact).double().cumsum(2)  # (B, H, T, P)
+        angles = sums * rotary.frequencies(self.shape.head_dim, self.base, exact)
+        turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(x.device)
         made = rotary.laid_out(turns, self.layout)
         return rotary.turn(q, made), rotary.turn(k, made)
 

@@ -18,7 +18,7 @@ Checked against: transformers Wav2Vec2-BERT (keys); plain loops from the paper (
 import torch
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class Shaw(Encoding):
@@ -30,22 +30,20 @@ class Shaw(Encoding):
         self.keys = nn.Parameter(torch.randn(size) * 0.02)
         self.values = nn.Parameter(torch.randn(size) * 0.02) if values else None
 
-    def bias(self, rows: Rows) -> Tensor:
-        with torch.autocast(rows.q.device.type, enabled=False):
-            by_row = rows.q.float() @ self.keys[rows.layer].mT * self.logit_scale  # (B, H, Tq, 2K+1)
-        return by_row.gather(-1, self._table_rows(rows))
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        by_row = q.float() @ self.keys[layer.index].mT * self.logit_scale  # (B, H, Tq, 2K+1)
+        return by_row.gather(-1, self._table_rows(layer).expand(*by_row.shape[:3], -1))
 
-    def attend(self, logits: Tensor, rows: Rows) -> Tensor:
+    def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
         if self.values is None:
-            return super().attend(logits, rows)
+            return super().attend(logits, v, layer)
         weights = logits.softmax(-1)
-        with torch.autocast(logits.device.type, enabled=False):
-            bins = weights.new_zeros(*weights.shape[:-1], 2 * self.max_distance + 1)
-            by_row = bins.scatter_add(-1, self._table_rows(rows), weights) @ self.values[rows.layer]
-        return weights @ rows.v.to(weights.dtype) + by_row
+        bins = weights.new_zeros(*weights.shape[:-1], 2 * self.max_distance + 1)
+        by_row = bins.scatter_add(-1, self._table_rows(layer).expand_as(weights), weights) @ self.values[layer.index]
+        return weights @ v.to(weights.dtype) + by_row
 
-    def _table_rows(self, rows: Rows) -> Tensor:
-        """The table row of each pair: (B, H, Tq, Tk); row 0 is K or more back, row K the query itself."""
+    def _table_rows(self, layer: Layer) -> Tensor:
+        """The table row of each pair: (1|B, 1, Tq, Tk); row 0 is K or more back, row K the query itself."""
         furthest = self.max_distance
-        index = (-rows.distance).clamp(-furthest, furthest).round().long() + furthest
-        return index[:, None].expand(*rows.q.shape[:3], -1)
+        index = (-layer.distance).clamp(-furthest, furthest).round().long() + furthest
+        return index[:, None]

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class SPE(Encoding):
@@ -38,17 +38,16 @@ class SPE(Encoding):
         self.phase = nn.Parameter(torch.randn(*channels, sines))
         self.gate = nn.Parameter(torch.randn(channels)) if gated else None
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        with torch.autocast(q.device.type, enabled=False):
-            size = F.softplus(self.gain[layer].float()) / math.sqrt(2 * self.gain.shape[-1])  # (H, Dh, K)
-            if self.gate is not None:
-                size = size * torch.sigmoid(-self.gate[layer].float()).sqrt()[..., None]
-            places = rotary.exact(positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
-            turned, phase = (each[layer].to(places.device).double() for each in (self.frequency, self.phase))
-            angles = math.pi * turned.sigmoid()[:, None] * places  # (1|B, H, T, Dh, K)
-            both = torch.cat((size, size), dim=-1)[:, None]  # of cosine and sine
-            asked, told = _waves(angles + phase[:, None], q.device), _waves(angles, q.device)
-            return self._with(q, both * asked, layer), self._with(k, both * told, layer)
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        size = F.softplus(self.gain[layer.index].float()) / math.sqrt(2 * self.gain.shape[-1])  # (H, Dh, K)
+        if self.gate is not None:
+            size = size * torch.sigmoid(-self.gate[layer.index].float()).sqrt()[..., None]
+        places = rotary.exact(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
+        turned, phase = (each[layer.index].to(places.device).double() for each in (self.frequency, self.phase))
+        angles = math.pi * turned.sigmoid()[:, None] * places  # (1|B, H, T, Dh, K)
+        both = torch.cat((size, size), dim=-1)[:, None]  # of cosine and sine
+        asked, told = _waves(angles + phase[:, None], q.device), _waves(angles, q.device)
+        return self._with(q, both * asked, layer.index), self._with(k, both * told, layer.index)
 
     def _with(self, a: Tensor, waves: Tensor, layer: int) -> Tensor:
         """q or k (B, H, T, Dh), each channel times its waves (1|B, H, T, Dh, 2K), and once more for the gate."""

@@ -31,23 +31,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class StickBreaking(Encoding):
+    name = "stick_breaking"
+
     def __init__(self, shape: Shape, attend_current: bool = False, remainder: bool = True) -> None:
         super().__init__(shape)
         self.attend_current = attend_current
         self.remainder = remainder
 
-    def attend(self, logits: Tensor, rows: Rows) -> Tensor:
-        assert isinstance(rows.keys, slice)  # always, for an encoding with `attend`
-        own = rows.queries.start - rows.keys.start  # column of the first query's own key
-        breaks = rows.visible & torch.ones_like(rows.visible).tril(own if self.attend_current else own - 1)
+    def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
+        assert isinstance(layer.keys, slice)  # always, for an encoding with `attend`
+        own = layer.rows.start - layer.keys.start  # column of the first query's own key
+        breaks = layer.visible & torch.ones_like(layer.visible).tril(own if self.attend_current else own - 1)
         hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
         # In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
         z = logits + hidden
         taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
-        out = (z - taken).exp() @ rows.v.to(z.dtype)
+        out = (z - taken).exp() @ v.to(z.dtype)
         rest = (-taken[..., :1]).exp()
-        return out + rest * rows.v[:, :, own : own + out.shape[2]] if self.remainder else out
+        return out + rest * v[:, :, own : own + out.shape[2]] if self.remainder else out

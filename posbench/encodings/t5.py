@@ -29,10 +29,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class T5Bias(Encoding):
+    name = "t5"
+
     def __init__(self, shape: Shape, num_buckets: int = 32, max_distance: int = 128, rate: float = 10.0) -> None:
         super().__init__(shape)
         self.expect(num_buckets >= 2, "num_buckets", num_buckets, "at least 2")
@@ -53,7 +55,7 @@ class T5Bias(Encoding):
             f"trained; encoding.max_distance={trained} trains every bucket"
         ]
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         return F.embedding(self.bucket(distance), self.table.float()).movedim(-1, 0)  # (H, *S)
 
     def bucket(self, distance: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.extend.far_pairs import DualChunk, FarPairs
 
 Rule = Literal["ssmax", "mistral_large4", "logn", "llama4", "inkling"]
@@ -61,12 +61,12 @@ class Temperature(Wrapper):
     def hooks(self) -> frozenset[str]:
         return super().hooks | {"rotate"}
 
-    def at(self, layer: int) -> tuple[Encoding, int]:
-        used, own_layer = self.inner_encodings[0].at(layer)
-        hooks: dict[str, Callable[..., Any]] = {"rotate": functools.partial(self._rotated, used, layer)}
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
+        used, within = self.within(layer)
+        hooks: dict[str, Callable[..., Any]] = {"rotate": functools.partial(self._rotated, used, layer.index)}
         if isinstance(used, FarPairs | DualChunk):  # whose logits of far pairs come from `prepare`
-            hooks["prepare"] = functools.partial(self._prepared, used, layer)
-        return self.altered(used, own_layer, **hooks)
+            hooks["prepare"] = functools.partial(self._prepared, used, layer.index)
+        return self.altered(used, within, **hooks)
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
         """The factor of queries that see n (T,) keys: (H, T) or (T,), fp32."""
@@ -80,11 +80,9 @@ class Temperature(Wrapper):
         sharper: Tensor = self.scale[layer][:, None] * n.log()
         return sharper + self.offset[layer][:, None] if self.rule == "mistral_large4" else sharper
 
-    def _rotated(
-        self, used: Encoding, layer: int, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, own_layer: int
-    ) -> tuple[Tensor, Tensor]:
-        q, k = used.rotate(q, k, x, positions, own_layer)
-        return self._sharpened(q, layer), k
+    def _rotated(self, used: Encoding, index: int, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        q, k = used.rotate(q, k, layer)
+        return self._sharpened(q, index), k
 
     def _prepared(self, used: Encoding, layer: int, q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *queries, keys = used.prepare(q, *rest)

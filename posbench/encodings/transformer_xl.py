@@ -25,11 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Rows, Shape, once, part_of
+from posbench.encodings.base import Encoding, Layer, Shape, part_of
 from posbench.errors import UserError
 
 
 class TransformerXL(Encoding):
+    name = "transformer_xl"
+
     def __init__(self, shape: Shape, base: float = 10000.0) -> None:
         super().__init__(shape)
         self.expect(1 < base < math.inf, "base", base, "a number above 1")
@@ -41,21 +43,22 @@ class TransformerXL(Encoding):
         self.position = nn.Parameter(torch.randn(heads) * 0.02)  # v
         self.projection = nn.Parameter(torch.randn(*heads, shape.d_model) * 0.02)  # W
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return (q.float() + self.content[layer, :, None]).to(q.dtype), k
+    def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.waves(positions, positions.device)
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return (q.float() + self.content[layer.index, :, None]).to(q.dtype), k
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         """The two sides of the position term: queries (B, H, T, D), scaled, and positions (1|B, 1, T, D), fp32."""
-        sine, cosine = once(positions, self, lambda: self.waves(positions, q.device))
-        with torch.autocast(q.device.type, enabled=False):
-            asking = (q.float() + self.position[layer, :, None]) * self.logit_scale
-            a, b = (asking @ self.projection[layer]).chunk(2, dim=-1)
-            return torch.cat((a * sine + b * cosine, b * sine - a * cosine), -1), torch.cat((cosine, sine), -1)
+        sine, cosine = layer.tables
+        asking = (q.float() + self.position[layer.index, :, None]) * self.logit_scale
+        a, b = (asking @ self.projection[layer.index]).chunk(2, dim=-1)
+        return torch.cat((a * sine + b * cosine, b * sine - a * cosine), -1), torch.cat((cosine, sine), -1)
 
-    def bias(self, rows: Rows) -> Tensor:
-        asked, told = rows.state
-        with torch.autocast(rows.q.device.type, enabled=False):
-            return asked[:, :, rows.queries] @ part_of(told, rows.keys).mT
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        asked, told = layer.state
+        return asked[:, :, layer.rows] @ part_of(told, layer.keys).mT
 
     def waves(self, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Sines and cosines of positions (1|B, T): (1|B, 1, T, D/2) each, fp32."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Shape, check_length, once
+from posbench.encodings.base import Encoding, Layer, Shape, check_length
 from posbench.encodings.t5 import T5Bias
 from posbench.errors import UserError
 
@@ -43,9 +43,12 @@ class TUPE(Encoding):
     def logit_scale(self) -> float:
         return float((2 * self.shape.head_dim) ** -0.5)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.projected(positions)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """q and k with the projections of their positions as further channels: (B, H, T, 2 Dh)."""
-        asking, asked = once(positions, self, lambda: self.projected(positions))
+        asking, asked = layer.tables
         return _beside(q, asking), _beside(k, asked)
 
     def projected(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,12 +56,11 @@ class TUPE(Encoding):
         check_length(self, positions.shape[-1])
         if positions.is_floating_point():
             raise UserError("'tupe' has a vector per whole position: expected integer positions, got fractional ones")
-        with torch.autocast(positions.device.type, enabled=False):
-            heads = self.projection(self.norm(F.embedding(positions, self.table)))
-            asking, asked = heads.unflatten(-1, (2, self.shape.n_heads, -1)).permute(2, 0, 3, 1, 4)
-            return asking, asked
+        heads = self.projection(self.norm(F.embedding(positions, self.table)))
+        asking, asked = heads.unflatten(-1, (2, self.shape.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        return asking, asked
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         return None if self.relative is None else self.relative.distance_bias(distance, layer)
 
 

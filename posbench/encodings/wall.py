@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 PAIRED = 4  # tokens whose pairs are computed one by one, a power of two
 
@@ -40,26 +40,24 @@ class Wall(Encoding):
         self.weight = nn.Parameter(torch.randn(*size, shape.d_model) * 0.02)
         self.gate_bias = nn.Parameter(torch.full(size, gate_bias))
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         """Running sums of the log gates (B, H, T, Dh), fp32."""
-        x = self.given(x, "reads its gates from")
-        with torch.autocast(x.device.type, enabled=False):
-            kept = F.logsigmoid(F.linear(x.float(), self.weight[layer], self.gate_bias[layer]))
-            return (kept.cumsum(1).view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2),)
+        x = self.given(layer.x, "reads its gates from")
+        kept = F.logsigmoid(F.linear(x.float(), self.weight[layer.index], self.gate_bias[layer.index]))
+        return (kept.cumsum(1).view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2),)
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        assert isinstance(rows.keys, slice)  # always, for an encoding with `scores`
-        (total,) = rows.state
-        count, first = rows.q.shape[2], rows.queries.start - rows.keys.start  # column of the first query's own key
-        with torch.autocast(logits.device.type, enabled=False):
-            q, k = self.logit_scale * rows.q.float(), rows.k.float()
-            of_q, of_k = total[:, :, rows.queries], total[:, :, rows.keys]
-            before, own, after = logits.tensor_split((first, first + count), dim=-1)
-            if first:
-                before = _across(q, of_q, k[:, :, :first], of_k[:, :, :first])
-            index = torch.arange(count, device=q.device)
-            faded = _among(q, k[:, :, first : first + count], of_q)
-            return torch.cat((before, torch.where(index[:, None] >= index, faded, own), after), dim=-1)
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
+        (total,) = layer.state
+        count, first = q.shape[2], layer.rows.start - layer.keys.start  # column of the first query's own key
+        q, k = self.logit_scale * q.float(), k.float()
+        of_q, of_k = total[:, :, layer.rows], total[:, :, layer.keys]
+        before, own, after = logits.tensor_split((first, first + count), dim=-1)
+        if first:
+            before = _across(q, of_q, k[:, :, :first], of_k[:, :, :first])
+        index = torch.arange(count, device=q.device)
+        faded = _among(q, k[:, :, first : first + count], of_q)
+        return torch.cat((before, torch.where(index[:, None] >= index, faded, own), after), dim=-1)
 
 
 def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:

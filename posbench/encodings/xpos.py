@@ -21,15 +21,13 @@ import torch
 from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Shape, once
+from posbench.encodings.base import Layer, Shape
 from posbench.errors import Undefined
 
 GAMMA = 0.4
 
 
 class XPos(rotary.Rotary):
-    hidden_finite = False  # the decay of far keys makes keys after the query as large
-
     def __init__(
         self,
         shape: Shape,
@@ -44,8 +42,11 @@ class XPos(rotary.Rotary):
         self.scale_base = float(scale_base or max(1.0, shape.train_length / 2))
         self.max_length = int(128 * self.scale_base)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        of_q, of_k = once(positions, self, lambda: self._turns(positions, q.device))
+    def make_tables(self, positions: Tensor) -> list[tuple[Tensor, ...]]:
+        return self._turns(positions, positions.device)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        of_q, of_k = layer.tables
         return rotary.turn(q, of_q), rotary.turn(k, of_k)
 
     def _turns(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, ...]]:

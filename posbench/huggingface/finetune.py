@@ -32,7 +32,7 @@ from posbench.huggingface import export, rope
 from posbench.huggingface.evaluate import described, evaluate_into, precision_of, record, subject_of, text_of
 from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, library, position_of, transformers
 from posbench.huggingface.subject import forward
-from posbench.kernels.cross_entropy import cross_entropy
+from posbench.model.loss import cross_entropy
 from posbench.randomness import derive
 from posbench.run import MODEL, TOKENIZER, tracking
 from posbench.run.run import Run, Where

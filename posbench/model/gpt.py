@@ -5,10 +5,9 @@ Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Ll
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from posbench.config.built import encoding_of
 from posbench.config.schema import Config, ModelConfig
-from posbench.encodings.base import Encoding, count_from_0, shared
-from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
-from posbench.kernels.fused import fusible, fusing, is_fusing
-from posbench.model.attention.dispatch import attention
-from posbench.model.attention.reference import narrower
+from posbench.encodings.base import Encoding, Layer
+from posbench.model.attention import attention, make_layer, narrower
+from posbench.model.compiled import compiled
+from posbench.model.loss import IGNORED, cross_entropy, linear_cross_entropy
 from posbench.randomness import derive, generator
 
 RMS_EPS = 1e-6
@@ -47,6 +45,7 @@ class GPT(nn.Module):
         self.config = config
         self.encoding = encoding
         self.recomputes = False  # training keeps a block's input alone, and computes the rest again backwards
+        self.compiles = False  # training compiles what lies between the attentions of its blocks
         self.window = config.attention.window
         self.sinks = config.attention.sinks
         width = encoding.token_dim()
@@ -99,23 +98,32 @@ class GPT(nn.Module):
         encoding = self.encoding if reading.encoding is None else reading.encoding
         window, sinks = narrower(self.window, reading.window), max(self.sinks, reading.sinks)
         consecutive = positions is None and "positions" not in encoding.hooks
-        if positions is None:
-            positions = encoding.positions(ids, generator)
-        if not torch.compiler.is_compiling():
-            positions = shared(positions, consecutive)
-        x = encoding.embed(self.tokens(ids), positions, ids)
-        attend = functools.partial(
-            attention, encoding, positions=positions, window=window, sinks=sinks, consecutive=consecutive
-        )
-        blocks = self.layers
-        if self.recomputes and torch.is_grad_enabled():
-            for layer, block in enumerate(blocks):
-                x = _recomputed(block, x, attend, positions, layer)
-            return self.norm(x if last is None else x[:, -last:])  # type: ignore[no-any-return]
-        q, k, v, read = before(blocks[0], x)
-        for layer, (block, following) in enumerate(itertools.pairwise(blocks)):
-            x, q, k, v, read = between(block, following, x, attend(q, k, v, read, layer=layer))
-        return after(blocks[-1], self.norm, x, attend(q, k, v, read, layer=len(blocks) - 1, last=last))
+        with torch.autocast(ids.device.type, enabled=False):
+            if positions is None:
+                positions = encoding.positions(ids, generator)
+            x = encoding.embed(self.tokens(ids), positions, ids)
+        layer = make_layer(encoding, positions, consecutive=consecutive)
+        for index, block in enumerate(self.layers):
+            rows = last if index == len(self.blocks) - 1 else None
+            attend = functools.partial(
+                _attention, encoding, layer.replace(index=index), window=window, sinks=sinks, last=rows
+            )
+            if self.recomputes and torch.is_grad_enabled():
+                x = self._recomputed(block, x, attend)
+            else:
+                x = block(x, attend, self.compiles and torch.is_grad_enabled())
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def _recomputed(self, block: "Block", x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        """A block that keeps nothing but its input, and is computed again in the backward pass.
+
+        Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), arXiv:1604.06174.
+        """
+        # What is compiled saves its tensors at once, at its end: stopping at the last that is wanted would be inside.
+        return checkpoint(  # type: ignore[no-any-return]
+            block, x, attend, self.compiles, use_reentrant=False, preserve_rng_state=False,
+            early_stop=not self.compiles,
+        )  # fmt: skip
 
     @property
     def layers(self) -> "list[Block]":
@@ -146,7 +154,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Its parts are called by the functions below, in pieces that begin and end at attention."""
+    """Attention and the feed-forward part, each beside a residual stream and behind a norm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -155,63 +163,35 @@ class Block(nn.Module):
         self.mlp_norm = _norm(config)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
 
-    def into_attention(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """States (B, T, D) to queries, keys and values (B, H, T, Dh), and what they were read from (B, T, D)."""
-        read = self.attention_norm(x)
-        return *self.attention.heads(read), read
+    def forward(self, x: Tensor, attend: Callable[..., Tensor], compiles: bool = False) -> Tensor:
+        """States (B, T, D) to the block's output, (B, T, D) or the last rows of it.
 
-    def out_of_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """States (B, T, D) and what attention gave, (B, H, T, Dh) or the last rows of it, to the block's output."""
-        x = x[:, -attended.shape[2] :] + self.attention.joined(attended)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
-
-
-@fusible()
-def before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From the embeddings to the first attention."""
-    return block.into_attention(x)
+        Args:
+            attend: queries, keys, values (B, H, T, Dh) and what they were read from, (B, T, D), to attention's output.
+            compiles: run what comes before and after attention as compiled pieces.
+        """
+        before, after = (_before_compiled, _after_compiled) if compiles else (_before, _after)
+        return after(self, x, attend(*before(self, x)))
 
 
-@fusible()
-def between(
-    block: Block, following: Block, x: Tensor, attended: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """From one attention to the next."""
-    x = block.out_of_attention(x, attended)
-    return x, *following.into_attention(x)
+def _before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """States (B, T, D) to queries, keys and values (B, H, T, Dh), and what they were read from (B, T, D)."""
+    read = block.attention_norm(x)
+    return *block.attention.heads(read), read
 
 
-@fusible()
-def after(block: Block, norm: nn.Module, x: Tensor, attended: Tensor) -> Tensor:
-    """From the last attention to the final states."""
-    return norm(block.out_of_attention(x, attended))  # type: ignore[no-any-return]
+def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
+    """States (B, T, D) and what attention gave, (B, H, T, Dh) or the last rows of it, to the block's output."""
+    x = x[:, -attended.shape[2] :] + block.attention.joined(attended)
+    return x + block.mlp(block.mlp_norm(x))  # type: ignore[no-any-return]
 
 
-@fusible()
-def out_of(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    """From attention to the block's output."""
-    return block.out_of_attention(x, attended)
+# Attention itself stays outside: the compiler would make a graph of it for every length, window and block of rows.
+_before_compiled, _after_compiled = compiled(_before, dynamic=False), compiled(_after, dynamic=False)
 
 
-def _recomputed(block: Block, x: Tensor, attend: Callable[..., Tensor], positions: Tensor, layer: int) -> Tensor:
-    """A block that keeps nothing but its input, and is computed again in the backward pass.
-
-    Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), arXiv:1604.06174.
-    """
-    compiled = is_fusing()
-
-    def compute(x: Tensor) -> Tensor:
-        # Tables of positions that layers share belong to the block that made them: each makes its own, both times. The
-        # backward pass may run in a thread that does not know what is compiled.
-        own = shared(positions, count_from_0(positions))
-        with fusing(compiled):
-            q, k, v, read = before(block, x)
-            return out_of(block, x, attend(q, k, v, read, layer=layer, positions=own))
-
-    # What is compiled saves its tensors at once, at its end: stopping at the last that is wanted would be inside of it.
-    return checkpoint(  # type: ignore[no-any-return]
-        compute, x, use_reentrant=False, preserve_rng_state=False, early_stop=not compiled
-    )
+def _attention(encoding: Encoding, layer: Layer, q: Tensor, k: Tensor, v: Tensor, x: Tensor, **limits: Any) -> Tensor:
+    return attention(encoding, q, k, v, layer.replace(x=x), **limits)
 
 
 class Attention(nn.Module):

@@ -5,7 +5,6 @@ ones, and the change of the logit of two fixed tokens i apart. Learned tables ar
 has no learned shape yet, but steps, end and dependence on distance show at once.
 """
 
-import dataclasses
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import PAIRWISE, Encoding, Rows, Shape
+from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape
 from posbench.errors import UserError, did_you_mean
-from posbench.model.attention.reference import logits_of, rows_of
+from posbench.model.attention import logits_by_rows, make_layer, narrower
+from posbench.model.standalone import whole_block
 
 Numbers = NDArray[np.float64]
 Build = Callable[..., Encoding]  # of a shape
@@ -48,7 +48,12 @@ def build(name: str, options: Mapping[str, Any], shape: Shape, draw: bool = True
 
 def hooks_of(encoding: Encoding) -> frozenset[str]:
     """Return the hooks that act at the input and in the first layer."""
-    return encoding.hooks & {"embed"} | encoding.at(0)[0].hooks - {"embed"}
+    return encoding.hooks & {"embed"} | used_in(encoding).hooks - {"embed"}
+
+
+def used_in(encoding: Encoding, layer: int = 0) -> Encoding:
+    """Return the encoding that a layer uses."""
+    return encoding.at(make_layer(encoding, torch.zeros(1, 1, dtype=torch.long), layer))[0]
 
 
 def positions_of(encoding: Encoding, length: int) -> Tensor:
@@ -67,8 +72,9 @@ def turned(encoding: Encoding, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return a query and a key of ones after `rotate`, in the first head: (1, T) to (T, anything) each."""
     length, shape = positions.shape[-1], encoding.shape
     ones = torch.ones(1, shape.n_heads, length, shape.head_dim)
-    used, layer = encoding.at(0)
-    q, k = used.rotate(ones, ones, _tokens(1, shape.d_model).expand(-1, length, -1), positions, layer)
+    x = _tokens(1, shape.d_model).expand(-1, length, -1)
+    used, layer = encoding.at(make_layer(encoding, positions, x=x))
+    q, k = used.rotate(ones, ones, layer)
     return q[0, 0], k[0, 0]
 
 
@@ -92,7 +98,7 @@ def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
     q, k = _tokens(2 * CONTENTS, shape.head_dim)[:, None].expand(-1, shape.n_heads, length, -1).chunk(2)
     x = _tokens(CONTENTS, shape.d_model).expand(-1, length, -1)
     _, logits, _ = pairs_of(encoding, q, k, x, positions, last=1)
-    return (logits - q[..., -1:, :] @ k.mT * encoding.at(0)[0].logit_scale)[..., 0, MARGIN:]
+    return (logits - q[..., -1:, :] @ k.mT * used_in(encoding).logit_scale)[..., 0, MARGIN:]
 
 
 def _tokens(count: int, width: int) -> Tensor:
@@ -103,32 +109,31 @@ def _tokens(count: int, width: int) -> Tensor:
 def pairs_of(
     encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, layer: int = 0, last: int | None = None,
     window: int | None = None, sinks: int = 0,
-) -> tuple[Rows, Tensor, Tensor]:  # fmt: skip
-    """Return the rows of a layer by the definition, their logits and weights (B, H, last or T, keys).
+) -> tuple[Layer, Tensor, Tensor]:  # fmt: skip
+    """Return a layer with the rows at hand, by the definition, and their logits and weights (B, H, last or T, keys).
 
     Under a normaliser of the encoding's own the weights are the outputs for identity matrices as values, and the logits
     their logarithms.
     """
-    given = (encoding, q, k, torch.zeros_like(q), x, positions, layer)
-    rows = next(iter(rows_of(*given, window=window, sinks=sinks, block=last, last=last)))
-    used = encoding.at(layer)[0]
-    logits = logits_of(used, rows)
+    described = make_layer(encoding, positions, layer, x)
+    used, q, k, v, block = whole_block(encoding, q, k, torch.zeros_like(q), described, window, sinks, last)
+    logits = logits_by_rows(used, q, k, block, narrower(window, used.window), sinks)
     if "attend" not in used.hooks:
-        return rows, logits, logits.softmax(-1)
-    (keys, width), parts = rows.v.shape[-2:], []
-    nothing = used.attend(logits, dataclasses.replace(rows, v=torch.zeros_like(rows.v)))
+        return block, logits, logits.softmax(-1)
+    (keys, width), parts = v.shape[-2:], []
+    nothing = used.attend(logits, torch.zeros_like(v), block)
     for start in range(0, keys, width):
-        values = torch.eye(keys, start + width)[:, start:].expand_as(rows.v)
-        parts.append(used.attend(logits, dataclasses.replace(rows, v=values)) - nothing)
+        values = torch.eye(keys, start + width)[:, start:].expand_as(v)
+        parts.append(used.attend(logits, values, block) - nothing)
     weights = torch.cat(parts, dim=-1)[..., :keys]
     shares = weights / weights.sum(-1, keepdim=True)  # with a sink, weights sum to less than 1
     renormalised = not torch.allclose(shares, logits.softmax(-1), atol=1e-5)
-    return rows, weights.clamp(min=torch.finfo(weights.dtype).tiny).log() if renormalised else logits, weights
+    return block, weights.clamp(min=torch.finfo(weights.dtype).tiny).log() if renormalised else logits, weights
 
 
-def by_distance(pairs: Tensor, rows: Rows, length: int) -> Tensor:
+def by_distance(pairs: Tensor, layer: Layer, length: int) -> Tensor:
     """Return means (B, H, T) of pairs (B, H, Tq, Tk) at each distance in tokens, over the queries with a key there."""
-    gap = torch.arange(length)[rows.queries, None] - torch.arange(length)[rows.keys]
+    gap = torch.arange(length)[layer.rows, None] - torch.arange(length)[layer.keys]
     sums = torch.zeros(*pairs.shape[:2], length).index_add(2, gap[gap >= 0], pairs[:, :, gap >= 0])
     return sums / torch.bincount(gap[gap >= 0], minlength=length)
 
@@ -222,7 +227,7 @@ def _attention(encoding: Encoding) -> Panel:
     tokens = torch.randn(SAMPLES, length, encoding.token_dim(), generator=torch.Generator().manual_seed(0))
     q, k, _, x, positions = read(encoding, tokens)
     rows, _, weights = pairs_of(encoding, q, k, x, positions, last=QUERIES)
-    shares = by_distance(weights * torch.arange(1, length + 1)[rows.queries, None], rows, length)
+    shares = by_distance(weights * torch.arange(1, length + 1)[rows.rows, None], rows, length)
     curves = {"mean over heads": shares.mean((0, 1))[: length - QUERIES + 1].numpy()}
     return Panel("Mean attention, random tokens", DISTANCE, "times an even share", curves, log=True)
 
@@ -261,6 +266,6 @@ def moved(encoding: Encoding, words: list[str], key: int, query: int, length: in
         tokens = sentence[:, : encoding.max_length].clone()
         tokens[0, start : start + len(words)] = torch.stack(vectors)
         (q, k, _, x, positions), (bare_q, bare_k, *_) = (read(encoding, tokens, bare) for bare in (False, True))
-        logits = pairs_of(encoding, q, k, x, positions)[1] - bare_q @ bare_k.mT * encoding.at(0)[0].logit_scale
+        logits = pairs_of(encoding, q, k, x, positions)[1] - bare_q @ bare_k.mT * used_in(encoding).logit_scale
         added[start + query] = logits[0, 0, start + query, start + key]
     return added

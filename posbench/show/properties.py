@@ -17,7 +17,7 @@ from torch import Tensor
 from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
-from posbench.model.attention.reference import attention_output
+from posbench.model.standalone import attention_output
 from posbench.report.render import Column, Table
 from posbench.show import command, panels
 from posbench.terminal import console
@@ -143,7 +143,7 @@ def _purpose(encoding: Encoding) -> str:
     q, k, _, x, positions = panels.read(encoding, tokens)
     bare_q, bare_k, bare_v, *_ = panels.read(encoding, tokens, bare=True)
     _, logits, weights = panels.pairs_of(encoding, q, k, x, positions)
-    change = logits - bare_q @ bare_k.mT * encoding.at(0)[0].logit_scale
+    change = logits - bare_q @ bare_k.mT * panels.used_in(encoding).logit_scale
     change = torch.where(torch.isfinite(change), change, math.nan)
     acts = {"scores": change - change.nanmean(-1, keepdim=True), "values": _output(encoding, tokens) - weights @ bare_v}
     acting = [name for name, change in acts.items() if change.abs().nan_to_num().max() > 1e-5]

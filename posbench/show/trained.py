@@ -13,8 +13,9 @@ from torch import Tensor
 from posbench.config.schema import Config
 from posbench.data import tokens as data
 from posbench.errors import UserError
-from posbench.model.attention.dispatch import attention
+from posbench.model.attention import attention, make_layer
 from posbench.model.gpt import GPT
+from posbench.model.standalone import whole_block
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config, load_record
 from posbench.show import panels
@@ -55,7 +56,7 @@ def on_text(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
             curves[f"at {length}"] = weights.mean((0, 1))
     if not curves:
         raise UserError("it is shorter than the training length")
-    if any(encoding.at(layer)[0].hooks & {"distance_bias", "bias", "scores"} for layer in range(len(added))):
+    if any(panels.used_in(encoding, layer).hooks & {"distance_bias", "bias", "scores"} for layer in range(len(added))):
         alike = np.allclose(added, added[:1], atol=1e-4, equal_nan=True)
         for layer in [0] if alike else np.unique(np.linspace(0, len(added) - 1, LAYERS).astype(int)):
             title = "Added to the logit" + ("" if alike else f", layer {layer + 1} of {len(added)}")
@@ -69,12 +70,16 @@ def _by_distance(model: GPT, ids: Tensor) -> Tensor:
     encoding, length, means = model.encoding, ids.shape[1], []
     positions = encoding.positions(ids, None)
     x, window, sinks = encoding.embed(model.tokens(ids), positions, ids), model.window, model.sinks
+    described = make_layer(encoding, positions)
     for layer, block in enumerate(model.layers):
-        q, k, v, read = block.into_attention(x)
-        last = max(1, min(QUERIES, length // 8))
-        rows, logits, weights = panels.pairs_of(encoding, q, k, read, positions, layer, last, window, sinks)
-        added = logits - rows.q @ rows.k.mT * encoding.at(layer)[0].logit_scale
-        means.append(panels.by_distance(torch.cat([added, weights]), rows, length))
-        attended = attention(encoding, q, k, v, read, positions, layer, window, sinks, consecutive=False)
-        x = block.out_of_attention(x, attended)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, read: Tensor, layer: int = layer) -> Tensor:
+            last = max(1, min(QUERIES, length // 8))
+            rows, logits, weights = panels.pairs_of(encoding, q, k, read, positions, layer, last, window, sinks)
+            bare = whole_block(encoding, q, k, v, described.replace(index=layer, x=read), last=last)
+            added = logits - bare[1] @ bare[2].mT * bare[0].logit_scale
+            means.append(panels.by_distance(torch.cat([added, weights]), rows, length))
+            return attention(encoding, q, k, v, described.replace(index=layer, x=read), window, sinks)
+
+        x = block(x, attend)
     return torch.stack(means, dim=1)

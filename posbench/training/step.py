@@ -17,7 +17,7 @@ from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
-from posbench.kernels.fused import fusing
+from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.randomness import generator
 
@@ -84,7 +84,6 @@ class Learner:
     """A model and all that its updates share."""
 
     model: nn.Module  # called as `GPT.forward`
-    compiled: bool  # what lies between the model's kernels
     optimizer: torch.optim.Optimizer
     device: torch.device
     dtype: torch.dtype  # of matrix products
@@ -100,9 +99,10 @@ def learner_for(
 ) -> Learner:
     """The learner of a model that is on its device already."""
     training, world = config.training, world or World()
+    if isinstance(model, GPT):
+        model.compiles = is_compiled(config, device, world)
     return Learner(
         model=model,
-        compiled=is_compiled(config, device, world),
         optimizer=optimizer_for(model, training),
         device=device,
         dtype=dtype,
@@ -220,7 +220,7 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     for part in parts:
         # The number of such parts in the batch. Dividing by it is exact when parts are equal.
         times = n_scored / part.n_scored if part.n_scored else math.inf
-        with machine.autocast(learner.device, learner.dtype), fusing(learner.compiled):
+        with machine.autocast(learner.device, learner.dtype):
             draw = generator(learner.seed, "positions", step, device=learner.device)  # the same for all parts
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
             loss: Tensor = learner.model(part.ids, part.labels, **given) / times

@@ -26,8 +26,8 @@ from posbench.data.problems import ProblemBatches, TaskData, prepare
 from posbench.data.tokens import Tokens
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.job import evaluate_into, on_the_way, results_of
-from posbench.kernels.cross_entropy import IGNORED
 from posbench.model.gpt import GPT, build, parameter_counts
+from posbench.model.loss import IGNORED
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint, tracking
 from posbench.run.model import give_weights, weights_of

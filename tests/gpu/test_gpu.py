@@ -16,8 +16,8 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.models import TrainedGPT, nll_of
-from posbench.kernels.cross_entropy import linear_cross_entropy
 from posbench.model.gpt import GPT, build
+from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
 from posbench.training.step import Learner, begin_update, learner_for, update
 from posbench.training.train import train

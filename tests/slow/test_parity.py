@@ -8,8 +8,8 @@ import torch
 from posbench.config import compose
 from posbench.data import tokens
 from posbench.data.batches import TrainingBatches
-from posbench.model.attention.reference import attention_output
 from posbench.model.gpt import build
+from posbench.model.standalone import attention_output
 from posbench.training.step import learner_for, learning_rate, update
 
 pytestmark = pytest.mark.slow
@@ -30,8 +30,8 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([update(learner, batches.batch(step), step, rate)[0] for step, rate in enumerate(rates)])
 
 
-def by_definition(encoding: Any, q: Any, k: Any, v: Any, x: Any, positions: Any, layer: int, **rest: Any) -> Any:
-    return attention_output(encoding, q, k, v, x, layer, positions)
+def by_definition(encoding: Any, q: Any, k: Any, v: Any, layer: Any, **limits: Any) -> Any:
+    return attention_output(encoding, q, k, v, layer.x, layer.index, layer.positions)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5"])

@@ -6,13 +6,14 @@ distance; all of them are computed in blocks of rows, O(block x length) in memor
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings._rotary import PureRotary
-from posbench.encodings.base import Encoding, Rows
+from posbench.encodings.base import Encoding, Layer
 from posbench.encodings.extend.stretch import Extended, Stretch, expect
 
 # Maps positions (1|B, T) fp64 to those of the queries and to those of the keys in far pairs.
@@ -28,17 +29,20 @@ class FarPairs(Encoding):
         self.near = near
         self.far = far
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        far_q, far_k = self.far(rotary.exact(positions))
+    def make_tables(self, positions: Tensor) -> Any:
+        return self.rope.make_tables(positions)
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        far_q, far_k = self.far(rotary.exact(layer.positions))
         return self.rope.turned(q, far_q), self.rope.turned(k, far_k)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return self.rope.rotate(q, k, x, positions, layer)
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return self.rope.rotate(q, k, layer)
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        q, k = rows.state
-        near = (rows.distance < self.near)[:, None]
-        return torch.where(near, logits, _logits(q, k, rows) * self.logit_scale)
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        q, k = layer.state
+        near = (layer.distance < self.near)[:, None]
+        return torch.where(near, logits, _logits(q, k, layer) * self.logit_scale)
 
 
 class DualChunk(Encoding):
@@ -54,21 +58,24 @@ class DualChunk(Encoding):
         self.chunk = chunk
         self.farthest = farthest
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        place = rotary.exact(positions) % self.chunk
+    def make_tables(self, positions: Tensor) -> Any:
+        return self.rope.make_tables(positions)
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        place = rotary.exact(layer.positions) % self.chunk
         after = (place + self.chunk).clamp(max=self.farthest)
         last = torch.full_like(place, self.farthest)
         return self.rope.turned(q, after), self.rope.turned(q, last), self.rope.turned(k, place)
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return self.rope.rotate(q, k, x, positions, layer)
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return self.rope.rotate(q, k, layer)
 
-    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        after, last, k = rows.state
-        queries = rows.positions[..., None]
-        chunks = (queries // self.chunk - (queries - rows.distance) // self.chunk)[:, None]  # between query and key
-        logits = torch.where(chunks == 1, _logits(after, k, rows) * self.logit_scale, logits)
-        return torch.where(chunks > 1, _logits(last, k, rows) * self.logit_scale, logits)
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        after, last, k = layer.state
+        queries = layer.positions[:, layer.rows][..., None]
+        chunks = (queries // self.chunk - (queries - layer.distance) // self.chunk)[:, None]  # between query and key
+        logits = torch.where(chunks == 1, _logits(after, k, layer) * self.logit_scale, logits)
+        return torch.where(chunks > 1, _logits(last, k, layer) * self.logit_scale, logits)
 
 
 def rerope(rope: PureRotary, stretch: Stretch, window: int | None = None) -> Extended:
@@ -144,5 +151,5 @@ def _window(window: int | None, stretch: Stretch) -> int:
     return w
 
 
-def _logits(q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-    return (q[:, :, rows.queries] @ k[:, :, rows.keys].mT).float()
+def _logits(q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+    return (q[:, :, layer.rows] @ k[:, :, layer.keys].mT).float()

@@ -1,6 +1,5 @@
 """Extensions that squeeze positions into the range seen in training, for encodings other than RoPE."""
 
-import dataclasses
 import math
 
 import torch.nn.functional as F
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.alibi import ALiBi
-from posbench.encodings.base import Encoding, Rows, check_length
+from posbench.encodings.base import Encoding, Layer, check_length
 from posbench.encodings.extend.stretch import Extended, Stretch
 from posbench.encodings.fire import FIRE
 from posbench.encodings.learned import Learned
@@ -32,12 +31,11 @@ class Squeezed(Encoding):
         exact = positions.float() if positions.device.type == "mps" else positions.double()  # MPS has no fp64
         return self.inner.embed(x, exact / self.factor, ids)
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         return self.inner.distance_bias(distance / self.factor, layer)
 
-    def bias(self, rows: Rows) -> Tensor | None:
-        positions, distance = rows.positions / self.factor, rows.distance / self.factor
-        return self.inner.bias(dataclasses.replace(rows, positions=positions, distance=distance))
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+        return self.inner.bias(q, k, layer.replace(positions=layer.positions / self.factor))
 
 
 class StretchedTable(Encoding):

@@ -10,7 +10,7 @@ Checked against: plain loops from the equation.
 
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class LogBias(Encoding):
@@ -19,7 +19,7 @@ class LogBias(Encoding):
         self.expect(strength > 0, "strength", strength, "a number above 0")
         self.strength = strength
 
-    def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         # Keys of the future, which some tests let a query see, have negative distances.
         bias = -self.strength * distance.float().abs().log1p()
         return bias.expand(self.shape.n_heads, *distance.shape)

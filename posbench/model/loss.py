@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.fused import fused
+from posbench.model.compiled import compiled
 
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
 
@@ -139,7 +139,7 @@ def _piece(logits: Tensor, labels: Tensor, differentiate: bool, share: float | N
     return nll
 
 
-_fused_piece = fused(_piece)
+_fused_piece = compiled(_piece)
 
 
 def _is_worth_compiling(logits: Tensor) -> bool:

@@ -1,0 +1,327 @@
+"""Attention of one layer under an encoding: its definition by rows, the faster kernels that equal it, and the choice.
+
+`by_rows` is the definition. Every other path is tested against it in values and gradients.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posbench import machine
+from posbench.encodings.base import PAIRWISE, Encoding, Layer, check_length, exact, fitting, part_of, rotated
+from posbench.model import flex
+
+# Bytes of scores that a layer keeps for its backward pass; beyond, blocks of rows are computed again. Accelerators give
+# a share of their memory, of which a dozen layers leave most.
+KEPT_BYTES = 128 * 2**20
+KEPT_SHARE_ACCELERATOR = 1 / 64
+SCORE_BYTES = 8  # fp32, before and after softmax
+# Scores of a block that is computed again or without gradients: on CPUs what caches hold.
+AT_ONCE = 2**21
+AT_ONCE_ACCELERATOR = 2**24
+MIN_ROWS = 64
+CHANNELS_FROM = 512  # tokens from which on a bias is cheaper as channels of the keys than as a mask
+ALIGNED = 8  # channels of a head that fused kernels take at once
+Keys = slice | Tensor
+
+
+def attention(
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: Layer,
+    window: int | None = None,
+    sinks: int = 0,
+    last: int | None = None,
+) -> Tensor:
+    """Return the attention of one layer under `encoding`, (B, H, last or T, Dh) in v's dtype.
+
+    Args:
+        q, k, v: raw queries, keys, values (B, H, T, Dh); keys and values may have fewer heads, each for a group.
+        layer: of `make_layer`.
+        window: keys a query may see, itself included (causal only); None = all before it.
+        sinks: keys at the beginning that every query sees beside its window.
+        last: compute only the last so many query rows; None = all T.
+
+    Raises:
+        UserError: a hook gave a tensor of another shape than expected.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        length, dtype = q.shape[2], v.dtype
+        encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
+        rows = slice(length - (last or length), length)
+        window = narrower(window, encoding.window) if layer.causal else None
+        window = None if window is not None and window >= length else window
+        whole = layer.causal and rows.start == 0
+        out = None
+        if whole and not encoding.hooks & PAIRWISE and window is None and fused_is_fast(q, v):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=encoding.logit_scale)
+        elif whole and flex.serves(q, v):
+            out = flex.attention(encoding, q, k, v, layer, window, sinks)
+        elif whole and window is None and length >= CHANNELS_FROM and fused_is_fast(q, v):
+            out = _by_channels(encoding, q, k, v, layer)
+        if out is None:
+            out = by_rows(encoding, q, k, v, layer, window, sinks, rows)
+        if "map_outputs" in encoding.hooks:
+            out = encoding.map_outputs(exact(out), layer.replace(rows=rows))
+    return out.to(dtype)
+
+
+def prepared(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
+) -> tuple[Encoding, Tensor, Tensor, Tensor, Layer]:
+    """Return a layer's encoding, q, k and v after its hooks on the whole sequence, and the layer with its state."""
+    encoding, layer = encoding.at(layer)
+    dtype, k, v = v.dtype, grouped(k, q), grouped(v, q)
+    if layer.x is not None:
+        layer = layer.replace(x=exact(layer.x))
+    if "map_values" in encoding.hooks:
+        v = encoding.map_values(exact(v), layer).to(dtype)
+    if encoding.hooks & {"prepare", "rotate"}:
+        q, k = exact(q), exact(k)
+        layer = layer.replace(state=encoding.prepare(q, k, layer))
+        q, k = (each.to(dtype) for each in rotated(encoding, q, k, layer))
+    return encoding, q, k, v, layer
+
+
+def make_layer(
+    encoding: Encoding,
+    positions: Tensor,
+    index: int = 0,
+    x: Tensor | None = None,
+    consecutive: bool = False,
+    causal: bool = True,
+) -> Layer:
+    """Return what hooks read of a layer, with the tables that all layers share; for others, replace `index` and `x`.
+
+    Args:
+        positions: (1|B, T).
+        consecutive: they are known to be 0 .. T-1, so that cheaper forms which count tokens hold.
+        causal: keys after a query are hidden.
+
+    Raises:
+        Undefined: the input is longer than the encoding is defined for.
+    """
+    check_length(encoding, positions.shape[-1])
+    with torch.autocast(positions.device.type, enabled=False):
+        tables = encoding.make_tables(positions)
+    return Layer(index, positions, x, tables, consecutive=consecutive, causal=causal)
+
+
+# -- the definition ----------------------------------------------------------------------------------------------------
+
+
+def by_rows(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int, rows: slice
+) -> Tensor:
+    """Return attention by blocks of query rows, each with just the keys that it may see.
+
+    q, k and v are those after `rotate` and `map_values`, `layer` has its state. Where all scores would be too many to
+    keep, a block's are computed again backwards.
+    """
+    batch, heads, length, _ = q.shape
+    wanted = rows.stop - rows.start
+    again = torch.is_grad_enabled() and batch * heads * wanted * length * SCORE_BYTES > _kept_bytes(q.device)
+    step = max(2 * MIN_ROWS, -(-wanted // 4))  # a quarter: less is computed above the diagonal
+    if again or not torch.is_grad_enabled():
+        at_once = AT_ONCE if q.device.type == "cpu" else AT_ONCE_ACCELERATOR
+        step = max(MIN_ROWS, at_once // (batch * heads * length))
+    if window is not None:
+        step = min(step, max(MIN_ROWS, window))
+    sums = bool(encoding.hooks & {"scores", "attend"})
+    outputs = []
+    for queries, keys in _blocks(rows, step, length, window, sinks, sums, layer.causal):
+        parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
+        block = layer.replace(rows=queries, keys=keys)
+        if again:
+            out = checkpoint(_block, encoding, *parts, block, window, sinks, use_reentrant=False)
+        else:
+            out = _block(encoding, *parts, block, window, sinks)
+        outputs.append(out)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def logits_by_rows(
+    encoding: Encoding, q: Tensor, k: Tensor, layer: Layer, window: int | None = None, sinks: int = 0
+) -> Tensor:
+    """Return the logits (B, H, Tq, Tk) of a block of rows: scaled, biased, -inf where hidden; fp32 from the scale on.
+
+    Args:
+        q, k: of the block, after `rotate`.
+        layer: with the block's rows and keys.
+    """
+    mask = mask_of(layer, window, sinks, exact(q).dtype)
+    added = _biases(encoding, q, k, layer)
+    scores = q @ k.mT
+    if "scores" in encoding.hooks:
+        layer = layer.replace(visible=mask == 0)
+        logits = exact(scores) * encoding.logit_scale
+        logits = logits if added is None else logits + added
+        logits = encoding.scores(logits, exact(q), exact(k), layer) + mask
+    elif added is not None and added.dim() == 4 and len(added) > 1:
+        # Of each sequence its own: no sum with the mask at (B, H, Tq, Tk) beside it.
+        logits = torch.add(mask, scores, alpha=encoding.logit_scale) + added
+    else:
+        logits = torch.add(mask if added is None else added + mask, scores, alpha=encoding.logit_scale)
+    if not layer.consecutive:  # logits of later keys may be infinite far out, where adding -inf gives no number
+        logits = torch.where(mask == 0, logits, -math.inf)
+    return logits
+
+
+def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int) -> Tensor:
+    """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
+    # Where positions jump, logits of later keys may be infinite, to which the kernel would add its mask.
+    if layer.consecutive and not encoding.hooks & {"scores", "attend"} and fused_is_fast(q, v):
+        added = _biases(encoding, q, k, layer)
+        if added is None or not added.requires_grad:  # no fused kernel gives the gradient of its mask
+            mask = mask_of(layer, window, sinks, exact(q).dtype)
+            mask = (mask if added is None else added + mask).to(q.dtype).expand(*q.shape[:3], k.shape[2])
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=encoding.logit_scale)
+    logits = logits_by_rows(encoding, q, k, layer, window, sinks)
+    if "attend" in encoding.hooks:
+        layer = layer.replace(visible=mask_of(layer, window, sinks, logits.dtype) == 0)
+    return encoding.attend(logits, v, layer)
+
+
+def _blocks(
+    rows: slice, step: int, length: int, window: int | None, sinks: int, sums: bool, causal: bool
+) -> Iterator[tuple[slice, Keys]]:
+    """Yield blocks of query rows, each with the keys that it may see.
+
+    With `sums`, of hooks that sum over keys, these include the hidden ones between the sinks and the window.
+    """
+    for start in range(rows.start, rows.stop, step):
+        stop = min(rows.stop, start + step)
+        first = max(0, start - window + 1) if window is not None else 0
+        if sinks and first > sinks and not sums:
+            yield slice(start, stop), torch.cat((torch.arange(sinks), torch.arange(first, stop)))
+        else:
+            yield slice(start, stop), slice(0 if sinks else first, stop if causal else length)
+
+
+def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+    """Return what is added to the logits of a block, broadcastable to (B, H, Tq, Tk); None = nothing."""
+    total = None
+    if "distance_bias" in encoding.hooks:
+        heads = encoding.shape.n_heads
+        if layer.consecutive and layer.causal and isinstance(layer.keys, slice):  # no others occur
+            distance = torch.arange(layer.rows.stop - layer.keys.start, device=q.device)
+            known = encoding.distance_bias(distance, layer)
+            known = fitting(encoding, "distance_bias", known, (heads, len(distance)), "(H, *S)")
+            total = _laid_out(known, layer.rows.stop - layer.rows.start)
+        else:
+            distance = layer.distance
+            known = encoding.distance_bias(distance, layer)
+            total = fitting(encoding, "distance_bias", known, (heads, *distance.shape), "(H, *S)").movedim(0, 1)
+    if "bias" in encoding.hooks:
+        bias = encoding.bias(exact(q), exact(k), layer)
+        total = bias if total is None else total if bias is None else total + bias
+    return total
+
+
+def _laid_out(by_distance: Tensor, rows: int) -> Tensor:
+    """Lay values at the distances 0 .. K-1, (H, K), out as (H, rows, K): the last queries of K keys; 0 for later keys.
+
+    Row r starts at place rows - 1 - r of a common row. Copies of that row with one number too many do just that.
+    """
+    heads, keys = by_distance.shape
+    common = F.pad(by_distance.flip(-1), (0, rows))
+    copies = common[:, None].expand(-1, rows, -1).flatten(1)[:, : rows * (keys + rows - 1)]
+    return copies.view(heads, rows, keys + rows - 1)[..., rows - 1 :]
+
+
+def mask_of(layer: Layer, window: int | None, sinks: int, dtype: torch.dtype) -> Tensor:
+    """Return the mask (Tq, Tk) of a block: 0 where a key is visible, -inf where it is hidden."""
+    rows, keys, device = layer.rows, layer.keys, layer.positions.device
+    if isinstance(keys, slice):
+        moved = 0 if sinks else keys.start  # masks of blocks with equal shapes are one
+        bounds = rows.start - moved, rows.stop - moved, keys.start - moved, keys.stop - moved
+        make = _additive if torch.compiler.is_compiling() else _kept_mask
+        return make(*bounds, window, sinks, layer.causal, dtype, device)
+    return _hidden(torch.arange(rows.start, rows.stop, device=device), keys.to(device), window, sinks, True, dtype)
+
+
+@functools.lru_cache(64)
+def _kept_mask(*which: Any) -> Tensor:
+    with torch.inference_mode(False):  # evaluation may be the first to ask, and training the second
+        return _additive(*which)
+
+
+def _additive(
+    start: int, stop: int, first: int, end: int, window: int | None, sinks: int, causal: bool, dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:  # fmt: skip
+    queries, keys = torch.arange(start, stop, device=device), torch.arange(first, end, device=device)
+    return _hidden(queries, keys, window, sinks, causal, dtype)
+
+
+def _hidden(queries: Tensor, keys: Tensor, window: int | None, sinks: int, causal: bool, dtype: torch.dtype) -> Tensor:
+    gap = queries[:, None] - keys
+    visible = gap >= 0 if causal else torch.ones_like(gap, dtype=torch.bool)
+    if window is not None:
+        visible = visible & ((gap < window) | (keys < sinks))
+    return torch.zeros(gap.shape, dtype=dtype, device=gap.device).masked_fill(~visible, -math.inf)
+
+
+# -- the choice of a kernel --------------------------------------------------------------------------------------------
+
+
+def fused_is_fast(q: Tensor, v: Tensor) -> bool:
+    """Return whether torch's fused kernel serves queries and values (B, H, T, their Dh) better than products.
+
+    On CPUs without AMX it reaches about a third of what products do in bf16. It takes queries and values of one width.
+    On CUDA its gradients are sums in no fixed order, where the same bits twice may be wanted.
+    """
+    if q.shape[-1] != v.shape[-1]:
+        return False
+    if q.device.type == "cuda":
+        return not (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
+    return q.device.type != "cpu" or q.dtype != torch.bfloat16 or machine.has_amx()
+
+
+def _by_channels(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> Tensor | None:
+    """Return attention by the fused kernel, with a bias per key as further channels; None if there is no such form.
+
+    In bf16 one channel is wrong from some hundred tokens on; three that add up hold all of fp32's digits but one.
+    """
+    per_key = encoding.key_bias(layer) if not encoding.hooks & {"scores", "attend"} else None
+    exact_products = q.dtype in (torch.float32, torch.float64)
+    if per_key is None or (per_key.requires_grad and not exact_products):  # whose gradients cancel: bf16 would not do
+        return None
+    rest, channels = per_key / encoding.logit_scale, []
+    for _ in range(1 if exact_products else 3):
+        channels.append(rest.to(q.dtype))
+        rest = rest - channels[-1].to(rest.dtype)
+    added = torch.stack(channels, dim=-1).expand(*k.shape[:3], -1)
+    width, more = v.shape[-1], len(channels)
+    padding = -(k.shape[-1] + more) % ALIGNED
+    q = F.pad(F.pad(q, (0, more), value=1.0), (0, padding))
+    k = F.pad(torch.cat((k, added), dim=-1), (0, padding))
+    v = F.pad(v, (0, more + padding))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=encoding.logit_scale)[..., :width]
+
+
+def _kept_bytes(device: torch.device) -> int:
+    """Return the bytes that one layer may keep for its backward pass."""
+    if device.type == "cpu":
+        return KEPT_BYTES
+    return max(KEPT_BYTES, int(machine.device_memory(device) * KEPT_SHARE_ACCELERATOR))
+
+
+def narrower(first: int | None, second: int | None) -> int | None:
+    """Return the smaller of two windows; None is as wide as can be."""
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
+
+
+def grouped(x: Tensor, q: Tensor) -> Tensor:
+    """Return keys or values (B, Hkv, T, Dh) with as many heads as the queries, each shared by a group of them."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)

@@ -1,0 +1,44 @@
+"""Compiling a function where that works here."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+logger = logging.getLogger(__name__)
+# Not of the compiler: the kernel ran, its results may be half written, and after an assertion nothing runs any more.
+_OF_THE_DEVICE = (torch.OutOfMemoryError, torch.AcceleratorError)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
+    """Return the function, compiled at its first call; uncompiled, with one warning, if that fails.
+
+    Args:
+        dynamic: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
+    """
+    failed = False
+
+    @functools.cache
+    def program() -> Callable[_P, _R]:
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # 8 by default
+        return torch.compile(function, dynamic=dynamic)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        nonlocal failed
+        if not failed:
+            try:
+                return program()(*args, **kwargs)
+            except _OF_THE_DEVICE:
+                raise
+            except Exception as error:  # of the compiler, of Triton, of a driver
+                failed = True
+                reason = str(error).partition("\n")[0]
+                logger.warning("%s cannot be compiled here: %s; it runs uncompiled", function.__name__, reason)
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,115 @@
+"""Causal attention by torch's FlexAttention on CUDA: biases, windows and sinks in one fused kernel.
+
+FlexAttention is compiled alone, and what it captures is made outside of it as contiguous fp32: a bias made in the same
+compiled region has had wrong gradients. Gradients of what is captured are sums by atomic additions: they are right, and
+not the same to the bit twice. `make gpu` compares values and gradients with the definition on a device.
+
+Source: Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels" (2024),
+arXiv:2412.05496.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from posbench.encodings.base import Encoding, Layer
+from posbench.model.compiled import compiled
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+Modifier = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # score, batch, head, query, key to a score
+
+BLOCK = 128  # queries, and keys, of which the mask says at once whether they see each other
+MIN_WIDTH = 16  # channels of a head that it takes
+# With each block of keys, what a table holds for its pairs is loaded ahead, too, in fp32. By the compiler's own choice
+# that takes 245,760 bytes for bf16 heads of 64 channels, of the 232,448 of an H100 or H200; by two stages 147,456.
+STAGES_OF_TABLE = 2
+
+
+def serves(q: Tensor, v: Tensor) -> bool:
+    """Return whether FlexAttention takes such queries and values here; its backward pass needs CUDA."""
+    if q.device.type != "cuda" or torch.compiler.is_compiling() or q.dtype == torch.float64:
+        return False
+    # Below a block, another kernel of FlexAttention's would be compiled, for single queries.
+    return q.shape[2] >= BLOCK and min(v.shape[3], q.shape[3]) >= MIN_WIDTH
+
+
+def attention(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int
+) -> Tensor | None:
+    """Return attention by FlexAttention, or None if it cannot express this layer's biases.
+
+    Args:
+        q, k, v: after `rotate` and `map_values`.
+        layer: with its state.
+    """
+    if encoding.hooks & {"scores", "attend"} or not layer.consecutive:
+        return None
+    added = _captured(encoding, layer)
+    if added is None and encoding.hooks & {"distance_bias", "bias"}:
+        return None
+    if added is not None and added.requires_grad and torch.are_deterministic_algorithms_enabled():
+        return None
+    modifier = None if added is None else _per_key(added) if added.dim() == 3 else _by_distance(added)
+    options = {"num_stages": STAGES_OF_TABLE} if added is not None and added.dim() == 2 else {}
+    mask = block_mask(q.shape[2], window, sinks, q.device)
+    kernel = _compiled(torch.is_grad_enabled())
+    return kernel(q, k, v, score_mod=modifier, block_mask=mask, scale=encoding.logit_scale, kernel_options=options)
+
+
+def _captured(encoding: Encoding, layer: Layer) -> Tensor | None:
+    """Return the biases as one per key, (1|B, H, T), or by distance, (H, T); None if they are neither."""
+    if (per_key := encoding.key_bias(layer)) is not None:
+        return per_key.float().contiguous()
+    if "bias" in encoding.hooks or "distance_bias" not in encoding.hooks:
+        return None
+    distances = torch.arange(layer.positions.shape[1], device=layer.positions.device)
+    by_distance = encoding.distance_bias(distances, layer)
+    return None if by_distance is None else by_distance.float().contiguous()
+
+
+def _by_distance(values: Tensor) -> Modifier:
+    """Return the modification of a score by distance. It runs on hidden pairs, too: no index may leave the table."""
+    length = values.shape[1]
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + values[h, (i - j).clamp(0, length - 1)]
+
+    return modified
+
+
+def _per_key(values: Tensor) -> Modifier:
+    """Return the modification of a score by its key."""
+    alone = len(values) == 1
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + (values[0, h, j] if alone else values[b, h, j])
+
+    return modified
+
+
+@functools.cache
+def _compiled(training: bool) -> Callable[..., Tensor]:
+    """Return FlexAttention, compiled for each shape, kind of bias and dtype of training.
+
+    An evaluation has many shapes, at some seconds of compiling each: one graph for the first, another for all others.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return compiled(flex_attention, dynamic=False if training else None)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what an evaluation made first, training may keep
+def block_mask(length: int, window: int | None, sinks: int, device: torch.device) -> "BlockMask":
+    """Return which blocks of queries see which blocks of keys, under a window and sinks."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return i >= j if window is None else (i >= j) & ((i - j < window) | (j < sinks))
+
+    return create_block_mask(visible, None, None, length, length, device=str(device), BLOCK_SIZE=BLOCK)
