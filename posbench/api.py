@@ -18,7 +18,6 @@ from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.config.overrides import apply, start_of
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
-from posbench.evaluation.job import evaluate_run
 from posbench.launch import plans
 from posbench.launch import run as launch
 from posbench.launch import sweep as many
@@ -239,10 +238,8 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
             return _logged(evaluate_model(str(run), words)[0])
     folder = run.folder if isinstance(run, LoadedRun) else Path(run)
     asked = apply(load_config(folder), words)
-    if (asked.processes or 1) > 1:
-        raise UserError(f"processes is {asked.processes}: one evaluates here, 'posbench evaluate' starts several")
     with _shown():
-        evaluate_run(folder, asked)
+        launch.evaluate(folder, asked)
         return _logged(folder)
 
 
@@ -259,15 +256,14 @@ def sweep(
     """
     words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
     chosen = {name for word in words if word.startswith("encoding=") for name in word.partition("=")[2].split(",")}
-    with _shown():
+    with _shown(), _main_left_alone():
         if chosen & set(encodings.registered()):
             todo = plans.resolve([words], directory)
             for plan in todo:
                 launch.train(plan)
             report.main([plan.folder for plan in todo])
         else:
-            with _main_left_alone():
-                todo = many.sweep(words, n_jobs, directory)
+            todo = many.sweep(words, n_jobs, directory)
     return runs(*(plan.folder for plan in todo))
 
 
@@ -284,10 +280,9 @@ def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False)
         if isinstance(value, Mapping) and value:
             parts = {key if (key, name) == ("encoding", "name") else f"{key}.{name}": value[name] for name in value}
             words += _words((), parts, several)
-        elif several and isinstance(value, Sequence) and not isinstance(value, str):
-            words.append(f"{key}={','.join(map(_typed, value))}")
-        else:
-            words.append(f"{key}={_typed(value)}")
+            continue
+        listed = several and isinstance(value, Sequence) and not isinstance(value, str)
+        words.append(f"{key}={','.join(map(_typed, value)) if listed else _typed(value)}")
     return words
 
 

@@ -84,18 +84,16 @@ def did_you_mean(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     return f": did you mean '{close}'?" if close else ""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], listed: str = "", near: str | None = None) -> UserError:
+def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> UserError:
     """The error about a name that does not exist: the nearest one that does, and where all are listed.
 
     Args:
         kind: what was expected, such as `encoding`.
         listed: what stands in brackets at the end; all that are known unless it is given.
-        near: a suggestion, as the middle of the sentence; the nearest known name unless it is given.
     """
     known = list(known)
-    near = did_you_mean(name, known) if near is None else near
     listed = listed or f"there are {', '.join(known)}"
-    return UserError(f"unknown {kind} '{name}'{near} ({listed})")
+    return UserError(f"unknown {kind} '{name}'{did_you_mean(name, known)} ({listed})")
 
 
 def _bare(name: str) -> str:

@@ -115,14 +115,7 @@ def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def full_disk_as_failure(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn the system's "no space" into the one line that a run ends with.
-
-    Args:
-        needed: bytes; None: not known.
-
-    Raises:
-        RunFailed: reason `disk`, naming the path, the bytes needed and the bytes free.
-    """
+    """Raise RunFailed with the reason `disk` for the system's "no space"; `needed` is in bytes, None if not known."""
     try:
         yield
     except PosbenchError:

@@ -23,13 +23,11 @@ def resolve(name: str) -> torch.device:
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
-    kind = name.partition(":")[0]
-    here = [kind for kind, there in available.items() if there]
-    if kind not in available:
+    if not available.get(kind := name.partition(":")[0]):
         near = ": a GPU is runtime.device=cuda" if kind in _GPU else did_you_mean(kind, available)
-        raise UserError(f"runtime.device is '{name}'{near} (here: auto, {', '.join(here)})")
-    if not available[kind]:
-        raise UserError(f"runtime.device is '{name}', which this machine does not have (here: auto, {', '.join(here)})")
+        near = ", which this machine does not have" if kind in available else near
+        here = ", ".join(kind for kind, there in available.items() if there)
+        raise UserError(f"runtime.device is '{name}'{near} (here: auto, {here})")
     return torch.device(name)
 
 
@@ -45,10 +43,9 @@ def current(device: torch.device) -> torch.device:
 
 
 def be_deterministic(device: torch.device, wanted: bool) -> None:
-    """Use deterministic CUDA kernels wherever torch has them; torch warns of the others.
+    """Use deterministic CUDA kernels wherever torch has them, which warns of the others; CPUs always have them.
 
-    Call it before the first matrix product on CUDA, since cuBLAS reads its workspace setting once. On CPUs nothing
-    has to be set.
+    Call it before the first matrix product on CUDA, since cuBLAS reads its workspace setting once.
     """
     if device.type == "cuda":
         if wanted:
@@ -79,8 +76,7 @@ def bf16_is_fast(device: torch.device) -> bool:
     return False
 
 
-# FLOP per second of dense products in bf16 and fp16, fp32 sums, by the beginning of a GPU's name: NVIDIA's data sheets.
-# The first that fits; of Volta and Turing, which have no bf16, fp16 alone is asked for.
+# FLOP per second of dense products in bf16 and fp16, by the beginning of a GPU's name: NVIDIA's data sheets.
 _PEAKS = {
     "NVIDIA B200": 2250e12,
     "NVIDIA H200 NVL": 836e12,
@@ -164,8 +160,8 @@ def set_threads(threads: int | None) -> int:
 def keep_freed_memory() -> None:
     """Have glibc keep the memory of freed tensors for the next ones until the process ends.
 
-    By default glibc returns the largest blocks to the system at once, which then clears every page of them again: a
-    hundred thousand page faults in one step of a model of 12M parameters. Other C libraries are left alone.
+    By default it returns the largest blocks to the system at once, which then clears every page of them again: a
+    hundred thousand page faults in one step of a model of 12M parameters.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -186,20 +182,12 @@ _NO_MEMORY = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out 
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or (isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY))
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(said in str(error) for said in _NO_MEMORY)
 
 
 @contextlib.contextmanager
 def out_of_memory_as_failure(hint: str) -> Iterator[None]:
-    """Turn the out-of-memory errors of torch and Python into the one line that a run ends with.
-
-    Args:
-        hint: what may fit.
-
-    Raises:
-        RunFailed: reason `oom`.
-    """
+    """Raise RunFailed with the reason `oom` for out-of-memory errors of torch and Python; `hint` says what may fit."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's error on a GPU is a RuntimeError
@@ -215,8 +203,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most allocated on a CUDA device since the last reset; on MPS, which keeps no record, what is allocated
-    now; elsewhere the most this process ever had resident."""
+    """Bytes: the most on a CUDA device since the last reset, what MPS has now, elsewhere the most this process had."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":

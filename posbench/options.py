@@ -20,30 +20,21 @@ Offset = Annotated[int, Ge(0)]
 def checked(
     given: Mapping[str, Any], hints: Mapping[str, Any], defaults: Mapping[str, Any], owner: str, section: str = ""
 ) -> dict[str, Any]:
-    """Options as the annotations they were declared with.
+    """Options as the annotations they were declared with. Raises UserError for an unknown one, or of another type.
 
     Args:
         hints: annotations by option.
         defaults: the options there are, with their defaults.
         owner: the name of what has these options.
         section: what stands before an option's name where a user writes it, such as `encoding.`.
-
-    Raises:
-        UserError: there is no such option.
-        OptionError: one is of another type.
     """
-    for key in given:
-        if key not in defaults:
-            reject(key, owner, defaults)
+    for key in given.keys() - defaults.keys():
+        reject(key, owner, defaults)
     return {key: typed(value, hints[key], f"{section}{key}", owner, defaults[key]) for key, value in given.items()}
 
 
 def typed(value: Any, hint: Any, option: str, owner: str, default: Any) -> Any:
-    """An option's value as the annotation it was declared with.
-
-    Raises:
-        OptionError: it is of another type, or not finite; the line names the option, its owner and its default.
-    """
+    """An option's value as the annotation it was declared with. Raises OptionError if it has another type."""
     import pydantic
 
     try:

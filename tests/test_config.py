@@ -42,21 +42,17 @@ def test_every_choice_of_every_group_composes(choice: str) -> None:
     assert isinstance(composed(choice, *beside), Config)
 
 
-def test_every_key_is_explained() -> None:
+def test_every_file_has_the_keys_of_its_section_with_their_meanings() -> None:
+    for group, name in {"model": "gpt", "training": "lm", "evaluation": "extrapolation", "tracking": "wandb"}.items():
+        cls, path = getattr(schema, f"{group.capitalize()}Config"), configs_dir() / group / f"{name}.yaml"
+        assert list(yaml.safe_load(path.read_text())) == [field.name for field in dataclasses.fields(cls)]
     for path in configs_dir().rglob("*.yaml"):
         lines = path.read_text(encoding="utf-8").splitlines()
-        comments = [line for line in lines if line.startswith("# ") and "@package" not in line]
-        assert comments, f"{path} has no first comment"
-        if path.parent.name in ("experiment", "demo", "claim") or "tuned" in path.parts:
-            continue  # their keys are explained where they are declared
+        assert any(line.startswith("# ") and "@package" not in line for line in lines), f"{path} has no first comment"
         for above, line in zip(["", *lines], lines, strict=False):
-            key = re.match(r"\s*(\w+):(.*)", line)
-            if key and key[1] != "name" and key[2].strip():
+            key = re.match(r"\s*(?!name)(\w+): *\S", line)  # experiments and claims: explained where they are declared
+            if key and path.parent.name not in ("experiment", "demo", "claim") and "tuned" not in path.parts:
                 assert " # " in line or above.startswith("#"), f"{path}: {key[1]} is not explained"
-    for group, name in {"model": "gpt", "training": "lm", "evaluation": "extrapolation", "tracking": "wandb"}.items():
-        cls = getattr(schema, f"{group.capitalize()}Config")
-        content = yaml.safe_load((configs_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
-        assert list(content) == [field.name for field in dataclasses.fields(cls)]
 
 
 def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -> None:
@@ -75,51 +71,35 @@ def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -
 
 # Words | key | its value; "refused" is one line, and a list is what a sweep makes of it.
 TYPED = r"""
-seed=7 | seed | 7
 seed=012 | seed | 12
 seed=1_000 | seed | 1000
-seed=+3 | seed | 3
 seed=1e3 | seed | 1000
 seed=0x10 | seed | refused
 seed=12:30 | seed | refused
 seed=on | seed | refused
 seed=true | seed | refused
-seed=2024-01-01 | seed | refused
 seed= | seed | refused
 seed=null | seed | refused
 training.learning_rate=1e-4 | training.learning_rate | 0.0001
-training.learning_rate=3.0e-3 | training.learning_rate | 0.003
-training.learning_rate=.5 | training.learning_rate | 0.5
-training.learning_rate=1E-4 | training.learning_rate | 0.0001
 training.learning_rate=inf | training.learning_rate | refused
 training.learning_rate=nan | training.learning_rate | refused
 training.tokens=2e6 | training.tokens | 2000000
-training.tokens=2_000_000 | training.tokens | 2000000
-training.tokens=2000000.0 | training.tokens | 2000000
-training.tokens=2.5e6 | training.tokens | 2500000
 training.tokens=1.5 | training.tokens | refused
 training.tokens=2M | training.tokens | refused
 training.betas=[0.9,0.99] | training.betas | (0.9, 0.99)
-training.betas=[0.9, 0.99] | training.betas | (0.9, 0.99)
 training.tokens=${evaluation.blocks}000000 | training.tokens | 128000000
 model.d_ff=null | model.d_ff | None
 model.d_ff=${model.d_model} | model.d_ff | 128
 model.tie_embeddings=false | model.tie_embeddings | False
 model.tie_embeddings=off | model.tie_embeddings | False
-model.tie_embeddings=0 | model.tie_embeddings | False
-compile=auto | runtime.compile | 'auto'
 compile=true | runtime.compile | True
-study=2024 | study | '2024'
 study=012 | study | '012'
 study=1e3 | study | '1e3'
-study=1_000 | study | '1_000'
 study=on | study | 'on'
 study=2024-01-01 | study | '2024-01-01'
-study=true | study | 'true'
 study='a,b' | study | refused
 tracking.project=a b | tracking.project | 'a b'
 tracking.project='x=y' | tracking.project | 'x=y'
-tracking.project=12:30 | tracking.project | '12:30'
 tracking.tags=[a,b] | tracking.tags | ('a', 'b')
 tracking.tags=[1e3,012] | tracking.tags | ('1e3', '012')
 tracking.entity=null | tracking.entity | None
@@ -130,11 +110,7 @@ data.path='a,b.txt' | data.path | 'a,b.txt'
 data.path=a,b.txt | data.path | 'a,b.txt'
 data.path=*.txt | data.path | '*.txt'
 data.path=ünï.txt | data.path | 'ünï.txt'
-data.path={x}.txt | data.path | '{x}.txt'
-data.path=50%.txt | data.path | '50%.txt'
-data.path=say "so".txt | data.path | 'say "so".txt'
 data.path=new [2].txt | data.path | 'new [2].txt'
-data.path=2024-01-01 | data.path | '2024-01-01'
 data.path=it's.txt | data.path | "it's.txt"
 protocol=nonoverlap,fixed_target | evaluation.protocols | ('nonoverlap', 'fixed_target')
 ratio=1,2,4 | evaluation.ratios | (1, 2, 4)
@@ -143,14 +119,11 @@ extension=yarn:factor=4,ntk | evaluation.extensions | ('yarn:factor=4', 'ntk')
 evaluation.at_tokens=[] | evaluation.at_tokens | ()
 tracking.entity=on | tracking.entity | 'on'
 encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved'}
-encoding.base=1_0 | encoding.options | {'base': 10, 'layout': 'interleaved'}
-encoding.layout='half' | encoding.options | {'base': 10000, 'layout': 'half'}
 encoding={name: rope, base: 5, layout: half} | encoding.options | refused
 data=hub data.dataset=x/y data.splits={train: t} | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.splits.train=t | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.revision=1234567 | data.revision | '1234567'
-data=hub data.dataset=x/y data.revision=1e10 | data.revision | '1e10'
 seed=0,1,2 | seed | [0, 1, 2]
 seed=range(0,5) | seed | [0, 1, 2, 3, 4]
 training.learning_rate=1e-3,1e-4 | training.learning_rate | [0.001, 0.0001]
@@ -159,14 +132,11 @@ encoding=glob(t*) | encoding.name | ['t5', 'temperature', 'transformer_xl', 'tup
 training.betas=[0.9,0.95],[0.9,0.99] | training.betas | [(0.9, 0.95), (0.9, 0.99)]
 encoding=fire encoding.threshold=null,quarter | encoding.name | ['fire', 'fire']
 data.path='a,b.txt',c.txt | data.path | ['a,b.txt', 'c.txt']
-study=a,b | study | ['a', 'b']
-model.norm=layernorm,rmsnorm | model.norm | ['layernorm', 'rmsnorm']
 seed=range(0,3) encoding=rope,alibi | seed | [0, 0, 1, 1, 2, 2]
-data.path=none (1).txt | data.path | 'none (1).txt'
 threads=2 | runtime.threads | 2
 device=cuda:1 | runtime.device | 'cuda:1'
 """
-FILES = ["notes (1).txt", "[draft] one=two.txt", "a,b.txt", "{x}.txt", 'say "so".txt', "c.txt", "it's.txt"]
+FILES = ["notes (1).txt", "[draft] one=two.txt", "a,b.txt", "c.txt", "it's.txt"]
 
 
 @pytest.mark.parametrize("line", [line for line in TYPED.splitlines() if line])
@@ -194,16 +164,15 @@ def valued(config: Any, key: str) -> Any:
     return config
 
 
-def test_a_key_that_is_given_twice_has_the_later_value_and_a_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_later_value_holds_with_a_line_and_lengths_follow_the_training_length(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert composed("seed=1", "device=cpu", "seed=2", "runtime.device=cuda").seed == 2
     assert [record.getMessage() for record in caplog.records] == [
         "seed=1 is followed by seed=2, which holds",
         "runtime.device=cpu is followed by runtime.device=cuda, which holds",
     ]
     assert composed("length=128", "ratio=1,4").evaluation.ratios == (1, 4)
-
-
-def test_lengths_in_tokens_follow_the_training_length_and_evaluate_takes_the_same_words() -> None:
     pairs = compose.configs(["training.train_length=64,128", "length=256,64"])
     assert [config.evaluation.ratios for _, config in pairs] == [(1, 4), (0.5, 2)]
     config = composed()
@@ -213,28 +182,23 @@ def test_lengths_in_tokens_follow_the_training_length_and_evaluate_takes_the_sam
     assert not overrides.WORDS.keys() & {*to_container(config), *GROUPS}
 
 
-def test_a_home_folder_is_expanded_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home/texts").mkdir(parents=True)
-    config = composed("data.path=~/texts", "runtime.outputs=~/runs", "runtime.cache=~/c", "data.tokenizer=~/texts")
-    assert (config.data.path, config.data.tokenizer) == ("home/texts", "home/texts")
-    assert (config.runtime.outputs, config.runtime.cache) == (f"{tmp_path}/home/runs", f"{tmp_path}/home/c")
-    for key in ("data.path", "runtime.outputs", "runtime.cache", "data.tokenizer", "start"):
-        assert "there is no user 'nobody-here'" in refused(f"{key}=~nobody-here/x")
-
-
 def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "desk/texts").mkdir(parents=True)
     (tmp_path / "linked").symlink_to(tmp_path / "desk")
     monkeypatch.chdir(tmp_path / "desk")
     monkeypatch.setenv("PWD", str(tmp_path / "linked"))  # as a shell has it
+    monkeypatch.setenv("HOME", str(tmp_path / "desk"))
     spellings = ["texts/a.txt", "./texts//a.txt", f"{tmp_path}/desk/texts/a.txt", f"{tmp_path}/linked/texts/a.txt"]
-    assert {composed(f"data.path={path}").data.path for path in spellings} == {"texts/a.txt"}
+    assert {composed(f"data.path={path}").data.path for path in [*spellings, "~/texts/a.txt"]} == {"texts/a.txt"}
     assert {composed(f"data.path={path}").data.path for path in ("../a", f"{tmp_path}/a")} == {f"{tmp_path}/a"}
-    assert composed(f"data.dataset={tmp_path}/desk/texts").data.dataset == "texts"
+    found = composed(f"data.dataset={tmp_path}/desk/texts", "data.tokenizer=~/texts")
+    assert (found.data.dataset, found.data.tokenizer) == ("texts", "texts")
     names = composed("data.dataset='roneneldan/Tiny Stories'", "data.tokenizer=x/z").data
     assert (names.dataset, names.tokenizer, names.name) == ("roneneldan/Tiny Stories", "x/z", "Tiny-Stories")
+    runtime = composed("runtime.outputs=~/runs", "runtime.cache=~/c").runtime
+    assert (runtime.outputs, runtime.cache) == (f"{tmp_path}/desk/runs", f"{tmp_path}/desk/c")
+    for key in ("data.path", "runtime.outputs", "runtime.cache", "data.tokenizer", "start"):
+        assert "there is no user 'nobody-here'" in refused(f"{key}=~nobody-here/x")
 
 
 def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_stays(tmp_path: Path) -> None:
@@ -288,6 +252,9 @@ def at_the_former_rate(*words: str) -> Config:
     return composed("training.learning_rate=0.003", *words)
 
 
+TEXT = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
+
+
 @dataclasses.dataclass(frozen=True)
 class LaterTraining(TrainingConfig):
     dropout: float = 0.0
@@ -302,6 +269,9 @@ def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: p
     before = load_saved(STORED)
     # A literal, never computed: whoever changes it takes every run of every user its name.
     assert before.id == at_the_former_rate("encoding=rope").id == "rope-s0-21bc4a21"
+    of_before, asked = to_container(composed(*TEXT, "data.test_pieces=null")), composed(*TEXT)
+    del of_before["data"]["test_pieces"]
+    assert from_container(of_before).id == "rope-s0-5165727c" != asked.id  # which splits the text otherwise
     monkeypatch.setattr(schema, "Config", LaterConfig)
     monkeypatch.setitem(identity.LATER, "training.dropout", 0.0)
     monkeypatch.setitem(identity.LATER_OPTIONS, "rope.partial", None)
@@ -310,17 +280,6 @@ def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: p
     assert later.id == before.id and from_container(to_container(later)) == later
     dropout = dataclasses.replace(later, training=dataclasses.replace(later.training, dropout=0.1))
     assert dropout.id != before.id
-
-
-@pytest.mark.full
-def test_another_split_is_another_run_and_a_run_of_before_keeps_its_own() -> None:
-    asked = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
-    now, before = (composed(*asked, *more) for more in ([], ["data.test_pieces=null"]))
-    assert (now.data.test_pieces, before.data.test_pieces) == (30, None)
-    assert before.id == "rope-s0-5165727c" != now.id
-    container = to_container(before)
-    del container["data"]["test_pieces"]  # as a run of before has saved it
-    assert from_container(container) == before
 
 
 # An encoding, its options | those whose default changed, at the former one | its name from before, a literal.
@@ -384,6 +343,7 @@ PAYLOADS = [
     "study: x\nruntime: {cache: '${${study}:HOME}'}",
     "study: ${oc.create:{}}",
     "study: ${hydra:runtime.cwd}",
+    "study: 'x${ oc.create:{} }'",
 ]
 
 
@@ -396,21 +356,19 @@ def test_what_a_file_says_is_never_run(
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/own.yaml").write_text(f"# @package _global_\n{text}\n")
     (tmp_path / "config.yaml").write_text(text)
+    errors = []
     for read in (lambda: compose.single(["experiment=own"], tmp_path), lambda: load_saved(tmp_path / "config.yaml")):
         try:
             config = read()
         except UserError as error:
-            assert "\n" not in str(error)
+            errors.append(str(error))
         else:
             assert str(Path.home()) not in str(config)
+    assert not any("\n" in error for error in errors)
+    assert "${" not in text or "only other keys may be interpolated" in errors[0]
     assert dict(os.environ) == environment and sorted(os.listdir()) == ["config.yaml", "experiment"]
     warnings = [record.getMessage() for record in caplog.records]
     assert bool(warnings) == text.startswith("hydra:") and all("do nothing here" in line for line in warnings)
-
-
-@pytest.mark.parametrize("resolver", ["${oc.env:HOME}", "${hydra:runtime.cwd}", "x${ oc.create:{} }", "${${a}:b}"])
-def test_interpolations_name_keys_only(resolver: str) -> None:
-    assert "only other keys may be interpolated" in refused(f'data.path="{resolver}"')
 
 
 # What a saved file holds in place of a whole one, or what is changed in it | what the line says.

@@ -44,14 +44,13 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def config(tiny_config: Config, tmp_path: Path) -> Config:
     write_words(tmp_path)
-    return dataclasses.replace(
-        tiny_config,
-        data=dataclasses.replace(tiny_config.data, path=str(tmp_path / "text.txt")),
-        evaluation=dataclasses.replace(tiny_config.evaluation, batch_tokens=128),
-        runtime=dataclasses.replace(
-            tiny_config.runtime, cache=str(tmp_path / "cache"), validate_every_steps=6, checkpoint_every_steps=5
-        ),
-    )
+    runtime = {"cache": str(tmp_path / "cache"), "validate_every_steps": 6, "checkpoint_every_steps": 5}
+    config = changed(tiny_config, "data", path=str(tmp_path / "text.txt"))
+    return changed(changed(config, "evaluation", batch_tokens=128), "runtime", **runtime)
+
+
+def changed(config: Config, section: str, **values: Any) -> Config:
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
 
 
 def together(size: int, folder: Path, work: Callable[[World], object]) -> list[int]:
@@ -110,26 +109,19 @@ def assert_alike(one: Path, other: Path) -> None:
 def test_several_processes_give_what_one_gives(
     config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
 ) -> None:
-    training = dataclasses.replace(config.training, accumulation=accumulation, tokens=16 * 8 * STEPS * accumulation)
+    config = changed(config, "training", accumulation=accumulation, tokens=16 * 8 * STEPS * accumulation)
     if encoding == "task":
         encoding, task = "rope", {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
         data = dataclasses.replace(config.data, name="problems", source="task", path=None, task=task)
         evaluation = dataclasses.replace(config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9)
         config = dataclasses.replace(config, data=data, evaluation=evaluation)
-    config = dataclasses.replace(
-        config, encoding=dataclasses.replace(config.encoding, name=encoding), training=training
-    )
+    config = changed(config, "encoding", name=encoding)
     train(config, tmp_path / "one", [])
     assert trained(config, tmp_path / "several", size) == [0] * (size - 1)
     assert_alike(tmp_path / "one", tmp_path / "several")
     record = load_record(tmp_path / "several")
     assert (record["status"], record["attempt"]["processes"]) == ("done", size)
     assert record["cpu_seconds"] > 0
-
-
-def test_own_rows_are_an_equal_share_of_each_part_of_a_batch() -> None:
-    assert [own_rows(12, 3, rank, 2) for rank in (0, 1)] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
-    assert sorted(row for rank in range(4) for row in own_rows(12, 1, rank, 4)) == list(range(12))
 
 
 def test_each_process_computes_its_share_and_has_all_of_it(tmp_path: Path) -> None:
@@ -148,6 +140,8 @@ def test_each_process_computes_its_share_and_has_all_of_it(tmp_path: Path) -> No
         assert unused.grad is None and world.stopped_by() is None and world.cpu_seconds() > 0
 
     assert [together(size, tmp_path / "run", work) for size in (1, 3)] == [[], [0, 0]]
+    assert [own_rows(12, 3, rank, 2) for rank in (0, 1)] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    assert sorted(row for rank in range(4) for row in own_rows(12, 1, rank, 4)) == list(range(12))
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
@@ -163,10 +157,10 @@ def test_two_processes_evaluate_a_finished_run_to_the_bit_as_one_does(
     train(config, tmp_path / "run", [])
     shutil.copytree(tmp_path / "run", tmp_path / "one" / "run")
     asked = ["protocol=nonoverlap,fixed_target", "length=24,40", "extension=ntk"]
-    launch._evaluate(tmp_path / "one" / "run", apply(config, asked))
+    launch.evaluate(tmp_path / "one" / "run", apply(config, asked))
     before, expected = numbers(tmp_path / "run"), numbers(tmp_path / "one" / "run")
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    launch._evaluate(tmp_path / "run", apply(load_config(tmp_path / "run"), [*asked, "processes=2"]))
+    launch.evaluate(tmp_path / "run", apply(load_config(tmp_path / "run"), [*asked, "processes=2"]))
     assert numbers(tmp_path / "run") == expected and len(expected) > len(before)
     assert load_record(tmp_path / "run")["status"] == "done"
 
@@ -194,9 +188,8 @@ def at(step: int, patch: pytest.MonkeyPatch, rank: int, event: BaseException | s
 def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_the_bit(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, rank: int, ahead: int
 ) -> None:
-    training = dataclasses.replace(config.training, batch_size=6, tokens=16 * 6 * STEPS)
-    runtime = dataclasses.replace(config.runtime, log_every_steps=4)
-    config = dataclasses.replace(config, training=training, runtime=runtime)
+    config = changed(config, "training", batch_size=6, tokens=16 * 6 * STEPS)
+    config = changed(config, "runtime", log_every_steps=4)
     monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": ahead})  # as on GPUs, an update is read one later
     trained(config, tmp_path / "whole", size)
     with monkeypatch.context() as patch, pytest.raises(Stopped, match="SIGTERM after step 8; saved") as stopped:
@@ -286,19 +279,15 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
             started.append(self)
 
     monkeypatch.setattr(launch.subprocess, "Popen", Fake)
-    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)  # a busy machine ends processes slowly
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    plan = Plan(with_processes(config, 2), tmp_path / "run", (str(rank), event, others))
+    plan = Plan(changed(config, "runtime", processes=2), tmp_path / "run", (str(rank), event, others))
     assert exits.run(lambda: launch.run(plan)) == code
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert errors == [f"error: {text}"] and all(process.poll() is not None for process in started)
     if text != "no room":  # which rank 0 records itself
         record = load_record(tmp_path / "run")
         assert (record["status"], record["message"]) == ("failed", text)
-
-
-def with_processes(config: Config, processes: int | None, **runtime: Any) -> Config:
-    return dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, processes=processes, **runtime))
 
 
 def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,25 +301,12 @@ def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch:
         monkeypatch.setenv(name, value)
     assert place(1) == (2, 4, 0, "env://")
     with pytest.raises(UserError, match=r"runtime.processes is 2, started were 4"):
-        launch.train(Plan(with_processes(config, 2), Path("run"), ()))
+        launch.train(Plan(changed(config, "runtime", processes=2), Path("run"), ()))
 
 
-def test_what_does_not_divide_is_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="batch_size is 8: it does not divide among 3 processes, nearest: 6 or 9"):
-        with_processes(config, 3)
-    monkeypatch.setattr(machine, "cores", lambda: 4)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert [launch._threads(with_processes(config, n, threads=None), n) for n in (2, 4)] == [2, 1]
-    for processes, threads in ((2, 3), (8, None)):
-        with pytest.raises(UserError, match=f"runtime.processes is {processes}, .*: this machine has 4"):
-            launch._threads(with_processes(config, processes, threads=threads), processes)
-    monkeypatch.setattr(machine, "resolve", torch.device)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match=r"runtime.processes is 2, with a GPU each: this machine has 1"):
-        launch._threads(with_processes(config, 2, device="cuda"), 2)
-
-
-def test_the_device_of_a_process_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_has_a_device_of_its_own_and_an_equal_share(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -339,3 +315,8 @@ def test_the_device_of_a_process_is_the_current_one(monkeypatch: pytest.MonkeyPa
     for name in ("mps", "cuda:1"):
         with pytest.raises(UserError, match=f"runtime.device is {name}: 2 processes run on cpu, or on cuda with a GPU"):
             World(0, 2).device(torch.device(name))
+    with pytest.raises(UserError, match="batch_size is 8: it does not divide among 3 processes, nearest: 6 or 9"):
+        changed(config, "runtime", processes=3)
+    monkeypatch.setattr(machine, "resolve", torch.device)
+    with pytest.raises(UserError, match="this machine has 4 GPUs"):
+        launch.start(changed(config, "runtime", processes=8, device="cuda"), Path("run"), [])

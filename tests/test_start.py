@@ -28,15 +28,10 @@ from posbench.run.run import load_config
 from posbench.training import train
 
 # 8 updates of 4 sequences of 16 tokens.
-SOURCE = [
-    *(word for word in TINY if "ratios" not in word),
-    "evaluation.ratios=[1,2,8,16]",
-    "training.tokens=512",
-    "study=short",
-    "runtime.checkpoint_every_steps=4",
-]
+SOURCE = [word for word in TINY if "ratios" not in word] + ["evaluation.ratios=[1,2,8,16]", "training.tokens=512"]
+SOURCE += ["study=short", "runtime.checkpoint_every_steps=4", "data.path=text.txt", "runtime.cache=cache"]
 ON = ["tracking=none", "runtime.device=cpu", "runtime.threads=1", "training.train_length=64", "training.tokens=512"]
-ON += ["runtime.checkpoint_every_steps=2"]
+ON += ["runtime.checkpoint_every_steps=2", "runtime.cache=cache"]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         write_text()
         for more in ("encoding=rope", "encoding=rope seed=1", "encoding=alibi", "encoding=learned"):
-            assert posbench("train", *SOURCE, "data.path=text.txt", "runtime.cache=cache", *more.split()) == 0
+            assert posbench("train", *SOURCE, *more.split()) == 0
     return folder
 
 
@@ -57,29 +52,18 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_glob_of_runs_to_begin_from_leaves_out_what_a_restart_moved_aside(tmp_path: Path) -> None:
-    for name in ("rope-s0-1", "rope-s0-1.old-1"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").touch()
-    assert start.runs(f"{tmp_path}/*") == [str(tmp_path / "rope-s0-1")]
-    assert start.runs(str(tmp_path / "rope-s0-1.old-1")) == [str(tmp_path / "rope-s0-1.old-1")]
-
-
 def source(name: str, seed: int = 0) -> str:
     (found,) = Path("outputs/short").glob(f"{name}-s{seed}-*")
     return str(found)
 
 
 def on(out: Path, *words: str) -> list[str]:
-    return [*ON, f"runtime.outputs={out}", "runtime.cache=cache", *words]
+    return [*ON, f"runtime.outputs={out}", *words]
 
 
 def nlls(folder: Path, tokens: int | None) -> dict[int, float | None]:
-    return {
-        row.length: row.nll
-        for row in evaluation_rows(folder)
-        if row.curve_name == "fixed_target" and row.tokens == tokens
-    }
+    rows = [row for row in evaluation_rows(folder) if row.curve_name == "fixed_target" and row.tokens == tokens]
+    return {row.length: row.nll for row in rows}
 
 
 def only(folder: Path) -> Path:
@@ -87,23 +71,18 @@ def only(folder: Path) -> Path:
     return found
 
 
-# -- what it begins with -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["rope", pytest.param("alibi", marks=pytest.mark.full)])
 def test_before_the_first_update_it_is_the_run_that_it_began_from(here: Path, name: str) -> None:
-    before = snapshot(Path(source(name)))
+    before, began = snapshot(Path(source(name))), load_config(Path(source(name)))
     assert posbench("train", f"start={source(name)}", *on(here, "protocol=fixed_target")) == 0
     folder, theirs = only(here), nlls(Path(source(name)), 512)
     assert set(theirs) == {16, 32, 128, 256} and nlls(folder, 0).items() > theirs.items()
     assert set(nlls(folder, 512)) == {16, 32, 64, 128, 256} and nlls(folder, 512) != nlls(folder, 0)
     config = load_config(folder)
     assert config.start is not None and config.original_length == 16 and config.training.train_length == 64
-    began = load_config(Path(source(name)))
     assert config.training.batch_size == 1  # 64 tokens an update, as before
     assert config.training.learning_rate == pytest.approx(began.training.learning_rate / 6)
-    assert config.seed == 0 and config.model == began.model
-    assert snapshot(Path(source(name))) == before
+    assert config.seed == 0 and config.model == began.model and snapshot(Path(source(name))) == before
 
 
 @pytest.mark.full
@@ -138,13 +117,11 @@ def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Pa
 
     words = [f"start={source('rope')}", *on(here, f"extension={name}", "protocol=fixed_target")]
     assert posbench("train", *words, "evaluation.at_tokens=[]") == 0
-    folder = only(here)
-    encoding = load(folder).model().encoding
+    encoding = load(only(here)).model().encoding
     assert isinstance(encoding, Rotary) and encoding.shape.train_length == 16
     parameters = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-    theirs = transformers.LlamaConfig(
-        hidden_size=16, num_attention_heads=2, max_position_embeddings=64, rope_parameters=parameters
-    )
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64}
+    theirs = transformers.LlamaConfig(**sizes, rope_parameters=parameters)
     inv_freq, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
     for length, most in ((64, 1e-5), (256, 1e-4)):  # theirs are in fp32, so their error grows with the position
         positions = torch.arange(length)[None]
@@ -153,62 +130,52 @@ def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Pa
             torch.testing.assert_close(ours, turn(positions[0, :, None] * inv_freq[None]), atol=most, rtol=0)
     if name == "yarn":
         assert encoding.attention_factor == pytest.approx(scale)
-        assert posbench("export", str(folder), str(here / "hf")) == 0
+        assert posbench("export", str(only(here)), str(here / "hf")) == 0
         rope = json.loads((here / "hf/config.json").read_text())["rope_parameters"]
         assert (rope["factor"], rope["original_max_position_embeddings"]) == (4, 16)
 
 
-# -- which run it is ---------------------------------------------------------------------------------------------------
+def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here: Path) -> None:
+    def begun(*words: str, seed: int = 0) -> Any:
+        return resolve_one([f"start={source('rope', seed)}", *on(here, *words)]).config
 
-
-def test_its_name_follows_the_weights_not_the_path(here: Path) -> None:
-    def config_of(start: str, *words: str) -> Any:
-        plan = resolve_one([f"start={start}", *on(here, *words)])
-        assert plan is not None
-        return plan.config
-
-    one = config_of(source("rope"))
-    assert one.id == config_of(str(Path(source("rope")).resolve())).id
-    assert one.id != config_of(source("rope", 1), "seed=0").id
+    one = begun()
+    assert one.id == resolve_one([f"start={Path(source('rope')).resolve()}", *on(here)]).config.id
+    assert one.id != begun("seed=0", seed=1).id
     assert one.encoding.options["base"] == 10000 and one.training.warmup_tokens == 25
-    stretched = config_of(source("rope"), "extension=ntk")
-    assert stretched.encoding.name == "ntk" and stretched.encoding.options["factor"] == 4
-    assert config_of(source("rope"), "extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
-    assert config_of(source("rope"), "training.batch_size=2").training.batch_size == 2
-    asked = config_of(source("rope"), "evaluation=full").evaluation
-    assert asked.ratios == resolve_one(["evaluation=full"]).config.evaluation.ratios  # what is typed comes first
-    default = resolve_one([f"start={source('rope')}"])
-    assert default is not None and default.config.training.tokens == 64  # a tenth of 512 is less than an update
+    stretched = begun("extension=ntk").encoding
+    assert (stretched.name, stretched.options["factor"]) == ("ntk", 4)
+    assert begun("extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
+    assert begun("training.batch_size=2").training.batch_size == 2
+    full = resolve_one(["evaluation=full"]).config.evaluation
+    assert begun("evaluation=full").evaluation.ratios == full.ratios
+    default = resolve_one([f"start={source('rope')}"]).config
+    assert default.training.tokens == 64  # a tenth of 512 is less than an update
 
 
 @pytest.mark.full
 def test_a_glob_gives_a_run_for_each_and_they_stand_in_one_table(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("rope-s0-1", "rope-s0-1.old-1"):  # the second is what a restart moved aside
+        (here / name).mkdir()
+        (here / name / "config.yaml").touch()
+    assert start.runs(f"{here}/rope*") == [str(here / "rope-s0-1")]
+    assert start.runs(str(here / "rope-s0-1.old-1")) == [str(here / "rope-s0-1.old-1")]
     words = on(here, "protocol=fixed_target", "study=many")
     assert posbench("sweep", "start=outputs/short/rope-*", "encoding=rope", *words) == 0
     assert posbench("train", f"start={source('rope')}", "extension=ntk", *words) == 0
-    whole = [*words, "data=text", "data.path=text.txt", "data.tokenizer=bytes", "encoding=rope"]
+    whole = ["data=text", "data.path=text.txt", "data.tokenizer=bytes", "encoding=rope", "evaluation.ratios=[0.25,1,2]"]
     whole += [word for word in TINY if word.startswith(("model.", "evaluation.targets", "evaluation.blocks"))]
-    whole += [
-        "training.batch_size=1",
-        "training.tokens=1024",
-        "training.warmup_tokens=0",
-        "evaluation.ratios=[0.25,1,2]",
-    ]
-    assert posbench("train", *whole) == 0
-    found = runs(here / "many")
-    assert len(found) == 4
+    whole += ["training.batch_size=1", "training.tokens=1024", "training.warmup_tokens=0"]
+    assert posbench("train", *words, *whole) == 0
+    assert len(runs(here / "many")) == 4
     capsys.readouterr()
     assert posbench("report", str(here / "many")) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "ntk" in shown and "rope start=16 " in shown and "learning_rate=" not in shown
     lengths = pd.read_csv(here / "many" / "report" / "rows.csv").groupby("label")["length"].agg(set)
     assert all({16, 64} <= measured for measured in lengths), lengths
-
-
-@pytest.mark.full
-def test_the_sweep_has_ten_ways_for_each_run(here: Path) -> None:
     given = ["start=outputs/short/rope-*", "evaluation.at_tokens=[0]", *on(here)]
     configs = [plan.config for plan in plans.resolve(plans.read_sets("extend", given))]
     ways = {(one.encoding.name, one.encoding.options.get("base"), one.model.attention.window) for one in configs}
@@ -216,112 +183,78 @@ def test_the_sweep_has_ten_ways_for_each_run(here: Path) -> None:
     assert {one.study for one in configs} == {"extend"} and all(one.original_length == 16 for one in configs)
 
 
-def test_a_budget_below_one_update_of_the_run_that_it_began_from_is_trained_and_evaluated(here: Path) -> None:
-    words = ["training.batch_size=1", "training.tokens=64", "training.train_length=64", "training.warmup_tokens=0"]
-    assert posbench("train", f"start={source('rope')}", *on(here, *words, "protocol=fixed_target")) == 0
-    (row,) = {row.ngram_nll for row in evaluation_rows(only(here)) if row.tokens == 0}
-    assert row is not None
+# Words beside those of ON | what the line says.
+REFUSED = """
+start=outputs/nowhere | expected a run folder
+start={rope} model.n_layers=2 | model.n_layers: not beside start
+start={rope} encoding=fox | 'fox' cannot begin from
+start={learned} | training.train_length is 64
+start={rope} extension=yarn:factor=2 | options are keys here
+start={rope} extension=rerope | expected one of dynamic_ntk, llama3
+start={rope} extension=abf | encoding.base=500000
+start={rope} experiment=reader | experiment: not beside start
+start={rope} start.seed=3 | start.seed: not beside start
+start={rope} data.tokenizer=bpe data.vocab_size=300 | data.tokenizer=outputs/short/rope
+training.batch_size=1 evaluation.at_tokens=[0] | or start=RUN beside it
+"""
 
 
-# -- what cannot be begun ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("line", REFUSED.split("\n")[1:-1])
+def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    words, says = line.format(rope=source("rope"), learned=source("learned")).split(" | ")
+    assert posbench("train", *on(here), *words.split()) != 0
+    assert says in capsys.readouterr().err.strip().splitlines()[-1] and not list(here.glob("*/*/config.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["start=outputs/nowhere"], "expected a run folder"),
-        (["start={rope}", "model.n_layers=2"], "model.n_layers: not beside start"),
-        (["start={rope}", "encoding=fox"], "'fox' cannot begin from"),
-        (["start={learned}"], "training.train_length is 64"),
-        (["start={rope}", "extension=yarn:factor=2"], "options are keys here"),
-        (["start={rope}", "extension=rerope"], "expected one of dynamic_ntk, llama3"),
-        (["start={rope}", "extension=abf"], "encoding.base=500000"),
-        (["start={rope}", "experiment=reader"], "experiment: not beside start"),
-        (["start={rope}", "start.seed=3"], "start.seed: not beside start"),
-        (["start={rope}", "data.tokenizer=bpe", "data.vocab_size=300"], "data.tokenizer=outputs/short/rope"),
-        (["training.batch_size=1", "evaluation.at_tokens=[0]"], "or start=RUN beside it"),
-    ],
-)
-def test_what_cannot_be_begun_is_one_line(
-    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
-) -> None:
-    given = [word.format(rope=source("rope"), learned=source("learned")) for word in words]
-    assert posbench("train", *on(here), *given) != 0
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert told in said and not list(here.glob("*/*/config.yaml"))
-
-
-def test_a_run_that_began_from_another_is_no_start_and_one_that_is_not_finished_neither(
+def test_a_start_is_a_finished_run_whose_weights_are_there_as_they_were(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert posbench("train", f"start={source('rope')}", *on(here, "evaluation.at_tokens=[]")) == 0
+    small = ["training.batch_size=1", "training.tokens=64", "training.warmup_tokens=0", "protocol=fixed_target"]
+    assert posbench("train", f"start={source('rope')}", *on(here, *small)) == 0
+    (row,) = {row.ngram_nll for row in evaluation_rows(only(here)) if row.tokens == 0}
+    assert row is not None  # also with a budget below one update of the run before
     assert posbench("train", f"start={only(here)}", *on(here)) != 0
     assert "it began from" in capsys.readouterr().err
     record = only(here) / "run.json"
-    config = only(here) / "config.yaml"
-    config.write_bytes(Path(source("rope"), "config.yaml").read_bytes())
+    (only(here) / "config.yaml").write_bytes(Path(source("rope"), "config.yaml").read_bytes())
     record.write_text(json.dumps({**json.loads(record.read_text()), "status": "stopped"}))
     assert posbench("train", f"start={only(here)}", *on(here)) != 0
     assert "not finished" in capsys.readouterr().err
-
-
-def test_weights_that_changed_since_are_refused(here: Path) -> None:
-    plan = resolve_one([f"start={source('rope')}", *on(here)])
-    assert plan is not None and plan.config.start is not None
-    other = dataclasses.replace(plan.config.start, weights_sha256="0" * 64)
-    with pytest.raises(UserError, match="not those that this run was to begin from"):
-        train.train(dataclasses.replace(plan.config, start=other), here / "run", [])
-    copy = here / "copy"
-    shutil.copytree(source("rope"), copy)
-    moved = dataclasses.replace(plan.config.start, run=str(copy))
-    shutil.rmtree(copy)
-    with pytest.raises(UserError, match="no such folder any more"):
-        train.train(dataclasses.replace(plan.config, start=moved), here / "gone", [])
-
-
-# -- the gate ----------------------------------------------------------------------------------------------------------
-
-
-def test_n_grams_count_what_both_runs_were_trained_on() -> None:
-    parts = [np.array([[0, 5], [9, 12]]), np.array([[4, 10], [20, 22]])]
-    assert united(parts).tolist() == [[0, 12], [20, 22]]
-    assert united(parts[:1]).tolist() == parts[0].tolist()
-    held = {token for spans in parts for first, end in spans for token in range(first, end)}
-    assert {token for first, end in united(parts) for token in range(first, end)} == held
+    config = resolve_one([f"start={source('rope')}", *on(here)]).config
+    assert config.start is not None
+    for changed, says in (
+        ({"weights_sha256": "0" * 64}, "not those that this run was to begin from"),
+        ({"run": str(here / "gone")}, "no such folder any more"),
+    ):
+        other = dataclasses.replace(config, start=dataclasses.replace(config.start, **changed))
+        with pytest.raises(UserError, match=says):
+            train.train(other, here / says[:3], [])
 
 
 def test_the_gate_is_that_of_the_tokens_of_both_runs_and_there_is_none_if_the_text_is_another(here: Path) -> None:
+    parts = [np.array([[0, 5], [9, 12]]), np.array([[4, 10], [20, 22]])]
+    assert united(parts).tolist() == [[0, 12], [20, 22]] and united(parts[:1]).tolist() == parts[0].tolist()
     began = Path(source("rope", 1))
     words = ["seed=0", "protocol=fixed_target", "evaluation.ratios=[0.25,1]", "windowed=false"]
     assert posbench("train", f"start={began}", *on(here, *words)) == 0
     configs = [load_config(folder) for folder in (began, only(here))]
     tokens = prepare(configs[0].data, Path("cache"))
-    held: set[int] = set()  # the places of tokens that were read
+    read = np.zeros(len(tokens.train.ids), bool)  # which tokens were
     for number, config in enumerate(configs):
-        spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
-        held |= {at for first, end in spans for at in range(first, end)}
+        for first, end in tokens.batches(config.training, config.seed).spans(config.training.steps):
+            read[first:end] = True
+        spans = np.flatnonzero(np.diff(np.r_[False, read, False])).reshape(-1, 2)
         at = targets_of(plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")[64]).indices
-        order, nll = NGrams(tokens.train.ids, in_parts(held), 257).best(tokens.test.ids, at)
+        order, nll = NGrams(tokens.train.ids, spans, 257).best(tokens.test.ids, at)
         found = {(row.ngram_order, row.ngram_nll) for row in evaluation_rows(only(here)) if row.tokens == 512 * number}
         assert found == {(order, float(nll.mean()))}, number
-
-    write_text(here)
-    other = here / "text.txt"
+    shutil.copy("text.txt", other := here / "text.txt")
     other.write_text(other.read_text() + " and more")
     assert posbench("train", f"start={began}", *on(here / "other", *words, f"data.path={other}")) == 0
     assert {row.ngram_nll for row in evaluation_rows(only(here / "other"))} == {None}
 
 
-def in_parts(places: set[int]) -> np.ndarray:
-    """The first place and the end of each part without a gap."""
-    ordered = np.array(sorted(places))
-    breaks = np.flatnonzero(np.diff(ordered) > 1)
-    return np.stack([ordered[np.r_[0, breaks + 1]], ordered[np.r_[breaks, len(ordered) - 1]] + 1], axis=1)
-
-
-def test_a_finished_run_goes_on_with_a_larger_budget_as_the_refusal_says(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_goes_on_with_a_larger_budget_as_the_refusal_says(here: Path) -> None:
     began = Path(source("rope"))
     config = load_config(began)
     longer = dataclasses.replace(config, training=dataclasses.replace(config.training, tokens=1024))

@@ -71,15 +71,14 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.full
-def test_a_sweep_says_once_that_wandb_mirrors_its_runs(
-    overrides: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweep, "execute", lambda todo, *_: {job.id: Status("done") for job in todo})
-    monkeypatch.setattr(sweep, "_report", lambda *_: None)
-    for tracked, times in (("wandb", 1), ("none", 0)):
-        sweep.sweep(each_once(["encoding=rope,alibi", *overrides, f"tracking={tracked}"]))
-        assert capfd.readouterr().err.count("W&B: ") == times
+def each_done(todo: list[Plan], *_: object) -> dict[str, Status]:
+    return {plan.id: Status("done") for plan in todo}
+
+
+def write_choice(folder: Path, choice: str, text: str) -> None:
+    path = folder / f"{choice}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 # -- what a sweep consists of ------------------------------------------------------------------------------------------
@@ -87,14 +86,12 @@ def test_a_sweep_says_once_that_wandb_mirrors_its_runs(
 
 def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) -> None:
     found = plans.resolve([["encoding=rope,alibi", "seed=range(0,2)", *overrides], ["encoding=rope", *overrides]])
-    assert [(job.config.encoding.name, job.config.seed) for job in found] == [
-        ("rope", 0),
-        ("rope", 1),
-        ("alibi", 0),
-        ("alibi", 1),
-    ]
+    names = [(job.config.encoding.name, job.config.seed) for job in found]
+    assert names == [("rope", 0), ("rope", 1), ("alibi", 0), ("alibi", 1)]
     assert found[1].overrides[:2] == ("encoding=rope", "seed=1")
     assert found[0].folder == Path(found[0].config.runtime.outputs) / "demo" / found[0].id
+    with pytest.raises(UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are one run"):
+        plans.resolve([["encoding=rope", "study=a,b", *overrides]])
 
 
 @pytest.mark.full
@@ -116,82 +113,55 @@ def test_every_sweep_file_composes(name: str) -> None:
         assert {config.seed for _, config in every} == {0}
 
 
-def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
-    sets = plans.read_sets("rope_base", ["seed=7,8", "training.clip=2"])
-    found = plans.resolve(sets)
-    assert len(found) == 2 * (2 + 4)
-    assert {job.config.seed for job in found} == {7, 8}  # in place of the file's own
+def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path: Path) -> None:
+    found = plans.resolve(plans.read_sets("rope_base", ["seed=7,8", "training.clip=2"]))
+    assert len(found) == 2 * (2 + 4) and {job.config.seed for job in found} == {7, 8}
     assert all(job.config.training.clip == 2 for job in found)
-    bases = [job.config.encoding.options.get("base") for job in found]
-    assert sorted({base for base in bases if base}) == [64, 1000, 10000, 500000]
-
-
-def test_a_sweep_file_of_the_users_own_folder_gives_way_to_what_is_typed(tmp_path: Path) -> None:
-    """A word and the key that it stands for are one override."""
+    bases = {job.config.encoding.options.get("base") for job in found}  # of one scheme alone
+    assert bases - {None} == {64, 1000, 10000, 500000}
     text = (
-        "sets: [encoding=rope encoding.base=64, encoding=none]\nshared: ['evaluation.protocols=[nonoverlap]', seed=3]\n"
+        "sets: [encoding=rope encoding.base=64, encoding=none]\nshared: ['evaluation.protocols=[nonoverlap]', seed=3]"
     )
     write_choice(tmp_path, "sweep/mine", text)
-    sets = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
+    sets = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)  # a word and its key are one
     shared = ["protocol=fixed_target,nonoverlap", "seed=3"]
     assert sets == [[*shared, "encoding=rope", "encoding.base=64"], [*shared, "encoding=none"]]
     assert all("encoding=fire" in words for words in plans.read_sets("mine", ["encoding=fire"], tmp_path))
     for job in plans.resolve(sets, tmp_path):
         assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
+        assert job.command[-2:] == ("--config-dir", str(tmp_path)) and "--config-dir" not in job.overrides
 
 
-def test_one_run_in_two_folders_is_refused(overrides: list[str]) -> None:
-    with pytest.raises(UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are one run"):
-        plans.resolve([["encoding=rope", "study=a,b", *overrides]])
+# The words of a sweep | what the line says.
+MISTAKES = """
+ | nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME
+sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, 
+encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
+encoding=rope,alibi encoding.base=64 | encoding.base is an option of rope, not of alibi
+encoding=rope encoding | cannot read 'encoding': expected key=value
+encoding=rope tune=maybe | tune is 'maybe': expected true or false
+encoding=rope tune_grid=1,2 | tune_grid goes with tune=true
+encoding=rope tune=true tune_grid=0,1 | tune_grid is '0,1': expected multiples
+encoding=rope runtime.device=gpu | runtime.device is 'gpu'
+encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
+"""
+# A file of a sweep | what the line says.
+FILES = """
+- encoding=rope | expected keys with values
+sets: [] | is not a sweep: expected 'sets'
+{sets: [encoding=rope], shard: [seed=1]} | is not a sweep: expected 'sets'
+sets: [{encoding: rope}] | lists of overrides
+sets: ["encoding='rope"] | No closing quotation
+"""
 
 
-def write_choice(folder: Path, choice: str, text: str) -> None:
-    path = folder / f"{choice}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME"),
-        (["sweep=compar"], "unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, "),
-        (["encoding=rope,alib"], "unknown encoding 'alib': did you mean 'alibi'?"),
-        (
-            ["encoding=rope,alibi", "encoding.base=64"],
-            "encoding.base is an option of rope, not of alibi",
-        ),
-        (["encoding=rope", "encoding"], "cannot read 'encoding': expected key=value"),
-        (["encoding=rope", "tune=maybe"], "tune is 'maybe': expected true or false"),
-        (["encoding=rope", "tune_grid=1,2"], "tune_grid goes with tune=true"),
-        (["encoding=rope", "tune=true", "tune_grid=0,1"], "tune_grid is '0,1': expected multiples"),
-        (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),
-        (["encoding=rope,alibi", "evaluation.extensions=['yarn:fctor=2']"], "'yarn' has no option 'fctor'"),
-    ],
-)
-def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message: str) -> None:
+@pytest.mark.parametrize("line", [*MISTAKES.split("\n")[1:-1], *FILES.split("\n")[1:-1]])
+def test_a_mistake_is_one_line_and_nothing_is_run(line: str, tmp_path: Path) -> None:
+    typed, message = line.split(" | ")
+    write_choice(tmp_path, "sweep/mine", typed)
     with pytest.raises(UserError) as caught:
-        sweep.sweep(arguments)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not Path("outputs").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- encoding=rope\n", "expected 'sets' and 'shared', lists of overrides"),
-        ("sets: []\n", "is not a sweep: expected 'sets'"),
-        ("sets: [encoding=rope]\nshard: [seed=1]\n", "is not a sweep: expected 'sets'"),
-        ("sets: [{encoding: rope}]\n", "lists of overrides"),
-        ('sets: ["encoding=\'rope"]\n', "No closing quotation"),
-    ],
-)
-def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, message: str) -> None:
-    write_choice(tmp_path, "sweep/mine", text)
-    with pytest.raises(UserError) as caught:
-        plans.read_sets("mine", [], tmp_path)
-    assert message in str(caught.value)
+        plans.read_sets("mine", [], tmp_path) if line in FILES else sweep.sweep(typed.split())
+    assert message in str(caught.value) and "\n" not in str(caught.value) and not Path("outputs").exists()
 
 
 def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(template: Config, tmp_path: Path) -> None:
@@ -207,71 +177,59 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
 ) -> None:
     (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
     train(done.config, done.folder, ["posbench", "train"])
-    before = snapshot(tmp_path)
-    sweep.sweep(["encoding=rope,alibi", "seed=0,1,2", *overrides], dry_run=True)
-    sweep.sweep(["encoding=rope,alibi", "seed=0,1,2", "tune=true", *overrides], dry_run=True)
-    farther = [word for word in overrides if not word.startswith("evaluation.ratios")]
-    sweep.sweep(["encoding=rope,alibi", "evaluation.ratios=[1,3]", *farther], dry_run=True)
-    once, tuned, other = capsys.readouterr().out.split("Nothing was run or written.\n")[:3]
-    (done.folder / "checkpoint").rename(tmp_path / "aside")  # as of rows that were kept: such a run trains again
-    sweep.sweep(["encoding=rope", "seed=0", "evaluation.ratios=[1,3]", *farther], dry_run=True)
-    again = capsys.readouterr().out
-    (tmp_path / "aside").rename(done.folder / "checkpoint")
     tokens = done.config.training.steps * done.config.training.tokens_per_step
-    *commands, counts = once.splitlines()
+    before = snapshot(tmp_path)
+
+    def shown(*words: str) -> list[str]:
+        sweep.sweep(each_once([*overrides, *words]), dry_run=True)
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert last == "Nothing was run or written." and snapshot(tmp_path) == before
+        return lines
+
+    *commands, counts = shown("encoding=rope,alibi", "seed=0,1,2")
     assert len(commands) == 5 and all(line.startswith("posbench train ") for line in commands)
     assert "encoding=alibi" in commands[-1] and "seed=2" in commands[-1]
     assert counts == f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on."
-    assert f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on.\n" in tuned
-    assert f"1 run: 0 finished, 1 to do, {tokens:,} tokens" in again
+    tuned = shown("encoding=rope,alibi", "seed=0,1,2", "tune=true")[-1]
+    assert tuned == f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on."
+    other = shown("encoding=rope,alibi", "evaluation.ratios=[1,3]")[-1]
     assert "2 runs: 0 finished, 2 to do (1 of them trained, " in other and f" {tokens:,} tokens" in other
-    assert snapshot(tmp_path) == before
+    (done.folder / "checkpoint").rename(tmp_path / "aside")  # as of rows that were kept: such a run trains again
+    before = snapshot(tmp_path)
+    again = shown("encoding=rope", "seed=0", "evaluation.ratios=[1,3]")[-1]
+    assert f"1 run: 0 finished, 1 to do, {tokens:,} tokens" in again
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["encoding=rope,alibi", "seed=0,1,2"], ["Verdicts need 5 seeds, here 3: type seed=range(0,5).", "After 1,"]),
-        (["encoding=rope,alibi", "seed=range(0,5)", "experiment=demo"], ["After 1,000,000 tokens most schemes do not"]),
-        (["encoding=rope,alibi", "experiment=reader", "training.learning_rate=.01,.02,.03"], ["Verdicts need 5"]),
-        (
-            ["encoding=rope,alibi", "experiment=reader", "data.vocab_size=512,1024", "seed=range(0,5)"],
-            ["Runs on 2 texts or tokenizers are compared within each alone."],
-        ),
-        (["encoding=rope,alibi", "experiment=reader", "seed=range(0,5)"], []),
-        (["encoding=rope", "seed=0,1,2"], []),  # nothing to compare
-        (["encoding=rope,alibi", "experiment=tasks", "data=task/copy", "seed=range(0,5)"], []),
-    ],
-)
+# The words of a sweep | what is said before it trains, in at most two lines.
+UNRESOLVED = """
+encoding=rope,alibi seed=0,1,2 | Verdicts need 5 seeds, here 3: type seed=range(0,5). | After 1,
+encoding=rope,alibi seed=range(0,5) experiment=demo | After 1,000,000 tokens most schemes do not
+encoding=rope,alibi experiment=reader training.learning_rate=.01,.02,.03 | Verdicts need 5
+encoding=rope,alibi experiment=reader data.vocab_size=512,1024 seed=range(0,5) | Runs on 2 texts or tokenizers are 
+encoding=none,alibi experiment=reader seed=range(0,5) | Schemes are compared with rope, which is not among these: add
+encoding=rope,alibi experiment=reader seed=range(0,5)
+encoding=rope seed=0,1,2
+encoding=none,alibi experiment=tasks data=task/copy seed=range(0,5)
+"""
+
+
+@pytest.mark.parametrize("line", UNRESOLVED.split("\n")[1:-1])
 def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
-    words: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def execute(todo: list[Plan], *_: object) -> dict[str, Status]:
-        assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == dry
-        return {plan.id: Status("done") for plan in todo}
-
-    monkeypatch.setattr(sweep, "execute", execute)
+    words, *expected = line.split(" | ")
+    monkeypatch.setattr(sweep, "execute", each_done)
     monkeypatch.setattr(sweep, "prepare_all", lambda _: None)
-    monkeypatch.setattr(sweep, "_report", lambda *_: None)
-    sweep.sweep([*words, "tracking=none"], dry_run=True)
-    dry = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert len(dry) == len(expected) <= 2
-    assert all(line.startswith(start) for line, start in zip(dry, expected, strict=True))
-    sweep.sweep([*words, "tracking=none"])
+    for dry_run in (True, False):
+        sweep.sweep([*words.split(), "tracking=none"], dry_run=dry_run)
+        said = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+        assert len(said) == len(expected) <= 2
+        assert all(line.startswith(start) for line, start in zip(said, expected, strict=True))
 
 
-def test_a_dry_run_refuses_a_text_that_a_run_would_refuse(tmp_path: Path) -> None:
-    for name in ("some/test/a.txt", "some/valid/b.txt", "more/train/a.txt", "more/test/b.txt", "more/c.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("words")
-    for path, told in {
-        "nowhere.txt": "no file matches '.*nowhere",
-        "some": "has test and validation files but no train file",
-        "more": "c.txt' is of no split, while 2 of 3 files have names of splits",
-    }.items():
-        arguments = ["experiment=demo", "encoding=rope", "data=text", f"data.path={tmp_path / path}"]
-        with pytest.raises(UserError, match=told):
-            sweep.sweep(arguments, dry_run=True)
+def test_a_dry_run_refuses_a_text_that_a_run_would_refuse() -> None:
+    with pytest.raises(UserError, match="no file matches 'nowhere"):
+        sweep.sweep(["encoding=rope", "data.path=nowhere.txt"], dry_run=True)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -405,29 +363,20 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path)
 
 
 @pytest.mark.full
-def test_where_nothing_can_be_forked_each_job_is_a_python_of_its_own(
-    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_job_has_its_variables_its_output_and_its_exit_code(
+    several: list[Plan], tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_PROCESSES", multiprocessing.get_context("spawn"))
-    sweep.sweep(["encoding=rope", "seed=0", *overrides], n_jobs=1)
-    (job,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
-    assert states.status(job) == Status("done")
-
-
-@pytest.mark.full
-def test_a_job_has_its_variables_its_output_and_its_exit_code(several: list[Plan], tmp_path: Path) -> None:
     data = dataclasses.replace(several[0].config.data, path=str(tmp_path / "missing.txt"))
     job = dataclasses.replace(several[0], config=dataclasses.replace(several[0].config, data=data))
     refused = pool._start(job, {"POSBENCH_DEBUG": "1"})
     refused.join()
-    assert refused.exitcode == 2
-    told = job.output.read_text()
-    assert "Traceback" in told  # by its variable
-    assert f"error: data.path: no file matches '{tmp_path / 'missing.txt'}'" in told
-    killed = pool._start(job, {})
-    killed.kill()  # before it has begun, or after
-    killed.join()
-    assert killed.exitcode in (-signal.SIGKILL, 2)
+    output = job.output.read_text()
+    assert refused.exitcode == 2 and "Traceback" in output  # by its variable
+    assert f"error: data.path: no file matches '{tmp_path / 'missing.txt'}'" in output
+    monkeypatch.setattr(pool, "_PROCESSES", multiprocessing.get_context("spawn"))  # where nothing can be forked
+    sweep.sweep(["encoding=rope", "seed=0", *overrides], n_jobs=1)
+    (job,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
+    assert states.status(job) == Status("done")
 
 
 OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"
@@ -445,8 +394,8 @@ def test_a_run_that_another_process_owns_is_not_done_by_this_sweep(overrides: li
     assert pool.run([job], [{}], lambda status: None) == {job.id: Status("done")}
 
 
-def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words(several: list[Plan]) -> None:
-    job = several[0]
+def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words(several: list[Plan]) -> None:
+    job, where = several[0], Where("cpu", "fp32", 1)
     job.output.parent.mkdir(parents=True)
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
     expected = Status("failed", "error", "there is no text.txt")
@@ -457,27 +406,25 @@ def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words
     stopped = pool.outcome(job, -signal.SIGTERM, states.record(job), [signal.SIGTERM])
     assert (stopped.name, states.status(job).name) == ("stopped", "stopped")
 
+    def attempt(error: PosbenchError | None, *, begun: bool = True) -> str:
+        """Returns what the record calls the run after an attempt, which a finished run survives."""
+        with Run.open(job.folder, job.config, []) as run:
+            if begun:
+                run.begin_attempt(where)
+            if error:
+                run.ended_by(error)
+        return str(states.record(job)["status"])
 
-def test_a_finished_run_stays_done_if_a_later_attempt_fails_and_the_sweep_says_so(several: list[Plan]) -> None:
-    job, where = several[0], Where("cpu", "fp32", 1)
     with Run.open(job.folder, job.config, []) as run:
         run.begin_attempt(where)
         run.finish("done")
     before = states.record(job)
-    with Run.open(job.folder, job.config, []) as run:
-        run.begin_attempt(where)
-        run.ended_by(RunFailed("no space left", "disk"))
-    assert states.record(job)["status"] == "done"
+    assert attempt(RunFailed("no space left", "disk")) == "done"
     assert pool.outcome(job, 1, before) == states.status(job) == Status("failed", "disk", "no space left")
-    with Run.open(job.folder, job.config, []) as run:
-        run.begin_attempt(where)
-    assert (states.record(job)["status"], states.status(job).name) == ("done", "running")
+    assert (attempt(None), states.status(job).name) == ("done", "running")  # killed, as it seems
     assert pool.outcome(job, -signal.SIGKILL, before).name == states.status(job).name == "failed"
     killed = states.record(job)
-    with Run.open(job.folder, job.config, []) as run:
-        run.ended_by(RunFailed("no such text", "error"))  # before this attempt began
-    assert states.record(job) == killed
-    assert states.record(job)["status"] == "done"
+    assert attempt(RunFailed("no such text", "error"), begun=False) == "done" and states.record(job) == killed
     with Run.open(job.folder, job.config, []) as run:
         run.begin_attempt(where)
         run.finish("done")
@@ -489,61 +436,53 @@ def with_runtime(todo: list[Plan], **runtime: Any) -> list[Plan]:
     return [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=changed)) for c in todo]
 
 
-@pytest.mark.parametrize(
-    ("cores", "n_jobs", "configured", "asked_for", "processes", "threads"),
-    [
-        (8, None, None, "", 4, 2),
-        (2, None, None, "", 2, 1),
-        (2, 1, None, "", 1, 2),
-        (2, 1, None, "1", 1, 1),
-        (2, 1, None, "4", 1, 2),
-        (2, 4, None, "", 4, 1),
-        (8, None, 4, "1", 2, 4),
-    ],
-)
+# Cores, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | runs at a time, threads of each process.
+THREADS = """
+8 null null null null | 4 2
+2 null null null null | 2 1
+2 1 null null null | 1 2
+2 1 null null 1 | 1 1
+2 1 null null 4 | 1 2
+2 4 null null null | 4 1
+8 null null 4 1 | 2 4
+6 null 2 null null | 3 1
+6 1 2 null null | 1 3
+"""
+
+
+@pytest.mark.parametrize("line", THREADS.split("\n")[1:-1])
 def test_threads_are_divided_among_the_processes(
+    several: list[Plan], monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    given, expected = ([None if word == "null" else int(word) for word in part.split()] for part in line.split(" | "))
+    cores, n_jobs, processes, threads, asked_for = given
+    monkeypatch.setenv("OMP_NUM_THREADS", str(asked_for or ""))
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+    asked: list[tuple[list[Plan], list[dict[str, str]]]] = []
+    monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append((todo, slots)) or {})
+    sweep.execute(with_runtime(several, threads=threads, processes=processes), n_jobs)
+    ((started, slots),) = asked
+    assert [len(slots), *{job.config.runtime.threads for job in started}] == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "n_jobs", "processes", "expected"),
+    [("2,5", None, 1, ["2", "5"]), ("2,5", 3, 1, ["2", "5", "2"]), ("2,5,6,7,8", None, 2, ["2,5", "6,7"])],
+)
+def test_each_run_has_gpus_of_its_own_one_for_each_of_its_processes(
     several: list[Plan],
     monkeypatch: pytest.MonkeyPatch,
-    cores: int,
+    visible: str,
     n_jobs: int | None,
-    configured: int | None,
-    asked_for: str,
     processes: int,
-    threads: int,
+    expected: Any,
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", asked_for)
-    asked: list[tuple[list[Plan], list[dict[str, str]]]] = []
-    monkeypatch.setattr(machine, "cores", lambda: cores)
-    monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append((todo, slots)) or {})
-    sweep.execute(with_runtime(several, threads=configured), n_jobs)
-    ((jobs_run, slots),) = asked
-    assert len(slots) == processes
-    assert {job.config.runtime.threads for job in jobs_run} == {threads}
-
-
-def test_each_gpu_gets_a_process_of_its_own(several: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    todo = with_runtime(several, device="auto")
-    assert sweep._slots(todo, None) == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "5"}]
-    assert len(sweep._slots(todo, 4)) == 4
-
-
-def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
-    several: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "cores", lambda: 6)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    todo = with_runtime(several, processes=2, threads=None)
-    assert len(sweep._slots(todo, None)) == 3
-    asked: list[list[Plan]] = []
-    monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append(todo) or {})
-    sweep.execute(todo, 1)
-    assert {job.config.runtime.threads for job in asked[0]} == {3}
-    monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6,7,8")
-    groups = sweep._slots(with_runtime(several, processes=2, device="auto"), None)
-    assert groups == [{"CUDA_VISIBLE_DEVICES": "2,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    asked: list[list[dict[str, str]]] = []
+    monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append(slots) or {})
+    sweep.execute(with_runtime(several, device="auto", processes=processes), n_jobs)
+    assert asked == [[{"CUDA_VISIBLE_DEVICES": numbers} for numbers in expected]]
 
 
 def deaf() -> None:
@@ -576,78 +515,55 @@ def in_this_process(todo: list[Plan]) -> dict[str, Status]:
 
 @pytest.mark.full
 def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
-    overrides: list[str], tmp_path: Path
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ["seed=0,1", "training.learning_rate=0.003", "evaluation.at_tokens=[512]", *overrides]
     todo = plans.resolve([["encoding=rope,alibi", *asked]])
     assert {job.config.evaluation.at_tokens for job in todo} == {(512,)}
     assert {trial.config.evaluation.at_tokens for trial in tuning.trials(todo, [1.0])} == {()}
     chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process)
-    assert [job.config.training.learning_rate for job in chosen] == [0.003] * 4
-    assert [(job.config.encoding.name, job.config.seed) for job in chosen] == [
-        (job.config.encoding.name, job.config.seed) for job in todo
-    ]
-    assert all(job.overrides[-1] == "training.learning_rate=0.003" for job in chosen)
-    assert all(sum(o.startswith("training.learning_rate=") for o in job.overrides) == 1 for job in chosen)
-
+    assert [job.id for job in chosen] == [job.id for job in todo]
+    for job in chosen:
+        typed = [override for override in job.overrides if override.startswith("training.learning_rate=")]
+        assert typed == ["training.learning_rate=0.003"] and job.config.training.learning_rate == 0.003
     study = tmp_path / "outputs/demo"
     low, middle, high = tuning.trials(todo[:1], [0.01, 1.0, 1e32])
     assert states.loss_at_train_length(middle) < states.loss_at_train_length(low)
-    assert states.status(high).reason == "diverged"
+    assert states.status(high).reason == "diverged" and not list(study.glob("rope-*"))  # the sweep's own are apart
     for trial in (low, middle):
         evaluated = evaluation_rows(study / "tuning" / trial.id)
         assert {(row.split, row.length_ratio) for row in evaluated} == {("validation", 1.0)}
         assert all(row.n_blocks > 200 for row in evaluated)  # all validation text, though evaluation.blocks is 8
-    assert not list(study.glob("rope-*"))  # the sweep's own runs are apart
+    monkeypatch.setattr(sweep, "execute", lambda todo, *_: in_this_process(todo))
+    sweep.sweep(["encoding=rope", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])
+    single = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
+    assert single.id in {path.name for path in study.glob("*-s*")}  # that of the single command
 
 
-def test_a_scheme_whose_rates_all_fail_keeps_its_own(overrides: list[str]) -> None:
-    todo = plans.resolve([["encoding=rope", "training.learning_rate=0.003", *overrides]])
-    chosen = tuning.tuned(todo, [1.0, 2.0], all_fail)
-    assert [job.config.training.learning_rate for job in chosen] == [0.003]
-
-
-def test_a_rate_at_the_edge_of_the_grid_is_warned_about(
+def test_a_rate_at_the_edge_of_the_grid_is_warned_about_and_without_any_a_scheme_keeps_its_own(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    best = {"rope": 0.002, "alibi": 0.004}
-    monkeypatch.setattr(
-        states,
-        "loss_at_train_length",
-        lambda plan: abs(plan.config.training.learning_rate - best[plan.config.encoding.name]),
-    )
     todo = plans.resolve([["encoding=rope,alibi", "training.learning_rate=0.002", *overrides]])
-    chosen = tuning.tuned(todo, [0.5, 1.0, 2.0], lambda trials: {job.id: Status("done") for job in trials})
-    assert [job.config.training.learning_rate for job in chosen] == [0.002, 0.004]
+
+    def loss(plan: Plan) -> float:
+        best = {"rope": 0.002, "alibi": 0.004}[plan.config.encoding.name]
+        return abs(plan.config.training.learning_rate - best)
+
+    monkeypatch.setattr(states, "loss_at_train_length", loss)
+    for run, rates in ((each_done, [0.002, 0.004]), (all_fail, [0.002, 0.002])):
+        chosen = tuning.tuned(todo, [0.5, 1.0, 2.0], run)
+        assert [job.config.training.learning_rate for job in chosen] == rates
     (warned,) = [record.getMessage() for record in caplog.records if "edge" in record.getMessage()]
     assert warned.startswith("alibi: learning rate 0.004 ") and "a wider tune_grid" in warned
-
-
-def test_rates_are_tried_on_1024_windows_of_validation_text(overrides: list[str]) -> None:
-    (trial,) = tuning.trials(plans.resolve([["encoding=rope", *overrides]]), [1.0])
-    asked, ids = trial.config.evaluation, np.zeros(10**6, np.uint16)
-    text = TokenSplit(ids, np.array([0, len(ids)]))
-    (row,) = measurements(asked, text, trial.config.training.train_length)
-    assert row.windows is not None and len(row.windows.starts) == 1024 and asked.split == "validation"
+    trial = tuning.trials(todo, [1.0])[0].config
+    text = TokenSplit(np.zeros(10**6, np.uint16), np.array([0, 10**6]))
+    (row,) = measurements(trial.evaluation, text, trial.training.train_length)
+    assert row.windows is not None and len(row.windows.starts) == 1024 and trial.evaluation.split == "validation"
 
 
 def all_fail(todo: list[Plan]) -> dict[str, Status]:
     return {job.id: Status("failed", "error") for job in todo}
-
-
-@pytest.fixture
-def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps train one run after the other in this process."""
-    monkeypatch.setattr(sweep, "execute", lambda todo, *others: in_this_process(todo))
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("no_processes")
-def test_a_run_at_a_tuned_rate_is_that_of_the_single_command(overrides: list[str], tmp_path: Path) -> None:
-    sweep.sweep(["encoding=rope,alibi", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])
-    single = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
-    assert single.id in {path.name for path in (tmp_path / "outputs/demo").glob("*-s*")}
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
@@ -665,14 +581,15 @@ def test_a_value_that_always_fails_is_named_only_where_others_did_not(
     several: list[Plan], caplog: pytest.LogCaptureFixture
 ) -> None:
     done, failed = Status("done"), Status("failed", "error", "x")
-    for outcomes, named in (
-        ((done, *[failed] * 3), ["encoding=alibi"]),
-        ([failed] * 4, ["rope", "alibi"]),
+    always = [failed] * 4, ["encoding=rope", "encoding=alibi"]
+    cases: list[tuple[list[Status], list[str]]] = [
+        ([done, *[failed] * 3], ["encoding=alibi"]),
+        always,
         ([done] * 4, []),
-    ):
+    ]
+    for outcomes, named in cases:
         caplog.clear()
         states.show_failures(several, dict(zip((plan.id for plan in several), outcomes, strict=True)))
-        assert [value in line for line, value in zip(caplog.messages[-len(named) :], named, strict=False)] == [
-            True
-        ] * len(named)
-        assert sum(" runs with " in line for line in caplog.messages) == len(named)
+        assert [line for line in caplog.messages if " runs with " in line] == [
+            f"all 2 runs with {value} failed" for value in named
+        ]

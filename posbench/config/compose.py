@@ -152,7 +152,7 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
     _name_data(before.get("data"), cfg.get("data"), given)
     if begins is not None:
         start.settle(cfg, before, given.keys())
-    config: Config = with_paths(from_container(written_out(_plain(cfg), encodings.options_of)))
+    config: Config = with_paths(from_container(written_out(_plain(cfg))))
     config.data.refuse_unread()
     if LENGTH in given:
         lengths = ratios(value(LENGTH, given[LENGTH]), config)
@@ -211,16 +211,11 @@ def _name_data(chosen: Any, now: Any, given: Collection[str]) -> None:
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved configuration as a dictionary.
-
-    Raises:
-        UserError: a value is missing, or an interpolation calls a function or leads nowhere.
-    """
+    """The resolved configuration as a dictionary; UserError for a missing value or an interpolation that is refused."""
     # Functions such as `${oc.env:...}` would put secrets into records.
     if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
         raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
     try:
-        container: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        return dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise UserError(_first_line(error)) from None
-    return {str(key): item for key, item in container.items()}

@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from posbench import encodings
 from posbench.errors import UserError
 
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that make no other run
@@ -74,15 +75,11 @@ def without_neutral(container: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def written_out(container: dict[str, Any], defaults: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
-    """A new configuration, in which inner encodings name their options in `FORMER`, at today's defaults.
-
-    Args:
-        defaults: gives the options of an encoding with their defaults.
-    """
+def written_out(container: dict[str, Any]) -> dict[str, Any]:
+    """A new configuration, in which inner encodings name their options in `FORMER`, at today's defaults."""
     for name, options in _inner(container.get("encoding")):
-        for option in _options_of(name, FORMER):
-            options.setdefault(option, copy.deepcopy(defaults(name)[option]))
+        defaults = encodings.options_of(name)
+        options |= {key: copy.deepcopy(defaults[key]) for key in _options_of(name, FORMER).keys() - options.keys()}
     return container
 
 

@@ -5,6 +5,7 @@ and only mappings and options of encodings are YAML. Settings of evaluation and 
 `protocol=nonoverlap`, `device=cpu`. `length=128,256` is in tokens, `ratio=2,4` in training lengths.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import logging
@@ -95,19 +96,15 @@ def _one(key: str, kind: str, text: str) -> Any:
     if kind == "text":
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         return None if text == "null" else text[1:-1] if quoted else text
-    if kind == "yaml" or "${" in text or text == "null":
-        return read(text)
-    if (number := _number(text)) is None:
+    if kind != "yaml" and _number(text) is None and "${" not in text and text != "null":
         raise suggest.invalid({"loc": (key,), "type": kind, "input": text}, KEYS)
-    return number
+    return read(text)
 
 
 def _number(text: str) -> int | float | None:
     for number in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return number(text)
-        except ValueError:
-            pass
     return None
 
 
@@ -153,12 +150,9 @@ class Asked(NamedTuple):
 
 
 def apply(config: Config, words: list[str]) -> Asked:
-    """Apply overrides to a run's evaluation settings.
+    """Apply overrides to a run's evaluation settings. Raises UserError for what does not fit it.
 
     New lengths are scored on targets that the run's own lengths allow too, so that all rows are paired.
-
-    Raises:
-        UserError: an override that cannot be read, an unknown key or a value that does not fit.
     """
     given = pairs(words, "length=128,256")
     for key in given.keys() - {WORDS[word] for word in OF_A_FINISHED_RUN}:
@@ -181,11 +175,7 @@ def apply(config: Config, words: list[str]) -> Asked:
 
 
 def ratios(lengths: list[Any], config: Config) -> tuple[float, ...]:
-    """Lengths in tokens as multiples of the training length, each once, ascending.
-
-    Raises:
-        UserError: not whole numbers from 1 on, or a task, whose problems have lengths of their own.
-    """
+    """Lengths in tokens as multiples of the training length, each once, ascending; UserError for other values."""
     train_length = config.training.train_length
     if config.data.task is not None:
         raise UserError(f"length is in tokens of text: for '{config.data.name}' give ratio=2,4, in trained problems")

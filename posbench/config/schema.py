@@ -341,16 +341,12 @@ def kind(hint: Any) -> str:
 
 
 def from_container(container: Mapping[str, Any]) -> Config:
-    """Read the resolved plain dictionary of a composed or saved configuration; later keys are filled in.
-
-    Raises:
-        UserError: an unknown or missing key, a value of the wrong type or outside its range; one line.
-    """
+    """Read the resolved plain dictionary of a composed or saved configuration; later keys are filled in."""
     return validate(Config, completed(container))
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
-    """Make a configuration dataclass of a plain dictionary; errors as `from_container`, which name the section.
+    """Make a configuration dataclass of a plain dictionary; UserError of one line for a wrong key, type or range.
 
     `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are split from its name.
     """

@@ -5,6 +5,7 @@ Only what depends on the machine that trains, such as its memory, is checked the
 """
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from posbench.config.shipped import chosen, load
 from posbench.errors import UserError
 from posbench.evaluation.plan import check
 from posbench.run.tracking import refuse_names
+
+_FILES = "--config-dir"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,39 +34,31 @@ class Plan:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What stands behind `posbench train` in the command."""
-        return self.command[2:]
+        """What is set behind `posbench train` in the command."""
+        return tuple(itertools.takewhile(lambda word: word != _FILES, self.command[2:]))
 
     @property
     def output(self) -> Path:
         """The file for what its process prints, if a sweep runs it."""
         return self.folder.parent / ".jobs" / f"{self.id}.log"
 
-    def at(self, config: Config, overrides: Iterable[str], study: Path) -> "Plan":
-        """A plan for another configuration that needs no new check, in a study's folder."""
-        return Plan(config, study / config.id, ("posbench", "train", *overrides))
+    def changed(self, config: Config, override: str = "") -> "Plan":
+        """The plan of another configuration that needs no new check, by the same command with another override."""
+        words = [word for word in self.overrides if split(word)[0] != override.partition("=")[0]]
+        files = self.command[2 + len(self.overrides) :]
+        command = ("posbench", "train", *words, *([override] if override else []), *files)
+        return Plan(config, self.folder.parent / config.id, command)
 
     def with_seed(self, seed: int) -> "Plan":
         """The same run with another seed, which Hydra would take a quarter of a second to compose."""
-        others = [override for override in self.overrides if split(override)[0] != "seed"]
-        return self.at(dataclasses.replace(self.config, seed=seed), [*others, f"seed={seed}"], self.folder.parent)
-
-    def with_threads(self, threads: int) -> "Plan":
-        """This plan with so many CPU threads, unless its configuration sets them."""
-        if self.config.runtime.threads is not None:
-            return self
-        runtime = dataclasses.replace(self.config.runtime, threads=threads)
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, runtime=runtime))
+        return self.changed(dataclasses.replace(self.config, seed=seed), f"seed={seed}")
 
 
 def plan(config: Config, folder: Path, command: Iterable[str]) -> Plan:
-    """The plan of a configuration.
+    """The plan of a configuration. Raises UserError if that asks for something that does not exist or fit.
 
     Args:
         command: the command line, for the record.
-
-    Raises:
-        UserError: the configuration asks for something that does not exist or fit.
     """
     check(config)
     refuse_names(config)
@@ -75,8 +70,7 @@ def resolve_one(overrides: Sequence[str], config_dir: Path | None = None) -> Pla
     from posbench.config import compose  # Hydra, which a rank does not need
 
     config = compose.single(list(overrides), config_dir)
-    options = ["--config-dir", str(config_dir)] if config_dir else []
-    return plan(config, config.folder, ["posbench", "train", *options, *overrides])
+    return plan(config, config.folder, _command(overrides, config_dir))
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:
@@ -85,11 +79,15 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
 
     plans: dict[str, Plan] = {}
     for overrides, config in (pair for words in sets for pair in compose.configs(words, config_dir)):
-        new = plan(config, config.folder, ["posbench", "train", *overrides])
+        new = plan(config, config.folder, _command(overrides, config_dir))
         known = plans.setdefault(new.id, new)
         if known.folder != new.folder:
             raise UserError(f"{known.folder} and {new.folder} are one run: a sweep keeps each in one folder")
     return list(plans.values())
+
+
+def _command(overrides: Iterable[str], config_dir: Path | None) -> list[str]:
+    return ["posbench", "train", *overrides, *([_FILES, str(config_dir)] if config_dir else [])]
 
 
 def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = None) -> list[list[str]]:
@@ -106,11 +104,10 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
     path = chosen("sweep", name, config_dir)
     content = load(path)
     try:
-        unknown = content.keys() - {"sets", "shared"}
-        sets, shared = ([shlex.split(line) for line in content.get(key, [])] for key in ("sets", "shared"))
-    except (AttributeError, TypeError, ValueError) as error:  # no mapping, no lists of text, an open quotation mark
+        sets, shared = ([shlex.split(line) for line in content.pop(key, [])] for key in ("sets", "shared"))
+    except (AttributeError, TypeError, ValueError) as error:  # no lists of text, or an open quotation mark
         raise UserError(f"{path}: expected 'sets' and 'shared', lists of overrides ({error})") from None
-    if not sets or unknown:
+    if not sets or content:
         raise UserError(f"{path} is not a sweep: expected 'sets', a list such as '- encoding=rope,alibi', and 'shared'")
     common = [override for line in shared for override in line]
     chosen_by_key = [{split(word)[0]: word for word in [*common, *own, *overrides]} for own in sets]

@@ -42,13 +42,12 @@ def run(todo: list[Plan], slots: list[dict[str, str]], show: Show) -> dict[str, 
     Raises:
         Stopped: SIGINT or SIGTERM. The runs were asked to save and have ended; the same sweep continues.
     """
-    waiting = [plan for plan in todo if not states.is_finished(plan)]
+    waiting, free = [plan for plan in todo if not states.is_finished(plan)], list(slots)
     status = {plan.id: states.WAITING if plan in waiting else Status("done") for plan in todo}
     running: dict[int, tuple[Process, Plan, dict[str, str], dict[str, Any]]] = {}  # by the process's sentinel
     with stop_signals() as received:
         passed_on = 0
         while running or (waiting and not received):
-            free = [slot for slot in slots if all(slot is not used for _, _, used, _ in running.values())]
             while waiting and free and not received:
                 plan, slot = waiting.pop(0), free.pop(0)
                 before = states.record(plan)
@@ -56,13 +55,15 @@ def run(todo: list[Plan], slots: list[dict[str, str]], show: Show) -> dict[str, 
                 running[process.sentinel] = process, plan, slot, before
                 status[plan.id] = states.RUNNING
             for ended in multiprocessing.connection.wait(list(running), timeout=POLL_SECONDS):
-                process, plan, _, before = running.pop(ended)  # type: ignore[arg-type]
+                process, plan, slot, before = running.pop(ended)  # type: ignore[arg-type]
                 process.join()
+                free.append(slot)
                 status[plan.id] = outcome(plan, process.exitcode or 0, before, received)
             for number in received[passed_on:]:
                 passed_on += 1
                 for process, *_ in running.values():  # the first signal lets them save, the second does not
-                    _send(process, number if passed_on == 1 else signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                        os.kill(process.pid or 0, number if passed_on == 1 else signal.SIGKILL)
             show(status)
     if received:
         name = signal.Signals(received[0]).name
@@ -87,12 +88,6 @@ def _start(plan: Plan, environment: dict[str, str]) -> Process:
     process: Process = _PROCESSES.Process(target=_job, args=(plan, os.environ | environment))  # type: ignore[attr-defined]
     process.start()
     return process
-
-
-def _send(process: Process, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
-        if process.pid and process.exitcode is None:
-            os.kill(process.pid, number)
 
 
 def _job(plan: Plan, environment: dict[str, str]) -> NoReturn:

@@ -86,7 +86,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     failed = []
     for folder, settings in asked.items():
         try:
-            _evaluate(folder, settings)
+            evaluate(folder, settings)
             printed.print_results(folder, settings.settings.split)
         except PosbenchError as error:
             if len(asked) == 1 or isinstance(error, Stopped):
@@ -97,7 +97,8 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
         raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
 
 
-def _evaluate(folder: Path, asked: Asked) -> None:
+def evaluate(folder: Path, asked: Asked) -> None:
+    """Evaluate a finished run, in one process or in several."""
     if (asked.processes or 1) == 1:
         evaluate_run(folder, asked)
         return
@@ -136,10 +137,14 @@ def start(config: Config, folder: Path, options: list[str], command: tuple[str, 
         RunFailed: another rank failed, or one was killed: which, and why.
     """
     size = config.runtime.processes or 1
-    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, threads=_threads(config, size)))
+    on_gpus = machine.resolve(config.runtime.device).type == "cuda"
+    if size > (most := torch.cuda.device_count() if on_gpus else machine.cores()):
+        raise UserError(f"runtime.processes is {size}: this machine has {most} {'GPUs' if on_gpus else 'CPU cores'}")
+    threads = config.runtime.threads or machine.threads_each(size)
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, threads=threads))
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     environment = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}", **os.environ}
-    environment |= {"OMP_NUM_THREADS": str(config.runtime.threads), "WORLD_SIZE": str(size), _PARENT: str(os.getpid())}
+    environment |= {"OMP_NUM_THREADS": str(threads), "WORLD_SIZE": str(size), _PARENT: str(os.getpid())}
     ranks: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="posbench-") as shared, stop_signals() as received:
         Path(shared, "config.yaml").write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
@@ -167,12 +172,10 @@ def start(config: Config, folder: Path, options: list[str], command: tuple[str, 
             for process in ranks:
                 process.kill()
                 process.wait()
-        failed = sorted((code == _PEER_LOST, rank) for rank, code in enumerate(codes) if code)
-        why = states.last_words(Path(shared, f"{failed[0][1]}.log")) if failed else ""
-    if not failed:
-        return
-    rank = failed[0][1]
-    code = codes[rank]
+        if not (failed := sorted((code == _PEER_LOST, rank, code) for rank, code in enumerate(codes) if code)):
+            return
+        _, rank, code = failed[0]
+        why = states.last_words(Path(shared, f"{rank}.log"))
     if rank == 0 and code > 0:
         raise SystemExit(code)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed: {why}"
@@ -182,20 +185,6 @@ def start(config: Config, folder: Path, options: list[str], command: tuple[str, 
         with contextlib.suppress(UserError, OSError), Run.open(folder, config, command=None) as run:
             run.ended_by(error)  # rank 0 knows at most that another has ended
     raise error
-
-
-def _threads(config: Config, size: int) -> int:
-    """Return the CPU threads of each rank: the cores are shared, unless the configuration says it.
-
-    Raises:
-        UserError: this machine has not so many cores or GPUs.
-    """
-    device, threads = machine.resolve(config.runtime.device), config.runtime.threads or machine.threads_each(size)
-    there, each = (torch.cuda.device_count(), 1) if device.type == "cuda" else (machine.cores(), threads)
-    if size * each > there:
-        what = "a GPU each" if device.type == "cuda" else f"runtime.threads={threads} for each"
-        raise UserError(f"runtime.processes is {size}, with {what}: this machine has {there}")
-    return threads
 
 
 # -- from a saved configuration ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ exit $code
 """
 
 
-def submit(todo: list[Plan], options: list[str], config_dir: Path | None, dry_run: bool) -> None:
+def submit(todo: list[Plan], options: list[str], dry_run: bool) -> None:
     """Submit an array with one task for each plan, and print its job id.
 
     Args:
@@ -46,9 +46,7 @@ def submit(todo: list[Plan], options: list[str], config_dir: Path | None, dry_ru
         parent.mkdir(parents=True, exist_ok=True)
     folder = parent / "slurm-ID" if dry_run else Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
     script, commands = folder / "array.sh", folder / "commands.txt"
-    files = ["--config-dir", str(config_dir)] if config_dir else []
-    python = [sys.executable, "-P", "-m", "posbench", "train", *files]
-    lines = "".join(f"{shlex.join([*python, *job.overrides])}\n" for job in todo)
+    lines = "".join(f"{shlex.join([sys.executable, '-P', '-m', *job.command])}\n" for job in todo)
     text = _SCRIPT.format(here=shlex.quote(str(Path.cwd())), commands=shlex.quote(str(commands)))
     array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]
     command = ["sbatch", *array, *options, str(script)]
@@ -62,7 +60,6 @@ def submit(todo: list[Plan], options: list[str], config_dir: Path | None, dry_ru
     except FileNotFoundError:
         raise UserError("there is no sbatch here: --slurm is for a machine that submits to Slurm") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise UserError(said[0] if said else f"sbatch ended with exit code {done.returncode}")
+        raise UserError((done.stderr.strip().splitlines() or [f"sbatch ended with exit code {done.returncode}"])[0])
     print(f"Slurm job {done.stdout.strip()} has {exits.plural(len(todo), 'task')}, logs in {folder}.")
     print("The same sweep later does what is missing and reports.")

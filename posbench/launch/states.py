@@ -43,8 +43,7 @@ def status(plan: Plan) -> Status:
     A run that is done counts as running while rows are added, and as failed where `reason` says that this ended early.
     """
     recorded = record(plan)
-    reason, message = (None if value is None else str(value) for value in map(recorded.get, ("reason", "message")))
-    name = str(recorded.get("status", "waiting"))
+    name, reason, message = str(recorded.get("status", "waiting")), recorded.get("reason"), recorded.get("message")
     if name == "done" and reason is not None:
         name = "failed"
     elif name == "done" and attempt_is_open(recorded):
@@ -52,18 +51,17 @@ def status(plan: Plan) -> Status:
     return Status(name, reason, message)
 
 
-def is_finished(plan: Plan) -> bool:
-    """Whether nothing is left to do. If evaluation settings changed, the run decides what is missing."""
-    try:
-        held = load_config(plan.folder)
-    except UserError:
-        return False
-    return is_trained(plan) and held.evaluation == plan.config.evaluation
-
-
 def is_trained(plan: Plan) -> bool:
     """Whether a run of these weights is done, perhaps with other evaluation settings."""
     return record(plan).get("status") == "done"
+
+
+def is_finished(plan: Plan) -> bool:
+    """Whether nothing is left to do. If evaluation settings changed, the run decides what is missing."""
+    try:
+        return is_trained(plan) and load_config(plan.folder).evaluation == plan.config.evaluation
+    except UserError:
+        return False
 
 
 def progress(plan: Plan) -> tuple[int, float | None]:
@@ -105,34 +103,31 @@ class Lines:
 
     def show(self, status: Mapping[str, Status]) -> None:
         for plan in self.todo:
-            now = status[plan.id]
-            if now != self.before.get(plan.id, WAITING):
-                logger.info("%s", _line(plan, now, self.todo))
+            if status[plan.id] != self.before.get(plan.id, WAITING):
+                logger.info("%s", _line(plan, status[plan.id], self.todo))
         self.before = dict(status)
         if time.monotonic() < self.next_time:
             return
         self.next_time = time.monotonic() + _LINE_EVERY_SECONDS
         counts = Counter(one.name for one in status.values())
-        others = "".join(f", {number} {name}" for name, number in counts.items() if name != "done")
-        logger.info("%d of %d runs done%s", counts["done"], len(status), others)
-        for plan in self.todo:
-            if status[plan.id] == RUNNING:
-                step, loss = progress(plan)
-                shown = "-" if loss is None else f"{loss:.3f}"
-                logger.info("  %s: step %s/%s, loss %s", plan.id, step, plan.config.training.steps, shown)
+        logger.info("%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
+        for plan in (plan for plan in self.todo if status[plan.id] == RUNNING):
+            step, loss = progress(plan)
+            shown = "-" if loss is None else f"{loss:.3f}"
+            logger.info("  %s: step %s/%s, loss %s", plan.id, step, plan.config.training.steps, shown)
 
 
 def show_failures(todo: list[Plan], status: Mapping[str, Status]) -> None:
     """Log the runs that are not done, and values whose every run failed (two or more) while others did not."""
-    names = defaultdict(list)
+    outcomes = defaultdict(list)
     for plan in todo:
         for override in plan.overrides:
-            names[override].append(status[plan.id].name)
+            outcomes[override].append(status[plan.id].name)
         if status[plan.id].name != "done":
             logger.error("not done: %s", _line(plan, status[plan.id], todo))
-    for override, own in names.items():
-        if 2 <= len(own) < len(todo) and set(own) == {"failed"}:
-            logger.error("all %d runs with %s failed", len(own), override)
+    for override, names in outcomes.items():
+        if 2 <= len(names) < len(todo) and set(names) == {"failed"}:
+            logger.error("all %d runs with %s failed", len(names), override)
 
 
 def _line(plan: Plan, now: Status, todo: list[Plan]) -> str:
@@ -140,6 +135,7 @@ def _line(plan: Plan, now: Status, todo: list[Plan]) -> str:
     if now.name == "done":
         loss = loss_at_train_length(plan)
         return f"{plan.id} done" + (f": {loss:.4f} nats/token at the training length" if loss is not None else "")
-    common = set.intersection(*(set(other.overrides) for other in todo)) if len(todo) > 1 else set()
-    differing = " ".join(override for override in plan.overrides if override not in common)
-    return f"{plan.id} [{differing}] {now.name}" + (f" ({now.reason}): {now.message or ''}" if now.reason else "")
+    others = [set(other.overrides) for other in todo if other is not plan]
+    differing = [override for override in plan.overrides if not all(override in each for each in others) or not others]
+    why = f" ({now.reason}): {now.message or ''}" if now.reason else ""
+    return f"{plan.id} [{' '.join(differing)}] {now.name}{why}"

@@ -18,14 +18,13 @@ from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, pool, slurm, states, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
-from posbench.results.compare import ENOUGH_SEEDS
+from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
 from posbench.run import tracking
 from posbench.run.run import has_weights, other_code
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
 LEARNING_TAKES = 2_000_000  # tokens: with fewer most of sweep=six do not beat the n-gram model (docs/results.md)
-_TUNE_GRID = [0.25, 0.5, 1.0, 2.0, 4.0]
 
 
 def sweep(
@@ -69,21 +68,20 @@ def sweep(
             logger.warning("%s", line)
         prepare_all([plan.config for plan in missing])
         if any(tracking.is_at_wandb(plan.config) for plan in missing):
-            logger.info(
-                "W&B: each run writes an offline run into its folder, or is sent as it trains where an API key is set "
-                "up (tracking=none turns W&B off)"
-            )
+            logger.info("W&B: runs are sent as they train if an API key is set up, else kept offline in their folders")
     if slurm_options is not None and missing:
-        slurm.submit(missing, shlex.split(slurm_options), config_dir, dry_run)
+        slurm.submit(missing, shlex.split(slurm_options), dry_run)
         return todo
     if grid:
         todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs))
     status = execute(todo, n_jobs)
-    _report(todo, status)
+    if any(status[plan.id].name == "done" or states.is_trained(plan) for plan in todo):
+        from posbench import report
+
+        report.main([plan.folder for plan in todo if (plan.folder / "run.json").is_file()])
     if failed := [plan.id for plan in todo if status[plan.id].name != "done"]:
         states.show_failures(todo, status)
-        counted = exits.plural(len(failed), "run")
-        raise PosbenchError(f"{counted} of {len(todo)} not done: {', '.join(failed)}")
+        raise PosbenchError(f"{exits.plural(len(failed), 'run')} of {len(todo)} not done: {', '.join(failed)}")
     return todo
 
 
@@ -98,12 +96,11 @@ def cost(todo: list[Plan]) -> str:
         paths.local_files(data)
     to_train = [plan for plan in left if not (states.is_trained(plan) and has_weights(plan.folder))]
     tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in to_train)
-    commands = [shlex.join(plan.command) for plan in left if plan.overrides]  # a trial of a learning rate has none
+    commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
     counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
     trained = len(left) - len(to_train)
     only = f" ({trained} of them trained, their evaluation is left)" if trained else ""
-    lines = [*commands, f"{counts}{only}, {tokens:,} tokens to train on."]
-    return "\n".join([*lines, "Nothing was run or written."])
+    return "\n".join([*commands, f"{counts}{only}, {tokens:,} tokens to train on.", "Nothing was run or written."])
 
 
 def no_verdicts(todo: list[Plan]) -> list[str]:
@@ -112,66 +109,51 @@ def no_verdicts(todo: list[Plan]) -> list[str]:
     if len({repr(config.encoding) for config in configs}) < 2:
         return []
     seeds = Counter(repr(dataclasses.replace(config, seed=0, start=None)) for config in configs)
-    texts = {repr(config.data) for config in configs if config.data.task is None}
-    trained = [
-        config.training.tokens + (config.start.tokens if config.start else 0)
-        for config in configs
-        if config.data.task is None
-    ]
+    on_text = [config for config in configs if config.data.task is None]
+    trained = [config.training.tokens + (config.start.tokens if config.start else 0) for config in on_text]
     reasons = []
     if (fewest := min(seeds.values())) < ENOUGH_SEEDS:
         reasons.append(f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=range(0,{ENOUGH_SEEDS}).")
-    if len(texts) > 1:
-        reasons.append(f"Runs on {len(texts)} texts or tokenizers are compared within each alone.")
-    lines = [" ".join(reasons)] if reasons else []
-    if min(trained, default=LEARNING_TAKES) < LEARNING_TAKES:
-        lines.append(
-            f"After {min(trained):,} tokens most schemes do not beat an n-gram model, so that rises and reach have no "
-            "words: experiment=reader trains for longer."
-        )
-    return lines
+    if (texts := len({repr(config.data) for config in on_text})) > 1:
+        reasons.append(f"Runs on {texts} texts or tokenizers are compared within each alone.")
+    if on_text and REFERENCE not in {config.encoding.name for config in configs}:
+        reasons.append(f"Schemes are compared with {REFERENCE}, which is not among these: add it to encoding=.")
+    if (fewest := min(trained, default=LEARNING_TAKES)) < LEARNING_TAKES:
+        short = f"After {fewest:,} tokens most schemes do not beat an n-gram model"
+        return [*([" ".join(reasons)] if reasons else []), f"{short}: experiment=reader trains for longer."]
+    return [" ".join(reasons)] if reasons else []
 
 
 def _grid(own: dict[str, str]) -> list[float]:
     """Multiples of the learning rate to try; empty without `tune=true`."""
     if (typed := own.get("tune", "false")) not in ("true", "false"):
         raise UserError(f"tune is '{typed}': expected true or false")
-    if typed == "false":
-        if "tune_grid" in own:
-            raise UserError("tune_grid goes with tune=true")
-        return []
-    given = own.get("tune_grid")
-    grid = _TUNE_GRID if given is None else read(f"[{given.strip('[]')}]")
+    if typed == "false" and "tune_grid" in own:
+        raise UserError("tune_grid goes with tune=true")
+    given = own.get("tune_grid", "0.25,0.5,1,2,4").strip("[]")
+    grid = read(f"[{given}]")
     if not grid or not all(type(factor) in (int, float) and 0 < factor < float("inf") for factor in grid):
         raise UserError(f"tune_grid is '{given}': expected multiples of the learning rate, such as [0.5,1,2]")
-    return sorted({float(factor) for factor in grid})
+    return sorted(map(float, grid)) if typed == "true" else []
 
 
 def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
-    """Run plans, each in its own process, and show how they stand. The cores are shared out among them."""
-    slots = _slots(todo, n_jobs)
-    threads = machine.threads_each(len(slots) * (todo[0].config.runtime.processes or 1))
-    todo = [plan.with_threads(threads) for plan in todo]
-    return pool.run(todo, slots, states.Lines(todo).show)
+    """Run plans, each in its own process, and show how they stand.
 
-
-def _slots(todo: list[Plan], n_jobs: int | None) -> list[dict[str, str]]:
-    """The environment of each run that goes at a time: one per core, or per GPU and confined to it.
-
-    A run of several processes has a core or a GPU for each of them. More runs than GPUs share these in turn.
+    So many go at a time as there are cores, or GPUs, to each of which a run is confined; a run of several processes has
+    one for each of them. More runs than GPUs share these in turn.
     """
     runtime = todo[0].config.runtime
     processes = runtime.processes or 1
+    fit, gpus = max(1, machine.cores() // (runtime.threads or 1) // processes), [dict[str, str]()]
     if machine.resolve(runtime.device).type != "cpu":
-        gpus = pool.gpus(processes) if runtime.device in ("auto", "cuda") else [{}]
-        return [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), len(gpus)))]
-    fit = max(1, machine.cores() // (runtime.threads or 1) // processes)
-    return [{} for _ in range(n_jobs or min(len(todo), fit))]
+        gpus = pool.gpus(processes) if runtime.device in ("auto", "cuda") else gpus
+        fit = len(gpus)
+    slots = [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), fit))]
+    threads = machine.threads_each(len(slots) * processes)
+    return pool.run([_with_threads(plan, threads) for plan in todo], slots, states.Lines(todo).show)
 
 
-def _report(todo: list[Plan], status: dict[str, Status]) -> None:
-    """Report on the sweep's own runs, whatever else lies in their studies."""
-    if any(status[plan.id].name == "done" or states.is_trained(plan) for plan in todo):
-        from posbench import report
-
-        report.main([plan.folder for plan in todo if (plan.folder / "run.json").is_file()])
+def _with_threads(plan: Plan, threads: int) -> Plan:
+    runtime = dataclasses.replace(plan.config.runtime, threads=plan.config.runtime.threads or threads)
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))

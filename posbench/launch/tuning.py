@@ -7,19 +7,17 @@ the study's folder `tuning`. What it does beyond its training length, and the te
 import dataclasses
 import logging
 from collections.abc import Callable
+from typing import Any
 
-from posbench.config.overrides import split
-from posbench.config.schema import Config
 from posbench.launch import states
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 
 logger = logging.getLogger(__name__)
 FOLDER = "tuning"  # below the study's
-_KEY = "training.learning_rate"
 # Of these blocks nonoverlap takes a quarter as windows: neighbouring rates differ by little.
-_EVALUATION = {"protocols": ("nonoverlap",), "ratios": (1.0,), "split": "validation", "blocks": 4096}
-_NOTHING_ELSE = {"longest": None, "windowed": False, "sinks": 0, "extensions": (), "tasks": (), "at_tokens": ()}
+_EVALUATION: dict[str, Any] = {"protocols": ("nonoverlap",), "ratios": (1.0,), "split": "validation", "blocks": 4096}
+_EVALUATION |= {"longest": None, "windowed": False, "sinks": 0, "extensions": (), "tasks": (), "at_tokens": ()}
 
 
 def tuned(todo: list[Plan], grid: list[float], run: Callable[[list[Plan]], dict[str, Status]]) -> list[Plan]:
@@ -35,7 +33,7 @@ def tuned(todo: list[Plan], grid: list[float], run: Callable[[list[Plan]], dict[
 
 
 def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
-    """The runs that the choice needs: each encoding at each multiple of its learning rate."""
+    """The runs that the choice needs: each encoding at each multiple of its learning rate, on validation text only."""
     return [_trial(plan, factor) for plan in _groups(todo).values() for factor in grid]
 
 
@@ -51,36 +49,31 @@ def _group(plan: Plan) -> str:
 
 def _at_rate(plan: Plan, rate: float) -> Plan:
     """A run at a learning rate, as the single run `posbench train ... training.learning_rate=...` would be."""
-    overrides = [override for override in plan.overrides if split(override)[0] != _KEY]
-    return plan.at(_with_rate(plan.config, rate), [*overrides, f"{_KEY}={rate!r}"], plan.folder.parent)
-
-
-def _with_rate(config: Config, rate: float) -> Config:
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, learning_rate=rate))
+    training = dataclasses.replace(plan.config.training, learning_rate=rate)
+    return plan.changed(dataclasses.replace(plan.config, training=training), f"training.learning_rate={rate!r}")
 
 
 def _trial(plan: Plan, factor: float) -> Plan:
-    """A run that is evaluated on validation text at the training length only."""
-    config = _with_rate(plan.config, float(f"{plan.config.training.learning_rate * factor:.6g}"))
-    evaluation = dataclasses.replace(config.evaluation, **_EVALUATION, **_NOTHING_ELSE)  # type: ignore[arg-type]
+    config = _at_rate(plan, float(f"{plan.config.training.learning_rate * factor:.6g}")).config
+    evaluation = dataclasses.replace(config.evaluation, **_EVALUATION)
     # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
     tracking = dataclasses.replace(config.tracking, backend="none")
     config = dataclasses.replace(config, seed=0, evaluation=evaluation, tracking=tracking)
-    return plan.at(config, (), plan.folder.parent / FOLDER)
+    return Plan(config, plan.folder.parent / FOLDER / config.id, ())
 
 
 def _best(plan: Plan, trials: list[Plan], status: dict[str, Status]) -> float:
     """The learning rate of the lowest loss, which is logged with all that were tried; the plan's own if none was."""
     done = [trial for trial in trials if status[trial.id].name == "done"]
     losses = {trial.config.training.learning_rate: states.loss_at_train_length(trial) for trial in done}
-    name, configured = plan.config.encoding.name, plan.config.training.learning_rate
-    best = min((rate for rate in losses if losses[rate] is not None), key=lambda rate: losses[rate] or 0, default=None)
-    if best is None:
-        logger.warning("%s: no learning rate of the grid could be trained; it keeps %g", name, configured)
-        return configured
-    rates = [trial.config.training.learning_rate for trial in trials]
+    measured = {rate: loss for rate, loss in losses.items() if loss is not None}
+    name, rates = plan.config.encoding.name, [trial.config.training.learning_rate for trial in trials]
+    if not measured:
+        logger.warning("%s: no learning rate of the grid could be trained; it keeps its own", name)
+        return plan.config.training.learning_rate
+    best = min(measured, key=lambda rate: measured[rate])
+    tried = ", ".join(f"{rate:g}: {measured[rate]:.4f}" if rate in measured else f"{rate:g}: failed" for rate in rates)
     edge = len(rates) > 1 and best in (rates[0], rates[-1])
-    tried = ", ".join(f"{rate:g}: {losses[rate]:.4f}" if rate in losses else f"{rate:g}: failed" for rate in rates)
     advice = ", at the edge of the grid: a wider tune_grid may find a better one" if edge else ""
     logger.info("%s: learning rate %g (nats/token by rate: %s)%s", name, best, tried, advice)
     return best
