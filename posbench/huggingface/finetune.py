@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputing
 
@@ -32,7 +33,6 @@ from posbench.huggingface import export, rope
 from posbench.huggingface.evaluate import described, evaluate_into, precision_of, record, subject_of, text_of
 from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, library, position_of, transformers
 from posbench.huggingface.subject import forward
-from posbench.model.loss import cross_entropy
 from posbench.randomness import derive
 from posbench.run import MODEL, TOKENIZER, tracking
 from posbench.run.run import Run, Where
@@ -205,7 +205,8 @@ class Learning(nn.Module):
 
     def forward(self, ids: Tensor, labels: Tensor, **unused: Any) -> Tensor:
         """Mean negative log-likelihood, in nats per token, of labels (B, T) after ids (B, T)."""
-        return cross_entropy(forward(self.model, ids, self.first_token), labels)
+        logits = forward(self.model, ids, self.first_token)
+        return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
     def state_dict(self, *unused: Any, **also: Any) -> Any:
         """Each parameter that learns, under the library's name for it; the rest follows from the folder."""

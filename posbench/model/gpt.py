@@ -19,7 +19,7 @@ from posbench.config.schema import Config, ModelConfig
 from posbench.encodings.base import Encoding, Layer
 from posbench.model.attention import attention, make_layer, narrower
 from posbench.model.compiled import compiled
-from posbench.model.loss import IGNORED, cross_entropy, linear_cross_entropy
+from posbench.model.loss import IGNORED, linear_cross_entropy
 from posbench.randomness import derive, generator
 
 RMS_EPS = 1e-6
@@ -147,10 +147,8 @@ class GPT(nn.Module):
             # A stable sort puts them first, in their order; unlike a mask it asks no device how many there are.
             rows = (labels.flatten() == IGNORED).int().argsort(stable=True)[:n_scored]
             hidden, labels = hidden.flatten(0, 1).index_select(0, rows), labels.flatten().index_select(0, rows)
-        if hidden.device.type == "cuda":
-            read, weight = self._into_head(hidden)
-            return linear_cross_entropy(read.flatten(0, -2), weight, labels.flatten())
-        return cross_entropy(self.logits(hidden), labels)
+        read, weight = self._into_head(hidden)
+        return linear_cross_entropy(read.flatten(0, -2), weight, labels.flatten())
 
 
 class Block(nn.Module):
