@@ -12,7 +12,7 @@ import posbench
 from posbench.config.schema import Config, EncodingConfig
 from posbench.encodings._rotary import Rotary
 from posbench.model.gpt import GPT, build, parameter_counts
-from posbench.model.loss import IGNORED, cross_entropy
+from posbench.model.loss import IGNORED, linear_cross_entropy
 
 V = 50
 
@@ -147,7 +147,8 @@ def test_a_loss_of_all_labels_is_that_of_all_logits_to_the_bit(tiny_config: Conf
     model = built(tiny_config, "minmax", combine="concat")
     ids, labels = masked(1.0)
     for given in ({}, {"n_scored": labels.numel()}):
-        ours, by_hand = model(ids, labels, **given), cross_entropy(model.logits(model.hidden(ids)), labels)
+        read, weight = model._into_head(model.hidden(ids).flatten(0, 1))
+        ours, by_hand = model(ids, labels, **given), linear_cross_entropy(read, weight, labels.flatten())
         assert torch.equal(ours, by_hand)
         assert all(map(torch.equal, gradients(model, ours), gradients(model, by_hand)))
 
@@ -204,6 +205,41 @@ def test_logits_equal_gpt2s_of_another_library_with_the_same_weights(tiny_config
     ids = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
     # 1e-5 tells exact GELU from its tanh form (2e-4) and a wrong norm epsilon apart from fp32 rounding.
     torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-5, rtol=0)
+
+
+def test_logits_equal_qwen3s_of_another_library_with_the_same_weights(tiny_config: Config) -> None:
+    """Shared heads of keys and values, and norms of queries and keys."""
+    transformers = pytest.importorskip("transformers")
+    block = {"norm": "rmsnorm", "mlp": "swiglu", "n_heads": 4, "n_kv_heads": 2, "qk_norm": True, "tie_embeddings": True}
+    config = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, **block))
+    model, shape = built(config, "rope", layout="half").eval(), config.model
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms of 1 would hide errors
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    width = shape.d_model // shape.n_heads
+    settings = transformers.Qwen3Config(
+        vocab_size=V, hidden_size=shape.d_model, intermediate_size=shape.hidden_width, head_dim=width,
+        num_hidden_layers=shape.n_layers, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, pad_token_id=None,
+    )  # fmt: skip
+    theirs = transformers.Qwen3ForCausalLM(settings).eval()
+    ours = dict(model.named_parameters())
+    weights = {"model.embed_tokens.weight": ours["tokens.weight"], "lm_head.weight": ours["tokens.weight"]}
+    weights["model.norm.weight"] = ours["norm.weight"]
+    for layer in range(shape.n_layers):
+        here, there = f"blocks.{layer}.", f"model.layers.{layer}."
+        qkv = ours[f"{here}attention.qkv.weight"].split([4 * width, 2 * width, 2 * width])
+        weights |= {f"{there}self_attn.{name}_proj.weight": part for name, part in zip("qkv", qkv, strict=True)}
+        for name, source in {
+            "self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm",
+            "self_attn.o_proj": "attention.out", "input_layernorm": "attention_norm",
+            "post_attention_layernorm": "mlp_norm", "mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up",
+            "mlp.down_proj": "mlp.down",
+        }.items():  # fmt: skip
+            weights[f"{there}{name}.weight"] = ours[f"{here}{source}.weight"]
+    theirs.load_state_dict(weights)
+    ids = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(ids), theirs(ids).logits, atol=2e-5, rtol=0)
 
 
 # -- what the layers of a forward pass share ---------------------------------------------------------------------------

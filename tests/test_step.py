@@ -18,7 +18,7 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
 from posbench.model.gpt import GPT, build, parameter_counts
-from posbench.model.loss import IGNORED, cross_entropy
+from posbench.model.loss import IGNORED
 from posbench.processes import World
 from posbench.training.step import Learner, begin_update, is_compiled, learner_for, parameters, update
 
@@ -226,17 +226,6 @@ def test_a_gradient_that_no_scale_mends_ends_the_run(tiny_config: Config) -> Non
         update(one, batch(0), 1, 1e-2)
 
 
-def test_in_fp16_the_gradient_of_one_token_of_many_does_not_vanish() -> None:
-    logits = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0)) - 12 * torch.eye(8)[0]
-    labels = torch.full((4096,), 1)
-    wide, narrow = logits.half().float().requires_grad_(), logits.half().requires_grad_()
-    (cross_entropy(wide * 1, labels) * 1024).backward()
-    (cross_entropy(narrow * 1, labels) * 1024).backward()
-    assert narrow.grad is not None and wide.grad is not None
-    torch.testing.assert_close(narrow.grad.float(), wide.grad, atol=1e-7, rtol=5e-3)
-    assert (wide.grad[:, 0] / 1024 < 6e-8).all()  # what fp16 would round to 0
-
-
 # -- blocks that are computed again --------------------------------------------------------------------------------
 
 
@@ -315,7 +304,7 @@ def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothin
         with torch.compiler.set_stance(force_backend="aot_eager"):
             assert_steps_are_equal(config)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert 3 <= graphs[0] == graphs[1] <= 5  # before, between and after attention; the softmax
+    assert 2 <= graphs[0] == graphs[1] <= 5  # before and after attention
 
 
 @pytest.mark.slow

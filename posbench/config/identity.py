@@ -22,6 +22,7 @@ from posbench.errors import UserError
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that make no other run
 # "section.key" beside the options of encodings; their dataclasses have the same values as defaults.
 LATER: dict[str, Any] = {"data.task": None, "data.offset": 0, "data.test_pieces": None, "start": None}
+LATER |= {"model.n_kv_heads": None, "model.qk_norm": False}
 # "encoding.option", of an encoding and of one inside another.
 _BOTH: dict[str, Any] = {
     "abacus.others": "random", "path.start": "torch", "path_fox.start": "torch", "dape.per_layer": False,
@@ -96,7 +97,8 @@ def _later(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
         yield from ((encoding, option, value) for option, value in later.items())
     for key, value in LATER.items():
         section, _, name = key.rpartition(".")
-        if isinstance(holder := config.get(section) if section else config, dict):
+        holder = config.get(section) if section else config
+        if isinstance(holder, dict) and (section != "model" or "mlp" in holder):  # not a model from elsewhere
             yield holder, name, value
 
 

@@ -76,6 +76,8 @@ class ModelConfig(Section):
     tie_embeddings: bool  # the head is the token table
     init: Literal["fan_in", "gpt2"]  # standard deviation of weights: width^-0.5, or 0.02
     attention: AttentionConfig
+    n_kv_heads: Count | None = None  # heads of keys and values, each for a group of query heads; None = n_heads
+    qk_norm: bool = False  # RMSNorm of each head's queries and keys before the encoding
 
     @property
     def token_rms(self) -> float:
@@ -89,6 +91,7 @@ class ModelConfig(Section):
 
     def __post_init__(self) -> None:
         refuse_uneven("model.d_model", self.d_model, self.n_heads, "heads")
+        refuse_uneven("model.n_heads", self.n_heads, self.n_kv_heads or self.n_heads, "heads of keys and values")
 
 
 def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:

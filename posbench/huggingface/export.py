@@ -134,6 +134,8 @@ def stock(model: GPT, config: Config) -> Exported:
         (kind is None, f"model.norm={block[0]} with model.mlp={block[1]}: expected model=llama or model=gpt"),
         (not architectures(model.encoding), f"'{model.encoding.name}': expected 'rope' and its family, or 'none'"),
         (model.window is not None, f"model.attention.window={model.window}: expected null"),
+        (config.model.qk_norm, "model.qk_norm=true: expected false"),
+        (config.model.n_kv_heads is not None, f"model.n_kv_heads={config.model.n_kv_heads}: expected null"),
     ):
         if wrong:
             told = f"no stock architecture has {reason}"

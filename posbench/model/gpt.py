@@ -197,14 +197,19 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        width, kv_heads = config.d_model // config.n_heads, config.n_kv_heads or config.n_heads
         self.n_heads = config.n_heads
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        self.heads_of_qkv = [config.n_heads, kv_heads, kv_heads]
+        self.qkv = nn.Linear(config.d_model, sum(self.heads_of_qkv) * width, bias=False)
+        self.q_norm = nn.RMSNorm(width, RMS_EPS) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(width, RMS_EPS) if config.qk_norm else nn.Identity()
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """States (B, T, D) to queries, keys and values (B, H, T, Dh)."""
-        packed = self.qkv(x).view(*x.shape[:2], 3, self.n_heads, -1)
-        return packed.permute(2, 0, 3, 1, 4).unbind()  # type: ignore[no-any-return]
+        """States (B, T, D) to queries, keys and values (B, H, T, Dh); the latter may have fewer heads."""
+        packed = self.qkv(x).unflatten(-1, (sum(self.heads_of_qkv), -1)).transpose(1, 2)
+        q, k, v = packed.split(self.heads_of_qkv, dim=1)
+        return self.q_norm(q), self.k_norm(k), v
 
     def joined(self, attended: Tensor) -> Tensor:
         """Attention's output (B, H, T, Dh) to what is added to the states (B, T, D)."""
