@@ -1,6 +1,5 @@
-"""What the documents say exists, exists: commands, files, folders, encodings."""
+"""What the documents say exists, exists: commands, files, numbers, and the contributors' example."""
 
-import itertools
 import os
 import pathlib
 import re
@@ -9,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from typing import NamedTuple
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
 import pytest
@@ -18,6 +17,8 @@ import test_encodings
 from test_frozen import cells as cells_of
 
 from posbench.cli import app
+from posbench.config import compose
+from posbench.launch import plans
 from posbench.results.compare import compare
 from posbench.results.frame import read
 
@@ -25,42 +26,64 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def commands_in(page: pathlib.Path) -> list[str]:
-    """Lines of the page's console blocks and inline code that call posbench or make."""
-    text = page.read_text(encoding="utf-8")
-    blocks = "\n".join(re.findall(r"```(?:console|bash|sh)\n(.*?)```", text, flags=re.S))
-    lines = [line.partition("  #")[0].strip().removeprefix("$ ") for line in blocks.splitlines()]
-    inline = re.findall(r"`((?:posbench|make) [^`]+)`", text)
-    return [line for line in [*lines, *inline] if line.startswith(("posbench ", "make "))]
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_commands_in_the_documents_exist() -> None:
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
-    for line in itertools.chain(*map(commands_in, PAGES)):
-        program, *words = shlex.split(line)
-        names = [word for word in words if not word.startswith("-") and "=" not in word]
-        if program == "make":
-            assert set(names) <= targets, line
-        elif names and not words[0].startswith("-"):
-            assert words[0] in known, line
-
-
-def test_choices_in_the_documents_are_files() -> None:
+def commands(console: bool = False) -> Iterator[list[str]]:
+    """The words of every posbench and make command of the pages, in console blocks, and else in a line of text."""
     for page in PAGES:
-        for line in commands_in(page):
-            for word in shlex.split(line):
-                group, equals, value = word.partition("=")
-                if equals and (ROOT / "configs" / group).is_dir() and "{" not in value and value.islower():
-                    for choice in value.split(","):
-                        invented = page.name == "CONTRIBUTING.md" and choice == "log_bias"
-                        assert invented or (ROOT / "configs" / group / f"{choice}.yaml").exists(), line
+        text = page.read_text(encoding="utf-8")
+        blocks = "\n".join(re.findall(r"```(?:console|bash|sh)\n(.*?)```", text, flags=re.S))
+        lines = re.sub(r"\\\n\s*", "", blocks).splitlines()
+        lines += [] if console else re.findall(r"`((?:posbench|make) [^`]+)`", text)
+        for words in (shlex.split(line.partition("  #")[0].removeprefix("$ ")) for line in lines):
+            if len(words) > 1 and words[0] in ("posbench", "make"):
+                yield words
 
 
-def test_links_in_the_documents_lead_somewhere() -> None:
+def test_commands_and_choices_of_the_documents_exist() -> None:
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), flags=re.M))
+    for program, first, *rest in commands():
+        if program == "make":
+            assert {first, *(word for word in rest if word[0] != "-" and "=" not in word)} <= targets, first
+            continue
+        assert first in known or first[0] == "-" or "=" in first, first
+        for group, _, value in (word.partition("=") for word in rest):
+            if (ROOT / "configs" / group).is_dir() and "{" not in value and value.islower() and value != "log_bias":
+                assert all((ROOT / "configs" / group / f"{choice}.yaml").exists() for choice in value.split(",")), value
+
+
+@pytest.mark.full  # half a minute
+def test_every_run_and_sweep_that_a_page_shows_composes() -> None:
+    composed = 0
+    for _, command, *words in commands(console=True):
+        if command not in ("train", "sweep", "prepare") or "--cfg" in words:
+            continue
+        own = dict(word.partition("=")[::2] for word in words if word.startswith(("sweep=", "tune=")))
+        typed = [word for word in words if "=" in word and word.partition("=")[0] not in own and word[0] != "-"]
+        sets = plans.read_sets(own.get("sweep"), typed)
+        if not any(word.startswith("start=") for each in sets for word in each):  # else it needs a run
+            assert all(compose.configs(each) for each in sets), words
+            composed += 1
+    assert composed > 50
+
+
+def test_links_and_paths_in_the_documents_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert "://" in target or (page.parent / target).exists(), f"{page.name} points to {target}"
+    (tree,) = re.findall(r"## What is where\n.*?```text\n(.*?)```", text_of("CONTRIBUTING.md"), flags=re.S)
+    parents: list[str] = []
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        for name in line.strip().split("  ", 1)[0].split():
+            parents = [*parents[:depth], name.rstrip("/")]
+            assert ROOT.joinpath(*parents).exists(), parents
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -70,25 +93,23 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_of_results() -> None:
-    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("docs/results.md", "README.md", "docs/index.md")]
+    pages = (text_of(name) for name in ("docs/results.md", "README.md", "docs/index.md"))
     results, readme, home = (page.replace("\\[", "[").replace("\\]", "]") for page in pages)
     section = re.split(r"^## ", results, flags=re.M)[1]
-    assert section.startswith("At a size that reads")
     levels, against = (
         {row[0]: row[1:] for row in rows_of(section.split(heading)[1].partition("\n#")[0])}
         for heading in ("# Beyond the training length", "# Against rope")
     )
     shown = [row for row in rows_of(readme) if "±0." in "".join(row)]
     for name, level, at_1x, *rises, verdict in shown:
-        assert [level, *rises] == [levels[name][column] for column in (0, 2, 3)], name
         expected = [against[name][column] for column in (0, 4)] if name != "rope" else ["", "the reference"]
+        assert [level, *rises] == [levels[name][column] for column in (0, 2, 3)], name
         assert [at_1x, verdict] == expected, name
     rows = [row for row in rows_of(home) if "±0." in "".join(row)]
-    for name, *cells in rows:
-        assert cells == [levels[name][column] for column in (0, 2, 3, 5, 6)], name
+    assert all(cells == [levels[name][column] for column in (0, 2, 3, 5, 6)] for name, *cells in rows)
     assert len(shown) == len(rows) == 6
     quoted = " ".join(line.removeprefix("> ") for line in readme.splitlines() if line.startswith("> "))
-    assert f"> {quoted}\n" in section
+    assert section.startswith("At a size that reads") and f"> {quoted}\n" in section
 
 
 @pytest.mark.full
@@ -100,91 +121,47 @@ def test_the_tables_of_a_page_are_those_of_the_rows_beside_it(heading: str, stud
     for row in table.to_dict("records"):
         for name in ("nll_difference", "rise_difference"):
             known.add(f"{row[f'{name}_adjusted_low']:+.3f} to {row[f'{name}_adjusted_high']:+.3f}")
-    sections = re.split(r"^## ", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), flags=re.M)
+    sections = re.split(r"^## ", text_of("docs/results.md"), flags=re.M)
     (section,) = (part for part in sections if part.startswith(heading))
     for title in ("Beyond the training length", "Against rope"):
-        part = section[section.index(f"### {title}") :].split("\n\n")[1]
-        lines = [line.strip("| ").split(" | ") for line in part.splitlines()[2:]]
-        assert len(lines) >= 5
+        lines = rows_of(section[section.index(f"### {title}") :].split("\n\n")[1])[2:]
         numbers = [cell for line in lines for cell in line if re.match(r"[-+\d≥]", cell)]
-        assert len(numbers) >= 20 and set(numbers) <= known
-
-
-def paths_in_the_tree() -> set[pathlib.Path]:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    tree = re.search(r"## What is where\n.*?```text\n(.*?)```", text, flags=re.S)
-    assert tree
-    parents: list[str] = []
-    found = set()
-    for line in tree[1].splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        for name in line.split("  ", 1)[0].split() if depth == 0 else line.strip().split("  ", 1)[0].split():
-            parents = [*parents[:depth], name.rstrip("/")]
-            found.add(ROOT.joinpath(*parents))
-    return found
-
-
-def test_every_path_in_the_tree_exists() -> None:
-    assert {path for path in paths_in_the_tree() if not path.exists()} == set()
+        assert len(lines) >= 5 and len(numbers) >= 20 and set(numbers) <= known
 
 
 def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
-    readme = support.script("readme")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.written(text) == text, "README's table of encodings is out of date: run `make readme`"
+    readme = text_of("README.md")
+    assert support.script("readme").written(readme) == readme, "README's encodings are out of date: run `make readme`"
 
 
 # -- the contributors' example -----------------------------------------------------------------------------------------
 
 
-class Example(NamedTuple):
-    """The contributors' guide's blocks of code, as files."""
-
-    encoding: str
-    yaml: str
-    oracle: str
-    entry_point: str
-
-
-@pytest.fixture(scope="module")
-def example() -> Example:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^( *)```(python|yaml|toml)\n(.*?)^\1```$", text, flags=re.S | re.M)
+def example() -> list[str]:
+    """The contributors' guide's blocks of code: encoding, YAML, oracle, entry point."""
+    blocks = re.findall(r"^( *)```(python|yaml|toml)\n(.*?)^\1```$", text_of("CONTRIBUTING.md"), flags=re.S | re.M)
     assert [language for _, language, _ in blocks] == ["python", "yaml", "python", "toml"]
-    return Example(*(textwrap.dedent(block) for _, _, block in blocks))
-
-
-@pytest.fixture
-def checkout(tmp_path: pathlib.Path, example: Example) -> pathlib.Path:
-    """A copy of the repository with the example's three files in it, and `make readme` done."""
-    root = tmp_path / "checkout"
-    generated = shutil.ignore_patterns("__pycache__", ".*", "outputs", "dist", "build")
-    for name in ("posbench", "configs", "tests", "scripts", "docs"):
-        shutil.copytree(ROOT / name, root / name, ignore=generated)
-    for name in ("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, root / name)
-    (root / "posbench/encodings/log_bias.py").write_text(example.encoding, encoding="utf-8")
-    (root / "configs/encoding/log_bias.yaml").write_text(example.yaml, encoding="utf-8")
-    (root / "tests/oracles/log_bias.py").write_text(example.oracle, encoding="utf-8")
-    run("scripts/readme.py", folder=root, path=root)
-    return root
-
-
-def run(*arguments: str, folder: pathlib.Path, path: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    """Python in a folder, with another on its path; fails the test where it fails."""
-    environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    return [textwrap.dedent(block) for _, _, block in blocks]
 
 
 @pytest.mark.full
-def test_the_contributors_example_passes_the_whole_contract_with_three_files(checkout: pathlib.Path) -> None:
-    chosen = "log_bias or every_yaml or generated_one"
+def test_the_contributors_example_passes_the_whole_contract_with_three_files(tmp_path: pathlib.Path) -> None:
+    """In a copy of the repository, after `make readme`."""
+    generated = shutil.ignore_patterns("__pycache__", ".*", "outputs", "dist", "build")
+    for name in ("posbench", "configs", "tests", "scripts", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=generated)
+    for name in ("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    places = ("posbench/encodings/log_bias.py", "configs/encoding/log_bias.yaml", "tests/oracles/log_bias.py")
+    for place, code in zip(places, example(), strict=False):
+        (tmp_path / place).write_text(code, encoding="utf-8")
     files = ["test_encodings", "test_oracles", "test_model", "test_scoring", "test_show", "test_config", "test_docs"]
-    command = ["-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, "--junitxml=done.xml"]
-    run(*command, *(f"tests/{file}.py" for file in files), folder=checkout, path=checkout)
-    cases = ElementTree.parse(checkout / "done.xml").iter("testcase")
+    pytest_words = ["-m", "pytest", "-p", "no:cacheprovider", "--junitxml=done.xml", *(f"tests/{f}.py" for f in files)]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    for words in (["scripts/readme.py"], [*pytest_words, "-k", "log_bias or every_yaml or generated_one"]):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    cases = ElementTree.parse(tmp_path / "done.xml").iter("testcase")
     passed = {str(case.get("name")).partition("[")[0] for case in cases if case.find("skipped") is None}
     of_an_encoding = {
         name
@@ -192,18 +169,14 @@ def test_the_contributors_example_passes_the_whole_contract_with_three_files(che
         for mark in getattr(test, "pytestmark", [])
         if mark.name == "parametrize" and mark.args[0] in ("case", "name")
     }
-    assert passed >= of_an_encoding
-    assert "test_the_readmes_table_of_encodings_is_the_generated_one" in passed
-    assert "`log_bias`" in (checkout / "README.md").read_text(encoding="utf-8")
+    assert passed >= of_an_encoding | {"test_the_readmes_table_of_encodings_is_the_generated_one"}
+    assert "`log_bias`" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
-PACKAGE = ROOT / "examples" / "posbench-log-bias"
-
-
-def test_the_example_package_is_what_the_contributors_guide_shows(example: Example) -> None:
-    source = PACKAGE / "src" / "posbench_log_bias"
-    written, shown = ((source / "log_bias.py").read_text(encoding="utf-8"), example.encoding)
-    assert written.split('"""')[2] == shown.split('"""')[2]  # the source is named where it is a real one
-    assert (source / "posbench_configs/encoding/log_bias.yaml").read_text(encoding="utf-8") == example.yaml
-    declared = example.entry_point.replace("your_package", "posbench_log_bias")
-    assert declared in (PACKAGE / "pyproject.toml").read_text(encoding="utf-8")
+def test_the_example_package_is_what_the_contributors_guide_shows() -> None:
+    encoding, yaml, _, entry_point = example()
+    package = "examples/posbench-log-bias"
+    written = text_of(f"{package}/src/posbench_log_bias/log_bias.py")
+    assert written.split('"""')[2] == encoding.split('"""')[2]  # the source is named where it is a real one
+    assert text_of(f"{package}/src/posbench_log_bias/posbench_configs/encoding/log_bias.yaml") == yaml
+    assert entry_point.replace("your_package", "posbench_log_bias") in text_of(f"{package}/pyproject.toml")
