@@ -81,23 +81,6 @@ class HuggingFace(nn.Module):
         return self.model(input_ids=ids, use_cache=False).logits
 
 
-def gpt2(sizes: Sizes, attention: str) -> nn.Module:
-    from transformers import GPT2Config
-
-    none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    config = GPT2Config(
-        vocab_size=sizes.vocab_size,
-        n_positions=sizes.train_length,
-        n_embd=sizes.d_model,
-        n_layer=sizes.n_layers,
-        n_head=sizes.n_heads,
-        bos_token_id=0,
-        eos_token_id=0,
-        **none,
-    )
-    return HuggingFace(config, attention)
-
-
 def llama(sizes: Sizes, attention: str) -> nn.Module:
     from transformers import LlamaConfig
 
@@ -109,20 +92,6 @@ def llama(sizes: Sizes, attention: str) -> nn.Module:
         num_attention_heads=sizes.n_heads,
         max_position_embeddings=sizes.train_length,
         tie_word_embeddings=True,
-    )
-    return HuggingFace(config, attention)
-
-
-def bloom(sizes: Sizes, attention: str) -> nn.Module:
-    from transformers import BloomConfig
-
-    config = BloomConfig(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.d_model,
-        n_layer=sizes.n_layers,
-        n_head=sizes.n_heads,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
     )
     return HuggingFace(config, attention)
 
@@ -183,9 +152,7 @@ class Peer:
 LLAMA = ("model=llama", "model.tie_embeddings=true")
 PEERS = {
     "nanogpt": Peer(NanoGPT, "learned", ("sdpa",)),
-    "gpt2": Peer(gpt2, "learned", ("sdpa", "eager")),
     "llama": Peer(llama, "rope", ("sdpa", "eager"), LLAMA),
-    "bloom": Peer(bloom, "alibi", ("eager",)),
     "mpt": Peer(mpt, "alibi", ("eager",)),
     "x-none": Peer(x_transformers(), "none", ("eager", "flash")),
     "x-rope": Peer(x_transformers(rotary_pos_emb=True), "rope", ("eager", "flash")),

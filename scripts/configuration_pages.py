@@ -136,13 +136,12 @@ def _said(group: str) -> dict[str, str]:
 
 
 def _choices(group: str) -> str:
-    """The files of a group: a table of what each is, and their contents."""
+    """A table of the files of a group, and what each is."""
     files = choices(group) if (configs_dir() / group).is_dir() else {}
     if group == "encoding" or not files:
         return ""
     rows = [f"| `{group}={name}` | {head(path)} |" for name, path in files.items()]
-    folded = [_folded(group, name, path) for name, path in files.items() if group in ("experiment", "sweep")]
-    return "\n".join(["| choice | what it is |", "|---|---|", *rows, "", *folded])
+    return "\n".join(["| choice | what it is |", "|---|---|", *rows, ""])
 
 
 def _task(name: str, path: Path) -> str:
@@ -155,8 +154,3 @@ def _task(name: str, path: Path) -> str:
         if key != "name"
     ]
     return f"### data={name}\n\n{head(path)}\n\n{table(rows, 'option')}"
-
-
-def _folded(group: str, name: str, path: Path) -> str:
-    text = path.read_text(encoding="utf-8").replace("\n", "\n    ").rstrip()
-    return f'??? note "{group}={name}"\n    ```yaml\n    {text}\n    ```\n'
