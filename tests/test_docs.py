@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def text_of(name: str) -> str:
+def text_of(name: str | pathlib.Path) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
@@ -137,6 +137,17 @@ def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
 # -- the contributors' example -----------------------------------------------------------------------------------------
 
 
+PACKAGE = ROOT / "examples" / "posbench-log-bias"
+
+
+def run(*words: str, folder: pathlib.Path, path: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Python in a folder, with another on its path; fails the test where it fails."""
+    environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def example() -> list[str]:
     """The contributors' guide's blocks of code: encoding, YAML, oracle, entry point."""
     blocks = re.findall(r"^( *)```(python|yaml|toml)\n(.*?)^\1```$", text_of("CONTRIBUTING.md"), flags=re.S | re.M)
@@ -157,10 +168,8 @@ def test_the_contributors_example_passes_the_whole_contract_with_three_files(tmp
         (tmp_path / place).write_text(code, encoding="utf-8")
     files = ["test_encodings", "test_oracles", "test_model", "test_scoring", "test_show", "test_config", "test_docs"]
     pytest_words = ["-m", "pytest", "-p", "no:cacheprovider", "--junitxml=done.xml", *(f"tests/{f}.py" for f in files)]
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     for words in (["scripts/readme.py"], [*pytest_words, "-k", "log_bias or every_yaml or generated_one"]):
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        run(*words, folder=tmp_path, path=tmp_path)
     cases = ElementTree.parse(tmp_path / "done.xml").iter("testcase")
     passed = {str(case.get("name")).partition("[")[0] for case in cases if case.find("skipped") is None}
     of_an_encoding = {
@@ -175,8 +184,7 @@ def test_the_contributors_example_passes_the_whole_contract_with_three_files(tmp
 
 def test_the_example_package_is_what_the_contributors_guide_shows() -> None:
     encoding, yaml, _, entry_point = example()
-    package = "examples/posbench-log-bias"
-    written = text_of(f"{package}/src/posbench_log_bias/log_bias.py")
+    written = text_of(PACKAGE / "src/posbench_log_bias/log_bias.py")
     assert written.split('"""')[2] == encoding.split('"""')[2]  # the source is named where it is a real one
-    assert text_of(f"{package}/src/posbench_log_bias/posbench_configs/encoding/log_bias.yaml") == yaml
-    assert entry_point.replace("your_package", "posbench_log_bias") in text_of(f"{package}/pyproject.toml")
+    assert text_of(PACKAGE / "src/posbench_log_bias/posbench_configs/encoding/log_bias.yaml") == yaml
+    assert entry_point.replace("your_package", "posbench_log_bias") in text_of(PACKAGE / "pyproject.toml")

@@ -446,7 +446,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     assert posbench("report", "outputs/models") == 0
     assert "training length 48" in " ".join(capsys.readouterr().out.split())
     assert posbench("evaluate", str(folder)) == 2
-    assert "'posbench evaluate model' adds to them" in capsys.readouterr().err
+    assert "name the model, model" in capsys.readouterr().err
     write_text(tmp_path / "text.txt", 8000)
     assert posbench(*command) == 2 and "holds results on another text" in capsys.readouterr().err
 

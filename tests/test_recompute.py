@@ -77,7 +77,7 @@ def test_it_agrees_with_a_run_and_sees_a_number_that_was_changed(
     split = getattr(tokens.prepare(config.data, tmp_path / "cache"), config.evaluation.split)
     sources = None if split.sources is None else split.sources.tolist()
     run = recompute.Run(folder, recompute.Stream(split.ids.astype(np.int64), split.starts.tolist(), sources))
-    assert {row["length"] for row in run.rows} >= {16, 64}
+    assert len({row["length"] for row in run.rows}) > 1
     for row in run.rows:
         assert run.agrees(row), json.dumps(row)
     for column, value in {"nll": row["nll"] + 1e-3, "targets_sha256": "0" * 64, "n_bytes": 7}.items():
