@@ -360,17 +360,14 @@ def test_an_evaluation_is_in_the_precision_of_the_weights_where_that_is_fast_and
     tmp_path: Path, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its biases would be rounded, too, and far positions would be one."""
-    for kind, own, fast, asked, expected in (
-        ("llama", "bf16", True, "auto", "bf16"),
-        ("llama", "bf16", False, "auto", "fp32"),
-        ("llama", "fp16", True, "auto", "fp32"),  # on a CPU
-        ("bloom", "bf16", True, "auto", "fp32"),
-        ("bloom", "bf16", True, "bf16", "bf16"),
-    ):
-        monkeypatch.setattr(machine, "bf16_is_fast", lambda device, fast=fast: fast)
+    table = (
+        "llama bf16 fast auto bf16, llama bf16 slow auto fp32, llama fp16 fast auto fp32, bloom bf16 fast auto fp32, "
+    )
+    for kind, own, speed, asked, expected in map(str.split, (table + "bloom bf16 fast bf16 bf16").split(", ")):
+        monkeypatch.setattr(machine, "bf16_is_fast", lambda device, fast=speed == "fast": fast)
         source = load.Source(tmp_path, "", None, {}, configuration(kind, dtype=load.DTYPES[own]))
         settings = dataclasses.replace(tiny_config.evaluation, precision=asked)
-        assert evaluate.precision_of(source, settings, CPU) == expected, (kind, own, fast, asked)
+        assert evaluate.precision_of(source, settings, CPU) == expected, (kind, own, speed, asked)
 
 
 @pytest.mark.parametrize("begins", [None, 5])

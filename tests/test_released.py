@@ -43,62 +43,56 @@ def code_of(model: str) -> Any:
     return third_party(f"transformers.models.{model}.modeling_{model}")
 
 
+def layers_of(model: str, config: Any, attention: str) -> list[Any]:
+    """The attention of each layer of a model of transformers."""
+    return [getattr(code_of(model), attention)(config, layer) for layer in range(LAYERS)]
+
+
 def smollm3() -> list[Layer]:
     config = config_of("SmolLM3Config")
-    made = [code_of("smollm3").SmolLM3Attention(config, layer) for layer in range(LAYERS)]
-    base = config.rope_parameters["rope_theta"]
+    base, made = config.rope_parameters["rope_theta"], layers_of("smollm3", config, "SmolLM3Attention")
     return [Layer(base if one.use_rope else None, one.sliding_window is not None) for one in made]
 
 
 def cohere2() -> list[Layer]:
     """Its attention turns q and k where it has a window."""
     config = config_of("Cohere2Config")
-    made = [code_of("cohere2").Cohere2Attention(config, layer) for layer in range(LAYERS)]
-    base = config.rope_parameters["rope_theta"]
+    base, made = config.rope_parameters["rope_theta"], layers_of("cohere2", config, "Cohere2Attention")
     return [Layer(base if one.sliding_window else None, one.sliding_window is not None) for one in made]
 
 
 def llama4() -> list[Layer]:
     config = config_of("Llama4TextConfig", head_dim=8)
-    made = [code_of("llama4").Llama4TextAttention(config, layer) for layer in range(LAYERS)]
-    base = config.rope_parameters["rope_theta"]
+    base, made = config.rope_parameters["rope_theta"], layers_of("llama4", config, "Llama4TextAttention")
     assert all(one.attn_temperature_tuning and one.attn_scale == 0.1 for one in made)
-    return [
-        Layer(base, kind == "chunked_attention") if one.use_rope else
-        Layer(None, kind == "chunked_attention", temperature="llama4")
-        for one, kind in zip(made, config.layer_types, strict=True)
-    ]  # fmt: skip
+    plain, turned = Layer(None, False, temperature="llama4"), Layer(base, False)
+    layers = [turned if one.use_rope else plain for one in made]
+    windows = [kind == "chunked_attention" for kind in config.layer_types]
+    return [dataclasses.replace(layer, windowed=windowed) for layer, windowed in zip(layers, windows, strict=True)]
 
 
 def mistral_large4() -> list[Layer]:
     config = third_party("transformers").MistralLarge4TextConfig(num_hidden_layers=LAYERS)
-    turning = config.qk_rope_head_dim / config.qk_head_dim
-    base = config.rope_parameters["rope_theta"]
-    return [
-        Layer(base, False, turning, temperature="mistral_large4") if turns else
-        Layer(None, False, temperature="mistral_large4")
-        for turns in config.no_rope_layers
-    ]  # fmt: skip
+    turning, base = config.qk_rope_head_dim / config.qk_head_dim, config.rope_parameters["rope_theta"]
+    plain = Layer(None, False, temperature="mistral_large4")
+    return [Layer(base, False, turning, temperature="mistral_large4") if on else plain for on in config.no_rope_layers]
 
 
 def gemma3() -> list[Layer]:
     config = config_of("Gemma3TextConfig")
-    bases = {kind: found["rope_theta"] for kind, found in config.rope_parameters.items()}
-    return [Layer(bases[kind], kind == "sliding_attention") for kind in config.layer_types]
+    return [
+        Layer(config.rope_parameters[kind]["rope_theta"], kind == "sliding_attention") for kind in config.layer_types
+    ]
 
 
 def gemma4() -> list[Layer]:
     config = config_of("Gemma4TextConfig")
-    rope = config.rope_parameters
-    return [
-        Layer(
-            rope[kind]["rope_theta"],
-            kind == "sliding_attention",
-            rope[kind].get("partial_rotary_factor", 1.0),
-            rope[kind]["rope_type"] == "proportional",
-        )
-        for kind in config.layer_types
-    ]
+    layers = []
+    for kind in config.layer_types:
+        rope = config.rope_parameters[kind]
+        turning, slowest = rope.get("partial_rotary_factor", 1.0), rope["rope_type"] == "proportional"
+        layers.append(Layer(rope["rope_theta"], kind == "sliding_attention", turning, slowest))
+    return layers
 
 
 def olmo3_gnope() -> list[Layer]:
@@ -131,10 +125,6 @@ def said(entry: dict[str, Any]) -> Layer:
     return Layer(options["base"], windowed, options.get("fraction", 1.0), name == "p_rope", temperature)
 
 
-def test_every_preset_has_a_model_to_be_compared_with() -> None:
-    assert sorted(RELEASED) == PRESETS
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_layers_do_what_those_of_the_released_model_do(preset: str) -> None:
     content = yaml.safe_load((FOLDER / f"{preset}.yaml").read_text(encoding="utf-8"))
@@ -158,29 +148,18 @@ def test_the_temperature_of_llama_4_is_that_of_its_attention_where_it_has_no_pos
     torch.testing.assert_close(ours, theirs.unflatten(-1, (4, 8)).transpose(1, 2), atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_chosen_by_its_path(preset: str) -> None:
-    config = single([f"encoding=layered/{preset}", "model.n_layers=6"])
-    encoding = encoding_of(config)
-    entries = config.encoding.options["layers"]
-    assert isinstance(encoding, Wrapper) and len(entries) in (4, 6)
-    windows = [schemes.used_at(encoding, torch.arange(1)[None], layer)[0].window for layer in range(len(entries))]
-    assert windows == [entry.get("window") for entry in entries] and None in windows
-
-
-def test_a_preset_that_is_not_there_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_are_chosen_by_their_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(RELEASED) == PRESETS
+    for preset in PRESETS:
+        config = single([f"encoding=layered/{preset}", "model.n_layers=6"])
+        encoding, entries = encoding_of(config), config.encoding.options["layers"]
+        assert isinstance(encoding, Wrapper) and len(entries) in (4, 6)
+        windows = [schemes.used_at(encoding, torch.arange(1)[None], layer)[0].window for layer in range(len(entries))]
+        assert windows == [entry.get("window") for entry in entries] and None in windows
+    remarks = encoding_of(single(["encoding=layered/gemma3", "model.n_layers=4"])).remarks()
+    assert remarks == ["layered: no layer uses layers[4] and later: 6 are listed, the model has 4"]
     assert support.posbench("train", "encoding=layered/gema3") == 2
     assert "did you mean 'layered/gemma3'" in capsys.readouterr().err
-
-
-def test_the_listing_names_presets_as_they_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert support.posbench("list") == 0
-    said = capsys.readouterr().out.partition("patterns of layers:")[2].partition("extensions:")[0]
-    assert [line.split()[0] for line in said.splitlines()[1:]] == [f"layered/{preset}" for preset in PRESETS]
-
-
-def test_entries_that_a_model_is_too_shallow_for_are_said() -> None:
-    config = single(["encoding=layered/gemma3", "model.n_layers=4"])
-    remarks = encoding_of(config).remarks()
-    assert remarks == ["layered: no layer uses layers[4] and later: 6 are listed, the model has 4"]
+    listed = capsys.readouterr().out.partition("patterns of layers:")[2].partition("extensions:")[0]
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == [f"layered/{preset}" for preset in PRESETS]

@@ -94,12 +94,10 @@ def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
         if own or key.partition(".")[0] not in ("data", "evaluation", "runtime"):
             raise UserError(f"{key}: not for a HuggingFace model: it has its own, and is evaluated in one process")
     if type(length) is not int or length < 2:
-        problem = "does not give its training length" if source.train_length is None else f"train_length is {length}"
-        raise UserError(f"{source.folder}: {problem}: expected train_length=N, in tokens")
-    usual = {"tracking": "none", "evaluation.longest": RATIOS[-1]}
-    usual |= {"training.train_length": length, "training.tokens": length, "training.batch_size": 1}
-    usual |= {"training.accumulation": 1, "training.warmup_tokens": 0}
-    usual["evaluation.targets"] = min(length, compose.single(["tracking=none"]).evaluation.targets)
+        raise UserError(f"{source.given}: expected train_length=N, the tokens that it was trained on: it is {length}")
+    usual = {"tracking": "none", "evaluation.longest": RATIOS[-1], "training.train_length": length}
+    usual |= {"training.tokens": length, "training.batch_size": 1, "training.accumulation": 1}
+    usual |= {"evaluation.targets": min(length, compose.single(["tracking=none"]).evaluation.targets)}
     if not {"evaluation.length", "evaluation.ratios"} & given.keys():
         usual["evaluation.ratios"] = list(RATIOS)
     return compose.single([f"{key}={text}" for key, text in (usual | given).items()]), bos
@@ -110,8 +108,6 @@ def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str
 
     Args:
         config: the library's configuration, extended or not.
-        text: what is read, with the model's own tokenizer.
-        bos: as `reading_of` takes it.
         name: of the encoding, by default the way in which the model encodes positions.
     """
     position, config = position_of(config), config.get_text_config()
@@ -129,8 +125,7 @@ def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str
 def reading_of(source: Source, bos: Any) -> ReadingConfig:
     """The token before each document, and whether it is also first in every window.
 
-    It is the token that the tokenizer puts before a text, else the begin token of the configuration, else its end
-    token.
+    It is the one that the tokenizer puts before a text, else the configuration's begin token, else its end token.
 
     Args:
         bos: `document`, `window`, or None: first in every window if the tokenizer puts it before every text.

@@ -231,8 +231,7 @@ def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]
 def _order(rope: Rotary, partly: bool) -> Tensor:
     """For each channel of queries and keys in transformers' order, its index in posbench: (head_dim,).
 
-    transformers pairs channel p with p + w/2 of the w rotated channels. posbench pairs (2p, 2p+1) by default, or as
-    transformers does; if only some channels turn, they come first.
+    transformers pairs channel p with p + w/2 of the w that turn, which come first; posbench (2p, 2p+1) by default.
     """
     turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
     pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
@@ -281,11 +280,7 @@ def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], toke
 def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wanted: Iterable[int]) -> Agreements:
     """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T), in fp32 on the CPU, by length.
 
-    Args:
-        wanted: lengths in tokens; those that need too much memory become the longest that does not.
-
-    Raises:
-        UserError: a tensor is missing, unknown or misshapen, or the logits differ by more than rounding.
+    Lengths that need too much memory become the longest that does not. UserError if more than rounding differs.
     """
     theirs = load(folder, transformers().AutoConfig.from_pretrained(folder), "fp32")
     agreements = []

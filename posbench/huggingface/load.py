@@ -92,10 +92,7 @@ class Source:
 
     @property
     def train_length(self) -> int | None:
-        """Tokens that it was trained on at a time, if its configuration says so.
-
-        If RoPE was stretched, the length before that: the stretched frequencies depend on it.
-        """
+        """Tokens that it was trained on at a time, before its RoPE was stretched, if its configuration says so."""
         text = self.settings.get("text_config") or self.settings  # of a model of several parts
         ropes = [text.get("rope_parameters"), text.get("rope_scaling")]
         ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
@@ -146,9 +143,8 @@ def _weights(folder: Path) -> list[Path]:
 def load(folder: Path, config: Any, precision: str) -> Any:
     """The library's own model of a folder, in eval mode, on the CPU.
 
-    Raises:
-        UserError: a tensor is missing, left over, or of another shape; the library would fill it with random numbers,
-            or leave out half of a model.
+    UserError if a tensor is missing, left over, or of another shape: the library would fill it with random numbers, or
+    leave out half of a model.
     """
     auto = transformers().AutoModelForCausalLM
     with library_errors(f"{folder}: transformers cannot load it"):
