@@ -25,6 +25,7 @@ from posbench.evaluation.models import Variant
 from posbench.evaluation.plan import lengths_of, refuse_few_blocks
 from posbench.huggingface.load import TESTED, Source, find, library_errors, load, position_of, transformers
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.run import TOKENIZER
 from posbench.run.rows import every_row
 from posbench.run.run import Run, Where
 from posbench.terminal import console
@@ -118,7 +119,7 @@ def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str
         "encoding": EncodingConfig(name or position, json.loads(json.dumps(options))),
         "model": ModelElsewhere(source.name, place, source.revision, source.sha256(), source.kind, *sizes),
         "reading": reading_of(source, bos),
-        "data": dataclasses.replace(text, tokenizer=str(source.tokenizer), vocab_size=int(config.vocab_size)),
+        "data": dataclasses.replace(text, tokenizer=str(source.folder / TOKENIZER), vocab_size=int(config.vocab_size)),
     }
 
 
@@ -132,8 +133,8 @@ def reading_of(source: Source, bos: Any) -> ReadingConfig:
     """
     if bos not in (None, "document", "window"):
         raise UserError(f"bos is {bos}: expected bos=document or bos=window")
-    with library_errors(f"{source.tokenizer} is not a tokenizer.json"):
-        tokenizer = tokenizers.Tokenizer.from_file(str(source.tokenizer))
+    with library_errors(f"{source.folder / TOKENIZER} is not a tokenizer.json"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(source.folder / TOKENIZER))
     plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
     if whole[:1] != plain[:1]:
         return ReadingConfig(whole[0], bos != "document")

@@ -52,12 +52,7 @@ _OTHERS = ("model", "encoding", "training", "experiment", "evaluation", "data.to
 def train_model(word: str, overrides: list[str], restart: bool = False, config_dir: Path | None = None) -> Path:
     """Train a model further, evaluate it, and save it as a folder of the same kind; repeated, it continues.
 
-    Args:
-        word: a folder, or a name on the hub.
-        overrides: all settings as typed.
-
-    Returns:
-        The folder of results.
+    Returns the folder of results of a model, which is a folder or a name on the hub, by all settings as typed.
     """
     source = find(word)
     config, extension = _asked(source, [text for text in overrides if not text.startswith("start=")], config_dir)
@@ -145,17 +140,10 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
     if not {"evaluation.length", "evaluation.ratios"} & given.keys():
         evaluation = dataclasses.replace(evaluation, ratios=ratios([before, length, 2 * length, 4 * length], base))
     extension = _extension(source, length, before, method, options)
-    config = TrainedOn(
-        study=base.study,
-        seed=base.seed,
-        start=TrainingElsewhere(before),
-        training=training,
-        evaluation=evaluation,
-        tracking=base.tracking,
-        runtime=base.runtime,
-        lora=lora,
-        **described(source, extension.config if extension else source.config, base.data, bos, method),
-    )
+    shared: dict[str, Any] = {name: getattr(base, name) for name in ("study", "seed", "tracking", "runtime")}
+    shared |= described(source, extension.config if extension else source.config, base.data, bos, method)
+    settings = {"start": TrainingElsewhere(before), "training": training, "evaluation": evaluation, "lora": lora}
+    config = TrainedOn(**shared, **settings)
     return config, extension
 
 

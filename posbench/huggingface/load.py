@@ -75,10 +75,6 @@ class Source:
         return str(self.config.model_type)
 
     @property
-    def tokenizer(self) -> Path:
-        return self.folder / TOKENIZER
-
-    @property
     def name(self) -> str:
         """What its folder of results is called: its own last name; of a model that a run trained, the run's."""
         path = Path(self.given.partition("@")[0] if self.revision else self.given).resolve()
@@ -103,7 +99,7 @@ class Source:
     def sha256(self) -> str:
         """Digest of everything that determines results: configuration, tokenizer, weights."""
         digest = hashlib.sha256()
-        for path in (self.folder / "config.json", self.tokenizer, *_weights(self.folder)):
+        for path in (self.folder / "config.json", self.folder / TOKENIZER, *_weights(self.folder)):
             digest.update(f"{path.name}\0".encode() + files.sha256(path))
         return digest.hexdigest()
 
