@@ -140,8 +140,8 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
             cfg = _choose({**chosen, "data": source}, folders)
     begins = value(start.KEY, given.get(start.KEY, "null"))
     if begins is not None:
-        cfg = start.begun(cfg, begins, given.keys())
-    before = copy.deepcopy(cfg)
+        start.begun(cfg, begins, given)
+    chosen_data = copy.copy(cfg.get("data"))
     for key, text in given.items():
         if key not in (*GROUPS, LENGTH, start.KEY):
             _check_key(key, text, cfg)
@@ -149,9 +149,7 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
                 OmegaConf.update(cfg, key, value(key, text), merge=True)
             except (OmegaConfBaseException, ValueError) as error:
                 raise UserError(f"{key}={text}: {_first_line(error)}") from None
-    _name_data(before.get("data"), cfg.get("data"), given)
-    if begins is not None:
-        start.settle(cfg, before, given.keys())
+    _name_data(chosen_data, cfg.get("data"), given)
     config: Config = with_paths(from_container(written_out(_plain(cfg))))
     config.data.refuse_unread()
     if LENGTH in given:

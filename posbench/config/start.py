@@ -15,7 +15,7 @@ The encoding gets that run's training length as its own: extensions stretch from
 import dataclasses
 import glob
 import json
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -24,6 +24,7 @@ from posbench import encodings
 from posbench.config import external
 from posbench.config.built import build_encoding
 from posbench.config.identity import expanded, moved_aside
+from posbench.config.overrides import value
 from posbench.config.schema import SAVED, Config, StartConfig, to_container
 from posbench.encodings.extend import NAMES
 from posbench.errors import Undefined, UserError
@@ -54,58 +55,44 @@ def spelt(word: str) -> str:
     return f"encoding={text}" if key == "extension" else word
 
 
-def begun(composed: DictConfig, run: str, typed: Collection[str]) -> DictConfig:
-    """A composed configuration with what it takes from the run that it begins from.
+def begun(cfg: DictConfig, run: str, given: Mapping[str, str]) -> None:
+    """Give a composed configuration what it takes from the run that it begins from, before typed values are assigned.
 
     Args:
         run: its folder, which holds a finished run of text that itself began at random.
-        typed: all keys and groups that were typed; groups have been composed.
+        given: typed values by full key; groups have been composed.
     """
-    for key in typed:
+    for key in given:
         its_own = key in ("model", "training", "experiment") or key.startswith(("model.", f"{KEY}."))
         if its_own and not key.startswith("model.attention."):
             raise UserError(f"{key}: not beside start, which takes it from that run")
+
+    def typed(key: str, default: int) -> int:
+        number = value(key, given[key]) if key in given else default
+        return int(number) if type(number) in (int, float) and number >= 1 else default  # refused where it is read
+
     source, start = _read(Path(run))
-    cfg, taken = composed.copy(), to_container(source)
-    cfg.update({name: taken[name] for name in _TAKEN if name not in typed})
-    if "data" in typed and "data.tokenizer" not in typed:
+    taken, old, before = to_container(source), source.training, source.training.train_length
+    cfg.update({name: taken[name] for name in _TAKEN if name not in given})
+    cfg.seed, cfg.study, cfg.start = source.seed, STUDY, dataclasses.asdict(start)
+    length = typed("training.train_length", before)
+    batch_size = typed("training.batch_size", max(1, old.batch_size * before // length))
+    update = batch_size * typed("training.accumulation", old.accumulation) * length
+    tokens = typed("training.tokens", max(old.tokens // 10, update))
+    rates = {"learning_rate": old.learning_rate * RATE, "warmup_tokens": tokens // 20}
+    cfg.training.update({"batch_size": batch_size, "tokens": tokens, **rates})
+    if "data" in given:
         cfg.data.tokenizer = str(Path(start.run) / "tokenizer.json")
-    if "encoding" in typed:
+    if "encoding" in given:
         options = source.encoding.options
         cfg.encoding.update({name: options[name] for name in _SHARED if name in options and name in cfg.encoding})
-    cfg.seed, cfg.study, cfg.start = source.seed, STUDY, dataclasses.asdict(start)
-    cfg.training.tokens = source.training.tokens // 10
-    cfg.training.learning_rate = source.training.learning_rate * RATE
-    if "evaluation" not in typed:
-        cfg.evaluation.update({key: taken["evaluation"][key] for key in ("targets", "blocks", "ratios")})
-    return cfg
-
-
-def settle(cfg: DictConfig, source: DictConfig, typed: Collection[str]) -> None:
-    """Set what follows from the typed values, where it was not typed itself.
-
-    Args:
-        source: the configuration before values were assigned.
-    """
-    training, old = cfg.training, source.training
-    length, before = training.train_length, cfg.start.train_length
-    if not all(type(number) is int and number > 0 for number in (length, training.tokens)):
-        return  # refused by the schema
-    if "training.batch_size" not in typed:
-        training.batch_size = max(1, old.batch_size * before // length)
-    if "training.tokens" not in typed:  # at least one update
-        training.tokens = max(training.tokens, training.batch_size * training.accumulation * length)
-    if "training.warmup_tokens" not in typed:
-        training.warmup_tokens = training.tokens // 20
-    if "encoding" in typed and "encoding.factor" not in typed and "factor" in cfg.encoding:
-        dynamic = cfg.encoding.name == "dynamic_ntk"  # whose factor multiplies a length's own
-        cfg.encoding.factor = 1.0 if dynamic else max(1.0, length / before)
-    if not {"evaluation", "evaluation.ratios", "evaluation.length"} & set(typed):
+        if "factor" in cfg.encoding:  # that of dynamic_ntk multiplies a length's own
+            cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / before)
+    if "evaluation" not in given:
         lengths = {round(ratio * before) for ratio in source.evaluation.ratios} | {length}
         lengths |= {times * length for times in (2, 4) if max(lengths) < times * length}  # 4x: a verdict's endpoint
-        cfg.evaluation.ratios = [each / length for each in sorted(lengths)]
-    if not {"evaluation", "evaluation.at_tokens"} & set(typed):
-        cfg.evaluation.at_tokens = [0]
+        cfg.evaluation.update({key: taken["evaluation"][key] for key in ("targets", "blocks")})
+        cfg.evaluation.update({"ratios": [each / length for each in sorted(lengths)], "at_tokens": [0]})
 
 
 def check(config: Config, start: StartConfig) -> None:
