@@ -39,17 +39,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Encoding": "encodings.base",
-    "LoadedRun": "api",
-    "attention": "model.standalone",
-    "attention_logits": "model.standalone",
-    "attention_output": "model.standalone",
-    "evaluate": "api",
-    "load": "api",
-    "plot": "api",
-    "runs": "api",
-    "sweep": "api",
-    "train": "api",
+    name: module
+    for module, names in {
+        "encodings.base": "Encoding",
+        "api": "LoadedRun evaluate load plot runs sweep train",
+        "model.standalone": "attention attention_logits attention_output",
+    }.items()
+    for name in names.split()
 }
 __all__ = [
     "Encoding", "LoadedRun", "attention", "attention_logits", "attention_output", "build_encoding", "encodings",

@@ -192,9 +192,7 @@ def start(config: Config, folder: Path, options: list[str], command: tuple[str, 
 
 def main() -> None:
     """Run a saved configuration, alone or as one of several ranks."""
-    parser = argparse.ArgumentParser(
-        prog="python -m posbench.launch.run", description="Run a saved configuration, for torchrun and the like."
-    )
+    parser = argparse.ArgumentParser(prog="python -m posbench.launch.run", description=main.__doc__)
     parser.add_argument("saved", type=Path, help="config.yaml of a run folder")
     parser.add_argument("--run-dir", type=Path, help="run folder (default: where the configuration belongs)")
     parser.add_argument("--restart", action="store_true", help="move an existing run aside and begin anew")
