@@ -64,7 +64,7 @@ _SETTINGS = """\b
 Settings that people change, with their defaults:
   encoding=rope                 how tokens know their order; 'posbench list encodings' shows all
   experiment=demo               size, budget and text: demo, reader, small, tasks, gpt124m ...
-  model=gpt                     the block: gpt or llama
+  model=gpt                     the block: gpt, llama or qwen3
   data=builtin                  the text: wikitext-2, pg19, task/copy ...; your own is data.path=
   data.path=                    your own text: a file, folder or glob
   data.tokenizer=bpe            bpe, bytes, a tokenizer.json, or a model on the hub: gpt2
