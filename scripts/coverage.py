@@ -206,7 +206,6 @@ def _populations(path: Path) -> Iterator[tuple[str, Population]]:
 # -- contiguous regions of one text ------------------------------------------------------------------------------------
 
 LONGEST = 1024  # tokens of context before the first target of a stretch
-PARTS = ("tail", "stretches")
 
 
 def losses_of(file: Path, others: list[Path]) -> tuple[Floats, int]:
@@ -221,15 +220,8 @@ def losses_of(file: Path, others: list[Path]) -> tuple[Floats, int]:
     return np.stack([nll[4], nll[4] - nll[1]]), len(texts[-1])
 
 
-def drawn(part: str, tokens: int, characters: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """First token and end of each piece of a test part that begins anywhere: one region, or evenly spread ones.
-
-    The sizes are those of `posbench.data.text`: 5 % of the text at its end in earlier versions, now 30 stretches.
-    """
-    if part == "tail":
-        size = int(text.HELD_OUT[1] * tokens)
-        first = int(rng.integers(tokens - size + 1))
-        return [(first, first + size)]
+def drawn(tokens: int, characters: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """First token and end of each stretch of a test part that begins anywhere, of the sizes of `posbench.data.text`."""
     spans, _ = text._stretches([characters], 30)
     number = len(spans["test"])
     _, start, end = spans["test"][0]
@@ -238,7 +230,7 @@ def drawn(part: str, tokens: int, characters: int, rng: np.random.Generator) -> 
     return [(i * tokens // number + shift, i * tokens // number + shift + size) for i in range(number)]
 
 
-def of_regions(losses: Floats, characters: int, part: str, trials: int, seed: int = 0) -> tuple[float, float, float]:
+def of_regions(losses: Floats, characters: int, trials: int, seed: int = 0) -> tuple[float, float, float]:
     """Share of trials whose interval contains the mean of the rest of the text, mean half width, mean units.
 
     Args:
@@ -248,12 +240,12 @@ def of_regions(losses: Floats, characters: int, part: str, trials: int, seed: in
     sums = np.concatenate([[0.0], losses.cumsum()])
     hits, width, units = 0, 0.0, 0
     for _ in range(trials):
-        pieces = drawn(part, len(losses), characters, rng)
+        pieces = drawn(len(losses), characters, rng)
         room = min(LONGEST, (pieces[0][1] - pieces[0][0]) // 2)
         candidates = [np.arange(first + room, end - TARGETS + 1, TARGETS) for first, end in pieces]
         firsts = protocols._dealt(candidates, BLOCKS)
         stretch = np.searchsorted([first for first, _ in pieces], firsts, side="right") - 1
-        unit = units_of_text(np.zeros(len(firsts), np.int64), None if part == "tail" else stretch)
+        unit = units_of_text(np.zeros(len(firsts), np.int64), stretch)
         made = by_unit((sums[firsts + TARGETS] - sums[firsts])[None], unit)
         inside = sum(sums[end] - sums[first] for first, end in pieces)
         truth = (sums[-1] - inside) / (len(losses) - sum(end - first for first, end in pieces))
@@ -265,18 +257,16 @@ def of_regions(losses: Floats, characters: int, part: str, trials: int, seed: in
 
 def regions(paths: list[Path], trials: int) -> None:
     quantities = ("nll", "nll less that of a bigram model")
-    found = {key: [] for key in itertools.product(PARTS, range(len(quantities)))}  # type: ignore[var-annotated]
+    found: dict[str, list[tuple[float, float, float]]] = {quantity: [] for quantity in quantities}
     for path in paths:
         losses, characters = losses_of(path, [other for other in paths if other != path])
-        for part, quantity in found:
-            found[part, quantity].append(of_regions(losses[quantity], characters, part, trials))
-            print(path.name, part, quantities[quantity], *np.round(found[part, quantity][-1], 3), flush=True)
-    print("| test part | figure | segments | contains the truth | lowest of the texts | half width |")
-    print("|---|---|---:|---:|---:|---:|")
-    for (part, quantity), each in found.items():
+        for quantity, of_quantity in zip(quantities, losses, strict=True):
+            found[quantity].append(of_regions(of_quantity, characters, trials))
+            print(path.name, quantity, *np.round(found[quantity][-1], 3), flush=True)
+    print("| figure | segments | contains the truth | lowest of the texts | half width |\n|---|---:|---:|---:|---:|")
+    for quantity, each in found.items():
         rates, widths, units = np.array(each).T
-        shown = f"{units.mean():.0f} | {rates.mean():.1%} | {rates.min():.1%} | ±{widths.mean():.3f}"
-        print(f"| {part} | {quantities[quantity]} | {shown} |")
+        print(f"| {quantity} | {units.mean():.0f} | {rates.mean():.1%} | {rates.min():.1%} | ±{widths.mean():.3f} |")
 
 
 if __name__ == "__main__":

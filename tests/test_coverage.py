@@ -50,14 +50,13 @@ def test_seeds_alone_would_not_hold_for_other_text() -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("characters", "number"), [(1_200_000, 30), (500_000, 15)])
-def test_stretches_of_a_text_hold_its_mean_where_its_end_does_not(characters: int, number: int) -> None:
+def test_stretches_of_a_text_hold_its_mean(characters: int, number: int) -> None:
     """Losses that drift along one text, over some thousands of tokens, as those of real novels do."""
     rng = np.random.default_rng(7)
     slow = np.convolve(rng.normal(size=characters // 3200 + 20), np.ones(20) / 20**0.5, "valid")
     losses = rng.gamma(1, 3, size=characters // 3) + 0.4 * np.interp(
         np.arange(characters // 3), np.linspace(0, characters // 3, len(slow)), slow
     )
-    tail, _, _ = script("coverage").of_regions(losses, characters, "tail", TRIALS)
-    stretches, _, units = script("coverage").of_regions(losses, characters, "stretches", TRIALS)
-    assert tail < 0.85 and stretches >= 0.92
+    stretches, _, units = script("coverage").of_regions(losses, characters, TRIALS)
+    assert stretches >= 0.92
     assert units == number
