@@ -160,10 +160,10 @@ def _seconds(call: Callable[[], None], calls: int, device: torch.device) -> floa
 def table(frame: pd.DataFrame) -> Table:
     """Return what `bench` measured as a table."""
     columns = [
-        Column("encoding", "encoding", lambda row: row["encoding"], text=True),
-        Column("speed", "tokens/s", lambda row: f"{row['tokens_per_second']:,.0f}"),
-        Column("ratio", f"of {BASE}", lambda row: f"{row['of_none']:.2f}"),
-        Column("quartiles", "quartiles", lambda row: f"{row['of_none_low']:.2f}-{row['of_none_high']:.2f}"),
-        Column("memory", "MiB", lambda r: "" if math.isnan(r["peak_bytes"]) else f"{r['peak_bytes'] / 2**20:,.0f}"),
+        Column("encoding", "encoding", text=True),
+        Column("tokens_per_second", "tokens/s", ",.0f"),
+        Column("of_none", f"of {BASE}", ".2f"),
+        Column("quartiles", "quartiles", lambda row, _: f"{row['of_none_low']:.2f}-{row['of_none_high']:.2f}"),
+        Column("mib", "MiB", ",.0f"),
     ]
-    return Table("", frame, columns, [f"Training, {frame.attrs['how']}."]).filled()
+    return Table("", frame.assign(mib=frame["peak_bytes"] / 2**20), columns, f"Training, {frame.attrs['how']}").filled()

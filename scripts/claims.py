@@ -20,7 +20,7 @@ def findings() -> pd.DataFrame:
 def written(page: str) -> str:
     """The page with the table of all claims between its marks."""
     table = reproduce.table(findings())
-    rows = [f"{table.legend[0]}\n\n| claim | outcome | ours | published |\n|---|---|---|---|\n"]
+    rows = [f"{table.notes}\n\n| claim | outcome | ours | published |\n|---|---|---|---|\n"]
     for row in table.frame.to_dict("records"):
         published = f"{row['published']}: {row['where']}" if row["published"] else ""
         name = f"[{row['claim']}](../configs/claim/{row['claim']}.yaml)"

@@ -191,9 +191,9 @@ def test_the_main_tables_have_their_frozen_numbers(study: str) -> None:
 
 def test_words_of_six_are_the_frozen_ones_and_those_of_six_demo_need_no_gate_at_1x() -> None:
     table = compare(read([ROWS / "six.parquet"]))
-    assert table.attrs == {
+    assert table.attrs.items() >= {
         "reference": "rope", "train_length": 128, "ratios": [2, 4, 8], "schemes": 6, "documents": 49, "tokens": 4096,
-    }  # fmt: skip
+    }.items()  # fmt: skip
     assert list(table["label"]) == ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]  # by loss
     table = table.set_index("label")
     for label, *_, words in (row for row in FROZEN["tables"]["six"] if ";" in row[-1]):

@@ -52,7 +52,7 @@ FIGURES: dict[str, dict[str, float]] = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_words_and_figures_are_the_expected_ones(name: str) -> None:
     (row,) = properties.measure([name]).to_dict("records")
-    assert [properties.said(column, row[column]) for column in COLUMNS] == EXPECTED[name].split()
+    assert [properties.said(row, column) for column in COLUMNS] == EXPECTED[name].split()
     for key, expected in FIGURES.get(name, {}).items():
         assert row[key] == pytest.approx(expected, rel=2e-3, abs=1e-6), key
 
@@ -65,7 +65,7 @@ class Floor(Encoding):
 
 
 def test_a_staircase_that_accepts_fractions_is_not_continuous() -> None:
-    assert properties.said("continuous", properties._continuous(Floor(Shape(32, 1, 2, 160)))) == "no"
+    assert properties.said({"continuous": properties._continuous(Floor(Shape(32, 1, 2, 160)))}, "continuous") == "no"
 
 
 def test_the_command_prints_words_and_as_json_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:

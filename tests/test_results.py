@@ -216,8 +216,8 @@ def test_intervals_cover_and_wrong_words_are_rare(studies: dict[str, pd.DataFram
     """
     reports, covered, wrong = 250, [], {"nll or rise": 0, "holds_to": 0, "uses": 0}
     for losses in simulated(studies["six"], reports):
-        schemes = [compare._numbers(losses, label, 6) for label in losses.seeds]
-        pairs = [compare._against(losses, label, "rope", 6, compare.LEAST) for label in losses.seeds if label != "rope"]
+        schemes = [compare.numbers(losses, label, 6) for label in losses.seeds]
+        pairs = [compare.against(losses, label, "rope", 6, compare.LEAST) for label in losses.seeds if label != "rope"]
         for name in ("nll_difference", "rise_difference"):
             covered += [pair[f"{name}_low"] <= 0 <= pair[f"{name}_high"] for pair in pairs]
         words = {pair[name] for pair in pairs for name in ("nll_word", "rise_word")}

@@ -3,7 +3,6 @@
 Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used to make a prediction.
 """
 
-import operator
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,6 +103,6 @@ def table(findings: pd.DataFrame) -> Table:
     """Return findings as a table, the contradicted ones first."""
     order = findings["outcome"].map(["contradicted", "supported", "open", "not learned", "not run"].index)
     names = ("claim", "outcome", "ours", "predicted")
-    columns = [Column(name, name, operator.itemgetter(name), spare=name == "predicted", text=True) for name in names]
+    columns = [Column(name, name, spare=name == "predicted", text=True) for name in names]
     counts = ", ".join(f"{count} {outcome}" for outcome, count in findings["outcome"].value_counts().items())
-    return Table("", findings.iloc[order.argsort(kind="stable")], columns, [f"{len(findings)} claims: {counts}."])
+    return Table("", findings.iloc[order.argsort(kind="stable")], columns, f"{len(findings)} claims: {counts}")

@@ -1,7 +1,6 @@
 """One run as a table in the terminal: its loss by context, or its right answers by length of the problems."""
 
 import json
-import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,11 +66,11 @@ def _table(title: str, lines: Sequence[Row], names: Sequence[str], legend: str) 
     """Return lines as a table without empty columns; the last names are left out first where there is no room."""
     spare = [0, 0, *range(2, len(names))]
     columns = [
-        Column(name, "" if name == "bar" else name, operator.itemgetter(name), rank, text=name in (names[0], "bar"))
+        Column(name, "" if name == "bar" else name, "", rank, text=name in (names[0], "bar"))
         for name, rank in zip(names, spare, strict=False)
     ]
     frame = pd.DataFrame([{name: line.get(name, "") for name in names} for line in lines], columns=list(names))
-    return Table(title, frame, columns, [legend] if legend else []).filled()
+    return Table(title, frame, columns, legend).filled()
 
 
 def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:

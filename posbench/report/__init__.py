@@ -8,16 +8,23 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
+from posbench import files
 from posbench.errors import UserError
+from posbench.report import answer, tables
+from posbench.report.render import Table, csv_text
+from posbench.results import compare, tasks
+from posbench.results import frame as frames
+from posbench.terminal import console as terminal
+from posbench.terminal.exits import plural
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from posbench.report.charts import FigureKind
     from posbench.report.page import Section
 
 WIDTH = 100  # characters, of files and pipes
-MOST_LINES, LEAST_ROWS = 25, 6  # in the terminal; the page and the CSV file have all rows
+MOST_ROWS = 8  # in the terminal; the page and the CSV file have all
 NAME = "curves"  # .png, .pdf
 
 
@@ -44,18 +51,19 @@ def main(
             written.
     """
     from posbench.report import charts, page
-    from posbench.report.render import csv_text
-    from posbench.results import frame as frames
-    from posbench.terminal import console as terminal
 
     frame = frames.read(paths)
     runs = frame.drop_duplicates("folder")
-    if (runs["run_status"] == "unreadable").all():
+    readable = frame[frame["run_status"] != "unreadable"]
+    if not len(readable):
         raise UserError(f"none of the runs can be read: {runs['run_reason'].iloc[0]}")
     folder = out or Path(os.path.commonpath([Path(run).absolute().parent for run in runs["folder"]])) / "report"
-    warnings, sections = _warnings(frame, runs), _sections(frame, least, reference, figure)
-    chosen = _chosen(columns, sections)
     title = ", ".join(sorted(set(runs["study"].dropna())))
+    warnings, sections = _warnings(frame, runs), _sections(readable, least, reference, figure)
+    chosen = [name.strip() for name in columns.split(",")] if columns else []
+    known = dict.fromkeys(column.name for section in sections if section.main for column in section.main.columns)
+    if strange := [name for name in chosen if name not in known]:
+        raise UserError(f"no column is called '{strange[0]}': expected some of {', '.join(known)}")
     try:
         for number, section in enumerate(sections, start=1):
             place = folder if number == 1 else folder / f"set-{number}"
@@ -63,54 +71,40 @@ def main(
             if section.figure is not None:
                 charts.save(section.figure, place, NAME)
             if section.main is not None:
-                _write(place / "table.csv", section.main.csv())
                 latex = section.main.selected(chosen) if chosen else section.main
-                _write(place / "table.tex", latex.latex(f"posbench-{number}"))
+                files.write(place / "table.csv", section.main.csv().encode())
+                files.write(place / "table.tex", latex.latex(f"posbench-{number}").encode())
         lists = [name for name in frame if name.startswith("unit_")]
-        _write(folder / "rows.csv", csv_text(frame.drop(columns=[*lists, "settings", "scheme"])))
-        _write(folder / "index.html", page.render(title, warnings, sections, runs))
+        files.write(folder / "rows.csv", csv_text(frame.drop(columns=[*lists, "settings", "scheme"])).encode())
+        files.write(folder / "index.html", page.render(title, warnings, sections, runs).encode())
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
 
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    if any(section.figure is not None for section in sections):
-        console.print(f"Figure: {folder / NAME}.png; page: {folder / 'index.html'}", soft_wrap=True)
-    else:
-        console.print(f"Page: {folder / 'index.html'}", soft_wrap=True)
+    drawn = any(section.figure is not None for section in sections)
+    console.print(
+        f"{f'Figure: {folder / NAME}.png; page' if drawn else 'Page'}: {folder / 'index.html'}", soft_wrap=True
+    )
     for line in warnings:
         console.print(line, soft_wrap=True)
     for section in sections:
-        first = f"{section.heading}: {section.facts}" if section.heading else f"{title}: {section.facts}"
-        above = [*warnings, first, *section.answer]
-        for line in above[len(warnings) :]:
+        for line in (f"{section.heading or title}: {section.facts}", *section.answer):
             sentence, _, command = line.partition("\n")
             console.print(sentence)
             if command:  # is copied in one piece
                 console.print(command, soft_wrap=True)
         if section.main is not None:
-            lines = 1 + sum(-(-len(part) // console.width) for line in above for part in line.split("\n  ")[:2])
-            around = 3 + len(section.main.notes)  # head, rule, and how many rows are left out
-            section.main.print(console, max(LEAST_ROWS, MOST_LINES - lines - around))
+            section.main.print(console, MOST_ROWS)
 
 
-def _write(path: Path, text: str) -> None:
-    from posbench import files
-
-    files.write(path, text.encode())
-
-
-def _warnings(frame: "pd.DataFrame", runs: "pd.DataFrame") -> list[str]:
+def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """Return lines on runs that are left out, failed, or differ in the code of an encoding."""
-    from posbench.terminal.exits import plural
-
-    lines = []
-    counts = Counter(runs.loc[~runs["run_status"].isin(["done", "unreadable"]), "run_status"])
-    if counts:
-        reasons = [reason for reason in runs.loc[runs["run_status"] != "done", "run_reason"].dropna()]
-        statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-        first = f", the first: {' '.join(reasons[0].split())}" if reasons else ""
+    lines, not_done = [], runs[~runs["run_status"].isin(["done", "unreadable"])]
+    if len(not_done):
+        statuses = ", ".join(f"{number} {status}" for status, number in Counter(not_done["run_status"]).most_common())
+        first = "".join(f", the first: {' '.join(why.split())}" for why in not_done["run_reason"].dropna()[:1])
         lines.append(f"Of {plural(len(runs), 'run')} not done: {statuses}{first}")
     for run in runs[runs["run_status"] == "unreadable"].itertuples():
         lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
@@ -125,96 +119,51 @@ def _warnings(frame: "pd.DataFrame", runs: "pd.DataFrame") -> list[str]:
             f"Left out: rows on other targets than the curve of their run, of {number}. "
             f"'posbench evaluate {apart['folder'].iloc[0]}' tells how to have all on the same targets"
         )
-    versions: dict[str, set[str]] = {}
-    for text in runs.loc[runs["run_status"] == "done", "installed_encodings"].dropna():
-        for name, digest in json.loads(text).items():
-            versions.setdefault(name, set()).add(digest)
+    installed = runs.loc[runs["run_status"] == "done", "installed_encodings"].dropna().map(json.loads)
+    versions = Counter(name for name, _ in {pair for digests in installed for pair in digests.items()})
     lines += [
-        f"'{name}' was trained with {len(digests)} versions of its file: 'posbench train ... --restart' trains anew"
-        for name, digests in versions.items()
-        if len(digests) > 1
+        f"'{name}' was trained with {count} versions of its file: 'posbench train ... --restart' trains anew"
+        for name, count in versions.items()
+        if count > 1
     ]
     return lines
 
 
-def _sections(
-    frame: "pd.DataFrame", least: float | None, reference: str | None, figure: "FigureKind"
-) -> "list[Section]":
+def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, figure: "FigureKind") -> "list[Section]":
     """Return a section for each set of runs that may be compared: text first, then those with most results."""
-    from posbench.results.frame import differing_settings
+    from posbench.report import charts
+    from posbench.report.page import Section
 
-    readable = frame[frame["run_status"] != "unreadable"]
-    sets = [same for _, same in readable.groupby("setting")]
+    known = sorted({*frame["label"], *frame["encoding"].dropna()})
+    if reference not in (None, *known):
+        raise UserError(f"no scheme is called '{reference}': expected one of {', '.join(known)}")
+    sets = [same for _, same in frame.groupby("setting")]
     sets.sort(
         key=lambda same: (same["trained_task"].iloc[0] or "", not same["newest"].any(), -same["folder"].nunique())
     )
-    if reference is not None:
-        known = {*readable["label"], *readable["encoding"].dropna()}
-        if reference not in known:
-            raise UserError(f"no scheme is called '{reference}': expected one of {', '.join(sorted(known))}")
     settings: dict[str, dict[str, str]] = {}
-    for _, alike in readable.groupby(readable["trained_task"].fillna("")):
-        settings |= differing_settings(alike)
+    for _, alike in frame.groupby(frame["trained_task"].fillna("")):
+        settings |= frames.differing_settings(alike)
     sections = []
     for number, same in enumerate(sets, start=1):
-        task, setting = same["trained_task"].iloc[0], str(same["setting"].iloc[0])
+        task, setting = same["trained_task"].iloc[0], same["setting"].iloc[0]
         apart = ", ".join(f"{key} {value}" for key, value in settings.get(setting, {}).items())
         name = f"Task {task}" if task else f"Set {number}" if len(sets) > 1 else ""
         heading = f"{name}: {apart}" if apart else name
-        there = reference if reference in {*same["label"], *same["encoding"]} else None
-        section = _of_task(same, heading, there) if task else _of_text(same, heading, there, least, figure)
-        sections.append(section)
+        base = reference if reference in {*same["label"], *same["encoding"]} else None
+        more: list[Table] = []
+        if task:
+            table = tasks.compare_tasks(same, base)
+            sentences, picture = answer.of_task(same, table), charts.of_task(same)
+            main = tables.task_table(table) if len(table) else None
+        else:
+            table = compare.compare(same, base, compare.LEAST if least is None else least)
+            sentences, picture = answer.of_text(same, table), charts.of_text(same, table, figure)
+            main, more = tables.main_table(table), [tables.facts_table(table), *tables.training_tables(same)]
+        sections.append(
+            Section(heading, answer.facts(same), sentences, picture, main, [*more, *tables.by_length(same)])
+        )
     return sections
-
-
-def _of_text(
-    frame: "pd.DataFrame", heading: str, reference: str | None, least: float | None, figure: "FigureKind"
-) -> "Section":
-    from posbench.report import answer, charts, tables
-    from posbench.report.page import Section
-    from posbench.results import compare
-
-    table = compare.compare(frame, reference, compare.LEAST if least is None else least)
-    more = [tables.facts_table(table)]
-    if "nll_difference" in table:
-        more.insert(0, tables.differences_table(table))
-    if training := tables.training_table(frame):
-        more.append(training)
-    return Section(
-        heading,
-        answer.facts(frame),
-        answer.of_text(frame, table),
-        charts.of_text(frame, table, figure),
-        tables.main_table(table),
-        [*more, *tables.other_tables(frame)],
-    )
-
-
-def _of_task(frame: "pd.DataFrame", heading: str, reference: str | None) -> "Section":
-    from posbench.report import answer, charts, tables
-    from posbench.report.page import Section
-    from posbench.results.tasks import compare_tasks
-
-    table = compare_tasks(frame, reference)
-    main, more = (tables.task_table(table), [tables.places_table(frame)]) if len(table) else (None, [])
-    sentences = answer.of_task(frame, table)
-    return Section(
-        heading, answer.facts(frame), sentences, charts.of_task(frame), main, [*more, *tables.other_tables(frame)]
-    )
-
-
-def _chosen(columns: str | None, sections: "list[Section]") -> list[str]:
-    """Return the names of the LaTeX table's columns.
-
-    Raises:
-        UserError: no table has one of these columns.
-    """
-    chosen = [name.strip() for name in columns.split(",")] if columns else []
-    known = dict.fromkeys(column.name for section in sections if section.main for column in section.main.columns)
-    for name in chosen:
-        if name not in known:
-            raise UserError(f"no column is called '{name}': expected some of {', '.join(known)}")
-    return chosen
 
 
 class _Callable(types.ModuleType):

@@ -1,11 +1,10 @@
 """The figures of a report: curves by context, differences from the reference, and of a task accuracies by length."""
 
 import io
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -66,23 +65,9 @@ def drawn(figure: Figure, kind: str) -> bytes:
 
 
 def inline(figure: Figure) -> str:
-    """Return a figure as SVG within a page: a decimal of a point, the page's font, no ids that nothing uses."""
-    svg = drawn(figure, "svg").decode()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.find("<svg") :], flags=re.DOTALL)
-    used = set(re.findall(r"#([\w-]+)[\")]", svg))
-
-    def shorten(tag: re.Match[str]) -> str:
-        text = re.sub(r" id=\"(?!curve-)([^\"]*)\"", lambda name: name[0] if name[1] in used else "", tag[0])
-        text = re.sub(
-            r"(font-family|stroke-linecap):[^;\"]*;? ?|text-anchor: start;? ?| transform=\"rotate\(-0 .*?\"", "", text
-        )
-        text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), text)
-        return re.sub(r"(?<=[;:MLQCz]) | (?=[MLQCz\"])", "", re.sub(r"\s+", " ", text))
-
-    svg, groups = re.sub(r">\s+<", "><", re.sub(r"<[^>]*>", shorten, svg)), 1
-    while groups:  # that have no name
-        svg, groups = re.subn(r"<g>((?:(?!</?g[ >]).)*)</g>", r"\1", svg)
-    return svg
+    """Return a figure as SVG within a page, to a decimal of a point and in the page's font."""
+    svg = re.sub(r"<metadata>.*?</metadata>|font-family:[^;\"]*;?", "", drawn(figure, "svg").decode(), flags=re.DOTALL)
+    return re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", svg[svg.find("<svg") :])
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
@@ -97,25 +82,19 @@ def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
     Raises:
         UserError: they may not be compared, none of them has ended or was evaluated, or none is of the reference.
     """
+    of_tasks = frame["trained_task"].fillna("none, text")
     if frame["setting"].nunique() > 1:
-        tasks_ = sorted({task or "none, text" for task in frame["trained_task"]})
-        values = {"task": tasks_} if len(tasks_) > 1 else {}
-        for settings in differing_settings(frame).values() if not values else ():
-            for key, value in settings.items():
-                values.setdefault(key, []).append(value)
-        apart = "; ".join(f"{key}: {' or '.join(dict.fromkeys(each))}" for key, each in values.items())
+        settings = (
+            pd.DataFrame(differing_settings(frame).values()) if of_tasks.nunique() == 1 else of_tasks.to_frame("task")
+        )
+        apart = "; ".join(f"{key}: {' or '.join(sorted(values.unique()))}" for key, values in settings.items())
         raise UserError(f"these runs may not be compared, they differ in {apart}: plot those of one kind")
-    table = compare.compare(frame, reference)
-    if frame["trained_task"].notna().any():
-        figure, needed = of_task(frame), "tested on its problems"
-    else:
-        figure, needed = of_text(frame, table), "evaluated with fixed_target"
+    table, of_task_ = compare.compare(frame, reference), frame["trained_task"].notna().any()
+    figure = of_task(frame) if of_task_ else of_text(frame, table)
     if figure is None:
+        needed = "tested on its problems" if of_task_ else "evaluated with fixed_target"
         raise UserError(f"nothing to plot: expected a run that has ended and was {needed}")
     return figure
-
-
-# -- text --------------------------------------------------------------------------------------------------------------
 
 
 def of_text(frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels") -> Picture | None:
@@ -133,133 +112,37 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels
         return None
     points = compare.curves(frame)
     points = points[(points["status"] == "ok") & (points["ratio"] >= 1 / ENDPOINT_RATIO)]
+    readers = {name: float(table[reader].median()) for reader, name in compare.READER_NAMES.items()}
     if kind == "perplexity":
-        points[["nll", "nll_low", "nll_high"]] = np.exp(points[["nll", "nll_low", "nll_high"]].astype("float64"))
-        table = table.assign(**{reader: np.exp(table[reader].astype("float64")) for reader in compare.READER_NAMES})
-    base, only_one = table.attrs["reference"], kind != "panels"
-    by_loss = list(table.loc[table["nll"].notna(), "label"])
+        losses = ["nll", "nll_low", "nll_high"]
+        points[losses], readers = np.exp(points[losses].astype("float64")), {n: np.exp(v) for n, v in readers.items()}
+    base, by_loss = table.attrs["reference"], list(table.loc[table["nll"].notna(), "label"])
     chosen = [label for label in by_loss if label != base][: MOST_NAMED - (base is not None)]
     named = [label for label in by_loss if label in (*chosen, base)]
-    colours = {label: COLOURS[at] for at, label in enumerate(sorted(named))}
-    width = 3.5 if only_one else 11.0
+    colours = dict(zip(sorted(named), COLOURS, strict=False))
+    plain, narrowed = points["variant"] == PLAIN, (points["variant"] == WINDOWED) & (points["label"] == base)
+    beyond = kind == "panels" and points["length"].nunique() > 1
+    against = kind == "panels" and base is not None and len(named) > 1
     with matplotlib.rc_context(STYLE):
-        against = base is not None and len(named) > 1 and not only_one
-        beyond = not only_one and points["length"].nunique() > 1
-        figure = Picture(figsize=(width, 2.7 if only_one else 3.9), layout="constrained")
+        figure = Picture(figsize=(11.0, 3.9) if kind == "panels" else (3.5, 2.7), layout="constrained")
         shares = [1.25, *([1.0] if beyond else []), *([0.9] if against else [])]
-        first, *others = figure.subplots(1, len(shares), width_ratios=shares, squeeze=False)[0]
-        _curves(first, points, "nll", colours, table, base, only_one)
-        first.set(
-            title="" if only_one else "Loss", ylabel="perplexity" if kind == "perplexity" else "loss, nats per token"
-        )
+        axes, *others = figure.subplots(1, len(shares), width_ratios=shares, squeeze=False)[0]
+        ends = _curves(axes, points[plain | narrowed], "length", "nll", colours)
+        ends += [_level(axes, name, loss) for name, loss in readers.items() if not np.isnan(loss)]
+        _range(axes, points.loc[plain | narrowed, "nll"], [end.y for end in ends])
+        _name_ends(axes, ends, 19 if kind == "panels" else 11)
+        axes.set(title="Loss" if kind == "panels" else "", xlabel="context in tokens (dotted: training length)")
+        axes.set_ylabel("perplexity" if kind == "perplexity" else "loss, nats per token")
         if beyond:
-            plain = points[points["variant"] == PLAIN]
-            _curves(others[0], plain, "rise", colours, table, None)
-            others[0].set(title="Change from the training length", ylabel="nats per token")
+            _curves(others[0], points[plain], "length", "rise", colours)
+            _range(others[0], points.loc[plain, "rise"])
+            others[0].set(title="Change from the training length", xlabel="context in tokens", ylabel="nats per token")
+        for panel in [axes, *others[:beyond]]:
+            panel.axvline(table.attrs["train_length"], color=DARK, ls=":", lw=1)
+            _ticks(panel, points["length"], table.attrs["train_length"])
         if against:
-            _differences(others[-1], table, [label for label in named if label != base], colours)
+            _differences(others[-1], table[table["label"].isin(set(named) - {base})], colours)
     return figure
-
-
-def _curves(
-    axes: Axes,
-    points: pd.DataFrame,
-    value: str,
-    colours: Mapping[str, str],
-    table: pd.DataFrame,
-    windowed: str | None,
-    only_one: bool = False,
-) -> None:
-    """Draw a curve for each scheme with its band, its name at the end, and the n-gram model as a grey line."""
-    curves = points[(points["variant"] == PLAIN) | ((points["variant"] == WINDOWED) & (points["label"] == windowed))]
-    ends = []
-    for (label, variant), curve in curves.sort_values("length").groupby(["label", "variant"]):
-        colour, group = colours.get(label, LIGHT), f"curve-{label}"
-        dashed = variant != PLAIN
-        style: dict[str, Any] = {"ls": (0, (4, 2))} if dashed else {}
-        front = 2 + (label in colours)
-        axes.plot(
-            curve["length"], curve[value], color=DARK if dashed else colour, lw=1.7 if label in colours else 0.8,
-            gid=group, zorder=front, marker="o" if len(curve) == 1 else "", ms=4, **style,
-        )  # fmt: skip
-        if label in colours and not dashed:
-            low, high = curve[f"{value}_low"], curve[f"{value}_high"]
-            axes.fill_between(curve["length"], low, high, color=colour, alpha=0.15, lw=0, gid=group)
-        if label in colours and value == "nll":
-            name = cut(str(label), LONGEST_NAME) + (f", {WINDOWED}" if dashed else "")
-            ends.append((name, DARK if dashed else colour, curve["length"].iloc[-1], curve[value].iloc[-1], group))
-    low, high = _within(curves[value])
-    for reader, name in compare.READER_NAMES.items() if value == "nll" else ():
-        if table[reader].notna().any():
-            loss = float(table[reader].median())
-            axes.axhline(loss, color=GREY, lw=1, zorder=1)
-            ends.append((name, GREY, curves["length"].max(), loss, reader))
-            low, high = min(low, loss), max(high, loss)
-    axes.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
-    axes.axvline(table.attrs["train_length"], color=DARK, ls=":", lw=1)
-    _name_ends(axes, ends, (high - low) / (10 if only_one else 18))
-    _ticks(axes, sorted(points["length"].unique()), table.attrs["train_length"])
-    axes.set_xlabel("context in tokens (dotted: training length)" if value == "nll" else "context in tokens")
-
-
-def _within(values: pd.Series) -> tuple[float, float]:
-    """Return the range to show: all values, but not what lies far above most of them."""
-    low, high = float(values.min()), float(values.max())
-    usual = float(values.quantile(0.9))
-    high = min(high, usual + 1.5 * (usual - low)) if usual > low else high
-    return (low, high) if high > low else (low - 0.1, high + 0.1)
-
-
-def _name_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float, str]], gap: float) -> None:
-    """Write names right of the panel at the ends of their curves, pushed apart where they would collide."""
-    ends = sorted(ends, key=lambda end: end[3])
-    low, high = axes.get_ylim()
-    at = np.clip([end[3] for end in ends], low, high)
-    for _ in range(300):
-        close = np.maximum(0, gap - np.diff(at)) / 2
-        if close.max(initial=0) < 1e-6 * gap:
-            break
-        at[:-1] -= close
-        at[1:] += close
-    at += max(0.0, low - at.min(initial=low))  # not among the ticks below
-    for (name, colour, length, value, group), height in zip(ends, at, strict=True):
-        axes.annotate(
-            name, (length, min(value, high)), xytext=(1.04, height), textcoords=axes.get_yaxis_transform(), va="center",
-            color=colour, annotation_clip=False, fontsize=8, gid=group,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 1},
-        )  # fmt: skip
-
-
-def _ticks(axes: Axes, lengths: Sequence[int], train_length: int) -> None:
-    """Put ticks at doublings of the training length, so few that they do not collide."""
-    doublings = [length for length in lengths if float(np.log2(length / train_length)).is_integer()] or list(lengths)
-    step = -(-len(doublings) // MOST_TICKS)
-    at = doublings.index(train_length) % step if train_length in doublings else 0
-    shown = doublings[at::step]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(shown, [f"{n // 1024}k" if n % 1024 == 0 and n >= 8192 else f"{n}" for n in shown])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.margins(x=0.02)
-
-
-def _differences(axes: Axes, table: pd.DataFrame, labels: Sequence[str], colours: Mapping[str, str]) -> None:
-    """Draw each difference of the loss at the training length from the reference, with its adjusted interval."""
-    rows = table[table["label"].isin(labels)].iloc[::-1]
-    for place, row in enumerate(rows.to_dict("records")):
-        ends = [row[f"nll_difference_adjusted_{end}"] for end in ("low", "high")]
-        colour, group = colours[row["label"]], f"curve-{row['label']}"
-        axes.plot(ends, [place, place], color=colour, lw=2, gid=group)
-        axes.plot(row["nll_difference"], place, "o", color=colour, ms=4.5, gid=group)
-    axes.axvline(0, color=DARK, lw=0.8)
-    axes.set_yticks(range(len(rows)), [cut(str(label), LONGEST_NAME) for label in rows["label"]])
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.grid(axis="y", visible=False)
-    axes.locator_params(axis="x", nbins=5)
-    base = cut(table.attrs["reference"], LONGEST_NAME)
-    axes.set(title=f"Loss above {base}", xlabel="nats per token, adjusted 95 %")
-
-
-# -- tasks -------------------------------------------------------------------------------------------------------------
 
 
 def of_task(frame: pd.DataFrame) -> Picture | None:
@@ -267,31 +150,116 @@ def of_task(frame: pd.DataFrame) -> Picture | None:
     places = tasks.accuracies(frame)
     if not len(places):
         return None
-    places = places[places["as_trained"] & (places["status"] == "ok")]
-    far = places[places["length_ratio"] > 1].groupby("label")["accuracy"].mean().sort_values(ascending=False)
-    labels = list(dict.fromkeys([*far.index, *places["label"]]))
+    points = places[places["as_trained"] & (places["status"] == "ok")]
+    far = points[points["length_ratio"] > 1].groupby("label")["accuracy"].mean().sort_values(ascending=False)
+    labels = dict.fromkeys([*far.index, *points["label"]])
+    points = points.assign(accuracy_low=points["accuracy_min"], accuracy_high=points["accuracy_max"])
     with matplotlib.rc_context(STYLE):
         figure = Picture(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.subplots()
-        ends = []
-        for label, colour in zip(labels, itertools.chain(COLOURS, itertools.repeat(LIGHT)), strict=False):
-            curve, group = places[places["label"] == label].sort_values("length_ratio"), f"curve-{label}"
-            axes.plot(curve["length_ratio"], curve["accuracy"], color=colour, lw=1.7, marker="o", ms=3, gid=group)
-            low, high = curve["accuracy_min"], curve["accuracy_max"]
-            if colour != LIGHT:
-                axes.fill_between(curve["length_ratio"], low, high, color=colour, alpha=0.1, lw=0, gid=group)
-                last = curve.iloc[-1]
-                ends.append((cut(str(label), LONGEST_NAME), colour, last["length_ratio"], last["accuracy"], group))
-        trivial = places.groupby("length_ratio")["trivial"].median().dropna()
+        ends = _curves(axes, points, "length_ratio", "accuracy", dict(zip(labels, COLOURS, strict=False)))
+        trivial = points.groupby("length_ratio")["trivial"].median().dropna()
         if len(trivial):
             axes.plot(trivial.index, trivial, color=GREY, lw=1)
-            ends.append(("trivial reader", GREY, trivial.index[-1], trivial.iloc[-1], "trivial"))
+            ends.append(End("trivial reader", GREY, trivial.index[-1], trivial.iloc[-1]))
         axes.set_ylim(-0.03, 1.03)
-        _name_ends(axes, ends, 0.055)
-        shown = sorted(places["length_ratio"].unique())
-        axes.set_xscale("log", base=2)
-        doublings = [ratio for ratio in shown if float(np.log2(ratio)).is_integer()]
-        axes.set_xticks(doublings, [f"{ratio:g}x" for ratio in doublings])
-        axes.xaxis.set_minor_locator(NullLocator())
+        _name_ends(axes, ends, 19)
+        _ticks(axes, points["length_ratio"], 1, "x")
         axes.set(xlabel="length of the problems / longest trained", ylabel="share of right tokens (median of seeds)")
     return figure
+
+
+# -- parts of a panel --------------------------------------------------------------------------------------------------
+
+
+class End(NamedTuple):
+    """Where a curve ends, and what is written there."""
+
+    name: str
+    colour: str
+    x: float
+    y: float
+    group: str = ""  # of the SVG: the page brings out the curve below the pointer
+
+
+def _curves(axes: Axes, points: pd.DataFrame, x: str, y: str, colours: Mapping[str, str]) -> list[End]:
+    """Draw a curve with its band for each scheme and variant, and return the ends of those that have a colour."""
+    ends = []
+    for (label, variant), curve in points.sort_values(x).groupby(["label", "variant"]):
+        narrowed, known, group = variant != PLAIN, label in colours, f"curve-{label}"
+        colour = DARK if narrowed else colours.get(label, LIGHT)
+        axes.plot(
+            curve[x], curve[y], color=colour, lw=1.7 if known else 0.8, ls=(0, (4, 2)) if narrowed else "-", gid=group,
+            zorder=2 + known, marker="o" if len(curve) == 1 or x != "length" else "", ms=3,
+        )  # fmt: skip
+        if known and not narrowed:
+            axes.fill_between(
+                curve[x], curve[f"{y}_low"], curve[f"{y}_high"], color=colour, alpha=0.13, lw=0, gid=group
+            )
+        if known:
+            name = cut(label, LONGEST_NAME) + (f", {variant}" if narrowed else "")
+            ends.append(End(name, colour, curve[x].iloc[-1], curve[y].iloc[-1], group))
+    return ends
+
+
+def _level(axes: Axes, name: str, value: float) -> End:
+    """Draw a grey line across a panel and return its end."""
+    axes.axhline(value, color=GREY, lw=1, zorder=1)
+    return End(name, GREY, axes.dataLim.x1, value)
+
+
+def _range(axes: Axes, values: pd.Series, others: Sequence[float] = ()) -> None:
+    """Show all values and others, but no values that lie far above most of them."""
+    usual, low, high = values.quantile(0.9), values.min(), values.max()
+    high = min(high, usual + 1.5 * (usual - low)) if usual > low else high
+    low, high = min([low, *others]), max([high, *others])
+    margin = 0.04 * (high - low) or 0.1
+    axes.set_ylim(low - margin, high + margin)
+
+
+def _name_ends(axes: Axes, ends: Sequence[End], most: int) -> None:
+    """Write names right of the panel at the ends of their curves, pushed apart where more than `most` would not fit."""
+    ends, (low, high) = sorted(ends, key=lambda end: end.y), axes.get_ylim()
+    at, gap = np.clip([end.y for end in ends], low, high), (high - low) / most
+    for _ in range(300):
+        close = np.maximum(0, gap - np.diff(at)) / 2
+        if close.max(initial=0) < 1e-6 * gap:
+            break
+        at[:-1] -= close
+        at[1:] += close
+    at += max(0.0, low - at.min(initial=low))  # not among the ticks below
+    for end, height in zip(ends, at, strict=True):
+        axes.annotate(
+            end.name, (end.x, min(end.y, high)), xytext=(1.04, height), textcoords=axes.get_yaxis_transform(),
+            va="center", color=end.colour, annotation_clip=False, fontsize=8, gid=end.group, arrowprops={
+                "arrowstyle": "-", "color": end.colour, "lw": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 1,
+            },
+        )  # fmt: skip
+
+
+def _ticks(axes: Axes, values: pd.Series, base: float, unit: str = "") -> None:
+    """Put ticks at doublings of a value, so few that they do not collide."""
+    every = sorted(values.unique())
+    doublings = [value for value in every if float(np.log2(value / base)).is_integer()] or every
+    step = -(-len(doublings) // MOST_TICKS)
+    shown = doublings[doublings.index(base) % step if base in doublings else 0 :: step]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, [f"{n // 1024}k" if n % 1024 == 0 and n >= 8192 else f"{n:.6g}{unit}" for n in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.margins(x=0.02)
+
+
+def _differences(axes: Axes, rows: pd.DataFrame, colours: Mapping[str, str]) -> None:
+    """Draw each difference of the loss at the training length from the reference, with its adjusted interval."""
+    for place, row in enumerate(rows.iloc[::-1].to_dict("records")):
+        ends = [row[f"nll_difference_adjusted_{end}"] for end in ("low", "high")]
+        colour, group = colours[row["label"]], f"curve-{row['label']}"
+        axes.plot(ends, [place, place], color=colour, lw=2, gid=group)
+        axes.plot(row["nll_difference"], place, "o", color=colour, ms=4.5, gid=group)
+    axes.axvline(0, color=DARK, lw=0.8)
+    axes.set_yticks(range(len(rows)), [cut(label, LONGEST_NAME) for label in rows["label"].iloc[::-1]])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.grid(axis="y", visible=False)
+    axes.locator_params(axis="x", nbins=5)
+    base = cut(rows.attrs["reference"], LONGEST_NAME)
+    axes.set(title=f"Loss above {base}", xlabel="nats per token, adjusted 95 %")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 import posbench
@@ -37,30 +36,17 @@ def render(title: str, warnings: Sequence[str], sections: Sequence[Section], run
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((_HERE / "page.html.jinja").read_text(encoding="utf-8"))
-    style = Markup((_HERE / "page.css").read_text(encoding="utf-8"))  # noqa: S704 - a file of this package
-    facts = runs[["run", "run_status", "run_reason", "command"]].astype("object")
-    words = [shlex.split(command) for command in facts["command"].dropna()]
+    facts = runs[["run", "run_status", "run_reason", "command"]].astype("object").fillna("")
+    words = [shlex.split(command) for command in facts["command"] if command]
     shared = [word for word in words[0] if all(word in each for each in words)] if words else []
-    rest = [shlex.join(word for word in each if word not in shared) for each in words]
-    facts.loc[facts["command"].notna(), "command"] = rest
+    own = [shlex.join(word for word in shlex.split(command) if word not in shared) for command in facts["command"]]
     return template.render(
         title=title,
         warnings=warnings,
-        sections=[_shown(section) for section in sections],
+        sections=sections,
+        inline=charts.inline,
         shared=shlex.join(shared),
-        runs=facts.where(facts.notna(), None).to_dict("records"),
+        runs=facts.assign(command=own).to_dict("records"),
         version=posbench.__version__,
-        style=style,
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
     )
-
-
-def _shown(section: Section) -> dict[str, object]:
-    """Return what the template shows of a section."""
-    return {
-        "heading": section.heading,
-        "facts": section.facts,
-        "answer": section.answer,
-        "svg": Markup(charts.inline(section.figure)) if section.figure else "",  # noqa: S704 - matplotlib escapes texts
-        "main": Markup(section.main.html()) if section.main else "",  # noqa: S704 - escaped there
-        "more": [(table.title, Markup(table.html())) for table in section.more],  # noqa: S704 - escaped there
-    }

@@ -24,14 +24,14 @@ def main(paths: list[Path]) -> None:
         console.width = 1000
     room = max(LEAST, console.width - int(runs["run"].str.len().max()) - OTHERS)
     columns = [
-        Column("run", "run", lambda row: row["run"], text=True),
-        Column("study", "study", lambda row: row["study"], spare=2, text=True),
-        Column("apart", "settings", lambda row: textwrap.shorten(row["apart"], room, placeholder=" ..."), text=True),
-        Column("status", "status", lambda row: row["status"], text=True),
-        Column("loss", "loss at 1x", lambda row: "" if pd.isna(row["loss"]) else f"{row['loss']:.3f}"),
-        Column("size", "MB", lambda row: f"{row['bytes'] / 1e6:,.1f}", spare=1),
+        Column("run", "run", text=True),
+        Column("study", "study", spare=2, text=True),
+        Column("apart", "settings", lambda row, name: textwrap.shorten(row[name], room, placeholder=" ..."), text=True),
+        Column("status", "status", text=True),
+        Column("loss", "loss at 1x", ".3f"),
+        Column("mb", "MB", ",.1f", spare=1),
     ]
-    Table("", runs, columns).filled().print(console)
+    Table("", runs.assign(mb=runs["bytes"] / 1e6), columns).filled().print(console)
 
 
 def listed(frame: pd.DataFrame) -> pd.DataFrame:
@@ -41,22 +41,16 @@ def listed(frame: pd.DataFrame) -> pd.DataFrame:
     """
     headline = as_trained(frame) | (np.array(frames.curve_names(frame)) == "fixed_target")
     at_training_length = frame[frame["newest"] & headline & (frame["length_ratio"] == 1)]
-    losses = at_training_length.drop_duplicates("folder").set_index("folder")["nll"]
-    runs = frame.drop_duplicates("folder").copy()
+    runs = frame.drop_duplicates("folder").rename(columns={"run_status": "status"})
+    runs["loss"] = runs["folder"].map(at_training_length.drop_duplicates("folder").set_index("folder")["nll"])
     runs["study"] = [Path(folder).parent.name for folder in runs["folder"]]
-    settings: dict[tuple[str, str], str] = {}
+    runs["bytes"] = [files.size(Path(folder)) for folder in runs["folder"]]
+    apart: dict[tuple[str, str], str] = {}
     for study, same in runs.groupby("study"):
         for setting, values in frames.differing_settings(same).items():
             known = {key: value for key, value in values.items() if value != "null"}
             asked = {key: value for key, value in known.items() if key not in DIGESTS} or known
-            settings[study, setting] = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in asked.items())
-    others = [settings.get(place, "") for place in zip(runs["study"], runs["setting"], strict=True)]
-    return pd.DataFrame({
-        "folder": runs["folder"],
-        "run": runs["run"],
-        "study": runs["study"],
-        "apart": [" ".join(filter(None, pair)) for pair in zip(runs["options"], others, strict=True)],
-        "status": runs["run_status"],
-        "loss": runs["folder"].map(losses),
-        "bytes": [files.size(Path(folder)) for folder in runs["folder"]],
-    })  # fmt: skip
+            apart[study, setting] = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in asked.items())
+    places = zip(runs["options"], runs["study"], runs["setting"], strict=True)
+    runs["apart"] = [f"{options} {apart.get((study, setting), '')}".strip() for options, study, setting in places]
+    return runs[["folder", "run", "study", "apart", "status", "loss", "bytes"]]

@@ -8,7 +8,7 @@ resolved" is not "equal".
 
 import itertools
 import math
-from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -45,8 +45,10 @@ class Losses:
     Attributes:
         train_length: in tokens.
         seeds: number of seeds by label that are on these targets.
-        sums: (seeds, units) nats by label, variant and length, where all seeds that were asked have a loss; those of
-            the simple readers have their names as variants. One unit where a row lacks its sums by document.
+        statuses: by label, variant and length that any seed was asked for: ok, or why there is no loss (undefined,
+            failed, too_short; missing: not asked of all seeds).
+        sums: (seeds, units) nats where the status is ok; those of the simple readers have their names as variants. One
+            unit where a row lacks its sums by document.
         tokens: (units,).
         bits_per_byte: of a nat per token.
         documents, largest_document: their number, and the share of the tokens in one; 0 where they are not known.
@@ -54,38 +56,30 @@ class Losses:
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self.train_length = int(rows["train_length"].iloc[0]) if len(rows) else 0
-        targets = rows["targets_sha256"].fillna("") + rows["dtype"].fillna("")
-        measured = rows["status"] == "ok"
+        targets, measured = rows["targets_sha256"].fillna("") + rows["dtype"].fillna(""), rows["status"] == "ok"
         at_one = measured & (rows["variant"] == PLAIN) & (rows["length"] == self.train_length)
-        common = Counter(targets[at_one if at_one.any() else measured]).most_common(1)
-        others = measured & (targets != (common[0][0] if common else ""))
+        others = measured & (targets != targets[at_one if at_one.any() else measured].mode().max())
         rows = rows[~others & ~rows["folder"].isin(rows["folder"][others & at_one])]
         if rows.duplicated(["label", "seed", "variant", "length"]).any():
             raise ValueError("one seed of a scheme counts once")
         ok = rows[rows["status"] == "ok"]
-        if ok["targets_sha256"].nunique() > 1:
-            raise ValueError("losses on different targets are not subtracted")
-        self.seeds: dict[str, int] = {str(label): seeds.nunique() for label, seeds in rows.groupby("label")["seed"]}
-        first = ok[ok["unit_tokens"].notna()].iloc[:1]
-        tokens = first["unit_tokens"].iloc[0] if len(first) else ok["n_tokens"].iloc[:1].fillna(1)
+        self.seeds: dict[str, int] = rows.groupby("label")["seed"].nunique().to_dict()
+        by_unit = ok[ok["unit_tokens"].notna()].iloc[:1]
+        tokens = by_unit["unit_tokens"].iloc[0] if len(by_unit) else ok["n_tokens"].iloc[:1].fillna(1)
         self.tokens: Floats = np.asarray(tokens, dtype=np.float64)
         self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)
-        documents = (
-            np.unique(first["unit_documents"].iloc[0], return_inverse=True)[1] if len(first) else np.zeros(0, int)
-        )
-        by_document = np.bincount(documents, self.tokens) if len(first) else np.zeros(0)
-        self.documents, self.largest_document = (
-            len(by_document),
-            float(by_document.max(initial=0) / max(1, self.tokens.sum())),
-        )
+        in_documents = [self.tokens[each == at] for each in by_unit["unit_documents"] for at in np.unique(each)]
+        self.documents = len(in_documents)
+        self.largest_document = max((float(part.sum() / self.tokens.sum()) for part in in_documents), default=0.0)
+        self.statuses: dict[tuple[str, str, int], str] = {}
         self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
-        self.statuses: dict[tuple[str, str, int], list[str]] = {}
         for (label, variant, length), same in rows.sort_values("seed").groupby(["label", "variant", "length"]):
-            self.statuses[label, variant, int(length)] = list(same["status"])
-            if (same["status"] == "ok").all():
-                kinds = {variant: "nll"} | (dict(zip(READERS, READERS, strict=True)) if variant == PLAIN else {})
-                sums = {kind: self._sums(same, name) for kind, name in kinds.items()}
-                self.sums |= {(label, kind, int(length)): of for kind, of in sums.items() if of is not None}
+            bad = same.loc[same["status"] != "ok", "status"]
+            status = bad.iloc[0] if len(bad) else "ok" if len(same) == self.seeds[label] else "missing"
+            self.statuses[label, variant, int(length)] = status
+            names = {variant: "nll"} | (dict(zip(READERS, READERS, strict=True)) if variant == PLAIN else {})
+            sums = {kind: self._sums(same, name) for kind, name in names.items()} if not len(bad) else {}
+            self.sums |= {(label, kind, int(length)): of_kind for kind, of_kind in sums.items() if of_kind is not None}
 
     def _sums(self, rows: pd.DataFrame, name: str) -> pd.DataFrame | None:
         """Return the sums by unit of a scheme or a reader; of rows that lack them the sums of all; None without any."""
@@ -96,18 +90,11 @@ class Losses:
             return None
         return pd.DataFrame((means * self.tokens.sum()).to_numpy()[:, None], index=rows["seed"])
 
-    def lengths(self, label: str | None = None, variant: str = PLAIN) -> list[int]:
+    def lengths(self, label: str | None = None) -> list[int]:
         """Return the lengths, in tokens, that any scheme was asked for, or all seeds of one; no text was too short."""
-        known = {key: self.status(key[0], key[2], variant) for key in self.statuses if key[1] == variant}
-        if label is not None:
-            known = {key: status for key, status in known.items() if key[0] == label and status != "missing"}
-        return sorted({length for (_, _, length), status in known.items() if status != "too_short"})
-
-    def status(self, label: str, length: int, variant: str = PLAIN) -> str:
-        """Return ok, or why there is no loss: undefined, failed, too_short, or missing (in some seeds or all)."""
-        statuses = self.statuses.get((label, variant, length), [])
-        bad = next((status for status in statuses if status != "ok"), None)
-        return bad or ("ok" if len(statuses) == self.seeds.get(label, -1) else "missing")
+        lacking = ("too_short",) if label is None else ("too_short", "missing")
+        keys = [key for key, status in self.statuses.items() if status not in lacking and label in (None, key[0])]
+        return sorted({length for _, variant, length in keys if variant == PLAIN})
 
     def level(self, label: str, length: int, variant: str = PLAIN) -> pd.DataFrame | None:
         """Return the sums at a length, (seeds, units); None where there are none."""
@@ -170,8 +157,7 @@ def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
     None if nothing beyond the training length was measured.
     """
     longer = [length for length in losses.lengths(label) if length > losses.train_length]
-    held = itertools.takewhile(lambda length: _bound(losses, label, length, alpha) <= RISE_LIMIT, longer)
-    return max(held, default=losses.train_length) if longer else None
+    return max(_within(losses, label, longer, RISE_LIMIT, alpha), default=losses.train_length) if longer else None
 
 
 def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
@@ -180,15 +166,17 @@ def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
     None if nothing shorter than that context was measured: less could be as good.
     """
     shorter = [length for length in reversed(losses.lengths(label)) if length < losses.train_length]
-    enough = list(itertools.takewhile(lambda length: _bound(losses, label, length, alpha) <= USES_LIMIT, shorter))
+    enough = _within(losses, label, shorter, USES_LIMIT, alpha)
     return min(enough, default=losses.train_length) if len(enough) < len(shorter) else None
 
 
-def _bound(losses: Losses, label: str, length: int, alpha: float) -> float:
-    """Return the one-sided upper bound of a rise; infinite where there is none, as where it is undefined."""
-    rise = losses.rise(label, length)
-    bound = math.nan if rise is None else losses.for_words(rise).high(2 * alpha)
-    return math.inf if math.isnan(bound) else bound
+def _within(losses: Losses, label: str, lengths: Sequence[int], limit: float, alpha: float) -> list[int]:
+    """Return the first lengths whose rise is known and within a limit by its one-sided upper bound."""
+    rises = {length: losses.rise(label, length) for length in lengths}
+    bounds = {n: math.inf if rise is None else losses.for_words(rise).high(2 * alpha) for n, rise in rises.items()}
+    return list(
+        itertools.takewhile(lambda length: bounds[length] <= limit, lengths)
+    )  # of one unit there is no bound: nan
 
 
 def word(gap: Estimate, alpha: float, more: str, less: str, least: float = LEAST) -> str:
@@ -211,7 +199,7 @@ def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFra
 def reference_label(frame: pd.DataFrame, wanted: str | None = None) -> str | None:
     """Return the label of the scheme that others are compared with: of that label, else of that encoding, else None.
 
-    Of several, one with the usual rotary base comes first, then the one with most finished seeds.
+    Of several the one with most finished seeds.
 
     Args:
         frame: of one setting.
@@ -220,12 +208,8 @@ def reference_label(frame: pd.DataFrame, wanted: str | None = None) -> str | Non
     runs = frame.drop_duplicates("folder")
     matching = runs[runs["label"] == (wanted or REFERENCE)]
     matching = matching if len(matching) else runs[runs["encoding"] == (wanted or REFERENCE)]
-    unusual = matching["scheme"].str.contains('"encoding.base": (?!10000[,}])')
-    ranks = [
-        (bool(unusual[same.index[0]]), -int((same["run_status"] == "done").sum()), str(label))
-        for label, same in matching.groupby("label")
-    ]
-    return min(ranks)[2] if ranks else None
+    finished = (matching["run_status"] == "done").groupby(matching["label"]).sum()
+    return str(finished.idxmax()) if len(finished) else None
 
 
 def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LEAST) -> pd.DataFrame:
@@ -250,7 +234,8 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
         Each of these has `_low` and `_high` (95 %), `_min` and `_max` over seeds, `_groups` (seeds fall in two).
         `holds_to` in tokens, `holds_further` (nothing longer was measured), `uses` in tokens (not of a scheme that does
         not beat `cached_ngram`).
-        `attrs`: `reference`, `train_length`, `ratios` (longer ones), `schemes` (k), `documents`, `tokens`.
+        `attrs`: `reference`, `train_length`, `ratios` (longer ones), `schemes` (k), `documents`, `tokens`,
+        `largest_document` (the share of the tokens in one).
 
     Raises:
         UserError: there is no such reference.
@@ -266,10 +251,12 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
     base = base if base in shown else None
     schemes = []
     for label, runs in frame[~frame["repeated"]].drop_duplicates("folder").groupby("label"):
-        schemes.append(_facts(runs, losses))
-        if label in shown:
-            schemes[-1] |= _numbers(losses, str(label), len(shown))
-            schemes[-1] |= _against(losses, str(label), base, len(shown), least) if base not in (None, label) else {}
+        row = _facts(runs) | {"left_out": (runs["run_status"] == "done").sum() - losses.seeds.get(label, 0), "seeds": 0}
+        row |= numbers(losses, label, len(shown)) if label in shown else {}
+        if losses.largest_document >= HALF:
+            row = {name: value for name, value in row.items() if name not in ("holds_to", "holds_further", "uses")}
+        row |= against(losses, label, base, len(shown), least) if base not in (None, label) and label in shown else {}
+        schemes.append(row)
     table = pd.DataFrame(schemes)
     if shown:
         table = table.sort_values(["nll", "label"], na_position="last", ignore_index=True)
@@ -279,84 +266,83 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
         "ratios": [length / losses.train_length for length in losses.lengths() if length > losses.train_length],
         "schemes": len(shown),
         "documents": losses.documents,
+        "largest_document": losses.largest_document,
         "tokens": int(losses.tokens.sum()),
     }
     return table
 
 
-def _facts(runs: pd.DataFrame, losses: Losses) -> dict[str, Any]:
+def _facts(runs: pd.DataFrame) -> dict[str, Any]:
     """Return a scheme's facts beside its losses."""
     done, not_done = runs[runs["run_status"] == "done"], runs.loc[runs["run_status"] != "done", "run_status"]
-    first = (done if len(done) else runs).iloc[0]
-    level = losses.level(first["label"], losses.train_length)
-    speeds = done["trained_tokens"].astype("float64") / done["train_seconds"]
+    names = ("label", "encoding", "parameters", "encoding_parameters", "trained_tokens", "learning_rate")
     return {
-        "label": first["label"],
-        "encoding": first["encoding"],
-        "seeds": 0 if level is None else len(level),
+        **(done if len(done) else runs).iloc[0][list(names)],
         "runs": len(runs),
         "not_done": ", ".join(f"{count} {status}" for status, count in not_done.value_counts().items()),
-        "left_out": len(done) - losses.seeds.get(first["label"], 0),
-        **{name: first[name] for name in ("parameters", "encoding_parameters", "trained_tokens", "learning_rate")},
-        "tokens_per_second": speeds.median(),
+        "tokens_per_second": (done["trained_tokens"].astype("float64") / done["train_seconds"]).median(),
     }
 
 
-def _numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
-    """Return the columns of a scheme on its own."""
+def numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
+    """Return the columns of a scheme on its own, of so many that are compared; none if it has no loss at 1x."""
     length, longer = losses.train_length, [n for n in losses.lengths() if n > losses.train_length]
-    level, gate, uses_context = losses.level(label, length), *(beats(losses, label, name) for name in READERS)
-    assert level is not None
+    if (level := losses.level(label, length)) is None:
+        return {}
+    mean = losses.estimate(level)
     row = _interval("nll", losses, level) | {
-        "nll_sd": float(np.std(losses.estimate(level).seeds, ddof=1)) if len(level) > 1 else math.nan,
+        "seeds": len(level),
+        "nll_sd": float(np.std(mean.seeds, ddof=1)) if len(level) > 1 else math.nan,
         "nll_text_error": losses.of_checkpoints(level).error,
-        "perplexity": math.exp(losses.estimate(level).mean),
-        "bits_per_byte": losses.estimate(level).mean * losses.bits_per_byte,
-        "learned": gate,
-        "uses_context": uses_context,
+        "perplexity": math.exp(mean.mean),
+        "bits_per_byte": mean.mean * losses.bits_per_byte,
     }
-    for reader in READERS:
+    for reader, gate in zip(READERS, ("learned", "uses_context"), strict=True):
         of_reader = losses.level(label, length, reader)
-        row[reader] = math.nan if of_reader is None else losses.estimate(of_reader).mean
+        row |= {gate: beats(losses, label, reader)}
+        row |= {reader: math.nan if of_reader is None else losses.estimate(of_reader).mean}
     for further in longer:
         name = f"rise_{further / length:g}x"
-        row |= {f"{name}_status": losses.status(label, further)} | _interval(name, losses, losses.rise(label, further))
+        row |= {f"{name}_status": losses.statuses.get((label, PLAIN, further), "missing")}
+        row |= _interval(name, losses, losses.rise(label, further))
     if longer:
         narrowed = losses.level(label, longer[-1], WINDOWED)
         row |= _interval("above_windowed", losses, difference(losses.level(label, longer[-1]), narrowed))
-    if may_claim(gate) and losses.largest_document < HALF:
+    if may_claim(row["learned"]):
         reach = holds_to(losses, label, ALPHA / schemes)
         row |= {"holds_to": reach, "holds_further": reach == max(losses.lengths(label))}
-        row["uses"] = uses(losses, label, ALPHA / schemes) if may_claim(uses_context) else None
+        row["uses"] = uses(losses, label, ALPHA / schemes) if may_claim(row["uses_context"]) else None
     return row
 
 
-def _against(losses: Losses, label: str, reference: str, schemes: int, least: float) -> dict[str, Any]:
+def against(losses: Losses, label: str, reference: str, schemes: int, least: float = LEAST) -> dict[str, Any]:
     """Return the columns of a scheme's differences from the reference: of the loss at 1x, and of the rise at 4x."""
-    gates = {name: beats(losses, name, NGRAM) for name in (label, reference)}
+    row: dict[str, Any] = {}
+    pair, alpha = (label, reference), ALPHA / max(1, 2 * (schemes - 1))
+    gates = {name: beats(losses, name, NGRAM) for name in pair}
     gate = next((f"{name} has not learned" if known == "no" else f"whether {name} has learned is not resolved"
                  for name, known in gates.items() if not may_claim(known)), "")  # fmt: skip
-    row: dict[str, Any] = {}
+    one = f"one document has {losses.largest_document:.0%} of the targets" if losses.largest_document >= HALF else ""
     for name, ratio, measure, words, why in (
-        ("nll", 1, losses.level, ("worse", "better"), ""),
-        ("rise", ENDPOINT_RATIO, losses.rise, ("rises more", "rises less"), gate),
+        ("nll", 1, losses.level, ("worse", "better"), one),
+        ("rise", ENDPOINT_RATIO, losses.rise, ("rises more", "rises less"), gate or one),
     ):
-        length, alpha = ratio * losses.train_length, ALPHA / max(1, 2 * (schemes - 1))
+        length, verdict = ratio * losses.train_length, NOT_RESOLVED
         paired = difference(measure(label, length), measure(reference, length))
         if paired is None:
-            bad = [(who, status) for who in (label, reference) if (status := losses.status(who, length)) != "ok"]
-            missing = f"{bad[0][0]} is {bad[0][1].replace('_', ' ')} at {ratio}x" if bad else "no seed in common"
-            row |= {f"{name}_word": "", f"{name}_why": why or missing}
-            continue
-        gap = losses.estimate(paired)
-        row |= _interval(f"{name}_difference", losses, paired)
-        row |= {f"{name}_difference_adjusted_{end}": getattr(gap, end)(alpha) for end in ("low", "high")}
-        enough = ENOUGH_SEEDS_IN_GROUPS if in_two_groups(gap.seeds) else ENOUGH_SEEDS
-        verdict = word(gap, alpha, *words, least)
-        if not why and losses.largest_document >= HALF:
-            why = f"one document has {losses.largest_document:.0%} of the targets"
-        if not why and len(paired) < (ENOUGH_SEEDS if verdict == NOT_RESOLVED else enough):
-            why = f"{len(paired)} of {enough} seeds" + (", which fall in two groups" if enough > ENOUGH_SEEDS else "")
+            statuses = {who: losses.statuses.get((who, PLAIN, length), "missing") for who in pair}
+            bad = [
+                f"{who} is {status.replace('_', ' ')} at {ratio}x" for who, status in statuses.items() if status != "ok"
+            ]
+            why = gate if name == "rise" and gate else next(iter(bad), "no seed in common")
+        else:
+            gap = losses.estimate(paired)
+            row |= _interval(f"{name}_difference", losses, paired)
+            row |= {f"{name}_difference_adjusted_{end}": getattr(gap, end)(alpha) for end in ("low", "high")}
+            verdict, groups = word(gap, alpha, *words, least), in_two_groups(gap.seeds)
+            enough = ENOUGH_SEEDS_IN_GROUPS if groups else ENOUGH_SEEDS
+            if len(paired) < (ENOUGH_SEEDS if verdict == NOT_RESOLVED else enough):
+                why = why or f"{len(paired)} of {enough} seeds{', which fall in two groups' if groups else ''}"
         row |= {f"{name}_word": "" if why else verdict, f"{name}_why": why}
     return row
 
@@ -366,33 +352,23 @@ def _interval(name: str, losses: Losses, sums: pd.DataFrame | None) -> dict[str,
     if sums is None:
         return {}
     mean = losses.estimate(sums)
-    return {
-        name: mean.mean,
-        f"{name}_low": mean.low(),
-        f"{name}_high": mean.high(),
-        f"{name}_min": min(mean.seeds),
-        f"{name}_max": max(mean.seeds),
-        f"{name}_groups": in_two_groups(mean.seeds),
-    }
+    ends = {"low": mean.low(), "high": mean.high(), "min": min(mean.seeds), "max": max(mean.seeds)}
+    ends["groups"] = in_two_groups(mean.seeds)
+    return {name: mean.mean, **{f"{name}_{end}": value for end, value in ends.items()}}
 
 
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the curves of one setting's schemes: a row per label, variant and length that was asked for.
 
-    `ratio` (length / training length), `status`, `seeds`; in nats per token `nll` with `nll_low` and `nll_high`, the
-    95 % interval over seeds on this text (of one seed: over documents); `rise`, what the context adds to the plain loss
-    at 1x, and `from_plain`, the variant less the plain model at that length, both as columns of `compare`.
+    `ratio` (length / training length), `status`; in nats per token `nll` with `nll_low` and `nll_high`, the 95 %
+    interval over seeds on this text (of one seed: over documents), and `rise`, what the context adds to the plain loss
+    at 1x, as columns of `compare`.
     """
-    losses = Losses(main_rows(frame))
-    points = []
-    for label, variant, length in losses.statuses:
-        sums, plain = losses.level(label, length, variant), losses.level(label, length)
+    losses, points = Losses(main_rows(frame)), []
+    for (label, variant, length), status in losses.statuses.items():
         row = {"label": label, "variant": variant, "length": length, "ratio": length / losses.train_length}
-        row |= {"status": losses.status(label, length, variant), "seeds": 0 if sums is None else len(sums)}
-        if sums is not None:
+        if (sums := losses.level(label, length, variant)) is not None:
             band = losses.estimate(sums if len(sums) == 1 else sums.sum(axis=1).to_frame())
             row |= {"nll": band.mean, "nll_low": band.low(), "nll_high": band.high()}
-        row |= _interval("rise", losses, losses.rise(label, length, variant))
-        row |= _interval("from_plain", losses, difference(sums, plain)) if variant != PLAIN else {}
-        points.append(row)
+        points.append(row | {"status": status} | _interval("rise", losses, losses.rise(label, length, variant)))
     return pd.DataFrame(points)

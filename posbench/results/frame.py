@@ -45,7 +45,7 @@ _MARKS = ("variant", "main", "newest")
 _SUMS = ("unit_nll", "unit_ngram", "unit_cached_ngram")
 _LISTS = ("unit_documents", "unit_tokens", *_SUMS)
 _COLUMNS = [*_FACTS, *run_rows.COLUMNS, *_MARKS, *_LISTS]
-_BLOCKS = "evaluation_blocks.jsonl"  # of earlier versions
+_BLOCKS, _OF_BLOCK = "evaluation_blocks.jsonl", ("document", "stretch", "n_tokens", "nll_sum", "ngram_sum")  # earlier
 _DERIVED = ("setting", "scheme", "label", "options", "repeated")
 _HINTS = typing.get_type_hints(run_rows.EvaluationRow)
 _TYPES = {name: "Int64" for name in _COLUMNS if name in _WHOLE or _HINTS.get(name) in (int, int | None)}
@@ -86,13 +86,10 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     Raises:
         UserError: a path that does not exist, or no run at all. A run that cannot be read is a row that says so.
     """
-    every = list(dict.fromkeys(Path(path) for path in paths))
-    studies = [path for path in every if path.suffix == SUFFIX]
-    folders = run_folders([path for path in every if path not in studies]) if len(studies) < len(every) else []
-    parts = [_load(path) for path in studies]
-    if folders:
-        rows = [row for folder in folders for row in _rows_of_run(folder, split)]
-        parts.append(_typed(pd.DataFrame(rows, columns=_COLUMNS)))
+    studies = list(dict.fromkeys(Path(path) for path in paths if Path(path).suffix == SUFFIX))
+    others = [Path(path) for path in paths if Path(path) not in studies]
+    rows = [row for folder in (run_folders(others) if others or not studies else []) for row in _rows(folder, split)]
+    parts = [*map(_load, studies), *([_typed(pd.DataFrame(rows, columns=_COLUMNS))] if rows else [])]
     frame = _with_derived(pd.concat(parts, ignore_index=True))
     if frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any():
         raise ValueError("a run has two rows of one key")
@@ -104,12 +101,10 @@ def save(frame: pd.DataFrame, path: Path) -> None:
 
     Sums are rounded to 2^-16 nats per unit of text: that keeps six digits of a p, and a power of two takes little room.
     """
-    exact = 2**16
-    sums = {
-        name: [None if nats is None else (np.round(nats * exact) / exact).astype(np.float32) for nats in frame[name]]
-        for name in _SUMS
-    }
-    stored = frame[[name for name in _COLUMNS if name not in ("folder", "perplexity", "bits_per_byte")]].assign(**sums)
+    stored = frame[[name for name in _COLUMNS if name not in ("folder", "perplexity", "bits_per_byte")]]
+    for name in _SUMS:
+        sums = [None if nats is None else (np.round(nats * 2**16) / 2**16).astype(np.float32) for nats in frame[name]]
+        stored = stored.assign(**{name: sums})
     stored = stored.astype(dict.fromkeys(("ci_low", "ci_high", "seconds"), np.float32))
     others = [name for name in stored if name not in _LISTS] + [f"{n}.list.element" for n in _LISTS if n != "unit_nll"]
     stored.to_parquet(
@@ -141,12 +136,12 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def _rows_of_run(folder: Path, split: str | None) -> list[dict[str, Any]]:
-    """Return the rows of a run with its facts; of one that cannot be read a single row that says why."""
+def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
+    """Return the rows of a run with its facts; of one without rows, or that cannot be read, one with what is known."""
     facts: dict[str, Any] = {"folder": str(folder), "run": folder.name}
     try:
         facts |= _facts(folder)
-        rows = _rows(folder, split or json.loads(facts["settings"]).get("evaluation.split", ""))
+        rows = _measured(folder, split or json.loads(facts["settings"]).get("evaluation.split", ""))
     except Exception as error:  # whatever is wrong with one run is said in its row, and the others are read
         return [facts | {"run_status": "unreadable", "run_reason": str(error) or type(error).__name__}]
     return [facts | row for row in rows] or [facts]
@@ -197,16 +192,14 @@ def _steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
     return int(min(reached)) if reached else None
 
 
-def _rows(folder: Path, asked: str) -> list[dict[str, Any]]:
+def _measured(folder: Path, asked: str) -> list[dict[str, Any]]:
     """Return a run's rows as columns, with their marks and their sums by unit of text."""
     rows = run_rows.evaluation_rows(folder)
     split = run_rows.headline_split(rows, asked)
-    by_step: dict[int, list[run_rows.EvaluationRow]] = {}
-    for row in rows:
-        if row.split == split:
-            by_step.setdefault(row.checkpoint_step, []).append(row)
-    main = {row.key for of_step in by_step.values() for row in run_rows.on_shared_targets(of_step)}
-    last = max((step for step, of_step in by_step.items() if any(row.is_headline for row in of_step)), default=None)
+    steps = {row.checkpoint_step for row in rows if row.split == split}
+    by_step = [[row for row in rows if row.split == split and row.checkpoint_step == step] for step in steps]
+    main = {row.key for of_step in by_step for row in run_rows.on_shared_targets(of_step)}
+    last = max((row.checkpoint_step for row in rows if row.split == split and row.is_headline), default=None)
     older = _sums_of_blocks(folder)
     return [
         row.to_json()
@@ -236,20 +229,16 @@ def _sums_of_blocks(folder: Path) -> dict[Any, dict[str, Any]]:
             sets[key] = []  # the last set of a row counts
         if block.get("document") is not None:  # problems, and rows of the first versions, have none
             sets.setdefault(key, []).append(block)
-    return {key: _of_blocks(blocks) for key, blocks in sets.items() if blocks}
-
-
-def _of_blocks(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the units of one row's blocks."""
-    columns = {"tokens": "n_tokens", "nll": "nll_sum", "ngram": "ngram_sum"}
-    documents = np.array([block["document"] for block in blocks])
-    stretches = [block["stretch"] for block in blocks if block.get("stretch") is not None]
-    unit = units_of_text(documents, np.array(stretches) if len(stretches) == len(blocks) else None)
-    units: dict[str, Any] = {"document": documents[np.unique(unit, return_index=True)[1]]}
-    for name, column in columns.items():
-        sums = np.bincount(unit, np.array([block.get(column) for block in blocks], dtype=np.float64))  # None is nan
-        units |= {name: sums} if np.isfinite(sums).all() else {}
-    return units
+    every = {}
+    for key, blocks in sets.items():
+        columns = {name: np.array([block.get(name) for block in blocks], dtype=np.float64) for name in _OF_BLOCK}
+        stretches = columns.pop("stretch")
+        documents = columns.pop("document").astype(np.int64)
+        unit = units_of_text(documents, stretches.astype(np.int64) if np.isfinite(stretches).all() else None)
+        firsts = documents[np.unique(unit, return_index=True)[1]]
+        sums = {name.removeprefix("n_").removesuffix("_sum"): np.bincount(unit, c) for name, c in columns.items()}
+        every[key] = {"document": firsts, **{name: nats for name, nats in sums.items() if np.isfinite(nats).all()}}
+    return every
 
 
 # -- what is compared, and what it is called ---------------------------------------------------------------------------

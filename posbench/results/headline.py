@@ -1,11 +1,11 @@
 """One run in a few numbers: for W&B's summary, an objective, and a line of text."""
 
-import math
+from typing import Any
 
 import pandas as pd
 
 from posbench.results import compare
-from posbench.results.compare import Losses
+from posbench.results.compare import READERS, Losses
 from posbench.results.tasks import task_rows
 
 Headline = dict[str, float | str | None]
@@ -28,50 +28,33 @@ def headline(frame: pd.DataFrame) -> Headline:
         frame: the rows of that run, finished or not.
     """
     as_done = frame.assign(run_status="done", repeated=False)
-    return _of_text(as_done) if frame["trained_task"].isna().all() else _of_task(as_done)
+    values = _of_text(as_done) if frame["trained_task"].isna().all() else _of_task(as_done)
+    return {name: None if pd.isna(value) else value for name, value in values.items()}
 
 
-def _of_text(frame: pd.DataFrame) -> Headline:
-    rows = compare.main_rows(frame)
-    values: Headline = {
-        "learned": None,
-        "uses_context": None,
-        "nll_1x": None,
-        **{f"rise_{ratio}x": None for ratio in ALWAYS},
-    }
-    nothing: Headline = {"reach": None, "uses": None}
-    if not len(rows):
-        return values | nothing
-    losses = Losses(rows)
-    (label,) = losses.seeds
-    gate, uses_context = (compare.beats(losses, label, reader) for reader in compare.READERS)
-    values |= {"learned": gate, "uses_context": uses_context}
-    for reader in compare.READERS:
-        of_reader = losses.level(label, losses.train_length, reader)
-        values |= {} if of_reader is None else {reader: losses.estimate(of_reader).mean}
-    for length in losses.lengths(label):
-        ratio = f"{length / losses.train_length:g}x"
-        level, rise = losses.level(label, length), losses.rise(label, length)
-        values[f"nll_{ratio}"] = None if level is None else losses.estimate(level).mean
-        if length > losses.train_length:
-            values[f"rise_{ratio}"] = None if rise is None else losses.estimate(rise).mean
-    if values["nll_1x"] is None or not compare.may_claim(gate):
-        return values | nothing
-    used = compare.uses(losses, label) if compare.may_claim(uses_context) else None
-    return values | {"reach": compare.holds_to(losses, label), "uses": used}
+def _of_text(frame: pd.DataFrame) -> dict[str, Any]:
+    losses = Losses(compare.main_rows(frame))
+    names = ("learned", "uses_context", "nll_1x", *(f"rise_{ratio}x" for ratio in ALWAYS), "reach", "uses")
+    values: dict[str, Any] = dict.fromkeys(names)
+    for label in losses.seeds:  # one; none without rows
+        row = compare.numbers(losses, label, schemes=1)
+        values |= {name: row[name] for name in ("learned", "uses_context", "uses", *READERS) if name in row}
+        values |= {"reach": row.get("holds_to")}
+        for length in losses.lengths(label):
+            ratio, level = f"{length / losses.train_length:g}x", losses.level(label, length)
+            values[f"nll_{ratio}"] = None if level is None else losses.estimate(level).mean
+            values |= {f"rise_{ratio}": row.get(f"rise_{ratio}")} if length > losses.train_length else {}
+    return values
 
 
-def _of_task(frame: pd.DataFrame) -> Headline:
+def _of_task(frame: pd.DataFrame) -> dict[str, Any]:
     rows = task_rows(frame)
-    steps = frame["steps_to_gate"].iloc[0]
-    values: Headline = {
+    values = {
         "learned": ("yes" if rows["seed_learned"].iloc[0] else "no") if len(rows) else None,
-        "steps_to_gate": None if pd.isna(steps) else int(steps),
+        "steps_to_gate": frame["steps_to_gate"].iloc[0],
         **dict.fromkeys(("nll_1x", "accuracy_1x", "exact_match_1x")),
     }
     for row in rows[rows["as_trained"] & (rows["length_ratio"] >= 1)].sort_values("length_ratio").to_dict("records"):
-        for name in ("accuracy", "exact_match"):
-            values[f"{name}_{row['length_ratio']:.3g}x"] = None if math.isnan(row[name]) else row[name]
-        if row["length_ratio"] == 1 and row["status"] == "ok":
-            values["nll_1x"] = row["nll"]
+        values |= {f"{name}_{row['length_ratio']:.3g}x": row[name] for name in ("accuracy", "exact_match")}
+        values |= {"nll_1x": row["nll"]} if row["length_ratio"] == 1 and row["status"] == "ok" else {}
     return values

@@ -33,41 +33,38 @@ def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
     `seed_learned`. A run that diverged has a copy, with no answer right, of each row that another run has.
     """
     once = frame[~frame["repeated"]]
-    rows = once[(once["protocol"] == "problems") & once["newest"] & (once["run_status"] == "done")].copy()
-    rows["of_task"], rows["offset"] = (
-        rows["task"].map(lambda task: str(task).partition(":")[2]),
-        rows["offset"].fillna(0),
+    rows = once[(once["protocol"] == "problems") & once["newest"] & (once["run_status"] == "done")]
+    measured = rows["status"] == "ok"
+    rows = rows.assign(
+        of_task=[task.partition(":")[2] for task in rows["task"]],
+        offset=rows["offset"].fillna(0),
+        as_trained=as_trained(rows),
+        steps_to_gate=rows["steps_to_gate"].astype("float64"),
+        **{name: rows[name].where(measured) for name in ("accuracy", "exact_match")},
     )
-    rows["as_trained"] = as_trained(rows)
-    rows["steps_to_gate"] = rows["steps_to_gate"].astype("float64")
-    rows.loc[rows["status"] != "ok", ["accuracy", "exact_match"]] = math.nan
     trained = rows[rows["as_trained"] & (rows["length_ratio"] <= 1)]
     rows["seed_learned"] = ~rows["folder"].isin(trained.loc[~(trained["accuracy"] >= GATE), "folder"])
     rows = rows[rows["folder"].isin(trained.loc[trained["length_ratio"] == 1, "folder"])]
     places, diverged = rows.drop_duplicates(_PLACE), once[once["run_status"] == "diverged"].drop_duplicates("folder")
     wrong = {"accuracy": 0.0, "exact_match": 0.0, "seed_learned": False, "status": "ok", "steps_to_gate": math.nan}
-    names = ("folder", "label", "encoding", "seed")
-    copies = [places.assign(**{name: run[name] for name in names}, **wrong) for run in diverged.to_dict("records")]
-    return pd.concat([rows, *copies], ignore_index=True)
+    facts = diverged[["folder", "label", "encoding", "seed"]].to_dict("records")
+    return pd.concat([rows, *(places.assign(**run, **wrong) for run in facts)], ignore_index=True)
 
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a row per scheme of one setting and place where it was tested.
 
     A place is `of_task`, `variant` (plain, an extension ...), `offset` of the positions, and `length_ratio` (problem
-    length / longest trained one). `status`, `seeds`, `problem_length`; `accuracy` (of tokens) and `exact_match` (of
-    problems), medians over all seeds with `_min` and `_max`; `accuracy_of_learned` over the seeds that learned;
-    `chance` and `trivial`, accuracies of guessing and of the task's trivial reader. Shares from 0 to 1.
+    length / longest trained one). `status`, `seeds`; `accuracy` (of tokens), the median over all seeds with `_min` and
+    `_max`; `trivial`, that of the task's trivial reader. Shares from 0 to 1.
     """
     places = []
     for (label, *place), same in task_rows(frame).groupby(["label", *_PLACE]):
         status = next((status for status in same["status"] if status != "ok"), "ok")
         row = {"label": label, **dict(zip(_PLACE, place, strict=True)), "status": status, "seeds": len(same)}
-        row |= {name: same[name].iloc[0] for name in ("as_trained", "problem_length", "chance", "trivial")}
-        for name in ("accuracy", "exact_match"):
-            shares = same[name] if status == "ok" else same[name] * math.nan
-            row |= {name: shares.median(), f"{name}_min": shares.min(), f"{name}_max": shares.max()}
-            row[f"{name}_of_learned"] = shares[same["seed_learned"]].median()
+        row |= {name: same[name].iloc[0] for name in ("as_trained", "trivial")}
+        shares = same["accuracy"] if status == "ok" else same["accuracy"] * math.nan
+        row |= {"accuracy": shares.median(), "accuracy_min": shares.min(), "accuracy_max": shares.max()}
         places.append(row)
     return pd.DataFrame(places)
 
@@ -91,27 +88,23 @@ def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataF
     rows, places = task_rows(frame), accuracies(frame)
     if not len(rows):
         return pd.DataFrame()
-    labels = set(rows["label"])
-    wanted = (reference_label(frame, reference), reference_label(frame, "none"), min(labels))
-    base = next(label for label in wanted if label in labels)
-    schemes = [
-        _scheme(same, places[(places["label"] == label) & places["as_trained"]])
-        for label, same in rows.groupby("label")
-    ]
-    for row in schemes:
-        row |= _tests(*(rows[rows["label"] == label] for label in (row["label"], base))) if row["label"] != base else {}
-    number = sum(name.endswith("_p") for row in schemes for name in row)
-    for row in schemes:
-        for name in [name[:-2] for name in row if name.endswith("_p")]:
-            row[f"{name}_p"] = min(1.0, number * row[f"{name}_p"])
-            if number * row.pop(f"{name}_least") >= ALPHA:
-                row |= {f"{name}_word": "", f"{name}_why": "too few seeds for any outcome"}
-            elif row[f"{name}_p"] >= ALPHA or abs(row[f"{name}_difference"]) < LEAST:
-                row[f"{name}_word"] = NOT_RESOLVED
-            elif row.get(name, math.nan) <= row.get(f"{name}_trivial", math.nan):
-                row[f"{name}_why"] = "no better than the trivial reader"
-    table = pd.DataFrame(sorted(schemes, key=lambda row: row["order"])).drop(columns="order")
-    table.attrs = {"reference": base, "tests": number}
+    wanted = (reference_label(frame, reference), reference_label(frame, "none"), rows["label"].min())
+    base = next(label for label in wanted if label in set(rows["label"]))
+    of_base, schemes = rows[rows["label"] == base], []
+    for label, same in rows.groupby("label"):
+        scheme = _scheme(same, places[(places["label"] == label) & places["as_trained"]])
+        schemes.append(scheme | (_tests(same, of_base) if label != base else {}))
+    tested = [(row, name[:-2]) for row in schemes for name in row if name.endswith("_p")]
+    for row, name in tested:
+        row[f"{name}_p"] = min(1.0, len(tested) * row[f"{name}_p"])
+        if len(tested) * row.pop(f"{name}_least") >= ALPHA:
+            row |= {f"{name}_word": "", f"{name}_why": "too few seeds for any outcome"}
+        elif row[f"{name}_p"] >= ALPHA or abs(row[f"{name}_difference"]) < LEAST:
+            row[f"{name}_word"] = NOT_RESOLVED
+        elif row.get(name, math.nan) <= row.get(f"{name}_trivial", math.nan):
+            row[f"{name}_why"] = "no better than the trivial reader"
+    table = pd.DataFrame(sorted(schemes, key=lambda row: row.pop("order")))
+    table.attrs = {"reference": base, "tests": len(tested)}
     return table
 
 
@@ -120,21 +113,20 @@ def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
     from scipy import stats
 
     runs = rows.drop_duplicates("folder")
-    learned, ranked = int(runs["seed_learned"].sum()), runs["seed_learned"].mean() >= HALF
+    learned, ranked = int(runs["seed_learned"].sum()), bool(runs["seed_learned"].mean() >= HALF)
     share = stats.binomtest(learned, len(runs)).proportion_ci(method="exact")
     row: dict[str, Any] = {
         "label": runs["label"].iloc[0], "encoding": runs["encoding"].iloc[0], "seeds": len(runs), "learned": learned,
-        "learned_low": float(share.low), "learned_high": float(share.high), "ranked": bool(ranked),
+        "learned_low": float(share.low), "learned_high": float(share.high), "ranked": ranked,
         "steps_to_gate": float(np.median(runs["steps_to_gate"].fillna(math.inf))),
     }  # fmt: skip
     for place in places.to_dict("records"):
         name = f"accuracy_{place['length_ratio']:.3g}x"
-        row |= {f"{name}_{end}": place[f"accuracy_{end}"] for end in ("min", "max")}
-        row |= {name: place["accuracy"], f"{name}_status": place["status"], f"{name}_trivial": place["trivial"]}
+        row |= {f"{name}{end}": place[f"accuracy{end}"] for end in ("", "_min", "_max")}
+        row |= {f"{name}_{fact}": place[fact] for fact in ("status", "trivial")}
     beyond = places.loc[places["length_ratio"] > 1, "accuracy"].fillna(0).mean()
-    return row | {
-        "order": (not ranked, -np.nan_to_num(beyond) * ranked, -np.nan_to_num(row["accuracy_1x"]), row["label"])
-    }
+    order = (not ranked, -np.nan_to_num(beyond) * ranked, -np.nan_to_num(row["accuracy_1x"]), row["label"])
+    return row | {"order": order}
 
 
 def _tests(scheme: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
@@ -143,43 +135,37 @@ def _tests(scheme: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     Seeds are not paired: were equal seeds correlated, the tests are conservative. They speak of these test problems.
     `_least` is the smallest p that so many seeds can give.
     """
+    runs = [rows.drop_duplicates("folder")["seed_learned"].astype(float) for rows in (scheme, base)]
+    number, gate = min(map(len, runs)), ""
+    few = f"{number} of {ENOUGH_SEEDS} seeds" if number < ENOUGH_SEEDS else ""
+    if min(learned.mean() for learned in runs) < HALF:
+        gate = "not learned" if runs[0].mean() < HALF else "the reference has not learned"
+    row: dict[str, Any] = {"learned_word": "", "learned_why": few}
+    row |= {} if few else _permuted("learned", runs, "learned by more seeds", "learned by fewer seeds")
+    for ratio in RATIOS:
+        at = [rows[rows["as_trained"] & (rows["length_ratio"] == ratio)] for rows in (scheme, base)]
+        name, both = f"accuracy_{ratio:g}x", pd.concat(at)
+        bad = both.loc[both["status"] != "ok", "status"].str.replace("_", " ")
+        others = (both[["targets_sha256", "dtype"]].nunique() > 1).any()
+        why = few or gate or "".join(bad[:1]) or ("other problems or precision" if others else "")
+        why = why if why or [*map(len, at)] == [*map(len, runs)] else "not tested in all seeds"
+        row |= {f"{name}_word": "", f"{name}_why": why}
+        row |= {} if why else _permuted(name, [rows["accuracy"] for rows in at], "better", "worse")
+    return row
+
+
+def _permuted(name: str, shares: list[pd.Series], more: str, less: str) -> dict[str, Any]:
+    """Return the exact test of two sets of seeds, as columns of this name."""
     from scipy import stats
 
-    def difference(first: Any, second: Any, axis: int) -> Any:
-        return np.mean(first, axis=axis) - np.mean(second, axis=axis)
-
-    row: dict[str, Any] = {}
-    runs = [rows.drop_duplicates("folder") for rows in (scheme, base)]
-    number, learned = min(map(len, runs)), [seeds["seed_learned"].mean() for seeds in runs]
-    few = f"{number} of {ENOUGH_SEEDS} seeds" if number < ENOUGH_SEEDS else ""
-    gate = "" if min(learned) >= HALF else "not learned" if learned[0] < HALF else "the reference has not learned"
-    for name, ratio, words in (
-        ("learned", None, ("learned by more seeds", "learned by fewer seeds")),
-        *((f"accuracy_{ratio:g}x", ratio, ("better", "worse")) for ratio in RATIOS),
-    ):
-        pair, why = [seeds["seed_learned"].astype(float) for seeds in runs], few
-        if ratio is not None:
-            at = [rows[rows["as_trained"] & (rows["length_ratio"] == ratio)] for rows in (scheme, base)]
-            pair, both = [rows["accuracy"] for rows in at], pd.concat(at)
-            why = (
-                few or gate or next((str(status).replace("_", " ") for status in both["status"] if status != "ok"), "")
-            )
-            why = why or ("not tested in all seeds" if list(map(len, at)) != list(map(len, runs)) else "")
-            why = why or (
-                "other problems or precision" if (both[["targets_sha256", "dtype"]].nunique() > 1).any() else ""
-            )
-        row |= {f"{name}_word": "", f"{name}_why": why}
-        if not why:
-            test = stats.permutation_test(
-                tuple(shares.to_numpy() for shares in pair),
-                difference,
-                permutation_type="independent",
-                vectorized=True,
-                n_resamples=MOST_ORDERS,
-                batch=10_000,
-                rng=np.random.default_rng(0),
-            )
-            row |= {f"{name}_difference": float(test.statistic), f"{name}_p": float(test.pvalue)}
-            row |= {f"{name}_least": max(2 / math.comb(sum(map(len, pair)), len(pair[0])), 2 / MOST_ORDERS)}
-            row[f"{name}_word"] = words[0] if test.statistic > 0 else words[1]
-    return row
+    test = stats.permutation_test(
+        [seeds.to_numpy() for seeds in shares], lambda a, b, axis: np.mean(a, axis=axis) - np.mean(b, axis=axis),
+        permutation_type="independent", vectorized=True, n_resamples=MOST_ORDERS, batch=10_000,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return {
+        f"{name}_p": float(test.pvalue),
+        f"{name}_least": max(2 / math.comb(sum(map(len, shares)), len(shares[0])), 2 / MOST_ORDERS),
+        f"{name}_difference": float(test.statistic),
+        f"{name}_word": more if test.statistic > 0 else less,
+    }

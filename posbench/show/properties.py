@@ -18,7 +18,7 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.model.standalone import attention_output
-from posbench.report.render import Column, Table
+from posbench.report.render import Column, Row, Table
 from posbench.show import command, panels
 from posbench.terminal import console
 
@@ -48,17 +48,14 @@ def main(words: list[str] | None = None, as_json: bool = False) -> None:
     if as_json:
         print(frame.to_json(orient="records", indent=2))
         return
-    columns = [_column(name, spare) for spare, name in enumerate(["encoding", *SAYS], start=-1)]
-    Table("", frame, columns, ["--json has the numbers behind the words"]).print(console.stdout())
+    columns = [Column("encoding", "encoding", text=True)]
+    columns += [Column(name, name.replace("relative_", "rel. "), said, at, True) for at, name in enumerate(SAYS)]
+    Table("", frame, columns, "--json has the numbers behind the words").print(console.stdout())
 
 
-def _column(name: str, spare: int) -> Column:
-    return Column(name, name.replace("relative_", "rel. "), lambda row: said(name, row[name]), max(0, spare), text=True)
-
-
-def said(name: str, value: Any) -> str:
+def said(row: Row, name: str) -> str:
     """Return what the number of a property says: yes, no, or a word; n/a where there is none."""
-    answer = "n/a" if pd.isna(value) else SAYS.get(name, str)(value)
+    answer = "n/a" if pd.isna(row[name]) else SAYS[name](row[name])
     return answer if isinstance(answer, str) else "yes" if answer else "no"
 
 
