@@ -121,5 +121,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
         axes.yaxis.set_minor_formatter("")
     elif high - low < 1:
         axes.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
-    if len(panel.curves) > 1:
-        axes.legend(fontsize=7, framealpha=0.6)
+    if len(panel.curves) > 1:  # their names above them
+        low, high = axes.get_ylim()
+        axes.set_ylim(top=high * (high / low) ** 0.2 if panel.log else high + 0.2 * (high - low))
+        axes.legend(loc="upper center", ncols=4, fontsize=6, handlelength=1, columnspacing=0.8, framealpha=0)
