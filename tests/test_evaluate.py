@@ -3,7 +3,6 @@
 import collections
 import copy
 import dataclasses
-import importlib
 import json
 import math
 import pathlib
@@ -128,18 +127,19 @@ def nll_by(rows: list[EvaluationRow], **wanted: Any) -> dict[int, float]:
     return {row.length: row.nll for row in rows if all(getattr(row, key) == value for key, value in wanted.items())}
 
 
-def test_a_subject_need_not_be_a_model_of_ours(config: Config) -> None:
+def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
     assert isinstance(Planted(None), Subject) and isinstance(gpt(config, "rope"), Subject)
     assert not isinstance(gpt(config, "rope").model, Subject)
-
-
-def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
     rows = rows_of(Planted(None), periodic(48), config)
     assert len(rows) == 5 + 4 + 5
     for row in rows:
-        assert row.status == "ok"
-        assert row.perplexity == pytest.approx(V, rel=1e-6)
-        assert row.nll == pytest.approx(math.log(V), rel=1e-6)
+        assert (row.status, row.ngram_nll) == ("ok", None)  # without a training text there is no n-gram model
+        assert row.perplexity == pytest.approx(V, rel=1e-6) and row.nll == pytest.approx(math.log(V), rel=1e-6)
+        assert row.bits_per_byte == pytest.approx(row.n_tokens * math.log2(V) / row.n_bytes, rel=1e-6)
+        assert 1 < row.n_bytes / row.n_tokens < 3
+    assert rows_of(Planted(None), periodic(48), config, known=rows) == []  # what is known is not computed again
+    changed = rows_of(Planted(None), periodic(48), evaluation_with(config, targets=4), known=rows)
+    assert {row.protocol for row in changed} == {"fixed_target"} and len(changed) == 9  # on other targets it is
 
 
 def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x_on(config: Config) -> None:
@@ -148,21 +148,6 @@ def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x
     assert nll[1] == pytest.approx(math.log(V), rel=1e-6)
     assert nll[2] == pytest.approx(math.log(V), rel=1e-6)
     assert max(nll[4], nll[8], nll[16]) < 1e-3
-
-
-def test_the_windowed_baseline_narrows_the_model_to_the_training_length(config: Config) -> None:
-    subject = Planted(None)
-    rows = rows_of(subject, periodic(48), config)
-    assert {length for length, variant in subject.passes if variant.window == L} == {2 * L, 4 * L, 8 * L, 16 * L}
-    assert {variant.window for _, variant in subject.passes} == {None, L}
-    assert [row.length for row in rows if row.window == L] == [2 * L, 4 * L, 8 * L, 16 * L]
-
-
-def test_bits_per_byte_divides_by_the_bytes_of_the_scored_text(config: Config) -> None:
-    split = periodic(48)
-    row = rows_of(Planted(None), split, config)[0]
-    assert row.bits_per_byte == pytest.approx(row.n_tokens * math.log2(V) / row.n_bytes, rel=1e-6)
-    assert 1 < row.n_bytes / row.n_tokens < 3
 
 
 @pytest.mark.parametrize("documents", ["doc", "concat"])
@@ -216,15 +201,6 @@ def test_fewer_blocks_than_an_interval_needs_are_refused_before_any_work(
     assert posbench("train", "evaluation.blocks=4") == 2
     assert "evaluation.blocks is 4: expected at least 8, for an interval" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_a_known_cell_is_not_computed_again_but_one_on_other_targets_is(config: Config) -> None:
-    rows = rows_of(Planted(None), periodic(48), config)
-    again = rows_of(Planted(None), periodic(48), config, known=rows)
-    assert again == []
-    other = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, targets=4))
-    changed = rows_of(Planted(None), periodic(48), other, known=rows)
-    assert {row.protocol for row in changed} == {"fixed_target"} and len(changed) == 9
 
 
 def test_one_more_length_on_the_runs_own_targets_is_the_only_one_computed(config: Config) -> None:
@@ -313,25 +289,6 @@ def test_the_first_copy_leaves_the_targets_and_the_text_between_alone() -> None:
     assert [p.length for p in probes.of("repeat", [8, 16, 17], 8, 32)] == [17, 17]  # no room: no probe
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("repeat:size", "cannot read 'repeat:size': expected name:option=value, such as shuffle:keep=32"),
-        ("repeat:size=0", "size is 0 for 'repeat': expected 1 to half the training length, 8"),
-        ("repeat:size=9", "size is 9 for 'repeat'"),
-        ("repeat:sise=2", "'repeat' has no option 'sise': it accepts size; did you mean 'size'?"),
-        ("shuffle:keep=3", "keep is 3 for 'shuffle': expected at least evaluation.targets, 4"),
-        ("shuffle:keep=4:keep=5", "'shuffle:keep=4:keep=5' gives keep twice"),
-        ("shuffle:keep=many", "keep is 'many' for 'shuffle': input should be a valid integer"),
-        ("repeet:size=2", "unknown task 'repeet': did you mean 'repeat'?"),
-    ],
-)
-def test_options_of_probes_are_refused_in_one_line_before_any_work(config: Config, text: str, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        check(evaluation_with(config, tasks=(text,), targets=4))
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
 def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config: Config) -> None:
     ids = np.arange(65)
     (probe,) = probes.of("shuffle:keep=20", [20, 64], 8, 32)
@@ -377,37 +334,16 @@ def test_shuffling_distant_context_costs_a_bag_of_tokens_nothing_and_one_that_re
                 assert rows[i].nll > rows[plain[length]].nll + 1
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("sinks=-1", "evaluation.sinks is -1: expected at least 0"),
-        ("task=repeat,repeat", "evaluation.tasks is ['repeat', 'repeat']: expected each once"),
-        ("protocol=nonoverlop", "did you mean 'nonoverlap'?"),
-        ("precision=fp8", "evaluation.precision is 'fp8': expected auto or fp32 or bf16 or fp16"),
-    ],
-)
-def test_settings_that_make_no_sense_are_one_line(override: str, message: str, tiny_config: Config) -> None:
-    with pytest.raises(UserError) as error:
-        apply(tiny_config, [override])
-    assert message in str(error.value)
-
-
-def test_every_task_explains_itself_with_a_drawing() -> None:
-    for name in probes.names():
-        text = importlib.import_module(f"posbench.evaluation.probes.{name}").__doc__
-        assert "reads" in text and "scores" in text
-
-
 # -- baselines and extensions ------------------------------------------------------------------------------------------
 
 
-def test_sinks_widen_the_windowed_baseline_and_have_rows_of_their_own(config: Config) -> None:
-    wanted = evaluation_with(config, sinks=4, protocols=("fixed_target",))
-    subject = Planted(None)
-    rows = rows_of(subject, periodic(48), wanted)
+def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_their_own(config: Config) -> None:
+    subject, longer = Planted(None), [2 * L, 4 * L, 8 * L, 16 * L]
+    rows = rows_of(subject, periodic(48), evaluation_with(config, sinks=4, protocols=("fixed_target",)))
     assert {(variant.window, variant.sinks) for _, variant in subject.passes} == {(None, 0), (L, 0), (L, 4)}
-    sinks = [row for row in rows if row.extension == "sinks"]
-    assert [row.length for row in sinks] == [2 * L, 4 * L, 8 * L, 16 * L]
+    assert {length for length, variant in subject.passes if variant.window == L} == set(longer)
+    narrowed, sinks = ([row for row in rows if row.kind == kind] for kind in ("windowed", "sinks"))
+    assert [row.length for row in narrowed] == [row.length for row in sinks] == longer
     assert {(row.window, row.mean_context, str(row.extension_options)) for row in sinks} == {(L, L + 4, "{'sinks': 4}")}
 
 
@@ -441,42 +377,58 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
     assert all("'none' has no extension" in row.reason for row in rows if row.extension)
 
 
-def test_a_mistyped_task_or_extension_stops_the_evaluation_before_its_first_row(config: Config) -> None:
-    for fields, message in (
-        ({"tasks": ("repeet",)}, "did you mean 'repeat'"),
-        ({"extensions": ("yarm",)}, "did you mean 'yarn'"),
-        ({"extensions": ("yarn:fctor=2",)}, "did you mean 'factor'"),
-        ({"extensions": ("yarn:factor=abc",)}, "factor is 'abc' for 'yarn'"),
-    ):
-        rows = evaluate(asked(gpt(config, "rope"), evaluation_with(config, **fields)))
-        with pytest.raises(UserError, match=message):
-            next(rows)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("tasks=repeat:size", "cannot read 'repeat:size': expected name:option=value, such as shuffle:keep=32"),
+        ("tasks=repeat:size=0", "size is 0 for 'repeat': expected 1 to half the training length, 8"),
+        ("tasks=repeat:size=9", "size is 9 for 'repeat'"),
+        ("tasks=repeat:sise=2", "'repeat' has no option 'sise': it accepts size; did you mean 'size'?"),
+        ("tasks=shuffle:keep=3", "keep is 3 for 'shuffle': expected at least evaluation.targets, 4"),
+        ("tasks=shuffle:keep=4:keep=5", "'shuffle:keep=4:keep=5' gives keep twice"),
+        ("tasks=shuffle:keep=many", "keep is 'many' for 'shuffle': input should be a valid integer"),
+        ("tasks=repeet:size=2", "unknown task 'repeet': did you mean 'repeat'?"),
+        ("extensions=yran", "unknown extension 'yran': did you mean 'yarn'?"),
+        ("extensions=yarn:fctor=2", "'yarn' has no option 'fctor': it accepts factor, ramp, alpha, beta, attention_"),
+        ("extensions=yarn:factor=abc", "factor is 'abc' for 'yarn'"),
+        ("extensions=yarn:factor=0.5", "factor is 0.5: expected at least 1"),
+        ("extensions=yarn:factor=2:factor=4", "'yarn:factor=2:factor=4' gives factor twice"),
+        ("extensions=yarn:factor=[2", "cannot read '[2': expected ',' or ']'"),
+        ("extensions=yarn:factor", "expected name:option=value"),
+        ("extensions=rerope:window=0", "window is 0: expected at least 1"),
+        ("extensions=longrope:long_factor=[1, 2]", "long_factor is [1.0, 2.0]: expected 8 numbers above 0"),
+        ("extensions=leaky_rerope:window=15", "window is 15: expected less than 15, or k given as well"),
+        ("extensions=self_extend:window=16", "window is 16: expected less than 16, or group given as well"),
+    ],
+)
+def test_a_mistyped_probe_or_extension_is_refused_in_one_line_before_any_work(
+    fields: str, message: str, config: Config
+) -> None:
+    name, _, text = fields.partition("=")
+    wanted = evaluation_with(config, targets=4, **{name: (text,)})
+    with pytest.raises(UserError) as error:
+        check(wanted)
+    assert message in str(error.value) and "\n" not in str(error.value) and not isinstance(error.value, Undefined)
+    with pytest.raises(UserError):
+        next(evaluate(asked(gpt(config, "rope"), wanted)))
+    if "fctor" in text or "abc" in text:  # by name and type, of a scheme that lacks the method, too
+        with pytest.raises(UserError, match="yarn"):
+            check(dataclasses.replace(wanted, encoding=EncodingConfig("learned")))
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("override", "message"),
     [
-        ("yran", "unknown extension 'yran': did you mean 'yarn'?"),
-        (
-            "yarn:fctor=2",
-            "'yarn' has no option 'fctor': it accepts factor, ramp, alpha, beta, attention_factor; did",
-        ),
-        ("yarn:factor=abc", "factor is 'abc' for 'yarn'"),
-        ("yarn:factor=0.5", "factor is 0.5: expected at least 1"),
-        ("yarn:factor=2:factor=4", "'yarn:factor=2:factor=4' gives factor twice"),
-        ("yarn:factor=[2", "cannot read '[2': expected ',' or ']'"),
-        ("yarn:factor", "expected name:option=value"),
-        ("rerope:window=0", "window is 0: expected at least 1"),
-        ("longrope:long_factor=[1, 2]", "long_factor is [1.0, 2.0]: expected 8 numbers above 0"),
-        ("leaky_rerope:window=15", "window is 15: expected less than 15, or k given as well"),
-        ("self_extend:window=16", "window is 16: expected less than 16, or group given as well"),
+        ("sinks=-1", "evaluation.sinks is -1: expected at least 0"),
+        ("task=repeat,repeat", "evaluation.tasks is ['repeat', 'repeat']: expected each once"),
+        ("protocol=nonoverlop", "did you mean 'nonoverlap'?"),
+        ("precision=fp8", "evaluation.precision is 'fp8': expected auto or fp32 or bf16 or fp16"),
     ],
 )
-def test_a_mistyped_extension_is_refused_in_one_line(text: str, message: str, config: Config) -> None:
+def test_settings_that_make_no_sense_are_one_line(override: str, message: str, tiny_config: Config) -> None:
     with pytest.raises(UserError) as error:
-        check(evaluation_with(config, extensions=("pi", text)))
-    assert message in str(error.value) and "\n" not in str(error.value)
-    assert not isinstance(error.value, Undefined)
+        apply(tiny_config, [override])
+    assert message in str(error.value)
 
 
 def test_what_does_not_exist_is_no_mistake(config: Config) -> None:
@@ -486,13 +438,6 @@ def test_what_does_not_exist_is_no_mistake(config: Config) -> None:
     two = dataclasses.replace(config.training, train_length=2)
     shortest = evaluation_with(config, extensions=("leaky_rerope",), targets=2)
     check(dataclasses.replace(shortest, training=two))  # no distance to count in: a result, and nobody's mistake
-
-
-def test_options_of_a_method_that_the_scheme_lacks_are_checked_by_name_and_type(config: Config) -> None:
-    learned = dataclasses.replace(config, encoding=EncodingConfig("learned"))
-    for text in ("yarn:fctor=2", "yarn:factor=abc"):
-        with pytest.raises(UserError, match="yarn"):
-            check(evaluation_with(learned, extensions=(text,)))
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
@@ -651,11 +596,6 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
         targets = targets_of(protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")[length])
         nll = cached.nll(targets.indices, targets.context)
         assert row.units is not None and sum(row.units["cached_ngram"]) == pytest.approx(nll.sum(), rel=1e-5)
-
-
-def test_without_a_training_text_rows_have_no_ngram_model(config: Config) -> None:
-    rows = rows_of(Planted(None), periodic(48), config)
-    assert {row.ngram_nll for row in rows} == {None}
 
 
 def lights_out() -> None:
