@@ -17,6 +17,7 @@ from posbench.config import compose
 from posbench.config.schema import Config, EncodingConfig, to_container
 from posbench.results.frame import read
 from posbench.results.headline import Headline, headline
+from posbench.run.rows import EvaluationRow
 
 RATIOS = (1, 2, 4, 8, 16)
 BLOCKS, TARGETS = 48, 8
@@ -156,24 +157,12 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
 
 def _row(config: Config, ratio: float, window: int | None, truth: Truth) -> dict[str, Any]:
     undefined = ratio > truth.last_ratio
-    return {
-        "protocol": "fixed_target",
-        "length": round(ratio * config.training.train_length),
-        "length_ratio": float(ratio),
-        "stride": None,
-        "window": window,
-        "extension": None,
-        "extension_options": None,
-        "task": None,
-        "split": "test",
-        "documents": "doc",
-        "checkpoint_step": 12,
-        "status": "undefined" if undefined else "ok",
-        "reason": "defined up to 16 tokens" if undefined else None,
-        "dtype": "fp32",
-        "nll": None,
-        "targets_sha256": None if undefined else "a1" * 32,
-    }
+    return EvaluationRow(
+        protocol="fixed_target", length=round(ratio * config.training.train_length), length_ratio=float(ratio),
+        window=window, split="test", documents="doc", checkpoint_step=12, status="undefined" if undefined else "ok",
+        reason="defined up to 16 tokens" if undefined else None, dtype="fp32",
+        targets_sha256=None if undefined else "a1" * 32,
+    ).to_json()  # fmt: skip
 
 
 def _ngram_sums(truth: Truth) -> dict[str, list[float]]:
@@ -184,16 +173,7 @@ def _ngram_sums(truth: Truth) -> dict[str, list[float]]:
 
 
 def _numbers(sums: np.ndarray) -> dict[str, Any]:
-    mean = float(sums.sum() / (BLOCKS * TARGETS))
-    return {
-        "n_tokens": BLOCKS * TARGETS,
-        "n_bytes": 3 * BLOCKS * TARGETS,
-        "n_blocks": BLOCKS,
-        "n_documents": BLOCKS,
-        "nll": mean,
-        "perplexity": math.exp(mean),
-        "bits_per_byte": mean / math.log(2) / 3,
-        "ci_low": mean - 0.3,
-        "ci_high": mean + 0.3,
-        "seconds": 0.5,
-    }
+    tokens, mean = BLOCKS * TARGETS, float(sums.sum() / (BLOCKS * TARGETS))
+    counts = {"n_tokens": tokens, "n_bytes": 3 * tokens, "n_blocks": BLOCKS, "n_documents": BLOCKS, "seconds": 0.5}
+    ends = {"ci_low": mean - 0.3, "ci_high": mean + 0.3}
+    return {**counts, **ends, "nll": mean, "perplexity": math.exp(mean), "bits_per_byte": mean / math.log(2) / 3}

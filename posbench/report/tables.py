@@ -145,13 +145,7 @@ def main_table(table: pd.DataFrame) -> Table:
         Column(
             "holds_to", "holds to", holds, note=f"holds to: adds at most {RISE_LIMIT:g}, adjusted for {count} encodings"
         ),
-        Column(
-            "uses",
-            "uses",
-            ".0f",
-            6,
-            note=f"uses: tokens that come within {USES_LIMIT:g} of all, if below the n-gram with cache",
-        ),
+        Column("uses", "uses", ".0f", 6, note=f"uses: tokens within {USES_LIMIT:g} of all"),
     ]
     legend = ", ".join(f"{name} {loss:.3f}" for name, loss in readers.items() if not pd.isna(loss))
     return Table("", table, columns, legend, MARKS).filled()

@@ -48,10 +48,10 @@ def _of_text(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _of_task(frame: pd.DataFrame) -> dict[str, Any]:
-    rows = task_rows(frame)
+    rows, steps = task_rows(frame), frame["steps_to_gate"].iloc[0]
     values = {
         "learned": ("yes" if rows["seed_learned"].iloc[0] else "no") if len(rows) else None,
-        "steps_to_gate": frame["steps_to_gate"].iloc[0],
+        "steps_to_gate": None if pd.isna(steps) else int(steps),
         **dict.fromkeys(("nll_1x", "accuracy_1x", "exact_match_1x")),
     }
     for row in rows[rows["as_trained"] & (rows["length_ratio"] >= 1)].sort_values("length_ratio").to_dict("records"):
