@@ -103,25 +103,22 @@ def test_sinks_are_seen_beside_the_window_and_nothing_else_is(tiny_config: Confi
             assert bool((after != before).any()) is matters, place
 
 
-def test_a_window_with_as_many_sinks_as_keys_is_plain_attention(tiny_config: Config) -> None:
-    model = model_of(tiny_config, "t5")
+def test_a_reading_narrows_and_never_widens_the_models_own_window_and_leaves_nothing_behind(
+    tiny_config: Config,
+) -> None:
     ids = torch.randint(V, (2, 32), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        plain = model.hidden(ids)
-        wide = model.hidden(ids, reading=Reading(window=4, sinks=28))
-        torch.testing.assert_close(wide, plain, atol=1e-5, rtol=1e-5)
-
-
-def test_a_narrower_reading_narrows_and_a_wider_one_leaves_the_model_its_own_window(tiny_config: Config) -> None:
+    whole = model_of(tiny_config, "t5")
     attention = dataclasses.replace(tiny_config.model.attention, window=8)
     config = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, attention=attention))
     model = build(config, V).eval()
-    ids = torch.randint(V, (1, 32), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
+    with torch.inference_mode():  # as many sinks as keys: plain attention
+        torch.testing.assert_close(
+            whole.hidden(ids, reading=Reading(window=4, sinks=28)), whole.hidden(ids), atol=1e-5, rtol=1e-5
+        )
         own = model.hidden(ids)
         assert torch.equal(model.hidden(ids, reading=Reading(window=12)), own)
         assert not torch.equal(model.hidden(ids, reading=Reading(window=4)), own)
-        assert torch.equal(model.hidden(ids), own)  # nothing of a reading stays behind
+        assert torch.equal(model.hidden(ids), own)
 
 
 def test_what_a_variant_becomes_reads_with_its_window_and_its_encoding(tiny_config: Config) -> None:
