@@ -41,7 +41,7 @@ def listed(frame: pd.DataFrame) -> pd.DataFrame:
     """
     headline = as_trained(frame) | (np.array(frames.curve_names(frame)) == "fixed_target")
     at_training_length = frame[frame["newest"] & headline & (frame["length_ratio"] == 1)]
-    runs = frame.drop_duplicates("folder").rename(columns={"run_status": "status"})
+    runs = frame.drop(columns="status").drop_duplicates("folder").rename(columns={"run_status": "status"})
     runs["loss"] = runs["folder"].map(at_training_length.drop_duplicates("folder").set_index("folder")["nll"])
     runs["study"] = [Path(folder).parent.name for folder in runs["folder"]]
     runs["bytes"] = [files.size(Path(folder)) for folder in runs["folder"]]
