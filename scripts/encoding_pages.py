@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import io
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def _formula(found: re.Match[str]) -> str:
 
 def _options(name: str) -> str:
     said = configuration_pages.comments(choices("encoding")[name])
-    hints = inspect.get_annotations(encodings.load(name).__init__, eval_str=True)
+    hints = typing.get_type_hints(encodings.load(name).__init__)
     defaults = encodings.options_of(name)
     if not defaults:
         return "## Options\n\nNone.\n"

@@ -1,9 +1,7 @@
-"""What is particular to one scheme: worked numbers, limits in which it becomes another one, its own messages."""
+"""What is particular to one scheme: worked numbers, its authors' starting values, its own messages."""
 
-import ast
-import importlib.util
 import math
-from pathlib import Path
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,14 +28,79 @@ def build(name: str, shape: Shape = SHAPE, **options: Any) -> Any:
 
 
 def layer_inputs(length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = torch.randn(3, 2, SHAPE.n_heads, length, SHAPE.head_dim)
-    return q, k, v, torch.randn(2, length, SHAPE.d_model)
+    return schemes.layer_inputs(SHAPE, length)
+
+
+def bias_of(encoding: Any, positions: Tensor, layer: int) -> Tensor:
+    """The bias of a whole layer, of random queries and keys at positions (1, T)."""
+    q, k, v, x = layer_inputs(positions.shape[1])
+    _, q, k, _, described = whole_block(encoding, q, k, v, make_layer(encoding, positions, layer, x))
+    return encoding.bias(q, k, described)  # type: ignore[no-any-return]
 
 
 def assert_gradients_equal(ours: Tensor, theirs: Tensor, leaves: list[Tensor], rtol: float) -> None:
     gradients = (torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (ours, theirs))
     for actual, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5 * max(1, expected.abs().max().item()), rtol=rtol)
+
+
+# -- options and remarks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in encodings.names() if "base" in encodings.options_of(name)])
+def test_a_base_that_does_not_slow_one_pair_after_another_is_refused(name: str) -> None:
+    for base in (-1.0, 0.5, 1.0):
+        with pytest.raises(UserError, match=rf"^encoding.base is {base:g}(\.0)? for '{name}': .*\b1 \(def"):
+            build(name, base=base)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_options_that_are_not_finite_are_refused(value: float) -> None:
+    options = [(name, each) for name in encodings.names() for each in encodings.options_of(name).items()]
+    numbers = [(name, option) for name, (option, default) in options if type(default) is float]
+    assert len(numbers) > 50
+    for name, option in numbers:
+        with pytest.raises(OptionError, match=f"encoding.{option} is "):
+            build(name, Shape(16, 2, 2, 16), **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("binary", {"digits": 0}, r"encoding.digits is 0 for 'binary': expected 1 to 32"),
+        ("binary", {"digits": 33}, r"encoding.digits is 33 for 'binary': expected 1 to 32"),
+        ("alibi", {"slopes": [1.0]}, r"encoding.slopes is \[1.0\] for 'alibi': expected 4 numbers, one per head"),
+        ("t5", {"max_distance": 16}, r"encoding.max_distance is 16 for 't5': expected more than half of num_buckets"),
+        ("t5", {"num_buckets": 1}, r"encoding.num_buckets is 1 for 't5': .* 2 \(default 32\)"),
+        ("deberta", {"num_buckets": 7}, r"encoding.num_buckets is 7 for 'deberta': expected an even number from 4"),
+        ("dape", {"inner": "rope"}, r"encoding.inner is 'rope': expected one that only adds a bias"),
+        ("dape_v2", {"kernel": 2}, r"encoding.kernel is 2 for 'dape_v2': expected an odd number of keys"),
+        ("liere", {"block": 5}, r"encoding.block is 5 for 'liere': expected a divisor of the 8 channels"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_one_line(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "remark"),
+    [
+        ("t5", {"max_distance": 64}, SHAPE, None),
+        ("t5", {"max_distance": 1001}, SHAPE, "t5: max_distance 1001 exceeds .*; encoding.max_distance=64"),
+        ("yarn", {}, SHAPE, None),  # the index ramp
+        ("yarn", {"ramp": "rotations"}, Shape(32, 4, 2, train_length=256), None),  # 256 > 2π·32
+        ("yarn", {"ramp": "rotations"}, SHAPE, "yarn: ramp=rotations with beta 32: no pair makes so many .*about 4.1 "),
+        ("llama3", {"high_freq_factor": 32.0}, SHAPE, "llama3: ramp=rotations with beta 32"),
+        ("layered", {"layers": [{"name": "t5", "max_distance": 1001}, {"name": "none"}]}, SHAPE, "t5: max_distance"),
+    ],
+)
+def test_options_that_leave_something_unused_are_remarked_on(
+    name: str, options: dict[str, Any], shape: Shape, remark: str | None
+) -> None:
+    remarks = build(name, shape, **options).remarks()
+    assert len(remarks) == (remark is not None)
+    assert remark is None or re.match(remark, remarks[0])
 
 
 # -- codes at the input -----------------------------------------------------------------------------------------------
@@ -64,60 +127,25 @@ def test_binary_counts_as_far_as_the_training_length_by_default() -> None:
     assert lengths == {1: 2, 2: 2, 3: 4, 64: 64, 65: 128}
 
 
-@pytest.mark.parametrize("digits", [0, 33])
-def test_binary_refuses_digits_that_do_not_fit(digits: int) -> None:
-    with pytest.raises(UserError, match=rf"encoding.digits is {digits} for 'binary': expected 1 to 32"):
-        build("binary", digits=digits)
-
-
 # -- frequencies ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in encodings.names() if "base" in encodings.options_of(name)])
-@pytest.mark.parametrize("base", [-1.0, 0.5, 1.0])
-def test_a_base_that_does_not_slow_one_pair_after_another_is_refused(name: str, base: float) -> None:
-    with pytest.raises(UserError, match=rf"^encoding.base is {base:g} for '{name}': expected a number above 1 \(def"):
-        build(name, base=base)
-
-
-def index_ramp(head_dim: int, base: float, train_length: int, alpha: float, beta: float) -> list[float]:
-    inv_freq = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    return rules.ramp("index", inv_freq, base, train_length, alpha, beta).tolist()
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_options_that_are_not_finite_are_refused(value: float) -> None:
-    tried = [
-        (name, option)
-        for name in encodings.names()
-        for option, default in encodings.options_of(name).items()
-        if type(default) is float
-    ]
-    assert len(tried) > 50
-    for name, option in tried:
-        with pytest.raises(OptionError, match=f"encoding.{option} is "):
-            encodings.build(name, Shape(16, 2, 2, 16), {option: value})
-
-
-@pytest.mark.parametrize(("train_length", "alpha", "beta"), [(64, 40.0, 80.0), (64, 10.2, 10.3), (4, 1.0, 32.0)])
-def test_the_index_ramp_slows_all_but_the_first_pair_where_none_makes_alpha_rotations(
-    train_length: int, alpha: float, beta: float
+@pytest.mark.parametrize(
+    ("base", "train_length", "alpha", "beta", "slow"),
+    [
+        *((1e4, *given, True) for given in ((64, 40.0, 80.0), (64, 10.2, 10.3), (4, 1.0, 32.0))),  # none turns often
+        *((1e4, 4096, *given, False) for given in ((1e-9, 2e-9), (1e-3, 2e-3))),  # all turn often
+        (10.0, 65536, 1.0, 32.0, False),
+        (1.001, 4096, 1.0, 32.0, False),
+    ],
+)
+def test_the_index_ramp_beyond_its_ends_slows_all_but_the_first_pair_or_none(
+    base: float, train_length: int, alpha: float, beta: float, slow: bool
 ) -> None:
     for head_dim in (16, 64, 128):
-        assert train_length / (2 * math.pi) < alpha
-        assert index_ramp(head_dim, 1e4, train_length, alpha, beta) == [0.0] + [1.0] * (head_dim // 2 - 1)
-
-
-@pytest.mark.parametrize(
-    ("base", "train_length", "alpha", "beta"),
-    [(1e4, 4096, 1e-9, 2e-9), (10.0, 65536, 1.0, 32.0), (1e4, 4096, 1e-3, 2e-3), (1.001, 4096, 1.0, 32.0)],
-)
-def test_the_index_ramp_slows_no_pair_where_all_make_more_than_beta_rotations(
-    base: float, train_length: int, alpha: float, beta: float
-) -> None:
-    for head_dim in (2, 16, 128):
-        assert train_length / base / (2 * math.pi) > beta
-        assert not any(index_ramp(head_dim, base, train_length, alpha, beta))
+        inv_freq = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        ramp = rules.ramp("index", inv_freq, base, train_length, alpha, beta)
+        assert ramp.tolist() == [0.0] + [float(slow)] * (head_dim // 2 - 1)
 
 
 @pytest.mark.parametrize("ramp", ["index", "rotations"])
@@ -148,7 +176,7 @@ def test_longrope_leaves_a_short_sequence_alone_beside_a_long_one() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1_000_000])
-def test_xpos_guards_the_span_of_positions_and_not_their_number(start: int) -> None:
+def test_xpos_guards_the_span_of_positions_and_not_their_number(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding = build("xpos", Shape(16, 2, 1, 16))
     assert encoding.max_length == 1024
     q, k, v = torch.randn(3, 2, 2, 4, 8)
@@ -159,15 +187,8 @@ def test_xpos_guards_the_span_of_positions_and_not_their_number(start: int) -> N
         attention_output(encoding, q, k, v, positions=beyond)
     wider = build("xpos", Shape(16, 2, 1, 16), scale_base=9.0)
     assert attention_output(wider, q, k, v, positions=beyond).isfinite().all()
-
-
-def test_xpos_gives_nan_for_such_a_span_where_nobody_waits_for_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # as accelerators do
-    decay = build("xpos", Shape(16, 2, 1, 16)).decay(torch.tensor([[0, 1, 500, 1023], [0, 1, 500, 1024]]))
-    assert decay[0].isfinite().all() and decay[1].isnan().all()
-
-
-# -- T5 ---------------------------------------------------------------------------------------------------------------
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # as accelerators do: nobody waits for values
+    assert encoding.decay(beyond)[0].isfinite().all() and encoding.decay(beyond)[1].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -181,42 +202,9 @@ def test_t5_buckets_equal_transformers_at_every_distance(num_buckets: int, max_d
     assert torch.equal(encoding.bucket(distance), expected)
 
 
-def test_t5_refuses_a_max_distance_that_its_exact_buckets_already_cover() -> None:
-    with pytest.raises(UserError, match=r"encoding.max_distance is 16 for 't5': expected more than half of num_buck"):
-        build("t5", max_distance=16)
-    with pytest.raises(UserError, match=r"encoding.num_buckets is 1 for 't5': expected at least 2"):
-        build("t5", num_buckets=1)
-
-
-def test_t5_remarks_that_its_last_buckets_stay_untrained() -> None:
-    assert build("t5", max_distance=64).remarks() == []
-    assert build("t5", max_distance=1001).remarks() == [
-        "t5: max_distance 1001 exceeds train_length 64: the last buckets are never trained; "
-        "encoding.max_distance=64 trains every bucket"
-    ]
-
-
-def test_a_ramp_by_rotations_that_spares_no_pair_is_remarked_on() -> None:
-    assert build("yarn").remarks() == []  # the index ramp
-    assert build("yarn", Shape(32, 4, 2, train_length=256), ramp="rotations").remarks() == []  # 256 > 2π·32
-    (remark,) = build("yarn", ramp="rotations").remarks()
-    assert remark.startswith("yarn: ramp=rotations with beta 32: no pair makes so many") and "about 4.1 " in remark
-    (remark,) = build("llama3", high_freq_factor=32.0).remarks()
-    assert remark.startswith("llama3: ramp=rotations with beta 32")
-
-
-def test_a_wrapper_hands_on_what_its_inner_encodings_remark() -> None:
-    inner = build("t5", max_distance=1001).remarks()
-    layers = [{"name": "t5", "max_distance": 1001}, {"name": "none"}]
-    assert build("layered", layers=layers).remarks() == inner
-
-
 def test_t5_reaches_every_bucket_where_max_distance_is_the_training_length() -> None:
     encoding = build("t5", Shape(32, 4, 1, 128), max_distance=128)
     assert encoding.bucket(torch.arange(128)).unique().tolist() == list(range(32))
-
-
-# -- FoPE -------------------------------------------------------------------------------------------------------------
 
 
 def test_fope_without_its_draw_is_rope_on_the_pairs_that_come_round_in_training() -> None:
@@ -240,21 +228,6 @@ def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> 
     xavier = nn.init.xavier_normal_(torch.empty(heads, kept, turning), gain=0.3)
     assert drawn.std().item() == pytest.approx(xavier.std().item(), rel=0.05)
     assert (first - drawn).sum(-2).eq(1).all()  # each pair has one frequency of its own
-
-
-# -- selective RoPE ---------------------------------------------------------------------------------------------------
-
-
-def test_selective_rope_with_a_bias_alone_is_rope() -> None:
-    encoding = build("selective_rope", bias=True)
-    with torch.no_grad():
-        encoding.up[0].weight.zero_()
-    q, k, _, x = layer_inputs(40)
-    rope = attention_logits(build("rope", base=500000.0), q, k)
-    torch.testing.assert_close(attention_logits(encoding, q, k, x), rope, **FP32)
-
-
-# -- Canon ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_canon_layer_convolves_keys_before_they_are_shared_by_a_group_of_queries() -> None:
@@ -291,7 +264,25 @@ def test_cca_with_shared_keys_is_zayas() -> None:
         torch.testing.assert_close(actual, theirs, **FP32)
 
 
-# -- FIRE -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "r1", "r2", "expected"),  # at distances 0, 1, 4 and 10
+    [
+        ("kerple_log", 2.0, 0.5, [0.0, -0.8109302, -2.1972246, -3.5835189]),
+        ("kerple_power", 0.5, 1.5, [0.0, -0.5, -4.0, -15.8113883]),
+        ("kerple_log", -3.0, 0.5, [0.0, -0.0040547, -0.0109861, -0.0179176]),  # r1 counts as 0.01
+        ("kerple_power", 0.5, 7.0, [0.0, -0.5, -8.0, -50.0]),  # r2 counts as 2
+    ],
+)
+def test_kerple_penalises_as_in_worked_examples(name: str, r1: float, r2: float, expected: list[float]) -> None:
+    kerple = build(name, Shape(8, 1, 1, 32))
+    with torch.no_grad():
+        kerple.r1.fill_(r1)
+        kerple.r2.fill_(r2)
+    layer = make_layer(kerple, torch.arange(11)[None])
+    bias = kerple.distance_bias(torch.tensor([0, 1, 4, 10]), layer)
+    torch.testing.assert_close(bias, torch.tensor([expected]), atol=1e-6, rtol=1e-6)
+    bias.sum().backward()
+    assert kerple.r1.grad.item() != 0 and kerple.r2.grad.item() != 0  # so that a number beyond its bounds can return
 
 
 @pytest.mark.parametrize(
@@ -303,9 +294,7 @@ def test_fire_worked_shares(i: int, j: int, share: float) -> None:
         for parameter in encoding.networks[0].parameters():
             parameter.zero_()
         encoding.networks[0][0].weight[0] = encoding.networks[0][2].weight[:, 0] = 1
-    q, k, v, x = layer_inputs(2)
-    _, q, k, _, layer = whole_block(encoding, q, k, v, make_layer(encoding, torch.tensor([[j, i]]), 0, x))
-    assert encoding.bias(q, k, layer)[0, :, 1, 0].tolist() == pytest.approx([share] * SHAPE.n_heads, abs=1e-6)
+    assert bias_of(encoding, torch.tensor([[j, i]]), 0)[0, :, 1, 0].tolist() == pytest.approx([share] * 4, abs=1e-6)
 
 
 def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do() -> None:
@@ -326,38 +315,13 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_unit
         first.weight[1], first.bias[1] = 0, -1  # and one that never is
         first.weight[2], first.bias[2] = 0, 0
     inputs, positions = layer_inputs(50), torch.arange(50)[None]
-    q, k, v, x = inputs
-    _, q, k, _, layer = whole_block(encoding, q, k, v, make_layer(encoding, positions, 1, x))
-    by_pieces = encoding.bias(q, k, layer)
+    by_pieces = bias_of(encoding, positions, 1)
     parameters = dict(encoding.named_parameters())
     by_network = oracle_of_fire.reference(parameters, SHAPE, {"threshold": 16.5}, *inputs, positions, 1, True)["bias"]
     torch.testing.assert_close(by_pieces, by_network, **FP32)
     upstream = torch.randn_like(by_pieces)
     leaves = [encoding.c, encoding.multiplier, *encoding.networks[1].parameters()]
     assert_gradients_equal((by_pieces * upstream).sum(), (by_network * upstream).sum(), leaves, rtol=1e-3)
-
-
-# -- Selective RoPE ---------------------------------------------------------------------------------------------------
-
-
-def test_selective_rope_starts_with_its_authors_small_weights_and_turns_hardly_anything() -> None:
-    shape = Shape(128, 4, 3, 64)
-    encoding = encodings.build("selective_rope", shape, {"gate": True})
-    sizes = {"down.0.weight": (32, 128), "up.0.weight": (64, 32), "convolution.0.weight": (64, 1, 4)}
-    for name, size in sizes.items():
-        weight = encoding.get_parameter(name).detach()
-        assert weight.shape == size and float(weight.mean().abs()) < 0.005
-        assert float(weight.std()) == pytest.approx(0.02, rel=0.2)
-    assert not encoding.get_parameter("gate.0.bias").any()
-    q, k, x = torch.randn(1, 4, 64, 32), torch.randn(1, 4, 64, 32), torch.randn(1, 64, 128)
-    with torch.no_grad():
-        turned, _ = schemes.rotated_at(encoding, q, k, torch.arange(64)[None], x)
-        larger = encodings.build("selective_rope", shape, {"start": "torch"})
-        far, _ = schemes.rotated_at(larger, q, k, torch.arange(64)[None], x)
-    assert float((turned - q).abs().max()) < 0.05 < float((far - q).abs().max())
-
-
-# -- LieRE -------------------------------------------------------------------------------------------------------------
 
 
 def test_liere_in_blocks_of_8_as_in_the_authors_scripts_turns_each_block_by_itself() -> None:
@@ -368,32 +332,30 @@ def test_liere_in_blocks_of_8_as_in_the_authors_scripts_turns_each_block_by_itse
     turned, _ = schemes.rotated_at(encoding, q, q, torch.arange(16)[None])
     assert not turned[..., :8].any() and not turned[..., 16:].any()
     torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
-    with pytest.raises(OptionError, match=r"^encoding.block is 5 for 'liere': expected a divisor of the 32 channels"):
-        build("liere", Shape(64, 2, 1, 16), block=5)
 
 
-# -- PaTH -------------------------------------------------------------------------------------------------------------
+# -- pairs and weights -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["path", "path_fox"])
-def test_path_starts_as_in_its_authors_models(name: str) -> None:
+@pytest.mark.parametrize("name", ["path", "path_fox", "selective_rope"])
+def test_a_scheme_starts_as_in_its_authors_models_with_small_weights_or_with_torchs_own(name: str) -> None:
     # fla's PaTHAttentionPreTrainedModel: every Linear and Conv1d normal with deviation 0.02, biases 0.
-    encoding = encodings.build(name, Shape(128, 4, 3, 64))
-    for part in ("down", "up", "convolution", "beta"):
-        weights = torch.cat([encoding.get_parameter(f"{part}.{layer}.weight").detach().flatten() for layer in range(3)])
-        assert float(weights.std()) == pytest.approx(0.02, rel=0.1) and float(weights.mean().abs()) < 0.002
-        assert weights.unique().numel() > 0.99 * weights.numel()
-    assert not any(encoding.get_parameter(f"beta.{layer}.bias").any() for layer in range(3))
-    assert encoding.silu  # its layer leaves the activation of fla's convolution at the default
-    found = importlib.util.find_spec("fla")
-    if found and found.origin:
-        code = (Path(found.origin).parent / "modules/causal_conv1d/ops.py").read_text(encoding="utf-8")
-        (layer,) = [node for node in ast.walk(ast.parse(code)) if getattr(node, "name", "") == "ShortConvolution"]
-        assert "activation: str | None='silu'" in ast.unparse(layer)
+    shape = Shape(128, 4, 3, 64)
     torch.manual_seed(0)
-    former = encodings.build(name, Shape(128, 4, 3, 64), {"start": "torch"})
+    encoding = build(name, shape, **({"gate": True} if name == "selective_rope" else {}))
+    layers = {type(module): [] for module in encoding.modules() if isinstance(module, nn.Linear | nn.Conv1d)}
+    for module in encoding.modules():
+        if type(module) in layers:
+            layers[type(module)].append(module.weight.detach().flatten())
+            assert module.bias is None or not module.bias.any()
+    for kind, weights in layers.items():
+        drawn = torch.cat(weights)
+        assert float(drawn.std()) == pytest.approx(0.02, rel=0.1) and float(drawn.mean().abs()) < 0.003, kind
+        assert drawn.unique().numel() > 0.99 * drawn.numel()
     torch.manual_seed(0)
-    assert torch.equal(former.get_parameter("down.0.weight"), nn.Linear(128, 32, bias=False).weight)
+    former = build(name, shape, start="torch").get_parameter("down.0.weight")
+    torch.manual_seed(0)
+    assert torch.equal(former, nn.Linear(128, 32, bias=False).weight)
 
 
 def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients() -> None:
@@ -415,9 +377,6 @@ def test_path_leaves_keys_after_the_query_alone() -> None:
     after = torch.ones(20, 20, dtype=torch.bool).triu()
     actual = attention_logits(build("path"), q, k, x, causal=False)[..., after]
     torch.testing.assert_close(actual, attention_logits(build("none"), q, k, causal=False)[..., after], **FP32)
-
-
-# -- stick-breaking ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -14,22 +14,23 @@ Beyond training length: defined everywhere; counts beyond P - 1 are held there.
 Checked against: x-transformers CoPE.
 """
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class CoPE(Encoding):
-    def __init__(self, shape: Shape, max_position: int = 64) -> None:
+    def __init__(self, shape: Shape, max_position: Annotated[int, Ge(2)] = 64) -> None:
         super().__init__(shape)
-        self.expect(max_position >= 2, "max_position", max_position, "a whole number of at least 2")
         self.table = nn.Parameter(torch.zeros(shape.n_layers, max_position, shape.head_dim))
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        # q unscaled as in the paper: (B, H, Tq, P)
-        at_whole = (q @ self.table[layer.index].to(q.dtype).mT).to(logits.dtype)
+        at_whole = q @ self.table[layer.index].mT  # (B, H, Tq, P), q unscaled as in the paper
         gates = logits.sigmoid() * layer.visible
         count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
         below = count.long().clamp(min=0)  # NaN becomes a whole number below 0

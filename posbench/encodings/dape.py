@@ -1,51 +1,51 @@
-"""Data-adaptive positions (DAPE): a network over the heads adapts a bias to the content.
-
-For each pair of query and key, a small network reads the logits and a static bias of all heads. Its output is added:
-
-    logits_ij = z_ij + b_ij + W2 · leaky_relu(W1 · [z_ij ; b_ij] + c1) + c2,   z_ij = q_i·k_j / sqrt(d)
-
-z and b are vectors over the heads. Each layer has its own network, 2H -> hidden -> H, and, as in the authors' code, an
-inner encoding of its own (`per_layer: false`: one for all layers, with what it shares among them). The bias b is the
-inner encoding's, unchanged (the authors' code makes the activation of an inner FIRE leaky). With W2 = 0 and c2 = 0 this
-is the inner encoding.
-
-Every pair runs through the network, so this costs many times as much as the inner encoding.
-
-Source: Zheng et al., "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation" (2024), arXiv:2405.14722,
-section 3; the network as in the authors' code (chuanyang-Zheng/DAPE).
-Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
-Checked against: plain loops around the oracle of the encoding inside.
-"""
+"""Networks over the heads that adapt the bias of another encoding to the content: DAPE and DAPE V2."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
+from posbench.options import Count
 
 BIASES = frozenset({"prepare", "distance_bias", "bias", "key_bias"})  # the hooks of an encoding that only adds a bias
 
 
 class DAPE(Wrapper):
+    """Data-adaptive positions (DAPE): a network over the heads adapts a bias to the content.
+
+    For each pair, a small network reads the logits and a static bias of all heads, and its output is added:
+
+        logits_ij = z_ij + b_ij + W2 · leaky_relu(W1 · [z_ij ; b_ij] + c1) + c2,   z_ij = q_i·k_j / sqrt(d)
+
+    z and b are vectors over the heads. Each layer has its own network, 2H -> hidden -> H, and, as in the authors' code,
+    an inner encoding of its own (`per_layer: false`: one for all layers, with what it shares among them). The bias b is
+    the inner encoding's, unchanged (the authors' code makes the activation of an inner FIRE leaky). Every pair runs
+    through the network, so this costs many times as much as the inner encoding.
+
+    Source: Zheng et al., "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation" (2024), arXiv:2405.14722,
+    section 3; the network as in the authors' code (chuanyang-Zheng/DAPE).
+    Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
+    Checked against: plain loops around the oracle of the encoding inside.
+    """
+
     def __init__(
         self,
         shape: Shape,
         inner: str = "kerple_log",
         inner_options: dict[str, Any] = NO_OPTIONS,
-        hidden: int = 32,
+        hidden: Count = 32,
         per_layer: bool = True,
     ) -> None:
         super().__init__(shape)
-        self.expect(hidden >= 1, "hidden", hidden, "at least 1")
-        one = dataclasses.replace(shape, n_layers=1)
-        shapes = [one] * shape.n_layers if per_layer else [shape]
+        shapes = [dataclasses.replace(shape, n_layers=1)] * shape.n_layers if per_layer else [shape]
         self.adopt([build_inner(inner, each, inner_options, "encoding.inner_options") for each in shapes])
-        found = self.inner_encodings[0].hooks
-        if not (found <= BIASES and found & {"distance_bias", "bias"}):
+        hooks = self.inner_encodings[0].hooks
+        if not (hooks <= BIASES and hooks & {"distance_bias", "bias"}):
             raise UserError(f"encoding.inner is '{inner}': expected one that only adds a bias, such as alibi")
         self.networks = nn.ModuleList(
             nn.Sequential(nn.Linear(2 * shape.n_heads, hidden), nn.LeakyReLU(), nn.Linear(hidden, shape.n_heads))
@@ -59,28 +59,73 @@ class DAPE(Wrapper):
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         return self, layer
 
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Any:
         inner, within = self._inner(layer)
         return inner.prepare(q, k, within)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        bias = self._bias(q, k, layer).expand_as(logits)
-        seen = torch.cat([logits, bias], dim=1).movedim(1, -1)  # (B, Tq, Tk, 2H)
-        adapted: Tensor = self.networks[layer.index](seen)
-        return logits + bias + adapted.movedim(-1, 1)
-
-    def _inner(self, layer: Layer) -> tuple[Encoding, Layer]:
-        """The inner encoding for a layer, and the layer within it."""
-        if len(self.inners) == 1:
-            return self.inner_encodings[0].at(layer.replace(tables=layer.tables[0]))
-        return self.inner_encodings[layer.index].at(layer.replace(index=0, tables=layer.tables[layer.index]))
-
-    def _bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        """The bias of the inner encoding, broadcastable to (B, H, Tq, Tk)."""
         inner, within = self._inner(layer)
         by_distance = inner.distance_bias(within.distance, within)
-        if by_distance is not None:
-            return by_distance.movedim(0, 1)
-        bias = inner.bias(q, k, within)
+        bias = inner.bias(q, k, within) if by_distance is None else by_distance.movedim(0, 1)
         assert bias is not None  # one of the two hooks is there
-        return bias
+        bias = bias.expand_as(logits)
+        return logits + bias + self.adapted(torch.cat([logits, bias], dim=1), layer)
+
+    def adapted(self, inputs: Tensor, layer: Layer) -> Tensor:
+        """Return what is added (B, H, Tq, Tk) for logits and biases (B, 2H, Tq, Tk)."""
+        out: Tensor = self.networks[layer.index](inputs.movedim(1, -1))
+        return out.movedim(-1, 1)
+
+    def _inner(self, layer: Layer) -> tuple[Encoding, Layer]:
+        """Return the inner encoding for a layer, and the layer within it."""
+        if len(self.inners) == 1:
+            return self.within(layer)
+        return self.within(layer.replace(index=0), layer.index)
+
+
+class DAPEV2(DAPE):
+    """DAPE V2: logits of neighbouring keys are read together, as a picture would be.
+
+    As in `dape`, a small network reads the logits z and a static bias b of all heads, and its output is added. Here its
+    two layers are convolutions along the keys, so that it also reads the neighbouring keys:
+
+        logits = z + b + conv2(leaky_relu(conv1([z ; b]))),   2H -> hidden -> H channels, each over `kernel` keys
+
+    In [z ; b], hidden keys count as zeros, so that nothing leaks from them. conv1's outputs before the first visible
+    key are zeros too; those just after the query count. The authors' code agrees except at the last query of an input:
+    padding makes them 0 there, so a longer input would change that query.
+
+    Source: Zheng et al., "DAPE V2: Process Attention Score as Feature Map for Length Extrapolation" (2024),
+    arXiv:2410.04798; the convolutions as in the authors' code (chuanyang-Zheng/DAPE), kernel 3 and hidden 32 by its
+    configurations.
+    Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
+    Checked against: plain loops around the oracle of the encoding inside; with a kernel of 1, it is dape.
+    """
+
+    name = "dape_v2"
+
+    def __init__(
+        self,
+        shape: Shape,
+        inner: str = "kerple_log",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        hidden: Count = 32,
+        kernel: Count = 3,
+        per_layer: bool = True,
+    ) -> None:
+        super().__init__(shape, inner, inner_options, hidden, per_layer)
+        self.expect(kernel % 2 == 1, "kernel", kernel, "an odd number of keys")
+        self.reach = kernel // 2  # keys to either side
+        widths = 2 * shape.n_heads, hidden, shape.n_heads
+        self.networks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(*widths[:2], (1, kernel)), nn.LeakyReLU(), nn.Conv2d(*widths[1:], (1, kernel)))
+            for _ in range(shape.n_layers)
+        )
+
+    def adapted(self, inputs: Tensor, layer: Layer) -> Tensor:
+        reach, (first, leaky, second) = self.reach, cast(nn.Sequential, self.networks[layer.index])
+        # Visible keys and the `reach` keys after them, where the first convolution still sees visible ones.
+        reached = torch.stack([F.pad(layer.visible, (by, reach - by)) for by in range(reach + 1)]).any(0)
+        visible = F.pad(inputs.masked_fill(~layer.visible, 0), (reach, 2 * reach))
+        out: Tensor = second(F.pad(leaky(first(visible)).masked_fill(~reached, 0), (reach, 0)))
+        return out

@@ -4,9 +4,8 @@ A small network maps one number, the distance or its logarithm, to a bias per he
 
     logits_ij = q_i·k_j / sqrt(d) + f(s(i - j))_h,   s(r) = sign(r)·ln(1 + |r|)   or, with `log: false`, r itself
 
-f is 1 -> width -> ... -> H with SiLU, `depth` hidden layers. The logarithm keeps inputs small at long distances: at 16
-times the length they grow by ln 16, not 16-fold. The network is that of x-transformers, a quarter of the model's width
-wide; Swin's has one hidden layer of 512 with ReLU.
+f is 1 -> width -> ... -> H with SiLU, `depth` hidden layers, as in x-transformers a quarter of the model's width wide;
+Swin's has one hidden layer of 512 with ReLU.
 
 Source: Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution" (2021), arXiv:2111.09883, section 3.3,
 in one dimension; x-transformers DynamicPositionBias.
@@ -15,27 +14,29 @@ Checked against: x-transformers DynamicPositionBias, and its network run at each
 """
 
 import itertools
+from typing import Annotated
 
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.options import Count
 
 
 class DynamicBias(Encoding):
     name = "dynamic_bias"
 
-    def __init__(self, shape: Shape, log: bool = True, width: int | None = None, depth: int = 2) -> None:
+    def __init__(
+        self, shape: Shape, log: bool = True, width: Count | None = None, depth: Annotated[int, Ge(1), Le(100)] = 2
+    ) -> None:
         super().__init__(shape)
-        self.expect(width is None or width >= 1, "width", width, "at least 1, or null for a quarter of the model's")
-        self.expect(1 <= depth <= 100, "depth", depth, "1 to 100 hidden layers")
         self.log = log
         width = width or max(1, shape.d_model // 4)
-        widths = [1, *[width] * depth]
-        hidden = [nn.Sequential(nn.Linear(a, b), nn.SiLU()) for a, b in itertools.pairwise(widths)]
+        pairs = itertools.pairwise([1, *[width] * depth])
+        hidden = [nn.Sequential(nn.Linear(narrow, wide), nn.SiLU()) for narrow, wide in pairs]
         self.network = nn.Sequential(*hidden, nn.Linear(width, shape.n_heads))
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        r = distance.float()
-        seen = r.sign() * r.abs().log1p() if self.log else r
-        bias: Tensor = self.network(seen[..., None])
+        inputs = distance.sign() * distance.abs().log1p() if self.log else distance.float()
+        bias: Tensor = self.network(inputs[..., None])
         return bias.movedim(-1, 0)

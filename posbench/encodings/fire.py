@@ -1,19 +1,16 @@
 """Functional interpolation for relative positions (FIRE).
 
-A small network turns each distance into a bias per head. Its input is the distance as a share of the query's longest
-one. So a longer text never brings inputs above 1, and training has shown all inputs:
+A small network turns each distance into a bias per head. Its input is the distance as a share of the query's
+longest one, so that a longer text never brings inputs above 1:
 
     logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,      psi(r) = ln(|c r| + 1)
 
-f is 1 -> 32 -> H with ReLU. c (0.1 at the start), a multiplier of the threshold (1 at the start) and f are learned, per
-layer. The threshold prevents stretching in short contexts: up to it, the bias depends on the distance alone.
-
-f is piecewise linear in one number: 32 kinks, 33 straight pieces. Finding a distance's piece and applying its slope and
-intercept gives the same values and gradients as running the network on every pair, at a lower cost.
+f is 1 -> 32 -> H with ReLU. c (0.1 at the start), a multiplier of the threshold (1 at the start) and f are learned,
+per layer. The threshold prevents stretching in short contexts: up to it, the bias depends on the distance alone.
 
 Source: Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers" (2023),
-arXiv:2310.04418, section 3. The paper's threshold starts at 512, a quarter of its training length; so it does here.
-With `threshold: null` it starts at train_length: then the bias depends on the distance alone until training lowers it.
+arXiv:2310.04418, section 3. The threshold starts at a quarter of train_length, as the paper's 512 of 2048; with
+`threshold: null` at train_length: then the bias depends on the distance alone until training lowers it.
 Beyond training length: defined everywhere; inputs stay within the trained range.
 Checked against: the network run on each pair in a plain loop, and worked arguments.
 """
@@ -24,51 +21,46 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape
-
-HIDDEN = 32
-QUARTER = 0.25  # of train_length: the paper's threshold of 512, at its training length of 2048
+from posbench.options import Positive
 
 
 class FIRE(Encoding):
-    def __init__(self, shape: Shape, threshold: float | Literal["quarter"] | None = "quarter") -> None:
+    def __init__(self, shape: Shape, threshold: Positive | Literal["quarter"] | None = "quarter") -> None:
         super().__init__(shape)
-        if threshold == "quarter":
-            threshold = QUARTER * shape.train_length
-        expected = "a position above 0, quarter, or null for train_length"
-        self.expect(threshold is None or threshold > 0, "threshold", threshold, expected)
-        self.threshold = float(threshold or shape.train_length)
+        self.threshold = shape.train_length / 4 if threshold == "quarter" else float(threshold or shape.train_length)
         self.c = nn.Parameter(torch.full((shape.n_layers,), 0.1))
         self.multiplier = nn.Parameter(torch.ones(shape.n_layers))
         self.networks = nn.ModuleList(
-            nn.Sequential(nn.Linear(1, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, shape.n_heads))
-            for _ in range(shape.n_layers)
+            nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, shape.n_heads)) for _ in range(shape.n_layers)
         )
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         c, threshold = self.c[layer.index], (self.multiplier[layer.index] * self.threshold).abs()
-        longest = torch.maximum(layer.positions[:, layer.rows][..., None].float(), threshold)
-        shares = _psi(layer.distance.float(), c) * (1 / (_psi(longest, c) + 1e-6))  # (1|B, Tq, Tk)
-        return _network(cast("nn.Sequential", self.networks[layer.index]), shares).movedim(0, 1)  # (1|B, H, Tq, Tk)
+        longest = torch.maximum(layer.positions[:, layer.rows, None], threshold)
+        shares = _psi(layer.distance, c) / (_psi(longest, c) + 1e-6)  # (1|B, Tq, Tk)
+        return _network(cast("nn.Sequential", self.networks[layer.index]), shares).movedim(0, 1)
 
 
 def _psi(distance: Tensor, c: Tensor) -> Tensor:
-    return torch.log1p((c * distance).abs())
+    return (c * distance).abs().log1p()
 
 
 def _network(network: nn.Sequential, shares: Tensor) -> Tensor:
-    """Outputs (H, *S) of a layer's network for shares (*S), by its straight pieces."""
+    """Return the outputs (H, *S) of a layer's network for shares (*S), as running it on each would, at a lower cost.
+
+    It is piecewise linear in one number: 32 kinks, 33 straight pieces, each with a slope and an intercept per head.
+    """
     first, last = cast("nn.Linear", network[0]), cast("nn.Linear", network[2])
-    weight, bias = first.weight[:, 0].float(), first.bias.float()
+    weight, bias = first.weight[:, 0], first.bias
     # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
     kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
     middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
-    active = (middles[:, None] * weight + bias > 0).float()  # (33, 32): which units are on in which piece
-    slopes = (active * weight) @ last.weight.mT.float()  # (33, H)
-    intercepts = (active * bias) @ last.weight.mT.float() + last.bias.float()
+    active = (middles[:, None] * weight + bias > 0).to(weight.dtype)  # (33, 32): which units are on in which piece
+    slopes = (active * weight) @ last.weight.mT  # (33, H)
+    intercepts = (active * bias) @ last.weight.mT + last.bias
     piece = torch.searchsorted(kinks, shares.detach()).flatten()
 
     def each(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing
-        heads = table.shape[1]
-        return table.mT.gather(1, piece.expand(heads, -1)).view(heads, *shares.shape)
+        return table.mT.gather(1, piece.expand(table.shape[1], -1)).view(-1, *shares.shape)
 
     return each(slopes) * shares + each(intercepts)

@@ -1,22 +1,4 @@
-"""Forgetting attention (FoX): the data decides how fast the past fades.
-
-Every token has a forget gate per head, computed from the layer's input. The gates of all tokens after a key, up to and
-including the query, lower the key's logit:
-
-    f_t = sigmoid(w_h·x_t + b_h),   bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative sum of ln f
-
-With w = 0 this is ALiBi with slope -ln sigmoid(b). Order is that of the tokens; position numbers are not used.
-
-With b = 0 at the start, a key loses half of its weight after one token and nearly all of it after ten. The model then
-learns to copy far more slowly than with `gate_bias: 2`.
-
-Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130. Its "Pro"
-block is `fox_pro`.
-Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
-Checked against: fla-core naive_forgetting_attn and x-transformers DataDependentAlibi.
-"""
-
-import math
+"""Forget gates of every token, which lower the logits of all earlier keys: FoX, CABLE and FoX in its Pro block."""
 
 import torch
 import torch.nn.functional as F
@@ -26,28 +8,138 @@ from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class FoX(Encoding):
+    """Forgetting attention (FoX): the data decides how fast the past fades.
+
+    Every token has a forget gate per head, computed from the layer's input. The gates of all tokens after a key, up to
+    and including the query, lower the key's logit:
+
+        f_t = sigmoid(w_h·x_t + b_h),   bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative ln f
+
+    With w = 0 this is ALiBi with slope -ln sigmoid(b). Order is that of the tokens; position numbers are not used. At
+    the start b = 0 halves a key's weight per token; the model learns to copy far faster from `gate_bias: 2`.
+
+    Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130. Its
+    "Pro" block is `fox_pro`.
+    Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
+    Checked against: fla-core naive_forgetting_attn and x-transformers DataDependentAlibi.
+    """
+
     history = frozenset({"x"})
 
     def __init__(self, shape: Shape, gate_bias: float = 0.0) -> None:
         super().__init__(shape)
-        self.expect(math.isfinite(gate_bias), "gate_bias", gate_bias, "a finite number")
         self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
         self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
 
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        """Return the sums of the log gates, (B, H, T)."""
         x = self.given(layer.x, "reads its gates from")
-        # sums over thousands of gates need fp32
-        gates = F.linear(x.float(), self.weight[layer.index], self.gate_bias[layer.index])  # (B, T, H)
-        return (self.kept(gates).mT.contiguous().cumsum(-1),)  # (B, H, T)
+        gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
+        return self.log_gates(gates).mT.contiguous().cumsum(-1)
 
-    def kept(self, gates: Tensor) -> Tensor:
-        """Logarithm of the share of earlier weights that each token keeps."""
+    def log_gates(self, gates: Tensor) -> Tensor:
+        """Return the logarithm of the share of earlier weights that each token keeps."""
         return F.logsigmoid(gates)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        (total,) = layer.state
-        return total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
+        return layer.state[:, :, layer.rows, None] - layer.state[:, :, None, layer.keys]
 
     def key_bias(self, layer: Layer) -> Tensor:
-        (total,) = layer.state
-        return -total
+        return -layer.state
+
+
+class CABLE(FoX):
+    """Context-aware biases (CABLE): every token adds to the distance between what stands before and after it.
+
+    Each token has a length per head. A key's logit falls by the lengths of all tokens after it, the query included:
+
+        logits_ij = q_i·k_j / sqrt(d) - sum over t = j+1 .. i of softplus(w_h·x_t + b_h)
+
+    That is forgetting attention (`fox`) with the signs of w and b turned: softplus(z) = -ln sigmoid(-z). Order is that
+    of the tokens; position numbers are not used. The authors' code leaves out the 1/sqrt(d); here it stays.
+
+    Source: Veisi et al., "Context-aware Biases for Length Extrapolation" (2025), arXiv:2503.08067, as the authors' code
+    has it (axiomlab/Cable).
+    Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
+    Checked against: plain loops, and fla-core naive_forgetting_attn with turned signs.
+    """
+
+    def log_gates(self, gates: Tensor) -> Tensor:
+        return -F.softplus(gates)
+
+
+class FoXPro(FoX):
+    """FoX in its "Pro" block: keys and values blended with those of the token before, norms, and a gate on the output.
+
+    The forget gates and the bias are those of `fox`. Each other part has an option:
+
+        kv_shift       k'_t = a_t k_(t-1) + (1 - a_t) k_t,   a_t = sigmoid(w_h·x_t) per head; likewise v, with other a_t
+        qk_norm        q and k are divided by their rms in each head, after the shift; a learned weight per channel
+        output_norm    so is the output of each head
+        output_gate    the output is multiplied by sigmoid(W x), channel by channel, after its norm
+
+    The token before the first counts as 0. Unlike the authors', the MLP is not narrowed by the gate's parameters.
+
+    Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130, as in
+    the authors' layer: epsilon 1e-5 under q and k, 1e-6 under the output; maps start from N(0, 0.02). Without RoPE.
+    Beyond training length: defined everywhere; like FoX it fades, at a rate that the text chooses.
+    Checked against: fla-core naive_forgetting_attn, given q, k and v that plain loops have shifted and normed.
+    """
+
+    name = "fox_pro"
+
+    def __init__(
+        self,
+        shape: Shape,
+        gate_bias: float = 0.0,
+        kv_shift: bool = True,
+        qk_norm: bool = True,
+        output_norm: bool = True,
+        output_gate: bool = True,
+    ) -> None:
+        super().__init__(shape, gate_bias)
+
+        def linear(width: int) -> nn.Parameter:  # reads the layer's input
+            return nn.Parameter(torch.randn(shape.n_layers, width, shape.d_model) * 0.02)
+
+        heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads, "output": shape.n_heads}
+        normed = ["q", "k"] * qk_norm + ["output"] * output_norm
+        self.shifts = nn.ParameterDict({name: linear(heads[name]) for name in ["k", "v"] * kv_shift})
+        self.norms = nn.ParameterDict(
+            {name: nn.Parameter(torch.ones(shape.n_layers, heads[name], 1, shape.head_dim)) for name in normed}
+        )
+        self.output_gate = linear(shape.n_heads * shape.head_dim) if output_gate else None
+        used = {"rotate": kv_shift or qk_norm, "map_values": kv_shift, "map_outputs": output_norm or output_gate}
+        vars(self)["overridden"] = self.overridden - {hook for hook in used if not used[hook]}
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return self._normed("q", q, layer, 1e-5), self._normed("k", self._shifted("k", k, layer), layer, 1e-5)
+
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return self._shifted("v", v, layer)
+
+    def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
+        out = self._normed("output", out, layer, 1e-6)
+        if self.output_gate is None:
+            return out
+        gates = self._read(self.output_gate, layer)[:, layer.rows]  # (B, Tq, H Dh)
+        return out * gates.view(*gates.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+
+    def _shifted(self, name: str, a: Tensor, layer: Layer) -> Tensor:
+        """Return keys or values (B, H, T, Dh) blended with those of the token before."""
+        if name not in self.shifts:
+            return a
+        share = self._read(self.shifts[name], layer).mT[..., None]  # (B, Hkv, T, 1)
+        share = share.repeat_interleave(a.shape[1] // share.shape[1], dim=1)
+        return torch.lerp(a, F.pad(a[:, :, :-1], (0, 0, 1, 0)), share)
+
+    def _normed(self, name: str, a: Tensor, layer: Layer, epsilon: float) -> Tensor:
+        """Return a (B, H, T, Dh) divided by its rms over the channels of each head."""
+        if name not in self.norms:
+            return a
+        weight: Tensor = self.norms[name][layer.index]
+        return F.rms_norm(a, a.shape[-1:], eps=epsilon) * weight.repeat_interleave(a.shape[1] // len(weight), dim=0)
+
+    def _read(self, weight: Tensor, layer: Layer) -> Tensor:
+        """Return gates (B, T, ...) from weights of all layers."""
+        return F.linear(self.given(layer.x, "reads shifts and gates from"), weight[layer.index]).sigmoid()

@@ -6,8 +6,7 @@ ALiBi's slopes m_h, each times a learned strength and times gates computed from 
     G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both
 
 A key can thus ask to be remembered, a query to look far back. u and v are normalised to length 1, and softplus(ω)
-starts at 1. Unlike in `fox`, a gate acts only on its own pair. At q = k = 0 this is ALiBi with its slopes times ln 2.
-Without a causal mask both sides are penalised alike.
+starts at 1. At q = k = 0 this is ALiBi with its slopes times ln 2.
 
 Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, as the authors' code has it
 (model-architectures/GRAPE: grape-a-keygated, -querygated, -querykeygated). There q and k are normalised first; here
@@ -26,8 +25,6 @@ from torch import Tensor, nn
 from posbench.encodings.alibi import default_slopes
 from posbench.encodings.base import Encoding, Layer, Shape
 
-ONE = math.log(math.e - 1)  # softplus(ONE) = 1
-
 
 class GrapeA(Encoding):
     name = "grape_a"
@@ -36,26 +33,24 @@ class GrapeA(Encoding):
     def __init__(self, shape: Shape, gate: Literal["key", "query", "both"] = "key") -> None:
         super().__init__(shape)
         self.register_buffer("slopes", torch.tensor(default_slopes(shape.n_heads)), persistent=False)
-        self.strength = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), ONE))
+        self.strength = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1)))  # softplus 1
         size = shape.n_layers, shape.n_heads, shape.head_dim
         self.query = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "key" else None
         self.key = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "query" else None
 
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
-        slope = self.slopes * F.softplus(self.strength[layer.index].float())
-        sides = (q, self.query), (k, self.key)
-        return tuple(
-            slope[:, None] * self._gate(side, None if along is None else along[layer.index]) for side, along in sides
-        )
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Tensor]:
+        """Return the slopes that queries and keys give, (B, H, T) each."""
+        slopes = (self.slopes * F.softplus(self.strength[layer.index]))[:, None]
+        gates = []
+        for x, directions in ((q, self.query), (k, self.key)):
+            if directions is None:
+                gates.append(x.new_zeros(x.shape[:-1]))
+            else:
+                along = F.normalize(directions[layer.index], dim=-1)[..., None]
+                gates.append(slopes * F.softplus((x @ along).squeeze(-1) * self.shape.head_dim**-0.5))
+        return gates
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        queries, keys = layer.state  # (B, H, T)
+        queries, keys = layer.state
         slopes = queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys]
         return -layer.distance[:, None].abs() * slopes
-
-    def _gate(self, x: Tensor, along: Tensor | None) -> Tensor:
-        """Gates (B, H, T) of queries or keys (B, H, T, Dh) along directions (H, Dh); 0 where there are none."""
-        if along is None:
-            return torch.zeros(x.shape[:-1], device=x.device)
-        seen = (x.float() @ F.normalize(along.float(), dim=-1)[..., None]).squeeze(-1)
-        return F.softplus(seen * self.shape.head_dim**-0.5)

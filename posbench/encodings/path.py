@@ -1,26 +1,4 @@
-"""PaTH attention: position as an accumulated product of reflections.
-
-RoPE turns a key by a fixed angle per step. PaTH multiplies it by one matrix for each token between it and the query,
-and each matrix depends on its token:
-
-    logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),        H_t = I - beta_t w_t w_tᵀ
-
-w_t is a unit vector made from the input (low rank 32, a causal convolution over three tokens, a SiLU), and beta_t
-= 2 sigmoid(.) lies in (0, 2) per head: 0 keeps the key, 1 projects w_t away, 2 reflects. Order is that of the tokens;
-position numbers are not used. Without a mask, a key after the query meets the empty product.
-
-No product is ever formed. With Q, K, W, B = diag(beta) over the visible tokens,
-
-    logits = (Q Kᵀ - tril(Q Wᵀ) (I + stril(B W Wᵀ))^-1 B stril(W Kᵀ)) / sqrt(d)
-
-solved by blocks of keys from the right, since a key meets only the tokens to its right.
-
-Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
-arXiv:2505.16381. Without its forget gate, which `path_fox` has. SiLU and start are those of the authors' layer in fla:
-weights normal with deviation 0.02. `silu: false` leaves the SiLU out, and `start: torch` gives torch's first weights.
-Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
-Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
-"""
+"""PaTH attention: position as an accumulated product of reflections, without and with a forget gate."""
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +7,7 @@ from torch import Tensor, nn
 from posbench.encodings import _start as starts
 from posbench.encodings._convolution import causal_convolution
 from posbench.encodings.base import Encoding, Layer, Shape, part_of
+from posbench.options import Count
 
 EPS = 1e-12  # lower bound of the length in normalisation
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -36,11 +15,27 @@ KEYS_PER_BLOCK = 32
 
 
 class PaTH(Encoding):
+    """PaTH attention: position as an accumulated product of reflections.
+
+    A key is multiplied by one matrix for each token between it and the query, which depends on that token:
+
+        logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),        H_t = I - beta_t w_t w_tᵀ
+
+    w_t is a unit vector made from the input (low rank 32, a causal convolution over three tokens, a SiLU), and beta_t =
+    2 sigmoid(.) lies in (0, 2) per head: 0 keeps the key, 1 projects w_t away, 2 reflects. Order is that of the tokens;
+    position numbers are not used. Without a mask, a key after the query meets the empty product.
+
+    Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
+    arXiv:2505.16381. SiLU and start are those of the authors' layer in fla: weights normal with deviation 0.02. `silu:
+    false` leaves the SiLU out, and `start: torch` gives torch's first weights.
+    Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
+    Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
+    """
+
     history = frozenset({"x"})
 
-    def __init__(self, shape: Shape, rank: int = 32, silu: bool = True, start: starts.Start = "normal") -> None:
+    def __init__(self, shape: Shape, rank: Count = 32, silu: bool = True, start: starts.Start = "normal") -> None:
         super().__init__(shape)
-        self.expect(rank >= 1, "rank", rank, "at least 1")
         width, layers = shape.n_heads * shape.head_dim, range(shape.n_layers)
         self.silu = silu
         self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
@@ -50,34 +45,70 @@ class PaTH(Encoding):
         starts.start(self, start)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
-        """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""
+        """Return unit vectors w (B, H, T, Dh) and strengths beta (B, H, T)."""
         x = self.given(layer.x, "makes its reflections from")
-        x = x.float()
         weights = self.convolution[layer.index].get_parameter("weight")[:, 0]
         w = causal_convolution(self.up[layer.index](self.down[layer.index](x)), weights)
-        w = F.silu(w) if self.silu else w
-        w = w.view(*x.shape[:2], self.shape.n_heads, self.shape.head_dim).transpose(1, 2)
+        w = (F.silu(w) if self.silu else w).view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
         return w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt(), 2 * self.beta[layer.index](x).sigmoid().mT
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
         w, beta = (part_of(part, layer.keys) for part in layer.state[:2])
-        before = layer.rows.start - layer.keys.start
-        return logits + self.logit_scale * _change(q.to(w.dtype), k.to(w.dtype), w, beta, before)
+        return logits + self.logit_scale * _change(q, k, w, beta, layer.rows.start - layer.keys.start)
+
+
+class PaTHFoX(PaTH):
+    """PaTH with a forget gate (PaTH-FoX): each token reflects earlier keys and sets how fast they fade.
+
+        logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j + sum over t = j+1 .. i of ln f_t) / sqrt(d)
+
+    The reflections H_t are those of `path`, the gates f_t = sigmoid(w_h·x_t + b_h) those of `fox`. As in the authors'
+    code, and unlike in `fox`, the logarithms too are divided by sqrt(d): keys fade more slowly here. With open gates (b
+    large) this is `path`; without reflections (beta = 0) it is `fox` with milder gates.
+
+    Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
+    arXiv:2505.16381, as in fla's layer with its forget gate; the paper's own equation could not be read.
+    Beyond training length: defined everywhere; it fades at a rate that the text chooses.
+    Checked against: fla naive_path_attn.
+    """
+
+    name = "path_fox"
+
+    def __init__(
+        self, shape: Shape, rank: Count = 32, silu: bool = True, start: starts.Start = "normal", gate_bias: float = 0.0
+    ) -> None:
+        super().__init__(shape, rank, silu, start)
+        self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
+        self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        """Return w and beta of the reflections, and sums of the log gates (B, H, T)."""
+        reflections = super().prepare(q, k, layer)
+        assert layer.x is not None  # `super` has refused None
+        gates = F.linear(layer.x, self.gate[layer.index], self.gate_bias[layer.index])
+        return *reflections, F.logsigmoid(gates).mT.contiguous().cumsum(-1)
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        total = layer.state[-1]
+        return self.logit_scale * (total[:, :, layer.rows, None] - total[:, :, None, layer.keys])
 
 
 def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
-    """The change of q·k by the reflections in between: (B, H, Tq, Tk).
+    """Return the change of q·k by the reflections in between: (B, H, Tq, Tk).
 
-    `turned` is what the blocks of keys behind the one at hand have changed in each query. With its K, W and B,
+    No product of matrices is ever formed. With Q, K, W, B = diag(beta) over the visible tokens, the change is
+
+        -tril(Q Wᵀ) (I + stril(B W Wᵀ))^-1 B stril(W Kᵀ)
+
+    solved by blocks of keys from the right, since a key meets only the tokens to its right. `turned` is what the blocks
+    behind the one at hand have changed in each query. With K, W and B of the block,
 
         change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
         [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
 
     Args:
-        q: (B, H, Tq, Dh).
-        k, w: (B, H, Tk, Dh); w are unit vectors.
-        beta: (B, H, Tk).
+        q, k, w, beta: (B, H, Tq, Dh), twice (B, H, Tk, Dh), and (B, H, Tk).
         before: keys before the first query's own: query r meets the tokens up to r + before.
     """
     keys, rows = k.shape[2], q.shape[2]

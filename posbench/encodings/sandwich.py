@@ -1,16 +1,13 @@
 """Sandwich: the inner product of sinusoidal positions, as a bias.
 
-Sinusoidal positions bring several products into the logits. Only that of position with position is kept, with a fixed
-strength per head:
+Of the products that sinusoidal positions bring into the logits, that of position with position is kept:
 
     logits_ij = q_i·k_j / sqrt(d) + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),   h = 1 .. H
 
-D is the option `width`. The sum falls roughly with the logarithm of distance, more smoothly for a larger D. Far keys
-lose much less than in ALiBi. Beyond the slowest waves it no longer falls.
+D is the option `width`. The sum falls roughly with the logarithm of distance, until the slowest waves turn.
 
 Source: Chi et al., "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis" (2022),
-arXiv:2212.10356, appendix E, as meta-pytorch/attention-gym has it: waves are counted from p = 0. NeMo's version counts
-from 1 and adds up distances without the cosine.
+arXiv:2212.10356, appendix E, as meta-pytorch/attention-gym has it: waves are counted from p = 0.
 Beyond training length: defined everywhere; it falls slowly with distance, and loss usually stays flat.
 Checked against: plain loops, and the inner products of transformers DistilBERT's sinusoidal positions.
 """
@@ -19,9 +16,9 @@ import torch
 from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
+from posbench.encodings.alibi import by_head
 from posbench.encodings.base import Encoding, Layer, Shape
 
-BASE = 10000.0
 AT_ONCE = 2**16  # distances, whose angles take D/2 fp64 numbers each
 
 
@@ -36,7 +33,7 @@ class Sandwich(Encoding):
         self.register_buffer("strength", shape.n_heads / (8 * heads), persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        frequencies = rotary.frequencies(self.width, BASE, distance.device)
+        frequencies = rotary.frequencies(self.width, 10000.0, distance.device)
         parts = [rotary.angles(some, frequencies).cos().sum(-1) for some in torch.split(distance.flatten(), AT_ONCE)]
         total = torch.cat(parts).float().to(distance.device).view(distance.shape)
-        return self.strength.view(-1, *(1,) * distance.dim()) * total
+        return by_head(self.strength, distance) * total

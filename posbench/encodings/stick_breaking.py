@@ -1,8 +1,7 @@
 """Stick-breaking attention: order comes from the normaliser itself.
 
 In place of the softmax, each query owns a stick of length 1 and walks from the nearest key to the farthest. Every key
-breaks a share sigmoid(z) off the rest, so nearer keys come first without any position code. The final rest goes to the
-query's own value:
+breaks a share sigmoid(z) off the rest. The final rest goes to the query's own value:
 
     A_ij = sigmoid(z_ij) · prod_{j < l < i} (1 - sigmoid(z_il)),        z_ij = q_i·k_j / sqrt(d)
     o_i = sum_{j < i} A_ij v_j + rest_i v_i,        rest_i = prod_{l < i} (1 - sigmoid(z_il)) = 1 - sum_{j < i} A_ij
@@ -11,13 +10,8 @@ The query's own key does not break the stick; with `attend_current` it does, bef
 the rest is dropped, and the first row attends to nothing. Keys after the query never break the stick, even without a
 mask. Order is that of the tokens; position numbers are not used.
 
-The authors treat the rest in several ways. The paper's equation ends with the sum. Their kernel
-(shawntan/stickbreaking-attention: sb_attn, sb_varlen) returns it beside the output; its tests add rest_i v_i, its
-benchmarks do not. Posbench follows their training code (IBM/dolomite-engine: hf_models/models/stickbreaking, config.py
-and attention.py as released on 2 December 2024), which adds rest_i v_i by default (`sb_remainder`). Their recall
-experiments (shawntan/zoology: mixers/sb_attention.py) do so too. Since 5 December 2024 dolomite-engine adds rest_i
-times a learned vector per head, since January 2025 with a GroupNorm over each head's output; posbench offers neither.
-All leave the query's own key out; only the kernel has an option for it, off by default.
+rest_i v_i is added as in the authors' training code (IBM/dolomite-engine of December 2024, `sb_remainder`; its learned
+vectors per head and norms of January 2025 are left out). The paper's equation ends with the sum.
 
 Source: Tan et al., "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study" (2024),
 arXiv:2410.17980, section 2.

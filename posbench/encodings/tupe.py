@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Layer, Shape, check_length
+from posbench.encodings.absolute import check_whole
+from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.t5 import T5Bias
-from posbench.errors import UserError
 
 
 class TUPE(Encoding):
@@ -34,35 +34,22 @@ class TUPE(Encoding):
         nn.init.normal_(self.projection.weight, std=0.02)
         nn.init.zeros_(self.projection.bias)
         self.relative = T5Bias(shape, rate=1.0) if relative else None
-
-    @property
-    def hooks(self) -> frozenset[str]:
-        return self.overridden - {"distance_bias"} if self.relative is None else self.overridden
+        vars(self)["overridden"] = self.overridden - (set() if relative else {"distance_bias"})
 
     @property
     def logit_scale(self) -> float:
         return float((2 * self.shape.head_dim) ** -0.5)
 
-    def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.projected(positions)
+    def make_tables(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """Return queries and keys of positions, (1|B, H, T, Dh) each."""
+        check_whole(self, positions)
+        heads = self.projection(self.norm(F.embedding(positions, self.table)))
+        return heads.unflatten(-1, (2, self.shape.n_heads, -1)).transpose(1, 3).unbind(2)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """q and k with the projections of their positions as further channels: (B, H, T, 2 Dh)."""
-        asking, asked = layer.tables
-        return _beside(q, asking), _beside(k, asked)
-
-    def projected(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys of positions (1|B, T), for every layer: (1|B, H, T, Dh) each, fp32."""
-        check_length(self, positions.shape[-1])
-        if positions.is_floating_point():
-            raise UserError("'tupe' has a vector per whole position: expected integer positions, got fractional ones")
-        heads = self.projection(self.norm(F.embedding(positions, self.table)))
-        asking, asked = heads.unflatten(-1, (2, self.shape.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        return asking, asked
+        """Return q and k with those of their positions as further channels: (B, H, T, 2 Dh)."""
+        queries, keys = (table.expand(len(q), -1, -1, -1) for table in layer.tables)
+        return torch.cat((q, queries), dim=-1), torch.cat((k, keys), dim=-1)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         return None if self.relative is None else self.relative.distance_bias(distance, layer)
-
-
-def _beside(x: Tensor, positions: Tensor) -> Tensor:
-    return torch.cat([x, positions.to(x.dtype).expand(len(x), -1, -1, -1)], dim=-1)

@@ -6,12 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
+from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.alibi import ALiBi
 from posbench.encodings.base import Encoding, Layer, check_length
 from posbench.encodings.extend.stretch import Extended, Stretch
 from posbench.encodings.fire import FIRE
-from posbench.encodings.learned import Learned
-from posbench.encodings.sinusoidal import Sinusoidal
 from posbench.encodings.t5 import T5Bias
 
 
