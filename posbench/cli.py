@@ -11,7 +11,7 @@ import typer
 import posbench
 from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, start_of
 from posbench.config.shipped import GROUPS, choices
-from posbench.encodings.extend import NAMES as EXTENSIONS
+from posbench.encodings import EXTENSIONS
 from posbench.errors import UserError
 from posbench.terminal import exits
 

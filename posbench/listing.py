@@ -91,13 +91,13 @@ def show(sections: list[str], as_json: bool) -> None:
 def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     """The rows of each section, of all if none is named. Raises UserError if there is no such section."""
     from posbench import tasks
-    from posbench.encodings.extend.methods import METHODS
+    from posbench.encodings.extend import methods
     from posbench.evaluation import probes
 
     there: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "encodings": (describe, encodings.names()),
         "patterns of layers": (_first_comment, choices("encoding/layered").items()),
-        "extensions": (lambda method: {key: getattr(method, key) for key in _OF_A_METHOD}, METHODS.values()),
+        "extensions": (lambda method: {key: getattr(method, key) for key in _OF_A_METHOD}, methods().values()),
         "probes": (probe, probes.names()),
         "tasks": (task, tasks.names()),
     }
@@ -142,7 +142,7 @@ def describe(name: str) -> dict[str, Any]:
     """The facts on one encoding. Some need it built, at the demo's size; these are None if it cannot be built."""
     from posbench.encodings import families
     from posbench.encodings.base import Shape
-    from posbench.encodings.extend.methods import methods_of
+    from posbench.encodings.extend import methods_of
     from posbench.huggingface.export import architectures
 
     cls, defaults = encodings.load(name), encodings.options_of(name)

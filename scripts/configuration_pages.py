@@ -36,6 +36,8 @@ def head(path: Path) -> str:
 def kind(hint: Any) -> str:
     """A type in words."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return kind(inner[0])
     if origin is typing.Literal:
         return " or ".join(f"`{choice}`" for choice in inner)
     if origin in (typing.Union, types.UnionType):

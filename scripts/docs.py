@@ -25,6 +25,7 @@ PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # Links to code or configuration lead to the page generated from it.
 MADE_FROM = {
     r"configs(/.*)?": "reference/configuration.md",
+    r"configs/encoding/(?!index)(\w+)\.yaml": r"encodings/\1.md",
     r"posbench/encodings": "encodings/index.md",
     r"posbench/encodings/([a-z]\w*)\.py": r"encodings/\1.md",
     r"posbench/encodings/index\.py": "encodings/index-encoding.md",  # encodings/index.md is the list of all

@@ -16,7 +16,7 @@ from posbench.config.shipped import choices
 from posbench.encodings import families
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
-from posbench.encodings.extend.methods import METHODS, methods_of
+from posbench.encodings.extend import methods, methods_of
 from posbench.evaluation import probes
 from posbench.show import command
 
@@ -125,7 +125,7 @@ def _overview(names: list[str]) -> str:
     rows = [f"| [`{name}`]({page_of(name)}) | {configuration_pages.head(files[name])} |" for name in names]
     parts = ["# Encodings\n", readme.table(), "| encoding | what it is |\n|---|---|", *rows]
     parts += ["\n## Context extension\n", _EXTENSION, "| method | what it does | options | source |\n|---|---|---|---|"]
-    for method in METHODS.values():
+    for method in methods().values():
         options = ", ".join(f"`{key}`" for key in method.options)
         parts.append(f"| `{method.name}` | {method.title} | {options or 'none'} | {method.source} |")
     parts += ["\n## Probes\n", "`posbench evaluate RUN task=NAME`; [the protocol](../protocol.md) explains them.\n"]

@@ -2,7 +2,6 @@
 
 import cmath
 import dataclasses
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +15,9 @@ from torch import Tensor
 
 from posbench import encodings
 from posbench.config.schema import Config
-from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Encoding, Shape
-from posbench.encodings.extend import frequencies
-from posbench.encodings.extend.methods import METHODS, extended, methods_of
-from posbench.encodings.rope import RoPE
+from posbench.encodings.extend import extended, methods, methods_of
+from posbench.encodings.rope import CPU, SCALINGS, RoPE, Rotary
 from posbench.errors import UserError
 from posbench.model.gpt import build
 from posbench.model.standalone import attention_logits, attention_output
@@ -39,7 +36,7 @@ def spectrum(encoding: RoPE, method: str, length: int, **options: Any) -> tuple[
     """Frequencies and attention factor after an extension."""
     after, _ = extended(encoding, method, length, encoding.shape.train_length, **options)
     assert isinstance(after, Rotary)
-    return after.inv_freq(torch.device("cpu")), after.attention_factor
+    return after.inv_freq(CPU), after.attention_factor
 
 
 def inputs(length: int, shape: Shape = SHAPE, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,7 +60,7 @@ def transformers_rule(
         },
     )  # fmt: skip
     rule = third_party("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS[kind]
-    inv_freq, attention_factor = rule(config, torch.device("cpu"), seq_len=length)
+    inv_freq, attention_factor = rule(config, CPU, seq_len=length)
     return inv_freq, attention_factor
 
 
@@ -87,15 +84,9 @@ RULES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("head_dim", "base"), [(8, 1e4), (32, 1e4), (64, 5e5), (128, 1e4)])
 @pytest.mark.parametrize(("method", "kind", "options", "theirs"), RULES)
 def test_frequencies_are_those_of_transformers(
-    method: str,
-    kind: str,
-    options: dict[str, Any],
-    theirs: dict[str, Any],
-    head_dim: int,
-    base: float,
-    train_length: int,
-    factor: float,
-) -> None:
+    method: str, kind: str, options: dict[str, Any], theirs: dict[str, Any], head_dim: int, base: float,
+    train_length: int, factor: float,
+) -> None:  # fmt: skip
     encoding = rope(head_dim, base, train_length)
     own, other = (
         {name: value[: head_dim // 2] if isinstance(value, list) else value for name, value in given.items()}
@@ -124,14 +115,14 @@ def test_worked_frequencies() -> None:
 
     encoding = rope(128, train_length=4096)
     yarn, temperature = spectrum(encoding, "yarn", 16 * 4096)
-    ratio = yarn / encoding.inv_freq(torch.device("cpu"))
+    ratio = yarn / encoding.inv_freq(CPU)
     assert temperature == pytest.approx(1.27725887)
     close(ratio[[0, 20, 21, 30, 45, 46, 63]], [1, 1, 0.9639, 0.6394, 0.0986, 0.0625, 0.0625], 1e-3)  # four digits
     _, temperature = spectrum(rope(64, train_length=64), "yarn", 512)
     assert temperature == pytest.approx(1.20794415)
 
     encoding = rope(128, 5e5, 8192)
-    llama = spectrum(encoding, "llama3", 8192, factor=8)[0] / encoding.inv_freq(torch.device("cpu"))
+    llama = spectrum(encoding, "llama3", 8192, factor=8)[0] / encoding.inv_freq(CPU)
     close(
         llama[[0, 28, 29, 30, 31, 32, 33, 34, 35, 63]],
         [1, 1, 0.828168, 0.643743, 0.493507, 0.371122, 0.271425, 0.190211, 0.125, 0.125],
@@ -141,27 +132,18 @@ def test_worked_frequencies() -> None:
     torch.testing.assert_close(unsearched, known)  # without a search the divisors are YaRN's
 
 
-def test_ntk_keeps_the_first_frequency_and_divides_the_last_by_the_factor() -> None:
-    for head_dim in (4, 16, 128):
-        before = rope(head_dim).inv_freq(torch.device("cpu"))
-        after = spectrum(rope(head_dim), "ntk", 7 * L)[0]
-        assert float(after[0]) == 1 and float(before[-1] / after[-1]) == pytest.approx(7, rel=1e-12)
-        dynamic = spectrum(rope(head_dim), "dynamic_ntk", 7 * L)[0]
-        assert torch.equal(after, dynamic)  # with its factor at 1
-
-
-@pytest.mark.parametrize("factor", [1.0, 2.5])
+@pytest.mark.parametrize("name", [name for name in SCALINGS if "factor" in encodings.options_of(name)])
 @pytest.mark.parametrize("length", [20, L, 3 * L])
-def test_the_encoding_dynamic_ntk_is_rope_under_the_extension_of_that_name(length: int, factor: float) -> None:
-    encoding = encodings.build("dynamic_ntk", rope(16).shape, {"factor": factor})
+def test_the_encoding_of_a_scaling_is_rope_under_the_extension_of_that_name(length: int, name: str) -> None:
+    encoding = encodings.build(name, rope(16).shape, {"factor": 2.5})
     positions = torch.arange(length)[None]
-    extended_rope, _ = extended(rope(16), "dynamic_ntk", length, L, factor=factor)
-    torch.testing.assert_close(encoding.angles(positions), extended_rope.angles(positions), rtol=1e-12, atol=0)
+    extended_rope, _ = extended(rope(16), name, length, L, factor=2.5)
+    torch.testing.assert_close(encoding.rotation(positions), extended_rope.rotation(positions), rtol=0, atol=0)
 
 
 def test_the_rotations_ramp_counts_rotations_within_the_training_length() -> None:
     encoding = rope(64, train_length=1024)
-    before = encoding.inv_freq(torch.device("cpu"))
+    before = encoding.inv_freq(CPU)
     after = spectrum(encoding, "yarn", 4096, ramp="rotations", alpha=1, beta=32)[0]
     for f, g in zip(before.tolist(), after.tolist(), strict=True):
         rotations = 1024 * f / (2 * math.pi)
@@ -171,7 +153,7 @@ def test_the_rotations_ramp_counts_rotations_within_the_training_length() -> Non
 
 def test_clipped_rope_slows_the_pairs_that_training_never_turned_round() -> None:
     encoding = rope(32, train_length=64)
-    before = encoding.inv_freq(torch.device("cpu"))
+    before = encoding.inv_freq(CPU)
     after, facts = extended(encoding, "clipped_rope", 128, 64)
     slow = [2 * math.pi / f > 64 for f in before.tolist()]
     assert facts["pairs"] == sum(slow) == 11
@@ -180,29 +162,28 @@ def test_clipped_rope_slows_the_pairs_that_training_never_turned_round() -> None
         for pair, f in enumerate(before.tolist())
     ]
     assert isinstance(after, Rotary)
-    clipped = after.inv_freq(torch.device("cpu"))
+    clipped = after.inv_freq(CPU)
     torch.testing.assert_close(clipped, torch.tensor(expected, dtype=torch.float64))
     assert float(clipped[-1]) == 0 and float(clipped[5]) == float(before[5])
     assert torch.equal(spectrum(encoding, "clipped_rope", 128, pairs=0)[0], before)
 
 
-def test_abf_is_rope_with_a_larger_base() -> None:
-    q, k, _ = inputs(40)
-    after, facts = extended(RoPE(SHAPE), "abf", 40, L)
-    assert torch.equal(attention_logits(after, q, k), attention_logits(RoPE(SHAPE, 500_000.0), q, k))
-    assert facts["base"] == 500_000
+def test_abf_is_rope_with_a_larger_base_and_dynamic_ntk_of_factor_1_is_ntk() -> None:
+    after, facts = extended(rope(), "abf", 40, L)
+    assert torch.equal(after.inv_freq(CPU), rope(base=500_000.0).inv_freq(CPU)) and facts["base"] == 500_000
+    for head_dim in (4, 16, 128):
+        before, after = rope(head_dim).inv_freq(CPU), spectrum(rope(head_dim), "ntk", 7 * L)[0]
+        assert float(after[0]) == 1 and float(before[-1] / after[-1]) == pytest.approx(7, rel=1e-12)
+        assert torch.equal(after, spectrum(rope(head_dim), "dynamic_ntk", 7 * L)[0])
 
 
 def test_yarns_temperature_multiplies_logits_by_its_square() -> None:
     q, k, _ = inputs(40)
     yarn, facts = extended(RoPE(SHAPE), "yarn", 64, L)
     parts, _ = extended(RoPE(SHAPE), "ntk_by_parts", 64, L)
-    visible = torch.ones(40, 40, dtype=torch.bool).tril()
     ratio = facts["attention_factor"] ** 2
     assert ratio == pytest.approx((0.1 * math.log(4) + 1) ** 2)
-    torch.testing.assert_close(
-        attention_logits(yarn, q, k)[..., visible], ratio * attention_logits(parts, q, k)[..., visible]
-    )
+    torch.testing.assert_close(attention_logits(yarn, q, k), ratio * attention_logits(parts, q, k))
 
 
 # -- nothing to extend is plain rope -----------------------------------------------------------------------------------
@@ -256,10 +237,6 @@ def by_loops(q: Tensor, k: Tensor, distance: Callable[[int, int], float]) -> Ten
     return out
 
 
-def rerope_distance(w: int) -> Callable[[int, int], float]:
-    return lambda i, j: min(i - j, w)
-
-
 def leaky_distance(w: int, slow: float) -> Callable[[int, int], float]:
     return lambda i, j: i - j if i - j < w else w + (i - j - w) / slow
 
@@ -270,18 +247,12 @@ def self_extend_distance(w: int, group: int) -> Callable[[int, int], float]:
 
 def dual_chunk_distance(c: int, s: int) -> Callable[[int, int], float]:
     successive = [*range(s, s + (c - s)), *[c - 1] * (s - (c - s))][:s]  # the paper's equation 7, w = c - s
-
-    def distance(i: int, j: int) -> float:
-        apart = i // s - j // s
-        query = [i % s, successive[i % s], c - 1][min(apart, 2)]
-        return query - j % s
-
-    return distance
+    return lambda i, j: [i % s, successive[i % s], c - 1][min(i // s - j // s, 2)] - j % s
 
 
 FAR_CASES: list[tuple[str, dict[str, Any], Callable[[int, int], float]]] = [
-    ("rerope", {}, rerope_distance(4)),
-    ("rerope", {"window": 9}, rerope_distance(9)),
+    ("rerope", {}, lambda i, j: min(i - j, 4)),
+    ("rerope", {"window": 9}, lambda i, j: min(i - j, 9)),
     ("leaky_rerope", {}, leaky_distance(4, (40 - 1 - 4) / (16 - 1 - 4))),
     ("leaky_rerope", {"window": 7, "k": 2.5}, leaky_distance(7, 2.5)),
     ("self_extend", {"window": 6, "group": 3}, self_extend_distance(6, 3)),
@@ -330,8 +301,7 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
     for block in (1, 7, 40):
         out = by_definition(after, (q, k, v, None), positions, 0, block=block)
         torch.testing.assert_close(out, whole, atol=2e-6, rtol=2e-6)  # fp32 sums in another order
-    x = torch.zeros(2, 40, 16)
-    torch.testing.assert_close(attention(after, q, k, v, x, positions, 0), whole, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(attention(after, q, k, v, None, positions, 0), whole, atol=2e-6, rtol=2e-6)
 
 
 # -- other schemes -----------------------------------------------------------------------------------------------------
@@ -353,36 +323,20 @@ def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> 
     assert torch.equal(same.embed(x, positions), learned.embed(x, positions))
 
 
-def test_alibi_pi_divides_the_slopes() -> None:
-    alibi = encodings.build("alibi", SHAPE, {"slopes": [0.5, 0.25]})
-    flatter = encodings.build("alibi", SHAPE, {"slopes": [0.125, 0.0625]})
-    q, k, v = inputs(4 * L)
-    after, _ = extended(alibi, "alibi_pi", 4 * L, L)
-    torch.testing.assert_close(attention_logits(after, q, k), attention_logits(flatter, q, k))
-    x, positions = torch.zeros(2, 4 * L, 16), torch.arange(4 * L)[None]
-    fast = attention(after, q, k, v, x, positions, 0, consecutive=True)
-    torch.testing.assert_close(fast, attention_output(flatter, q, k, v), atol=2e-6, rtol=2e-6)
-
-
-def test_t5_interpolation_uses_the_buckets_of_shorter_distances() -> None:
-    t5 = encodings.build("t5", SHAPE, {"num_buckets": 8, "max_distance": 16})
-    after, _ = extended(t5, "interpolate", 4 * L, L)
-    distances = torch.arange(4 * L)
-    bias, trained = after.distance_bias(distances, 0), t5.distance_bias(distances, 0)
-    assert bias is not None and trained is not None
-    assert torch.equal(bias[:, ::4], trained[:, :L])  # multiples of four
-    assert torch.equal(bias[:, 3], trained[:, 0]) and torch.equal(bias[:, 7], trained[:, 1])  # floor in exact buckets
-
-
-def test_fire_interpolation_is_fire_at_divided_positions() -> None:
-    fire = encodings.build("fire", SHAPE)
-    after, _ = extended(fire, "interpolate", 4 * L, L)
+@pytest.mark.parametrize(
+    ("name", "method", "options"),
+    [("alibi", "alibi_pi", {}), ("fire", "interpolate", {}), ("t5", "interpolate", {"num_buckets": 8})],
+)
+def test_a_squeezed_bias_is_the_trained_one_at_divided_positions(
+    name: str, method: str, options: dict[str, Any]
+) -> None:
+    trained = encodings.build(name, SHAPE, options | ({"max_distance": 16} if name == "t5" else {}))
+    after, _ = extended(trained, method, 4 * L, L)
     q, k, v = inputs(L)
     positions = torch.arange(L)
     stretched = attention_logits(after, q, k, positions=4 * positions, layer=1)
-    torch.testing.assert_close(stretched, attention_logits(fire, q, k, positions=positions, layer=1))
-    x = torch.zeros(2, L, 16)
-    fast = attention(after, q, k, v, x, positions[None], 1, consecutive=True)  # fire's own cheap form must not answer
+    torch.testing.assert_close(stretched, attention_logits(trained, q, k, positions=positions, layer=1))
+    fast = attention(after, q, k, v, None, positions[None], 1, consecutive=True)  # not by the trained one's cheap form
     torch.testing.assert_close(fast, attention_output(after, q, k, v, layer=1), atol=2e-6, rtol=2e-6)
 
 
@@ -427,10 +381,10 @@ def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_w
 
 
 def test_every_method_has_a_title_a_source_and_a_scheme_and_schemes_name_no_other() -> None:
-    for name, method in METHODS.items():
+    for name, method in methods().items():
         assert 20 < len(method.title) < 120 and "\n" not in method.title, name
         assert len(method.source) > 20, name
-    assert {method for _, method in EVERY} == METHODS.keys()
+    assert {method for _, method in EVERY} == methods().keys()
     assert methods_of(RoPE(SHAPE)) == [*FREQUENCY_RULES, *FAR_PAIRS]
     assert methods_of(encodings.build("none", SHAPE)) == []
 
@@ -454,21 +408,8 @@ def test_a_length_below_that_of_training_is_not_stretched() -> None:
 def test_the_models_number_format_does_not_reach_the_frequencies() -> None:
     after, _ = extended(rope(8), "yarn", 4 * L, L)
     assert isinstance(after, Rotary)
-    before = after.inv_freq(torch.device("cpu")).clone()
-    assert torch.equal(after.to(torch.bfloat16).inv_freq(torch.device("cpu")), before)
-
-
-def test_the_rotations_ramp_is_warned_about_once_and_only_where_no_pair_turns_often_enough(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    frequencies._say.cache_clear()
-    with caplog.at_level(logging.WARNING, logger="posbench"):
-        extended(rope(32, train_length=64), "yarn", 128, 64)  # the index ramp
-        extended(rope(32, train_length=256), "yarn", 512, 256, ramp="rotations")  # 256 > 2π·32
-        assert not caplog.records
-        for length in (128, 256):
-            extended(rope(32, train_length=64), "yarn", length, 64, ramp="rotations")
-    assert len(caplog.records) == 1 and "beta" in caplog.text
+    before = after.inv_freq(CPU).clone()
+    assert torch.equal(after.to(torch.bfloat16).inv_freq(CPU), before)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -484,20 +425,20 @@ def test_the_rotations_ramp_is_warned_about_once_and_only_where_no_pair_turns_of
         ("rope", "interpolate", {}, r"'rope' has no extension 'interpolate': it supports pi, ntk, "),
         ("rope", "yarn", {"bta": 4}, r"'yarn' has no option 'bta': it accepts .*; did you mean 'beta'\?"),
         ("rope", "rerope", {"factor": 4}, r"'rerope' has no option 'factor': it accepts window"),
-        ("rope", "pi", {"factor": 0.5}, r"factor is 0.5: expected at least 1"),
+        ("rope", "pi", {"factor": 0.5}, r"factor is 0.5 for 'pi': .* greater than or equal to 1 \(default None\)"),
         ("rope", "pi", {"factor": math.inf}, r"factor is inf for .pi.: input should be a finite number"),
         ("rope", "pi", {"factor": "four"}, r"factor is 'four' for 'pi': .*number.* \(default None\)"),
         ("rope", "yarn", {"ramp": "cosine"}, r"ramp is 'cosine' for 'yarn': .*'index' or 'rotations'"),
-        ("rope", "yarn", {"alpha": 32, "beta": 1}, r"alpha, beta is 32, 1: expected 0 < alpha < beta"),
-        ("rope", "yarn", {"attention_factor": 0}, r"attention_factor is 0.0: expected above 0"),
+        ("rope", "yarn", {"alpha": 32, "beta": 1}, r"extension option beta is 1: expected a number above alpha, 32"),
+        ("rope", "yarn", {"attention_factor": 0}, r"attention_factor is 0 for 'yarn': .* greater than 0"),
         ("rope", "longrope", {"long_factor": [1, 2]}, r"long_factor is \[1.0, 2.0\]: expected 4 numbers"),
-        ("rope", "abf", {"base": 1}, r"base is 1.0: expected a number above 1"),
+        ("rope", "abf", {"base": 1}, r"base is 1 for 'abf': .* greater than 1"),
         ("rope", "clipped_rope", {"pairs": 9}, r"pairs is 9: expected a number of pairs from 0 to 4"),
-        ("rope", "rerope", {"window": 0}, r"window is 0: expected at least 1"),
+        ("rope", "rerope", {"window": 0}, r"window is 0 for 'rerope': .* greater than or equal to 1"),
         ("rope", "leaky_rerope", {"window": 15}, r"window is 15: expected less than 15, or k given"),
-        ("rope", "leaky_rerope", {"k": 0.5}, r"k is 0.5: expected a number of at least 1"),
+        ("rope", "leaky_rerope", {"k": 0.5}, r"k is 0.5 for 'leaky_rerope': .* greater than or equal to 1"),
         ("rope", "self_extend", {"window": 16}, r"window is 16: expected less than 16, or group given"),
-        ("rope", "self_extend", {"group": 0}, r"group is 0: expected at least 1"),
+        ("rope", "self_extend", {"group": 0}, r"group is 0 for 'self_extend': .* greater than or equal to 1"),
         ("rope", "dual_chunk", {"chunk": 17}, r"chunk is 17: expected from 1 to the training length 16"),
     ],
 )

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posbench
 from posbench.config.schema import Config, EncodingConfig
-from posbench.encodings._rotary import Rotary
+from posbench.encodings.rope import Rotary
 from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.model.loss import IGNORED, linear_cross_entropy
 

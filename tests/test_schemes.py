@@ -13,8 +13,8 @@ from oracles import third_party, third_party_file
 from torch import Tensor, nn
 
 from posbench import attention_logits, attention_output, encodings
-from posbench.encodings import _frequencies as rules
 from posbench.encodings.base import Shape
+from posbench.encodings.rope import slowness
 from posbench.errors import OptionError, UserError
 from posbench.model.attention import make_layer
 from posbench.model.standalone import whole_block
@@ -88,10 +88,6 @@ def test_an_option_that_does_not_fit_is_one_line(name: str, options: dict[str, A
     [
         ("t5", {"max_distance": 64}, SHAPE, None),
         ("t5", {"max_distance": 1001}, SHAPE, "t5: max_distance 1001 exceeds .*; encoding.max_distance=64"),
-        ("yarn", {}, SHAPE, None),  # the index ramp
-        ("yarn", {"ramp": "rotations"}, Shape(32, 4, 2, train_length=256), None),  # 256 > 2π·32
-        ("yarn", {"ramp": "rotations"}, SHAPE, "yarn: ramp=rotations with beta 32: no pair makes so many .*about 4.1 "),
-        ("llama3", {"high_freq_factor": 32.0}, SHAPE, "llama3: ramp=rotations with beta 32"),
         ("layered", {"layers": [{"name": "t5", "max_distance": 1001}, {"name": "none"}]}, SHAPE, "t5: max_distance"),
     ],
 )
@@ -144,7 +140,7 @@ def test_the_index_ramp_beyond_its_ends_slows_all_but_the_first_pair_or_none(
 ) -> None:
     for head_dim in (16, 64, 128):
         inv_freq = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        ramp = rules.ramp("index", inv_freq, base, train_length, alpha, beta)
+        ramp = slowness("index", inv_freq, base, train_length, alpha, beta)
         assert ramp.tolist() == [0.0] + [float(slow)] * (head_dim // 2 - 1)
 
 

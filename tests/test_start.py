@@ -16,7 +16,7 @@ from posbench.api import load, runs
 from posbench.config import start
 from posbench.data.batches import united
 from posbench.data.tokens import prepare
-from posbench.encodings._rotary import Rotary
+from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
 from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.protocols import plan, targets_of

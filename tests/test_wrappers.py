@@ -14,7 +14,7 @@ from posbench import encodings
 from posbench.config import identity
 from posbench.config.schema import Config
 from posbench.encodings.base import Shape
-from posbench.encodings.extend.methods import extended, methods_of
+from posbench.encodings.extend import extended, methods_of
 from posbench.errors import Undefined, UserError
 from posbench.model import attention as kernels
 from posbench.model.gpt import build
@@ -485,7 +485,7 @@ def test_position_coupling_numbers_the_papers_problem_as_its_drawing_does_and_in
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("randomized", {"inner_options": {"base": -1}}, "encoding.inner_options.base is -1 for 'rope': expected a"),
+        ("randomized", {"inner_options": {"base": -1}}, "encoding.inner_options.base is -1 for 'rope': input should"),
         ("randomized", {"inner_options": {"base": "x"}}, "encoding.inner_options.base is 'x' for 'rope': input should"),
         ("randomized", {"inner_options": {"bse": 5}}, "encoding.inner_options: 'rope' has no option 'bse': it accepts"),
         ("randomized", {"inner": "rop"}, "encoding.inner_options: unknown encoding 'rop': did you mean 'rope'?"),
@@ -586,13 +586,12 @@ def test_interpolated_positions_are_the_trained_ones_whatever_the_rotary_encodin
     after, _ = extended(trained, "pi", 128, 32)
     q, k, _, x = inputs(20)
     if name == "xpos":  # its decay is not stretched
-        turn = after.rotation(4 * counting(20), q.device), trained.rotation(counting(20), q.device)
+        turn = after.rotation(4 * counting(20)), trained.rotation(counting(20))
         return torch.testing.assert_close(*turn)
-    if name == "longrope":  # which of its sets is used depends on the positions
-        trained.short, after.short = trained.stretched, after.stretched
+    near = counting(20) + (SHAPE.train_length if name == "longrope" else 0)  # where one of its sets holds for both
     if name == "dynamic_ntk":  # what its frequencies are depends on the positions
         trained.original_length = after.original_length = 128
-    given = attention_logits(after, q, k, x, positions=4 * counting(20)), attention_logits(trained, q, k, x)
+    given = attention_logits(after, q, k, x, positions=4 * near), attention_logits(trained, q, k, x, positions=near)
     torch.testing.assert_close(*given, atol=1e-5, rtol=1e-5)
 
 

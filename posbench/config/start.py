@@ -26,7 +26,7 @@ from posbench.config.built import build_encoding
 from posbench.config.identity import expanded, moved_aside
 from posbench.config.overrides import value
 from posbench.config.schema import SAVED, Config, StartConfig, to_container
-from posbench.encodings.extend import NAMES
+from posbench.encodings import EXTENSIONS
 from posbench.errors import Undefined, UserError
 
 KEY, STUDY = "start", "extend"
@@ -48,7 +48,7 @@ def spelt(word: str) -> str:
         UserError: the extension has options with it, or is none that can be trained on.
     """
     key, _, text = word.partition("=")
-    trained_on = sorted(NAMES.keys() & set(encodings.names()))
+    trained_on = sorted(EXTENSIONS.keys() & set(encodings.names()))
     if key == "extension" and (wrong := set(text.split(",")) - set(trained_on)):
         near = "abf is encoding.base=500000, options are keys here, such as encoding.factor=4"
         raise UserError(f"extension={min(wrong)} is not trained on: expected one of {', '.join(trained_on)}; {near}")

@@ -5,17 +5,14 @@ a layer are those of the encoding that `at` returns, so that a wrapped encoding 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.base import Encoding, Layer, Shape, Stretch
 from posbench.errors import OptionError, UserError
-
-if TYPE_CHECKING:
-    from posbench.encodings.extend.stretch import Stretch
 
 NO_OPTIONS: dict[str, Any] = {}
 
@@ -93,7 +90,7 @@ class Wrapper(Encoding):
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.inner_encodings[0].positions(ids, generator)
 
-    def reached(self, inner: Encoding, stretch: "Stretch") -> "Stretch":
+    def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
         """The lengths that an extension of the inner encoding goes by: its positions, or distances, end there."""
         return stretch
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings import _rotary as rotary
+from posbench.encodings import rope as rotary
 from posbench.encodings.base import Encoding, Shape, check_length
 from posbench.errors import UserError
 from posbench.options import Above1, Positive
@@ -77,7 +77,7 @@ class Sinusoidal(Additive):
         self.layout = layout
 
     def code(self, positions: Tensor) -> Tensor:
-        angles = rotary.angles(positions, rotary.frequencies(self.width, self.base, positions.device))
+        angles = rotary.angles(positions, rotary.frequencies(self.width, self.base))
         hands = torch.stack((angles.sin(), angles.cos()), dim=-1 if self.layout == "interleaved" else -2)
         return hands.flatten(-2).float().to(positions.device)
 

@@ -80,6 +80,25 @@ class Layer:
         return dataclasses.replace(self, **changes)
 
 
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """What an extension stretches a trained encoding over: the lengths of training and of evaluation, in tokens."""
+
+    train_length: int
+    length: int
+
+    def factor(self, fixed: float | None) -> tuple[float, dict[str, Any]]:
+        """Return s, `fixed` or length / train_length but at least 1, and its facts for result rows."""
+        s = max(1.0, self.length / self.train_length) if fixed is None else fixed
+        return s, {"factor": s, "dynamic": fixed is None}
+
+    @staticmethod
+    def expect(holds: bool, option: str, value: object, expected: str) -> None:
+        """Raise UserError, in one line, if an option's value does not hold."""
+        if not holds:
+            raise UserError(f"extension option {option} is {plain(value)}: expected {expected}")
+
+
 def exact(x: Tensor) -> Tensor:
     """Return x in fp32, or in fp64 if it is in that."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
@@ -242,6 +261,10 @@ class Encoding(nn.Module):
         Softmax does not see what a whole row shares, so that kernels can take it as one more channel of the keys.
         """
         return None
+
+
+# What a method of extension returns: the extended encoding, and facts for result rows.
+Extended = tuple[Encoding, dict[str, Any]]
 
 
 def _almost_hooks(cls: type[Encoding]) -> list[str]:

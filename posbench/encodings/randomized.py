@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from posbench.encodings._wrapper import NO_OPTIONS, Repositioned, build_inner
-from posbench.encodings.base import Encoding, Shape, check_length
-from posbench.encodings.extend.stretch import Stretch
+from posbench.encodings.base import Encoding, Shape, Stretch, check_length
 
 _MOST_POSITIONS = 2**24  # whole numbers up to here differ in fp32; every draw orders all of them
 

@@ -15,7 +15,7 @@ Checked against: plain loops, and the inner products of transformers DistilBERT'
 import torch
 from torch import Tensor
 
-from posbench.encodings import _rotary as rotary
+from posbench.encodings import rope as rotary
 from posbench.encodings.alibi import by_head
 from posbench.encodings.base import Encoding, Layer, Shape
 
@@ -33,7 +33,7 @@ class Sandwich(Encoding):
         self.register_buffer("strength", shape.n_heads / (8 * heads), persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        frequencies = rotary.frequencies(self.width, 10000.0, distance.device)
+        frequencies = rotary.frequencies(self.width, 10000.0)
         parts = [rotary.angles(some, frequencies).cos().sum(-1) for some in torch.split(distance.flatten(), AT_ONCE)]
         total = torch.cat(parts).float().to(distance.device).view(distance.shape)
         return by_head(self.strength, distance) * total

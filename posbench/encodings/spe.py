@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings import _rotary as rotary
+from posbench.encodings import rope as rotary
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.options import Count
 
@@ -38,7 +38,7 @@ class SPE(Encoding):
         self.gate = nn.Parameter(torch.randn(channels)) if gated else None
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        places = rotary.exact(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
+        places = rotary.double(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
         frequency, phase = (each[layer.index].to(places.device).double() for each in (self.frequency, self.phase))
         angles = math.pi * frequency.sigmoid()[:, None] * places  # (1|B, H, T, Dh, K)
         size = F.softplus(self.gain[layer.index]) / math.sqrt(2 * self.gain.shape[-1])  # (H, Dh, K)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.extend.far_pairs import DualChunk, FarPairs
+from posbench.encodings.far_pairs import FarPairs
 
 Rule = Literal["ssmax", "mistral_large4", "logn", "llama4", "inkling"]
 
@@ -64,7 +64,7 @@ class Temperature(Wrapper):
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         used, within = self.within(layer)
         hooks: dict[str, Callable[..., Any]] = {"rotate": functools.partial(self._rotated, used, layer.index)}
-        if isinstance(used, FarPairs | DualChunk):  # whose logits of far pairs come from `prepare`
+        if isinstance(used, FarPairs):  # whose logits of far pairs come from `prepare`
             hooks["prepare"] = functools.partial(self._prepared, used, layer.index)
         return self.altered(used, within, **hooks)
 
@@ -84,9 +84,8 @@ class Temperature(Wrapper):
         q, k = used.rotate(q, k, layer)
         return self._sharpened(q, index), k
 
-    def _prepared(self, used: Encoding, layer: int, q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *queries, keys = used.prepare(q, *rest)
-        return *(self._sharpened(one, layer) for one in queries), keys
+    def _prepared(self, used: Encoding, layer: int, q: Tensor, *rest: Any) -> list[tuple[Tensor, Tensor]]:
+        return [(self._sharpened(of_q, layer), of_k) for of_q, of_k in used.prepare(q, *rest)]
 
     def _sharpened(self, q: Tensor, layer: int) -> Tensor:
         factor = self.factor(torch.arange(1, q.shape[2] + 1, device=q.device), layer)

@@ -19,7 +19,7 @@ Checked against: transformers XLNet; plain loops from the paper at positions tha
 import torch
 from torch import Tensor, nn
 
-from posbench.encodings import _rotary as rotary
+from posbench.encodings import rope as rotary
 from posbench.encodings.base import Encoding, Layer, Shape, part_of
 from posbench.errors import UserError
 from posbench.options import Above1
@@ -40,7 +40,7 @@ class TransformerXL(Encoding):
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return sines and cosines of positions, (1|B, 1, T, D/2) each."""
-        angles = rotary.angles(positions, rotary.frequencies(self.shape.d_model, self.base, positions.device))
+        angles = rotary.angles(positions, rotary.frequencies(self.shape.d_model, self.base))
         turns = rotary.turns(angles, positions.device)
         return turns.imag, turns.real
 

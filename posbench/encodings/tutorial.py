@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings import _rotary as rotary
+from posbench.encodings import rope as rotary
 from posbench.encodings.absolute import Additive, Combine, Scale, check_whole
 from posbench.encodings.base import Shape
 from posbench.errors import Undefined
@@ -143,5 +143,5 @@ class Sine(Additive):
         self.base = base
 
     def code(self, positions: Tensor) -> Tensor:
-        frequencies = rotary.frequencies(2 * self.width, self.base, positions.device)  # width of them: base^(-j/width)
+        frequencies = rotary.frequencies(2 * self.width, self.base)  # width of them: base^(-j/width)
         return rotary.angles(positions, frequencies).sin().float().to(positions.device)

@@ -15,8 +15,8 @@ from torch import Tensor
 from posbench import machine
 from posbench.config.overrides import read
 from posbench.data.tokens import TokenSplit
+from posbench.encodings import extend
 from posbench.encodings.base import Encoding, check_length
-from posbench.encodings.extend import methods
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.protocols import Integers, Windows
 from posbench.model.gpt import GPT, Reading
@@ -234,7 +234,7 @@ class TrainedGPT:
         facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
         if variant.extension is not None:
             method, options = parse_choice(variant.extension)
-            encoding, facts = methods.extended(encoding, method, length, self.train_length, **options)
+            encoding, facts = extend.extended(encoding, method, length, self.train_length, **options)
         check_length(encoding, length)
         reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
         return Varied(dataclasses.replace(self, reading=reading), facts)

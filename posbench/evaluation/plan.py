@@ -11,7 +11,7 @@ import torch
 from posbench.config.built import build_encoding, check_task
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.tokens import TokenSplit
-from posbench.encodings.extend import methods
+from posbench.encodings import extend
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.models import AS_TRAINED, Variant, parse_choice
@@ -126,7 +126,7 @@ def check(config: Config) -> None:
         method, options = parse_choice(text)
         for length in lengths_of(settings, train_length, train_length):
             with contextlib.suppress(Undefined):
-                methods.extended(build_encoding(config), method, length, train_length, **options)
+                extend.extended(build_encoding(config), method, length, train_length, **options)
 
 
 def refuse_few_blocks(settings: EvaluationConfig) -> None:

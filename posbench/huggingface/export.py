@@ -26,8 +26,8 @@ from posbench import encodings, files
 from posbench.config.external import Trains
 from posbench.config.schema import Config, to_container
 from posbench.data.tokenizer import SEPARATOR, Tokenizer
-from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Encoding
+from posbench.encodings.rope import ByLength, Rotary
 from posbench.errors import UserError
 from posbench.huggingface.load import load, transformers
 from posbench.huggingface.rope import CPU, rope_parameters
@@ -172,8 +172,11 @@ def _rope_parameters(rope: Rotary | None, partly: bool) -> dict[str, Any]:
         return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
     name = "rope" if rope.name == "partial_rope" else rope.name
     options = {**vars(rope), "attention_factor": rope.attention_factor}
-    long, original = rope.inv_freq(CPU), options.get("original_length", rope.shape.train_length)
-    parameters = rope_parameters(name, options, rope, long, options.get("short", long), original)
+    original = options.get("original_length", rope.shape.train_length)
+    long = short = rope.inv_freq(CPU)
+    if isinstance(rope, ByLength):
+        long, short = rope.inv_freq(CPU, original + 1), rope.inv_freq(CPU, original)
+    parameters = rope_parameters(name, options, rope, long, short, original)
     return {"partial_rotary_factor": share, **parameters} if partly else parameters  # GPT-NeoX's default is a quarter
 
 

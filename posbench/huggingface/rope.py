@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from posbench import encodings
-from posbench.encodings._rotary import Rotary, frequencies
+from posbench.encodings import extend
 from posbench.encodings.base import Shape
-from posbench.encodings.extend import methods
+from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import Undefined
 from posbench.huggingface.load import position_of
 
@@ -55,7 +55,7 @@ def rope_parameters(
             return stretched | {"rope_type": "llama3"} | low_high
     if not bool((torch.minimum(long, short) > 0).all()):
         raise Undefined(f"transformers has no configuration for '{name}': a pair comes to a halt")
-    base = frequencies(rope.width, rope.base, CPU)  # any frequencies are LongRoPE's: a divisor for each pair
+    base = frequencies(rope.width, rope.base)  # any frequencies are LongRoPE's: a divisor for each pair
     divisors = {"short_factor": (base / short).tolist(), "long_factor": (base / long).tolist()}
     return stretched | {"rope_type": "longrope", **divisors, "attention_factor": scale}
 
@@ -83,7 +83,7 @@ def extension(
     """
     if position_of(config) != "rope":
         plain = encodings.build("rope", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))
-        methods.extended(plain, method, length, train_length, **options)  # a mistyped one is an error here, too
+        extend.extended(plain, method, length, train_length, **options)  # a mistyped one is an error here, too
         raise Undefined(f"{config.model_type} has no rotary encoding: transformers extends only these")
     parts: dict[str | None, Any] = config.rope_parameters
     if "rope_type" in parts:
@@ -93,7 +93,7 @@ def extension(
     layers = "full_attention" if "full_attention" in parts else next(iter(parts))
     rotations = {kind: _rotary(config, part, train_length) for kind, part in parts.items()}
     parameters, plain = parts[layers], rotations[layers]
-    extended, facts = methods.extended(plain, method, length, train_length, **options)
+    extended, facts = extend.extended(plain, method, length, train_length, **options)
     if parameters["rope_type"] != "default":
         raise Undefined(f"its RoPE is already extended (type '{parameters['rope_type']}')")
     if not isinstance(extended, Rotary):
@@ -101,7 +101,7 @@ def extension(
     name, given, long = method, facts, extended.inv_freq(CPU)
     short = long
     if every_length and method == "longrope":
-        within, _ = methods.extended(plain, method, train_length, train_length, **options)
+        within, _ = extend.extended(plain, method, train_length, train_length, **options)
         short = cast(Rotary, within).inv_freq(CPU)
     elif not every_length and method == "dynamic_ntk":
         name, given = "ntk", facts | {"factor": facts["stretch"]}

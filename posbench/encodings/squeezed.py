@@ -5,13 +5,13 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.encodings import _rotary as rotary
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.alibi import ALiBi
-from posbench.encodings.base import Encoding, Layer, check_length
-from posbench.encodings.extend.stretch import Extended, Stretch
+from posbench.encodings.base import Encoding, Extended, Layer, Stretch, check_length
 from posbench.encodings.fire import FIRE
+from posbench.encodings.rope import double
 from posbench.encodings.t5 import T5Bias
+from posbench.options import AtLeast1
 
 
 class Squeezed(Encoding):
@@ -27,8 +27,7 @@ class Squeezed(Encoding):
         return self.inner.token_dim()
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        exact = positions.float() if positions.device.type == "mps" else positions.double()  # MPS has no fp64
-        return self.inner.embed(x, exact / self.factor, ids)
+        return self.inner.embed(x, (double(positions) / self.factor).to(positions.device), ids)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         return self.inner.distance_bias(distance / self.factor, layer)
@@ -49,7 +48,7 @@ class StretchedTable(Encoding):
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         check_length(self, positions.shape[-1])
         table = self.inner.table
-        place = rotary.exact(positions) * self.step
+        place = double(positions) * self.step
         below = place.long().clamp(max=len(table) - 1)
         beyond = (place - below)[..., None].to(table)
         below = below.to(table.device)
@@ -58,7 +57,7 @@ class StretchedTable(Encoding):
         return (x + code).to(x.dtype)
 
 
-def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: float | None = None) -> Extended:
+def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: AtLeast1 | None = None) -> Extended:
     """ALiBi with its slopes divided by s, which is position interpolation.
 
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
@@ -69,7 +68,7 @@ def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: float | None = None) -> Ext
 
 
 def interpolate(
-    encoding: Sinusoidal | Learned | T5Bias | FIRE, stretch: Stretch, factor: float | None = None
+    encoding: Sinusoidal | Learned | T5Bias | FIRE, stretch: Stretch, factor: AtLeast1 | None = None
 ) -> Extended:
     """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
 

@@ -1,0 +1,161 @@
+"""Rotary encodings whose positions or angles are computed from what the tokens say."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings import _start as starts
+from posbench.encodings._convolution import causal_convolution
+from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.rope import Layout, Rotary, check_pairs, double, frequencies, turned
+from posbench.options import Above1, Count
+
+
+class Summed(Encoding):
+    """Base of rotary encodings that add up angles from token to token: their order counts, not position numbers."""
+
+    history = frozenset({"x"})
+
+    def __init__(self, shape: Shape, base: float, layout: Layout) -> None:
+        super().__init__(shape)
+        check_pairs(self.name, shape)
+        self.base, self.layout = base, layout
+
+    def steps(self, x: Tensor, layer: int) -> Tensor:
+        """Return the angle of each token, from the layer's input (B, T, D): (B, H, T, Dh / 2), fp64 before the sum."""
+        raise NotImplementedError
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        angles = self.steps(self.given(layer.x, "makes its angles from"), layer.index).cumsum(2)
+        rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(q.device)
+        return turned(q, k, rotation, self.layout)
+
+
+class CARoPE(Summed):
+    """Context-aware RoPE (CARoPE): each token sets, per head, the size of its step in position.
+
+        angle_tp = sum over s = 0 .. t of θ_s^p,   θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
+
+    The constant c is not learned: it makes θ = base^(-2/d) where w_h·x is 0. w starts at 0, which is RoPE. The paper
+    has no c; it starts as RoPE but does not say how. The first pair always turns by one radian per token.
+
+    Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025), arXiv:2507.23083, section 2.
+    Beyond training length: defined everywhere; sums reach angles never seen in training.
+    Checked against: plain loops from the paper; at its start it is RoPE.
+    """
+
+    def __init__(self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved") -> None:
+        super().__init__(shape, base, layout)
+        start = base ** (2 / shape.head_dim) - 1  # 1/θ - 1 where w·x is 0
+        self.constant = start + math.log(-math.expm1(-start))  # the inverse of softplus
+        self.step = nn.Parameter(torch.zeros(shape.n_layers, shape.n_heads, shape.d_model))
+
+    def steps(self, x: Tensor, layer: int) -> Tensor:
+        sizes = double((x @ self.step[layer].mT).mT)  # (B, H, T)
+        logs = (1 + F.softplus(sizes + self.constant)).log()
+        return (-torch.arange(self.shape.head_dim // 2, device=logs.device) * logs[..., None]).exp()
+
+
+class SelectiveRoPE(Summed):
+    """Selective RoPE: each token sets its own rotation angles, per head and pair.
+
+        angle_tp = base^(-2p/d) · sum over s = 0 .. t of phi_sp
+        phi_t = (conv(W_2 W_1 n(x))_t [+ exp(b)]) [· sigmoid(w_h·n(x)_t + c_h)]
+
+    n scales each head's part of the input to length 1, conv is a causal convolution over four tokens, W_2 W_1 has a low
+    rank, the brackets are the options `bias` and `gate`. Weights start normal with deviation 0.02, as in the authors'
+    models, so that it starts near `none`; `start: torch` gives torch's larger ones.
+
+    Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388; formula and start are those
+    of the authors' code (neither bias nor gate, rank 32 as in its language models, 16 where none is given).
+    Beyond training length: defined everywhere; sums reach angles never seen in training where tokens turn one way.
+    Checked against: plain loops from the authors' description; with a bias alone, it is RoPE.
+    """
+
+    name = "selective_rope"
+    TOKENS = 4  # width of the convolution
+
+    def __init__(
+        self,
+        shape: Shape,
+        base: Above1 = 500000.0,
+        layout: Layout = "interleaved",
+        rank: Count = 32,
+        bias: bool = False,
+        gate: bool = False,
+        start: starts.Start = "normal",
+    ) -> None:
+        super().__init__(shape, base, layout)
+        pairs, layers = shape.n_heads * shape.head_dim // 2, range(shape.n_layers)
+        self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
+        self.up = nn.ModuleList(nn.Linear(rank, pairs, bias=False) for _ in layers)
+        self.convolution = nn.ModuleList(nn.Conv1d(pairs, pairs, self.TOKENS, groups=pairs, bias=False) for _ in layers)
+        self.constant = nn.Parameter(torch.zeros(shape.n_layers, pairs)) if bias else None
+        self.gate = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers) if gate else None
+        starts.start(self, start)
+
+    def steps(self, x: Tensor, layer: int) -> Tensor:
+        parts = x.view(*x.shape[:2], self.shape.n_heads, -1)
+        x = (parts * (parts.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)
+        weight = self.convolution[layer].get_parameter("weight")[:, 0]
+        phi = causal_convolution(self.up[layer](self.down[layer](x)), weight)
+        if self.constant is not None:
+            phi = phi + self.constant[layer].exp()
+        phi = phi.view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+        if self.gate is not None:
+            phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
+        phi = double(phi)
+        return phi * frequencies(self.shape.head_dim, self.base).to(phi.device)
+
+
+class RePo(Rotary):
+    """Context re-positioning (RePo): a small network places each token, per head, by its content.
+
+        r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,   then RoPE with the position z_ih instead of i
+
+    W_g and W_c have an eighth of the model's width. The order of the text enters only through the layers below `first`,
+    which have plain RoPE, and through the causal mask. Weights start normal with deviation 0.02, cut at three
+    deviations, so that such a layer starts as `none`. The authors then train on a model that has learned its text with
+    RoPE.
+
+    Source: Li et al., "RePo: Language Models with Context Re-Positioning" (2025), arXiv:2512.14391, and the authors'
+    code (SakanaAI/repo), whose 16 layers have plain RoPE in the first 5, with base 500000; `first: null` is that share.
+    Their x is not normalised, since OLMo 2 normalises after attention.
+    Beyond training length: defined everywhere; in re-positioned layers angles do not grow with length by themselves.
+    Checked against: plain loops from the authors' description; by hand, also the authors' code.
+    """
+
+    history = frozenset({"x"})
+    STD, CUT = 0.02, 3.0  # of the weights at the start, and where they are cut, in deviations
+    PLAIN = 5 / 16  # share of the layers with plain RoPE, from the lowest
+    NARROWER = 8  # d_model divided by the width of the positions' network
+
+    def __init__(
+        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", first: int | None = None
+    ) -> None:
+        super().__init__(shape, base, layout)
+        layers, width = shape.n_layers, max(1, shape.d_model // self.NARROWER)
+        expected = f"a layer of the model, 0 to {layers - 1}, or null for {self.PLAIN:.0%} of the layers"
+        self.expect(first is None or 0 <= first < layers, "first", first, expected)
+        self.first = round(layers * self.PLAIN) if first is None else first
+        placed = range(self.first, layers)
+        self.gate = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in placed)
+        self.content = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in placed)
+        self.position = nn.ModuleList(nn.Linear(width, shape.n_heads, bias=False) for _ in placed)
+        for weight in self.parameters():
+            nn.init.trunc_normal_(weight, std=self.STD, a=-self.CUT * self.STD, b=self.CUT * self.STD)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        if layer.index < self.first:
+            return super().rotate(q, k, layer)
+        positions = self.placed(self.given(layer.x, "makes its positions from"), layer.index)
+        rotation = self.rotation(positions.flatten(0, 1)).view(*positions.shape, -1)  # (B, H, T, Dh/2)
+        return turned(q, k, rotation, self.layout)
+
+    def placed(self, x: Tensor, layer: int) -> Tensor:
+        """Return the positions that a layer gives to its tokens, from its input x (B, T, D): (B, H, T)."""
+        index = layer - self.first
+        positions: Tensor = self.position[index](F.silu(self.gate[index](x)) * self.content[index](x))
+        return positions.mT

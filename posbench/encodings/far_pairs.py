@@ -1,0 +1,132 @@
+"""Extensions of rotary encodings that give far pairs distances known from training.
+
+Near pairs keep their logits, which order the words nearby. Each method has two or three score matrices and picks by
+distance; all of them are computed in blocks of rows, O(block x length) in memory.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posbench.encodings.base import Encoding, Extended, Layer, Stretch, part_of
+from posbench.encodings.rope import PureRotary, double, turn
+from posbench.options import AtLeast1, Count
+
+# From positions (1|B, T) fp64 to those of the queries and of the keys, for each kind of far pairs.
+Far = Callable[[Tensor], list[tuple[Tensor, Tensor]]]
+
+
+class FarPairs(Encoding):
+    """A rotary encoding whose pairs of kind 1, 2 .. are turned by other positions; those of kind 0 are near."""
+
+    def __init__(self, rope: PureRotary, far: Far, kind: Callable[[Layer], Tensor]) -> None:
+        super().__init__(rope.shape)
+        self.rope = rope
+        self.far = far
+        self.kind = kind  # of the pairs at hand: (1|B, Tq, Tk)
+
+    def make_tables(self, positions: Tensor) -> Any:
+        return self.rope.make_tables(positions)
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[tuple[Tensor, Tensor]]:
+        make = self.rope.make_tables
+        return [(turn(q, make(of_q)), turn(k, make(of_k))) for of_q, of_k in self.far(double(layer.positions))]
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return self.rope.rotate(q, k, layer)
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        kind = self.kind(layer)[:, None]
+        for number, (of_q, of_k) in enumerate(layer.state, 1):
+            far = part_of(of_q, layer.rows) @ part_of(of_k, layer.keys).mT * self.logit_scale
+            logits = torch.where(kind == number, far, logits)
+        return logits
+
+
+def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> Extended:
+    """ReRoPE: all distances from `window` on count as `window`.
+
+    Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope. The default window, a quarter of the
+    training length, is that of the author's results (1024 of 4096); the optional log n scale of the logits is left out.
+    """
+    w = window or max(1, stretch.train_length // 4)
+
+    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.full_like(positions, w), torch.zeros_like(positions))]
+
+    return FarPairs(rope, far, _beyond(w)), {"window": w, "dynamic": False}
+
+
+def leaky_rerope(
+    rope: PureRotary, stretch: Stretch, window: Count | None = None, k: AtLeast1 | None = None
+) -> Extended:
+    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all distances as trained.
+
+    Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
+    """
+    w = window or max(1, stretch.train_length // 4)
+    slow = k or 1.0
+    if k is None and stretch.length > stretch.train_length:
+        stretch.expect(
+            w < stretch.train_length - 1, "window", w, f"less than {stretch.train_length - 1}, or k given as well"
+        )
+        slow = (stretch.length - 1 - w) / (stretch.train_length - 1 - w)
+
+    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [((positions + w * (slow - 1)) / slow, positions / slow)]
+
+    return FarPairs(rope, far, _beyond(w)), {"window": w, "k": slow, "dynamic": k is None}
+
+
+def self_extend(
+    rope: PureRotary, stretch: Stretch, window: Count | None = None, group: Count | None = None
+) -> Extended:
+    """Self-Extend: beyond `window`, positions are counted in groups; the default size keeps all distances as trained.
+
+    Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
+    """
+    w = window or max(1, stretch.train_length // 4)
+    size = group or 1
+    if group is None and stretch.length > stretch.train_length:
+        stretch.expect(
+            w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well"
+        )
+        last = stretch.length - 1
+        size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)
+
+    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(positions // size + (w - w // size), positions // size)]
+
+    return FarPairs(rope, far, _beyond(w)), {"window": w, "group": size, "dynamic": group is None}
+
+
+def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
+    """Dual chunk attention: true distances within a chunk and near its start, train_length - 1 to all far keys.
+
+    Chunks hold 3/4 of the training length L. A key has the position n mod chunk. To the keys of the chunk before, a
+    query at place r of its chunk has the position min(r + chunk, L - 1), a true distance to the nearest; to earlier
+    keys it has L - 1. Up to the training length it is plain RoPE.
+
+    Source: An et al., "Training-Free Long-Context Scaling of Large Language Models" (2024), arXiv:2402.17463, section
+    3. (The authors' code ends at position c where the paper, followed here, has c - 1.)
+    """
+    size, longest = chunk or max(1, 3 * stretch.train_length // 4), stretch.train_length
+    stretch.expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
+
+    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        place = positions % size
+        return [((place + size).clamp(max=longest - 1), place), (torch.full_like(place, longest - 1), place)]
+
+    def kind(layer: Layer) -> Tensor:
+        queries = layer.positions[:, layer.rows][..., None]
+        return (queries // size - (queries - layer.distance) // size).clamp(max=2)  # chunks from key to query
+
+    return FarPairs(rope, far, kind), {"chunk": size, "window": longest - size, "dynamic": False}
+
+
+def _beyond(window: int) -> Callable[[Layer], Tensor]:
+    """Return the kind of pairs, 1 at a distance of `window` or more."""
+    return lambda layer: (layer.distance >= window).long()

@@ -1,0 +1,160 @@
+"""Encodings whose rotation is the exponential of a learned matrix.
+
+Position n acts on queries and keys as exp(n·A / u), where u is the training length or 1, and A is skew-symmetric (A' =
+-A) with square blocks along its diagonal. All exp(n·A / u) commute, so a logit depends on content and distance alone.
+
+Blocks of two channels turn by an angle per step, as in RoPE. For wider blocks, n is written in binary: a vector is
+multiplied by exp(2^b·A / u) for each digit b of n that is 1. Fractional positions are refused.
+"""
+
+import math
+from typing import Annotated
+
+import torch
+from annotated_types import Gt, Le
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.rope import check_pairs, double, frequencies, turned
+from posbench.errors import UserError
+from posbench.options import Above1, Positive
+
+
+class Skew(Encoding):
+    """Base of these encodings; a subclass sets initial values."""
+
+    whole_positions = True
+
+    def __init__(self, shape: Shape, block: int, heads: int, unit: int, layers: int) -> None:
+        """Make the generators, which are 0.
+
+        Args:
+            block: channels per block.
+            heads: n_heads, or 1 if all heads share one matrix.
+            unit: tokens by which A turns once.
+            layers: n_layers, or 1 if all layers share one matrix; what is made of it is then made once.
+        """
+        super().__init__(shape)
+        self.block, self.unit = block, unit
+        # the entries above each block's diagonal, row by row
+        self.above = nn.Parameter(torch.zeros(layers, heads, shape.head_dim // block, block * (block - 1) // 2))
+
+    def make_tables(self, positions: Tensor) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Return masks (1|B, 1, 1, T, 1) by binary digit of the positions, lowest first, and the steps of layer 0."""
+        if positions.is_floating_point():
+            raise UserError(f"'{self.name}' counts steps: expected integer positions, got fractional ones")
+        if self.block == 2:
+            return None
+        places = range(int(positions.max()).bit_length())
+        digits = [(positions >> place & 1).bool()[:, None, None, :, None] for place in places]
+        return digits, self._steps(0, len(digits), positions.device) if len(self.above) == 1 else []
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        if self.block == 2:
+            angles = -double(layer.positions)[:, None, :, None] * self._above(layer.index).mT / self.unit
+            rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(q.device)
+            return turned(q, k, rotation, "interleaved")
+        digits, steps = layer.tables
+        steps = steps or self._steps(layer.index, len(digits), q.device)
+        return self._moved(q, steps, digits), self._moved(k, steps, digits)
+
+    def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
+        """Return exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each the square of the one before."""
+        above = self._above(layer)
+        row, column = torch.triu_indices(self.block, self.block, 1, device=above.device)
+        generator = above.new_zeros(*above.shape[:-1], self.block, self.block)
+        generator[..., row, column] = above
+        steps = [torch.linalg.matrix_exp((generator - generator.mT) / self.unit)]
+        while len(steps) < places:
+            steps.append(steps[-1] @ steps[-1])
+        return [step.to(device, torch.float32) for step in steps[:places]]
+
+    def _above(self, layer: int) -> Tensor:
+        """Return the entries above the diagonal in fp64."""
+        return double(self.above[layer if len(self.above) > 1 else 0])
+
+    def _moved(self, a: Tensor, steps: list[Tensor], digits: list[Tensor]) -> Tensor:
+        """Return q or k (B, H, T, Dh), rotated to positions with these binary digits."""
+        blocks = a.reshape(*a.shape[:-1], -1, self.block).transpose(2, 3)  # (B, H, N, T, b)
+        for step, digit in zip(steps, digits, strict=True):
+            blocks = torch.where(digit, blocks @ step.mT.to(a.dtype), blocks)
+        return blocks.transpose(2, 3).flatten(-2)
+
+
+class LieRE(Skew):
+    """Lie rotational position encoding (LieRE), for text: one learned rotation, applied once per token.
+
+        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A' = -A
+
+    This is RoPE in a learned basis with learned frequencies, one A per layer and head, or one per layer (`per_head:
+    false`). The numbers above its diagonal start uniform between 0 and 2π. L is the training length; the authors' unit
+    is the length of an image.
+
+    Source: Ostmeier et al., "LieRE: Lie Rotational Positional Encodings" (2024), arXiv:2406.10322, and the authors'
+    code, in one dimension. The paper's matrices are dense, as here; its scripts also give A blocks of 8 channels
+    (`block: 8`).
+    Beyond training length: defined everywhere; slow planes reach angles never seen in training.
+    Checked against: torch's matrix exponential at each position.
+    """
+
+    def __init__(self, shape: Shape, per_head: bool = True, block: int | None = None) -> None:
+        width, heads = shape.head_dim if block is None else max(1, block), shape.n_heads if per_head else 1
+        super().__init__(shape, width, heads, shape.train_length, shape.n_layers)
+        fits = block is None or (block >= 2 and shape.head_dim % block == 0)
+        expected = f"a divisor of the {shape.head_dim} channels of a head, at least 2, or null for all of them"
+        self.expect(fits, "block", block, expected)
+        nn.init.uniform_(self.above, 0, 2 * math.pi)
+
+
+class ComRoPE(Skew):
+    """ComRoPE, for text: learned rotations of small blocks of channels.
+
+        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A = diag(P_1 - P_1', P_2 - P_2' ...)
+
+    With blocks of 2, the authors' default, this is RoPE with frequencies learned per layer and head; with one block it
+    is LieRE with other initial values. P starts normal with `std`. L is the training length, the authors' is that of an
+    image, with 14 patches along an axis: if a token should at first turn as far as a patch, set `std` to about L / 14.
+
+    Source: Yu et al., "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting
+    Angle Matrices" (2025), arXiv:2506.03737, and the authors' code, in one dimension, where all its matrices commute.
+    Beyond training length: defined everywhere; slow planes reach angles never seen in training.
+    Checked against: torch's matrix exponential at each position.
+    """
+
+    def __init__(self, shape: Shape, block: int = 2, std: Positive = 1.0) -> None:
+        super().__init__(shape, max(1, block), shape.n_heads, shape.train_length, shape.n_layers)
+        fits = block >= 2 and shape.head_dim % block == 0
+        self.expect(fits, "block", block, f"a divisor of the {shape.head_dim} channels of a head, at least 2")
+        nn.init.normal_(self.above, 0, math.sqrt(2) * std)  # the deviation of a difference of two entries of P
+
+
+class Algebraic(Skew):
+    """Algebraic positional encodings, for sequences: position n is the n-th power of one learned orthogonal matrix.
+
+        q'_n = W^n q_n,   k'_n = W^n k_n,   W = exp(P - P'),   logits_mn = decay^|m-n| · q'_m·k'_n / sqrt(d)
+
+    This is RoPE in a learned basis at learned speeds, one W per head for all layers, and RoPE as its start. The decay
+    favours near keys while logits are positive; `decay: 1` leaves it out and has faster kernels.
+
+    Source: Kogkalidis, Bernardy and Garg, "Algebraic Positional Encodings" (2023), arXiv:2312.16045, sections 3.1 and
+    4, and the authors' code (konstantinosKokos/ape). In the paper W starts as RoPE's rotation, as here. In the code
+    every second pair has the speed of the pair before it, and all turn the other way round.
+    Beyond training length: defined everywhere; slow planes reach angles never seen in training.
+    Checked against: torch's matrix power of its matrix exponential, in plain loops; by hand, also the authors' code.
+    """
+
+    def __init__(self, shape: Shape, base: Above1 = 10000.0, decay: Annotated[float, Gt(0), Le(1)] = 0.98) -> None:
+        check_pairs(self.name, shape)
+        super().__init__(shape, shape.head_dim, shape.n_heads, unit=1, layers=1)
+        self.decay = decay
+        row, column = torch.triu_indices(shape.head_dim, shape.head_dim, 1)
+        speeds = frequencies(shape.head_dim, base)[row // 2]
+        with torch.no_grad():  # above the diagonal, where a rotation has -sin
+            self.above.copy_(torch.where((row % 2 == 0) & (column == row + 1), -speeds, 0.0))
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return self.overridden if self.decay < 1 else self.overridden - {"scores"}
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        return logits * (self.decay ** layer.distance.abs())[:, None]
