@@ -1,7 +1,6 @@
 """Text in its splits, data sets of the hub, tokenizers, the token cache and batches. No network: the hub is a fake."""
 
 import dataclasses
-import http.server
 import itertools
 import json
 import logging
@@ -12,10 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,7 +47,7 @@ def config(name: str = "text", **changes: Any) -> DataConfig:
 
 def load(settings: DataConfig, folder: Path) -> tuple[dict[str, text.Texts], dict[str, Any]]:
     (folder / "documents").unlink(missing_ok=True)
-    return text.load(settings, text.locate(settings, folder / "notes"), folder)
+    return text.load(settings, text.locate(settings), folder)
 
 
 def write(folder: Path, documents: dict[str, str]) -> Path:
@@ -299,9 +297,8 @@ def copy_of(folder: Path, **splits: list[str]) -> Path:
 def test_a_local_copy_of_a_data_set_is_read_as_ones_own_files(tmp_path: Path) -> None:
     def read(**changes: Any) -> dict[str, int]:
         settings = config("hub", **changes)
-        return {
-            split: len(list(each)) for split, each in text.documents(settings, text.locate(settings, tmp_path)).items()
-        }
+        documents = text.documents(settings, text.locate(settings))
+        return {split: len(list(each)) for split, each in documents.items()}
 
     folder = copy_of(tmp_path / "set" / "raw", train=rows(40), validation=rows(30), test=rows(20))
     assert read(dataset=str(tmp_path / "set"), subset="raw") == {"train": 40, "validation": 30, "test": 20}
@@ -382,19 +379,20 @@ def test_what_is_wrong_with_a_data_set_of_the_hub_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture(params=["offline", "refused"])
-def without_network(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of a process that does not reach the hub."""
-    return {"offline": {"HF_HUB_OFFLINE": "1"}, "refused": {"HF_ENDPOINT": "http://127.0.0.1:9"}}[request.param]
-
-
 @pytest.mark.full
-def test_without_network_one_line_says_so_at_once(tmp_path: Path, without_network: dict[str, str]) -> None:
-    process = preparing(config("wikitext-2"), tmp_path, HF_HOME=str(tmp_path / "huggingface"), **without_network)
-    printed, log = process.communicate(timeout=300)
-    assert printed.startswith("UserError 'Salesforce/wikitext' cannot be reached at http"), log
-    assert "data.dataset=FOLDER" in printed and printed.count("\n") == 1
-    assert "Retrying" not in log  # for 23 s
+@pytest.mark.parametrize("away", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}], ids=str)
+def test_without_network_one_line_says_so_at_once(tmp_path: Path, away: dict[str, str]) -> None:
+    for settings, line in (
+        (config("wikitext-2"), "UserError 'Salesforce/wikitext' cannot be reached at http.*data.dataset=FOLDER"),
+        (
+            config(path=__file__, tokenizer="gpt2"),
+            "UserError model 'gpt2' cannot be reached at http.*data.tokenizer=FILE",
+        ),
+    ):
+        process = preparing(settings, tmp_path, HF_HOME=str(tmp_path / "huggingface"), **away)
+        printed, log = process.communicate(timeout=300)
+        assert re.fullmatch(line + "\n", printed), log
+        assert "Retrying" not in log  # for 23 s
 
 
 def test_what_was_downloaded_before_works_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,16 +416,6 @@ def test_what_was_downloaded_before_works_without_network(tmp_path: Path, monkey
     assert record["revision"] == commit and record["documents"]["train"] == 25
     with pytest.raises(UserError, match=r"'acme/wiki' at f+ cannot be reached"):
         load(config("hub", dataset="acme/wiki", revision="f" * 40), tmp_path)
-
-
-def test_a_resolved_revision_is_remembered_for_when_the_hub_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = config("hub", dataset="acme/wiki")
-    monkeypatch.setattr(hub, "commit_of", lambda kind, name, revision: "c0ffee")
-    assert hub.resolve(settings, tmp_path / "notes") == "c0ffee"
-    monkeypatch.setattr(hub, "commit_of", lambda kind, name, revision: None)
-    assert hub.resolve(settings, tmp_path / "notes") == "c0ffee"
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------
@@ -569,132 +557,48 @@ def test_a_wrong_tokenizer_file_is_one_line(tmp_path: Path) -> None:
         tokenizer.of_symbols(["<s>", "a"]).encode(["b"])
 
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
 @pytest.fixture
-def fake_hub(bpe: tokenizer.Tokenizer) -> Iterator[tuple[str, list[str]]]:
-    """What the hub answers of models: org/mine has a tokenizer, org/code has none, org/gated wants a login.
+def models_of_the_hub(bpe: tokenizer.Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the hub answers of models: org/mine has a tokenizer, org/code has none, others are not there or closed."""
+    from huggingface_hub import HfApi, errors
 
-    Yields:
-        Its address, and what it was asked for so far.
-    """
-    content = bpe._inner.to_str().encode()
+    commit = tmp_path / "huggingface" / "0123456789abcdef0123456789abcdef01234567"
+    commit.mkdir(parents=True)
+    failures = {"org/gated": errors.GatedRepoError, "org/mine@v9": errors.RevisionNotFoundError}
 
-    class Answers(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = {f"/api/models/org/{name}": name for name in ("mine", "code", "gated")}
-            known |= {f"{path}/revision/{of}": name for path, name in known.items() for of in (COMMIT, "main")}
-            if name := known.get(self.path):
-                if name == "gated":
-                    self.answer(403, b"", {"X-Error-Code": "GatedRepo"})
-                else:
-                    self.answer(
-                        200, json.dumps({"id": f"org/{name}", "modelId": f"org/{name}", "sha": COMMIT}).encode()
-                    )
-            elif self.path.startswith("/api/models/org/mine/revision/"):
-                self.answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
-            elif self.path.partition("?")[0] in (f"/api/models/org/{name}/tree/{COMMIT}" for name in ("mine", "code")):
-                files = ["tokenizer.json"] if "mine" in self.path else []
-                entries = [{"type": "file", "path": file, "size": 1, "oid": "etag"} for file in files]
-                self.answer(200, json.dumps(entries).encode())
-            elif self.path in (f"/org/mine/resolve/{name}/tokenizer.json" for name in (COMMIT, "main")):
-                self.answer(200, content, {"X-Repo-Commit": COMMIT, "ETag": '"etag"'})
-            elif self.path == "/org/code/resolve/main/tokenizer.json":
-                self.answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
-            else:
-                self.answer(401, b"", {"X-Error-Code": "RepoNotFound"})
+    def info(self: Any, name: str, repo_type: str, revision: str | None, timeout: float) -> Any:
+        if name in ("org/mine", "org/code") and revision in (None, commit.name):
+            return SimpleNamespace(sha=commit.name)
+        failure = failures.get(name if name in failures else f"{name}@{revision}", errors.RepositoryNotFoundError)
+        raise failure("no", response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
 
-        do_HEAD = do_GET
+    def download(name: str, allow_patterns: list[str], **_: Any) -> str:
+        assert allow_patterns == ["tokenizer.json"]  # nothing else is read
+        if name == "org/mine":
+            bpe.save(commit / "tokenizer.json")
+        return str(commit)
 
-        def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-            asked.append(self.path)
-            self.send_response(status)
-            for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    asked: list[str] = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
+    monkeypatch.setattr(HfApi, "repo_info", info)
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", download)
+    hub.commit_of.cache_clear()
+    yield commit  # type: ignore[misc]
+    hub.commit_of.cache_clear()
 
 
-def train_with(setting: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A tiny run of the command line with a tokenizer, below a folder that is its home, cache and output."""
-    support.write_text(folder)
-    given = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
-    return subprocess.run(
-        [sys.executable, "-m", "posbench", "train", *support.each_once([*given, f"data.tokenizer={setting}"])],
-        cwd=folder,
-        env={**os.environ, "HF_HOME": str(folder / "huggingface"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-@pytest.mark.full
-def test_a_tokenizer_of_the_hub_is_cached_recorded_and_used_without_network(
-    fake_hub: tuple[str, list[str]], tmp_path: Path, bpe: tokenizer.Tokenizer
+def test_a_tokenizer_of_the_hub_is_recorded_and_what_is_not_there_is_one_line(
+    models_of_the_hub: Path, tmp_path: Path, bpe: tokenizer.Tokenizer
 ) -> None:
-    there, asked = fake_hub
-    done = train_with("org/mine", tmp_path, HF_ENDPOINT=there)
-    assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "outputs/demo").glob("[!.]*")
-    record = json.loads((run / "run.json").read_text())
-    assert record["data"]["tokenizer_revision"] == COMMIT
-    assert record["tokenizer_sha256"] == bpe.sha256
-    downloads = [path for path in asked if path.endswith("tokenizer.json")]
-    assert {path.rpartition("/")[2] for path in asked if "resolve" in path} == {"tokenizer.json"}
-    for nowhere in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
-        again = train_with("org/mine", tmp_path, **nowhere)
-        assert again.returncode == 0, again.stderr
-        assert [path.name for path in (tmp_path / "outputs/demo").glob("[!.]*")] == [run.name]
-    assert downloads == [path for path in asked if path.endswith("tokenizer.json")]
-
-
-@pytest.mark.full
-def test_what_the_hub_has_not_is_one_line(fake_hub: tuple[str, list[str]], tmp_path: Path) -> None:
-    code = (
-        "import sys; from posbench.data.tokenizer import find\n"
-        "for name in sys.argv[1:]:\n"
-        "    try: print(find(name)[1])\n"
-        "    except Exception as error: print(type(error).__name__, error)"
-    )
-    names = {
-        f"org/mine@{COMMIT}": COMMIT,
-        "org/mine@v9": "UserError 'org/mine' has no revision 'v9'",
-        "org/code": "UserError 'org/code' has no tokenizer.json: expected one; ",
-        "org/gated": "UserError 'org/gated' is gated: ask for access on its page and log in with `hf auth login`",
-        "bep": "UserError 'bep' is no model of the hub (or it is private: `hf auth login`): did you mean 'bpe'?",
-    }
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": fake_hub[0]}
-    run = [sys.executable, "-c", code, *names]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=60)
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(names), done.stderr
-    for line, expected in zip(lines, names.values(), strict=True):
-        assert line.startswith(expected)
-
-
-@pytest.mark.full
-def test_without_network_a_tokenizer_of_the_hub_is_one_line_at_once(
-    tmp_path: Path, without_network: dict[str, str]
-) -> None:
-    done = train_with("gpt2", tmp_path, **without_network)
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: model 'gpt2' cannot be reached at http") and "data.tokenizer=FILE" in last
-    assert not (tmp_path / "outputs").exists()
+    for name, line in {
+        "org/code": "'org/code' has no tokenizer.json: expected one; ",
+        "org/mine@v9": "'org/mine' has no revision 'v9'",
+        "org/gated": "'org/gated' is gated: ask for access on its page and log in with `hf auth login`",
+        "bep": r"'bep' is no model of the hub \(or it is private: `hf auth login`\): did you mean 'bpe'\?",
+    }.items():
+        with pytest.raises(UserError, match=f"^{line}"):
+            tokenizer.find(name)
+    assert tokenizer.find(f"org/mine@{models_of_the_hub.name}")[1] == models_of_the_hub.name
+    made = tokens.prepare(config(path=write(tmp_path / "t", numbered(25)), tokenizer="org/mine"), tmp_path / "cache")
+    assert made.tokenizer.sha256 == bpe.sha256 and made.record["tokenizer_revision"] == models_of_the_hub.name
 
 
 def test_a_folder_with_a_tokenizer_is_that_tokenizer_and_nothing_else_in_it_is_read(
@@ -816,23 +720,6 @@ def test_a_full_disk_under_the_cache_names_the_place(tmp_path: Path) -> None:
     assert caught.value.reason == "disk"
 
 
-def test_a_text_whose_name_is_not_utf8_is_read_and_one_that_may_not_be_read_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/texts/caf\xe9.txt"))
-    odd.parent.mkdir()
-    odd.write_text("words of a text. " * 100)
-    settings = config(path=odd.parent, tokenizer="bytes")
-    assert tokens.prepare(settings, tmp_path / "cache").record["sha256"]
-
-    def refused(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", "text.txt")
-
-    monkeypatch.setattr(text.files, "sha256", refused)
-    with pytest.raises(UserError, match=r"the text text\.txt cannot be read: Permission denied"):
-        tokens.prepare(settings, tmp_path / "cache")
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "+-*/!?", "語言文字", "0123456789"])
 def test_a_line_without_a_space_takes_seconds_and_loses_nothing(alphabet: str) -> None:
@@ -878,11 +765,11 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 16 * 2**10  # of 11 MB more text, and 23 MB more tokens
 
 
-# --- batches
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def test_batches_are_a_function_of_seed_and_step_alone() -> None:
-    ids = np.arange(1000)
+def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_tokens() -> None:
+    ids = np.arange(1000, dtype=np.uint16)
     one, other = (batches.TrainingBatches(ids, 16, 8, seed=3) for _ in range(2))
     for step in (40, 2, 17, 40):
         np.random.seed(step)
@@ -890,15 +777,10 @@ def test_batches_are_a_function_of_seed_and_step_alone() -> None:
         for step_before in range(step):
             one.batch(step_before)
         a, b = one.batch(step), other.batch(step)
-        assert torch.equal(a.ids, b.ids) and torch.equal(a.labels, b.labels)
+        assert torch.equal(a.ids, b.ids) and torch.equal(a.labels, b.labels) and torch.equal(a.labels, a.ids + 1)
+        assert a.ids.shape == a.labels.shape == (8, 16) and a.ids.dtype == a.labels.dtype == torch.int64
+        assert a.n_scored == 8 * 16
     assert not torch.equal(one.batch(0).ids, batches.TrainingBatches(ids, 16, 8, seed=4).batch(0).ids)
-
-
-def test_labels_are_the_next_tokens() -> None:
-    batch = batches.TrainingBatches(np.arange(100, dtype=np.uint16), 8, 4, seed=0).batch(1)
-    assert batch.ids.shape == batch.labels.shape == (4, 8)
-    assert batch.ids.dtype == batch.labels.dtype == torch.int64
-    assert torch.equal(batch.labels, batch.ids + 1) and batch.n_scored == 4 * 8
 
 
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:
@@ -909,8 +791,11 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
         seen = torch.cat([data.batch(first + i).ids.flatten() for i in range(data.blocks_per_epoch)])
         assert len(seen) == len(set(seen.tolist())) > 1000 - 2 * 16
         epochs.append(seen)
-    assert not torch.equal(epochs[0], epochs[1])
-    assert len({int(epoch.min()) for epoch in epochs}) > 1
+    assert not torch.equal(epochs[0], epochs[1]) and len({int(epoch.min()) for epoch in epochs}) > 1
+    across = batches.TrainingBatches(np.arange(40), 16, 5, seed=0)
+    singles = batches.TrainingBatches(np.arange(40), 16, 1, 0)
+    assert across.blocks_per_epoch == 1
+    assert torch.equal(across.batch(0).ids, torch.cat([singles.batch(i).ids for i in range(5)]))
 
 
 @pytest.mark.parametrize("steps", [1, 5, 14, 15, 40])
@@ -923,26 +808,15 @@ def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> 
     assert (spans[1:, 0] > spans[:-1, 1]).all()  # what is one stretch of text is one span
 
 
-def test_a_batch_may_span_epochs() -> None:
-    data = batches.TrainingBatches(np.arange(40), 16, 5, seed=0)
-    assert data.blocks_per_epoch == 1
-    singles = batches.TrainingBatches(np.arange(40), 16, 1, 0)
-    assert torch.equal(data.batch(0).ids, torch.cat([singles.batch(i).ids for i in range(5)]))
-
-
-@pytest.mark.parametrize("n_tokens", [1, 16])
-def test_less_text_than_a_block_names_tokens_block_and_need(n_tokens: int) -> None:
-    message = f"text has {n_tokens} tokens: a block of 16 needs 17"
-    with pytest.raises(UserError, match=f"training {message}"):
-        batches.TrainingBatches(np.zeros(n_tokens), 16, 4, seed=0)
-    with pytest.raises(UserError, match=f"validation {message}"):
-        next(batches.validation_batches(np.zeros(n_tokens), 16, 4, 8))
-
-
-def test_one_block_and_its_last_label_are_enough() -> None:
+def test_less_text_than_a_block_names_tokens_block_and_need_and_one_block_is_enough() -> None:
+    for n_tokens in (1, 16):
+        message = f"text has {n_tokens} tokens: a block of 16 needs 17"
+        with pytest.raises(UserError, match=f"training {message}"):
+            batches.TrainingBatches(np.zeros(n_tokens), 16, 4, seed=0)
+        with pytest.raises(UserError, match=f"validation {message}"):
+            next(batches.validation_batches(np.zeros(n_tokens), 16, 4, 8))
     batch = batches.TrainingBatches(np.arange(17), 16, 2, seed=0).batch(5)
-    assert batch.ids[0].tolist() == list(range(16))
-    assert batch.labels[1].tolist() == list(range(1, 17))
+    assert batch.ids[0].tolist() == list(range(16)) and batch.labels[1].tolist() == list(range(1, 17))
 
 
 def test_validation_blocks_are_fixed_disjoint_and_spread() -> None:
@@ -950,8 +824,6 @@ def test_validation_blocks_are_fixed_disjoint_and_spread() -> None:
         found = batches.validation_batches(np.arange(1000), 16, batch_size=5, limit=limit)
         return [row for batch in found for row in batch.ids.tolist()]
 
-    assert read(12) == read(12)
-    assert len(read(12)) == 12
+    assert read(12) == read(12) and len(read(12)) == 12
     assert len({i for row in read(12) for i in row}) == 12 * 16
-    assert read(12)[0][0] == 0 and read(12)[-1][-1] > 900
-    assert len(read(10_000)) == 999 // 16
+    assert read(12)[0][0] == 0 and read(12)[-1][-1] > 900 and len(read(10_000)) == 999 // 16

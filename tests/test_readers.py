@@ -106,7 +106,7 @@ def test_documents_are_what_the_file_says(tmp_path: Path, case: str) -> None:
 
 def found(path: Path, **changes: Any) -> dict[str, list[str]]:
     settings = config(path=path, **changes)
-    texts = text.documents(settings, text.locate(settings, path.parent))
+    texts = text.documents(settings, text.locate(settings))
     return {split: list(each) for split, each in texts.items()}
 
 
@@ -234,9 +234,9 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write(tmp_path / "texts", {"a.txt": "a", "b.txt": "b"})
     for path in ("~/texts", "~/texts/*.txt"):
         settings = config(path=path)
-        assert [*text.locate(settings, tmp_path).files[""]] == ["a.txt", "b.txt"]
+        assert [*text.locate(settings).files[""]] == ["a.txt", "b.txt"]
     with pytest.raises(UserError, match=r"data.path is '~nobody-here/a': there is no such user"):
-        text.locate(config(path="~nobody-here/a"), tmp_path)
+        text.locate(config(path="~nobody-here/a"))
 
 
 # -- articles ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -261,15 +260,6 @@ def test_a_kill_after_the_last_checkpoint_loses_no_number_of_the_run(
     assert all(0 < again[name] <= record[name] for name in numbers)  # saving took its time, too
 
 
-@pytest.mark.full
-def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:
-    longer = dataclasses.replace(config.training, tokens=16 * 8 * 80)
-    train(dataclasses.replace(config, training=longer), tmp_path / "run", [])
-    history = [loss for _, loss, _ in losses(tmp_path / "run")]
-    assert history[0] == pytest.approx(5.55, abs=0.3)  # ln 257 = 5.55: nothing known at the start
-    assert sum(history[-10:]) / 10 < 2.9  # bytes of eight letters and a space: ln 9 = 2.2 and less when words are known
-
-
 def test_a_finished_run_is_not_trained_again_and_only_missing_rows_are_computed(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
@@ -321,45 +311,24 @@ def test_a_trained_run_whose_text_is_another_now_is_refused_in_one_line_and_left
     assert load_record(folder)["data"]["sha256"] != was["data"]["sha256"] and load_record(folder)["status"] == "done"
 
 
-def test_a_trained_run_whose_tokenizer_is_another_now_is_refused(config: Config, tmp_path: pathlib.Path) -> None:
-    train(config, tmp_path / "run", [])
+def test_a_run_whose_tokenizer_is_another_or_whose_text_is_gone_is_refused_and_stays_done(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
+    text = pathlib.Path(str(config.data.path))
+    content = text.read_text(encoding="utf-8")
+    text.write_text("short", encoding="utf-8")
+    with pytest.raises(UserError, match="a block of 16"):
+        train(config, tmp_path / "run", [])
+    text.write_text(content, encoding="utf-8")
+    train(config, tmp_path / "run", [])  # it was not trained yet, so it takes the text as it is now
     record = load_record(tmp_path / "run") | {"tokenizer_sha256": "beef" * 16}
     (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(UserError, match=r"another tokenizer \(sha256 beefbeefbeef\) than its configuration"):
         train(config, tmp_path / "run", [])
-
-
-def test_a_run_that_was_not_trained_yet_takes_the_text_as_it_is_now(config: Config, tmp_path: pathlib.Path) -> None:
-    text = pathlib.Path(str(config.data.path))
-    content = text.read_text(encoding="utf-8")
-    text.write_text("short", encoding="utf-8")
-    with pytest.raises(UserError, match="a block of 16") as error:
-        train(config, tmp_path / "run", [])
-    assert "\n" not in str(error.value)
-    text.write_text(content, encoding="utf-8")
-    train(config, tmp_path / "run", [])
-    assert load_record(tmp_path / "run")["status"] == "done"
-
-
-def test_a_finished_run_whose_text_is_gone_stays_done(config: Config, tmp_path: pathlib.Path) -> None:
-    train(config, tmp_path / "run", [])
-    before = load_record(tmp_path / "run")
-    pathlib.Path(str(config.data.path)).unlink()
+    text.unlink()
     with pytest.raises(UserError, match=r"text\.txt"):
         train(config, tmp_path / "run", [])
-    assert load_record(tmp_path / "run") == before
-
-
-def test_a_clock_that_goes_back_makes_no_time_negative(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hours = itertools.count()
-    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0 - 3600 * next(hours))
-    train(config, tmp_path / "run", ["posbench", "train"])
-    record = load_record(tmp_path / "run")
-    seconds = [record[key] for key in ("train_seconds", "evaluate_seconds", "cpu_seconds")]
-    seconds += [row["seconds"] for row in evaluation_lines(tmp_path / "run")]
-    assert record["status"] == "done" and min(seconds) >= 0
+    assert load_record(tmp_path / "run") == record and record["status"] == "done"
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -507,7 +476,7 @@ def test_a_signal_at_the_end_of_training_stops_it_before_the_evaluation(
     assert record["status"] == "done" and record["tokens"] == config.training.tokens and record["train_seconds"] > 0
 
 
-def test_a_second_sigint_interrupts_training_and_is_counted_elsewhere() -> None:
+def test_signals_are_collected_or_end_what_has_nothing_to_save_unless_someone_handles_them() -> None:
     before = signal.getsignal(signal.SIGINT)
     with stop_signals() as received:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
@@ -517,8 +486,17 @@ def test_a_second_sigint_interrupts_training_and_is_counted_elsewhere() -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
-    assert received == [signal.SIGTERM, signal.SIGTERM]
-    assert signal.getsignal(signal.SIGINT) is before
+    assert received == [signal.SIGTERM, signal.SIGTERM] and signal.getsignal(signal.SIGINT) is before
+    # It is no error that a library may outlive: a tracker costs a warning where it fails.
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors(), contextlib.suppress(Exception):
+        signal.raise_signal(signal.SIGTERM)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with stop_signals() as received, signals_as_errors():
+            signal.raise_signal(signal.SIGHUP)
+        assert received == []
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
@@ -539,14 +517,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
     assert (record["status"], record["reason"]) == ("failed", "diverged")
     saved = checkpoint.trained(tmp_path / "run")
     assert saved.step == 5 and all(torch.isfinite(weight).all() for weight in saved.weights().values())
-
-
-def test_accumulation_takes_the_same_step_as_one_large_batch(config: Config, tmp_path: pathlib.Path) -> None:
-    parts = dataclasses.replace(config.training, batch_size=2, accumulation=4)
-    train(config, tmp_path / "whole", [])
-    train(dataclasses.replace(config, training=parts), tmp_path / "parts", [])
-    for (_, one, _), (_, two, _) in zip(losses(tmp_path / "whole"), losses(tmp_path / "parts"), strict=True):
-        assert one == pytest.approx(two, abs=1e-4)
 
 
 def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Config, tmp_path: pathlib.Path) -> None:
@@ -677,22 +647,6 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_is_no_error_that_a_library_may_outlive() -> None:
-    """W&B's mirror costs a warning where it fails, and imports of others fail in other words."""
-    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors(), contextlib.suppress(Exception):
-        signal.raise_signal(signal.SIGTERM)
-
-
-def test_a_signal_that_someone_handles_is_left_to_them(config: Config, tmp_path: pathlib.Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        with stop_signals() as received, signals_as_errors():
-            signal.raise_signal(signal.SIGHUP)
-        assert received == []
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 def test_a_run_that_was_killed_has_died_and_one_that_is_owned_is_running(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
@@ -703,17 +657,6 @@ def test_a_run_that_was_killed_has_died_and_one_that_is_owned_is_running(
     assert read([folder])["run_status"].tolist()[0] == "died"
     with Run.open(folder, config, None):
         assert read([folder])["run_status"].tolist()[0] == "running"
-
-
-def test_an_end_that_cannot_be_written_down_does_not_hide_what_ended_the_run(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_room(*_: Any) -> None:
-        raise RunFailed("no room to write run.json", reason="disk")
-
-    monkeypatch.setattr(Run, "finish", no_room)
-    stop_after(3, config, tmp_path / "run", monkeypatch)  # raises what ended it
-    assert "run.json does not say how the run ended: no room to write run.json" in caplog.text
 
 
 @pytest.mark.full

@@ -7,17 +7,15 @@ before keeps working. Only formats that hold data are read, never code. UserErro
 import contextlib
 import errno
 import functools
-import hashlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 from huggingface_hub import errors
 
-from posbench import files
 from posbench.config.schema import DataConfig
 from posbench.data import readers
 from posbench.data.paths import SPLIT_WORDS
@@ -28,11 +26,10 @@ logger = logging.getLogger(__name__)
 PROBE_SECONDS = 3.0
 
 
-def resolve(config: DataConfig, notes: Path) -> str:
+def resolve(config: DataConfig) -> str:
     """Return the commit of a data set that `data.revision` (None: the newest) stands for, without loading anything.
 
-    Args:
-        notes: folder of answers for when the hub cannot be asked; after it, `datasets`' own cache is.
+    Where the hub does not answer it is the one in `datasets`' own cache.
     """
     if config.dataset is None:
         raise UserError("data.dataset is missing: expected a name on the hub, such as Salesforce/wikitext")
@@ -40,13 +37,8 @@ def resolve(config: DataConfig, notes: Path) -> str:
         raise UserError(f"data.splits names {', '.join(config.splits)}: expected train, and validation and test")
     if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
         return config.revision
-    note = notes / hashlib.sha256(f"{config.dataset}@{config.revision}".encode()).hexdigest()[:16]
-    if commit := commit_of("dataset", config.dataset, config.revision):
-        with contextlib.suppress(OSError):  # only a convenience for later
-            note.parent.mkdir(parents=True, exist_ok=True)
-            files.write(note, commit.encode())
-        return commit
-    return note.read_text() if note.is_file() else str(_builder(config, config.revision).hash)
+    commit = commit_of("dataset", config.dataset, config.revision)
+    return commit or str(_builder(config, config.revision).hash)
 
 
 def texts(config: DataConfig, commit: str | None) -> dict[str, Iterator[str]]:
@@ -87,18 +79,14 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
     if away:  # as HF_HUB_OFFLINE=1 before the import would, so that neither library retries and waits
         datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
     build = functools.partial(datasets.load_dataset_builder, config.dataset, config.subset, revision=commit)
-    builder: Any = None
-    try:
-        with _one_line(config.dataset):
-            with contextlib.suppress(ValueError, TypeError):
-                builder = build(keep_default_na=False)  # of CSV alone: cells that say NA are text
-            builder = builder or build()
-    except UserError:
-        if not away:
-            raise
-    if away and (builder is None or commit not in (None, builder.hash)):
-        raise _unreachable(f"'{config.dataset}'" + (f" at {commit}" if commit else ""), "data.dataset=FOLDER")
-    return builder
+    with contextlib.suppress(UserError) if away else contextlib.nullcontext(), _one_line(config.dataset):
+        try:
+            builder: Any = build(keep_default_na=False)  # of CSV alone: cells that say NA are text
+        except (ValueError, TypeError):
+            builder = build()
+        if not away or commit in (None, builder.hash):
+            return builder
+    raise _unreachable(f"'{config.dataset}'" + (f" at {commit}" if commit else ""), "data.dataset=FOLDER")
 
 
 @contextlib.contextmanager
@@ -124,33 +112,34 @@ def _unreachable(what: str, instead: str) -> UserError:
 
 def tokenizer_file(name: str) -> tuple[Path, str]:
     """Return the `tokenizer.json` of a model on the hub and its commit."""
-    folder = _download(name, ["tokenizer.json"], "data.tokenizer=FILE")
+    folder, commit = _download(name, ["tokenizer.json"], "data.tokenizer=FILE")
     if not (folder / "tokenizer.json").is_file():
         way = "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) of transformers makes one"
         raise UserError(f"'{name}' has no tokenizer.json: expected one; {way}")
-    return folder / "tokenizer.json", folder.name
+    return folder / "tokenizer.json", commit
 
 
 def model_folder(name: str) -> tuple[Path, str]:
     """Return the folder of a model on the hub with configuration, tokenizer and weights, and its commit."""
     patterns = ["*config.json", "tokenizer.json", "special_tokens_map.json", "chat_template.jinja"]
-    folder = _download(name, [*patterns, "model*.safetensors", "model.safetensors.index.json"], "a folder of it")
-    return folder, folder.name
+    return _download(name, [*patterns, "model*.safetensors", "model.safetensors.index.json"], "a folder of it")
 
 
-def _download(name: str, patterns: Sequence[str], instead: str) -> Path:
-    """Return the folder in the hub's own cache with these files of a model, `gpt2` or `gpt2@REVISION`."""
+def _download(name: str, patterns: list[str], instead: str) -> tuple[Path, str]:
+    """Return the folder in the hub's own cache with these files of a model, `gpt2` or `gpt2@REVISION`, and its commit.
+
+    It is asked for by the name of the revision, not its commit, so that the cache knows it by that name later.
+    """
     repository, _, revision = name.partition("@")
-    # By the name of the revision, not its commit, so that the cache knows it by that name later.
-    away, wanted = commit_of("model", repository, revision or None) is None, revision or None
+    away = commit_of("model", repository, revision or None) is None
     with _one_line(name):
         try:
             folder = huggingface_hub.snapshot_download(
-                repository, revision=wanted, allow_patterns=[*patterns], local_files_only=away
+                repository, revision=revision or None, allow_patterns=patterns, local_files_only=away
             )
         except errors.LocalEntryNotFoundError:
             raise _unreachable(f"model '{repository}'", instead) from None
-    return Path(str(folder))
+    return Path(str(folder)), Path(str(folder)).name
 
 
 @functools.lru_cache

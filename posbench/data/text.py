@@ -31,6 +31,7 @@ from posbench.errors import UserError
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
+DOCUMENTS = "documents"  # the file of all of them, as long as they are read
 HELD_OUT = (0.05, 0.05)  # shares of validation and test
 # The built-in corpus is small: a larger share, for some fifty test documents of more than a thousand tokens.
 BUILTIN_HELD_OUT = (0.06, 0.20)
@@ -102,12 +103,12 @@ def write(path: Path, splits: Mapping[str, Iterable[str]]) -> dict[str, Texts]:
     return {split: Texts(data, spans[begin:end]) for split, (begin, end) in parts}
 
 
-def locate(config: DataConfig, notes: Path) -> Source:
-    """Find the text without importing `datasets`; `notes` is a folder of the hub's answers, for when it is away."""
+def locate(config: DataConfig) -> Source:
+    """Find the text without importing `datasets`."""
     if config.source == "hub" and paths.folder_of(config) is None:
         from posbench.data import hub
 
-        commit = hub.resolve(config, notes)
+        commit = hub.resolve(config)
         return Source({}, commit, _digest(str(part).encode() for part in (config.dataset, config.subset, commit)))
     by_split = {"": paths.builtin_modules()} if config.source == "builtin" else paths.local_files(config)
     each = [(split, name, path) for split, names in by_split.items() for name, path in names.items()]
@@ -120,7 +121,7 @@ def locate(config: DataConfig, notes: Path) -> Source:
 
 def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Texts], dict[str, Any]]:
     """Read the documents of a located source into a file of a folder; return them by split, and what is recorded."""
-    splits = write(folder / "documents", documents(config, source))
+    splits = write(folder / DOCUMENTS, documents(config, source))
     record: dict[str, Any] = {"name": config.name, "revision": source.revision, "split": "document"}
     if set(splits) - {"", "train"}:
         record["split"], splits = "given", _completed(splits, config.name)

@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,19 +81,18 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> To
         RunFailed: no room in the cache (reason `disk`).
     """
     given, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
-    source = text.locate(config, cache / "revisions")
+    source = text.locate(config)
     folder = cache / "tokens" / _key(config, source, given, separator)[:16]
-    with files.full_disk_as_failure(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{folder}.lock")
-        try:
-            held = lock.acquire(timeout=1)
-        except Timeout:
-            logger.info("waiting for another process, which prepares %s", folder)
-            held = lock.acquire()
-        with held:
-            if not folder.is_dir():
-                _write(config, source, given, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folder}.lock")
+    try:
+        held = lock.acquire(timeout=1)
+    except Timeout:
+        logger.info("waiting for another process, which prepares %s", folder)
+        held = lock.acquire()
+    with held:
+        if not folder.is_dir():
+            _write(config, source, given, folder)
     record = json.loads((folder / "meta.json").read_text(encoding="utf-8")) | {"name": config.name}
     if revision:
         record["tokenizer_revision"] = revision
@@ -132,24 +130,19 @@ def _key(config: DataConfig, source: text.Source, given: Tokenizer | None, separ
 
 
 def _write(config: DataConfig, source: text.Source, given: Tokenizer | None, folder: Path) -> None:
-    """Read, split and encode the text into a folder beside `folder`, then rename it into place."""
+    """Read, split and encode the text into the cache."""
     logger.info("preparing the tokens of data '%s'", config.name)
     for stale in folder.parent.glob(f".tmp-*-{folder.name}"):  # of a process that was killed
         files.delete(stale)
-    work = files.temporary(folder)
-    new = work / "tokens"
-    try:
-        new.mkdir(parents=True)
-        splits, record = text.load(config, source, work)
+    with files.atomic_folder(folder) as new:
+        splits, record = text.load(config, source, new)
         tokenizer = given or _tokenizer(config, splits["train"])
         tokenizer.save(new / "tokenizer.json")
         total = sum(int(texts.sizes.sum()) for texts in splits.values())
         progress = console.Work(total, "tokens of %s of %s characters, about %s left")
         counts = {split: _save(tokenizer, texts, new / split, progress) for split, texts in splits.items()}
         (new / "meta.json").write_text(json.dumps(record | {"tokens": counts}, indent=1), "utf-8")
-        os.rename(new, folder)
-    finally:
-        files.delete(work)
+        (new / text.DOCUMENTS).unlink()
 
 
 def _tokenizer(config: DataConfig, train: Texts) -> Tokenizer:

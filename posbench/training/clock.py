@@ -31,15 +31,12 @@ class Clock:
         self._wall = time.monotonic() - before.get("train_seconds", 0.0)
         self._cpu = learner.world.cpu_seconds() - before.get("cpu_seconds", 0.0)
         self._memory = int(before.get("peak_memory_bytes", 0))
-        peak, model, length = (
-            machine.peak_flops(learner.device, learner.dtype),
-            learner.model,
-            learner.training.train_length,
-        )
-        flops = train_flops_per_token(model, length) if isinstance(model, GPT) else None
+        peak, model = machine.peak_flops(learner.device, learner.dtype), learner.model
+        flops = train_flops_per_token(model, learner.training.train_length) if isinstance(model, GPT) else None
         self.full_speed = peak * learner.world.size / flops if peak and flops else None  # tokens per second
 
     def spent(self) -> dict[str, float]:
+        """Wall and CPU seconds and bytes so far."""
         self._memory = max(self._memory, machine.peak_memory(self._learner.device))
         seconds = time.monotonic() - self._wall, self._learner.world.cpu_seconds() - self._cpu
         return dict(zip(self.NAMES, (*(round(each, 3) for each in seconds), self._memory), strict=True))
@@ -68,16 +65,12 @@ class Divergence:
     """Warn if the loss stays above twice its best: it is finite, and the run is lost all the same."""
 
     def __init__(self, total: int) -> None:
-        self.patience = max(20, total // 100)  # updates
-        self.best, self.above = math.inf, 0
+        self.patience, self.best, self.above = max(20, total // 100), math.inf, 0  # updates, nats per token, updates
 
     def look(self, step: int, loss: float) -> None:
         """After an update: its loss in nats per token."""
         self.best = min(self.best, loss)
         self.above = self.above + 1 if loss > 2 * self.best else 0
         if self.above == self.patience:
-            logger.warning(
-                "the loss is %.3f at step %d, above twice its best (%.3f) for %d updates: it diverges slowly; a lower "
-                "training.learning_rate usually helps",
-                *(loss, step, self.best, self.above),
-            )
+            where = f"{loss:.3f} at step {step}, above twice its best ({self.best:.3f}) for {self.above} updates"
+            logger.warning("the loss is %s: it diverges slowly; a lower training.learning_rate usually helps", where)

@@ -131,19 +131,12 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
         return asked
     if device.type != "cpu" or (model.norm, model.mlp) != ("rmsnorm", "swiglu"):
         return False
-    operations = 6 * parameters(config) * config.training.tokens
+    vocabulary = config.data.vocab_size if config.data.tokenizer == "bpe" else 257
+    blocks = model.n_layers * (4 * model.d_model + 3 * model.hidden_width)
+    operations = 6 * model.d_model * (blocks + vocabulary) * config.training.tokens
     if operations < PAYS_FROM * torch.get_num_threads() * world.size:
         return False
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
-
-
-def parameters(config: Config) -> int:
-    """Parameters of the model, of bytes for a tokenizer that is not made here, without those of its encoding."""
-    model, vocab_size = config.model, config.data.vocab_size if config.data.tokenizer == "bpe" else 257
-    width, matrices = model.d_model, 3 if model.mlp == "swiglu" else 2
-    block = 2 * width + 4 * width**2 + matrices * width * model.hidden_width
-    tables = 1 if model.tie_embeddings else 2
-    return model.n_layers * block + width + tables * vocab_size * width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,14 +149,6 @@ class Outcome:
     numbers: Tensor
     arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
     learner: Learner
-
-    @classmethod
-    def of(cls, step: int, rate: float, numbers: Tensor, learner: Learner) -> "Outcome":
-        if numbers.device.type != "cuda":
-            return cls(step, rate, numbers, None, learner)
-        numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        return cls(step, rate, numbers, arrived, learner)
 
     def read(self) -> tuple[float, float]:
         """The mean loss in nats per scored token and the gradient norm before clipping.
@@ -180,16 +165,15 @@ class Outcome:
         self.learner.world.hear(states)
         if self.learner.scale is not None and not math.isfinite(norm):
             failed = failed or self.learner.scale.get_scale() < 1  # else a smaller scale may mend it
+        why = (
+            f"(learning rate {self.rate:.3g}): stopped before the update; a lower training.learning_rate usually helps"
+        )
+        if self.step == 0:
+            why = "before any update, so not by the learning rate: check what the encoding's hooks compute"
         for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
             if not math.isfinite(number):
-                raise RunFailed(f"{what} is {number} at step {self.step + 1} {self._why()}", reason="diverged")
+                raise RunFailed(f"{what} is {number} at step {self.step + 1} {why}", reason="diverged")
         return loss, norm
-
-    def _why(self) -> str:
-        if self.step == 0:
-            return "before any update, so not by the learning rate: check what the encoding's hooks compute"
-        stopped = f"(learning rate {self.rate:.3g}): stopped before the update"
-        return f"{stopped}; a lower training.learning_rate usually helps"
 
 
 def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[float, float]:
@@ -229,8 +213,12 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     total, states = learner.world.sum_gradients(list(learner.model.parameters()), total)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
-    numbers = _step(learner, total)
-    return Outcome.of(step, rate, numbers if states is None else torch.cat((numbers, states)), learner)
+    numbers, arrived = _step(learner, total), None
+    numbers = numbers if states is None else torch.cat((numbers, states))
+    if numbers.device.type == "cuda":
+        numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+    return Outcome(step, rate, numbers, arrived, learner)
 
 
 def tell_progress(model: nn.Module, done: float) -> None:

@@ -179,19 +179,15 @@ def fit(
         evaluate: called on the way with the updates made so far, and with what to evaluate then.
     """
     training, world = config.training, learner.world
-    total, parts, size = training.steps, training.accumulation, world.size
-    step, state = _resume(learner, config, run)
-    if step == total:
+    total, parts, per_step = training.steps, training.accumulation, training.tokens_per_step
+    began, state = _resume(learner, config, run)
+    if began == total:
         return 0
-    began, clock, divergence = step, Clock(learner, step * training.tokens_per_step, state), Divergence(total)
-    going = world.from_first(run.as_begun(config) if run else None)
-    evaluations, log_every, save_every = (
-        on_the_way(going),
-        going.runtime.log_every_steps,
-        config.runtime.checkpoint_every_steps,
-    )
-    validate_every, validation = _validation(tokens, going)
-    rows = own_rows(training.batch_size * parts, parts, world.rank, size) if size > 1 else None
+    step, clock, divergence = began, Clock(learner, began * per_step, state), Divergence(total)
+    config = world.from_first(run.as_begun(config) if run else None)
+    evaluations, (validate_every, validation) = on_the_way(config), _validation(tokens, config)
+    log_every, save_every = config.runtime.log_every_steps, config.runtime.checkpoint_every_steps
+    rows = own_rows(training.batch_size * parts, parts, world.rank, world.size) if world.size > 1 else None
     launched: list[Outcome] = []  # and not yet read
     if run and run.tracker:
         run.tracker.begin()
@@ -204,21 +200,21 @@ def fit(
             newest = outcome.read()
             if bar:
                 divergence.look(outcome.step + 1, newest[0])
-                bar.advance(newest[0], (outcome.step + 1) * training.tokens_per_step)
+                bar.advance(newest[0], (outcome.step + 1) * per_step)
         return newest
 
     def log(values: Mapping[str, Any]) -> None:
         if run:
-            run.log({"step": step, "tokens": step * training.tokens_per_step, **values})
+            run.log({"step": step, "tokens": step * per_step, **values})
 
-    def measure() -> None:
+    def evaluate_on_the_way() -> None:
         if step in evaluations:
-            logger.info("after %s tokens of training:", f"{step * training.tokens_per_step:,}")
+            logger.info("after %s tokens of training:", f"{step * per_step:,}")
             with clock.paused():
                 evaluate(step, evaluations[step])
 
     if step == 0:
-        measure()
+        evaluate_on_the_way()
     bars = console.progress(total, step, clock.full_speed) if run else contextlib.nullcontext()
     with stop_signals(second_interrupts=True) as world.received, bars as bar:
         while step < total:
@@ -226,20 +222,22 @@ def fit(
             rate = learning_rate(step, total, training)
             launched.append(begin_update(learner, batches.batch(step, rows), step, rate))
             step += 1
-            wanted = step in evaluations or any(
-                due(every, step, total) for every in (log_every, validate_every, save_every)
+            to_log, to_validate, to_save = (
+                every is not None and (step % every == 0 or step == total)
+                for every in (log_every, validate_every, save_every)
             )
+            wanted = to_log or to_validate or to_save or step in evaluations
             loss, norm = read(0 if wanted else _AHEAD.get(learner.device.type, 0))
             if stopped := world.stopped_by():  # all processes have read the same updates: it is the same one in all
                 read(0)
-            if due(log_every, step, total):
+            if to_log:
                 numbers = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": rate}
                 log({name: float(f"{value:.7g}") for name, value in (numbers | clock.speed(step)).items()})
-            if due(validate_every, step, total):
+            if to_validate:
                 log(validate(learner, validation, isinstance(tokens, TaskData)))
-            measure()  # before a checkpoint, from which a resumed run would not come back here
+            evaluate_on_the_way()  # before a checkpoint, from which a resumed run would not come back here
             stopped = stopped or world.stopped_by()
-            if run and (due(save_every, step, total) or stopped):
+            if run and (to_save or stopped):
                 _save(run, learner, step, where, clock)
                 run.update_attempt(steps=step - began)
             if stopped:
@@ -249,17 +247,12 @@ def fit(
         raise _stopped(stopped, step)
     tell_progress(learner.model, 1.0)
     if run:
-        run.update(tokens=total * training.tokens_per_step, **clock.spent())
+        run.update(tokens=total * per_step, **clock.spent())
     return step - began
 
 
 def _stopped(number: int, step: int) -> Stopped:
     return Stopped(number, f"stopped by {signal.Signals(number).name} after step {step}; saved")
-
-
-def due(every: int | None, step: int, total: int) -> bool:
-    """Whether an action is due that is repeated every so many updates and after the last."""
-    return every is not None and (step % every == 0 or step == total)
 
 
 # -- where it stands ---------------------------------------------------------------------------------------------------

@@ -69,6 +69,6 @@ def test_a_data_set_of_code_is_text(tmp_path: Path, canary: Path, tiny_config: A
     torch.save({"a": Payload(canary)}, folder / "train.pkl")
     values = {**vars(tiny_config.data), "source": "hub", "path": None, "dataset": str(folder)}
     config = DataConfig(**values)
-    splits, _ = text.load(config, text.locate(config, tmp_path), tmp_path)
+    splits, _ = text.load(config, text.locate(config), tmp_path)
     assert "executed" in "".join(splits["train"])  # read as prose would be
     assert not canary.exists()
