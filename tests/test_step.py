@@ -72,15 +72,19 @@ def test_parts_share_the_random_positions_of_the_whole(tiny_config: Config, name
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-5)
 
 
-def test_the_optimizer_takes_torchs_steps_and_reads_its_state(tiny_config: Config) -> None:
-    ours, theirs = learner(tiny_config), learner(tiny_config)
+@pytest.mark.parametrize("encoding", ["rope", "t5"])  # t5's table has a rate of its own
+def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(tiny_config: Config, encoding: str) -> None:
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(encoding))
+    ours, theirs, resumed = learner(config), learner(config), learner(config)
     theirs = dataclasses.replace(theirs, optimizer=torch.optim.AdamW(theirs.optimizer.param_groups, fused=True))
     assert trained(ours)[0] == trained(theirs)[0]
-    saved, expected = ours.optimizer.state_dict(), theirs.optimizer.state_dict()
-    torch.testing.assert_close(saved, expected, rtol=0, atol=0)
-    ours.optimizer.load_state_dict(copy.deepcopy(expected))
-    assert trained(ours)[0] == trained(theirs)[0]
-    assert torch.equal(weights(ours), weights(theirs))
+    state = copy.deepcopy(theirs.optimizer.state_dict())
+    torch.testing.assert_close(ours.optimizer.state_dict(), state, rtol=0, atol=0)
+    resumed.model.load_state_dict(theirs.model.state_dict())
+    resumed.optimizer.load_state_dict(state)
+    for one in (ours, theirs, resumed):
+        trained(one)
+    assert torch.equal(weights(ours), weights(theirs)) and torch.equal(weights(resumed), weights(theirs))
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -101,18 +105,6 @@ def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config: Config, inside: bo
     assert [len(each.optimizer.param_groups) for each in (one, slow)] == [3, 2]
 
 
-def test_a_resumed_table_keeps_its_rate(tiny_config: Config) -> None:
-    config = dataclasses.replace(tiny_config, encoding=EncodingConfig("t5"))
-    whole, first, second = learner(config), learner(config), learner(config)
-    trained(whole, 4)
-    trained(first, 2)
-    second.model.load_state_dict(first.model.state_dict())
-    second.optimizer.load_state_dict(first.optimizer.state_dict())
-    for step in (2, 3):
-        update(second, batch(step), step, 1e-2)
-    assert torch.equal(weights(second), weights(whole))
-
-
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
 def test_equal_parts_are_divided_by_their_number_to_the_bit(tiny_config: Config, parts: int) -> None:
     one, other = learner(tiny_config, accumulation=parts), learner(tiny_config)
@@ -128,20 +120,16 @@ def test_equal_parts_are_divided_by_their_number_to_the_bit(tiny_config: Config,
     assert torch.equal(weights(one), weights(other))
 
 
-def test_a_batch_without_a_scored_label_is_refused_before_the_update(tiny_config: Config) -> None:
+def test_a_batch_counts_its_scored_labels_and_without_one_it_is_refused(tiny_config: Config) -> None:
+    whole = batch(0, [16, 3, 1, 0, 9, 16])
+    assert whole.n_scored == 45 == whole.to(CPU).n_scored and batch().n_scored == B * T
+    assert [part.n_scored for part in whole.parts(3)] == [19, 1, 25]
+    assert torch.equal(torch.cat([part.labels for part in whole.parts(3)]), whole.labels)
     one = learner(tiny_config)
     before = weights(one)
     with pytest.raises(ValueError, match="the batch of step 4 has no label that is scored"):
         update(one, batch(0, [0] * B), 3, 1e-2)
     assert torch.equal(weights(one), before)
-
-
-def test_a_batch_counts_its_scored_labels_and_its_parts_theirs() -> None:
-    whole = batch(0, [16, 3, 1, 0, 9, 16])
-    assert whole.n_scored == 45
-    assert [part.n_scored for part in whole.parts(3)] == [19, 1, 25]
-    assert torch.equal(torch.cat([part.labels for part in whole.parts(3)]), whole.labels)
-    assert whole.to(CPU).n_scored == 45 and batch().n_scored == B * T
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------
@@ -169,25 +157,23 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
         assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-def test_a_gradient_that_is_not_finite_is_told_with_the_step(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("step", "loss", "message"),
+    [
+        (4, lambda self, hidden, *_: hidden.sum() * 0 + (hidden * 0).sqrt().sum(), "gradient norm is nan at step 5 "),
+        (1, lambda self, hidden, *_: hidden.sum() * math.nan, "loss is nan at step 2 .*training.learning_rate"),
+        (0, lambda self, hidden, *_: hidden.sum() * math.nan, "loss is nan at step 1 before any update, so not by"),
+    ],
+)
+def test_what_is_not_finite_is_told_with_the_step_and_blamed_on_the_learning_rate_only_after_an_update(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, step: int, loss: Any, message: str
 ) -> None:
     one = learner(tiny_config)
     before = weights(one)
-    monkeypatch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * 0 + (hidden * 0).sqrt().sum())
-    with pytest.raises(RunFailed, match="gradient norm is nan at step 5"):
-        update(one, batch(0), 4, 1e-2)
+    monkeypatch.setattr(GPT, "loss", loss)
+    with pytest.raises(RunFailed, match=message):
+        update(one, batch(0), step, 1e-2)
     assert torch.equal(weights(one), before)
-
-
-def test_before_any_update_the_learning_rate_is_not_blamed(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * math.nan)
-    for step, blamed in ((0, False), (1, True)):
-        with pytest.raises(RunFailed, match=f"loss is nan at step {step + 1} ") as error:
-            update(learner(tiny_config), batch(0), step, 1e-2)
-        assert ("training.learning_rate" in str(error.value)) == blamed
 
 
 # -- fp16 --------------------------------------------------------------------------------------------------------------
