@@ -118,8 +118,8 @@ def test_online_every_row_arrives_once_whatever_ended_the_first_session(
     assert_has_every_row_once(served, config, tmp_path / "run")
     run = Run.open(tmp_path / "run", config, None)
     assert (served.name, served.last("project"), served.exit_code) == (f"test-{run.id}", "posbench", 0)
-    assert {name: served.summary[name] for name in ("nll_1x", "status", "rise_2x")} == {
-        "nll_1x": 1.0, "status": "done", "rise_2x": 0.0,
+    assert {name: served.summary[name] for name in ("nll_1x", "status", "rise_2x", "data/name")} == {
+        "nll_1x": 1.0, "status": "done", "rise_2x": 0.0, "data/name": "text",
     }  # fmt: skip
     assert not [name for name in served.summary if "." in name or name.startswith("eval/")]
     axes = {"train/loss": "tokens", "val/loss": "tokens", "eval/loss": "eval/context", "eval/ci_low": "eval/context"}

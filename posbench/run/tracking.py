@@ -100,7 +100,17 @@ class Tracker:
         with self._failure_as_warning():
             results, record = self._results_of(self._run.folder), self._run.record
             counts = {f"parameters/{part}": count for part, count in record["parameters"].items()}
-            facts = {"status": record["status"], "reason": record["reason"] or "", **counts, **results.summary}
+            facts = {
+                "status": record["status"],
+                "reason": record["reason"] or "",  # W&B would keep an earlier one
+                "data/name": self._config.data.name,
+                "data/sha256": (record["data"] or {}).get("sha256"),
+                "tokenizer/sha256": record["tokenizer_sha256"],
+                "tokens_per_second": (record["tokens"] or 0) / (record["train_seconds"] or 1) or None,
+                "command": record["command"] if self._config.tracking.details else None,
+                **counts,
+                **results.summary,
+            }
             known = {name.replace(".", "_"): fact for name, fact in facts.items() if fact is not None}
             self.session.summary.update(known)
             if not isinstance(self.session, EventFiles) and any("protocol" in row for row in self._run.rows):
