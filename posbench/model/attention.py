@@ -239,35 +239,32 @@ def _laid_out(by_distance: Tensor, rows: int) -> Tensor:
 
 def mask_of(layer: Layer, window: int | None, sinks: int, dtype: torch.dtype) -> Tensor:
     """Return the mask (Tq, Tk) of a block: 0 where a key is visible, -inf where it is hidden."""
-    rows, keys, device = layer.rows, layer.keys, layer.positions.device
-    if isinstance(keys, slice):
-        moved = 0 if sinks else keys.start  # masks of blocks with equal shapes are one
-        bounds = rows.start - moved, rows.stop - moved, keys.start - moved, keys.stop - moved
-        make = _additive if torch.compiler.is_compiling() else _kept_mask
-        return make(*bounds, window, sinks, layer.causal, dtype, device)
-    return _hidden(torch.arange(rows.start, rows.stop, device=device), keys.to(device), window, sinks, True, dtype)
+    rows, keys, rest = layer.rows, layer.keys, (window, sinks, layer.causal, dtype, layer.positions.device)
+    if isinstance(keys, Tensor):
+        return _mask(range(rows.start, rows.stop), keys, *rest)
+    moved = 0 if sinks else keys.start  # masks of blocks with equal shapes are one
+    queries = range(rows.start - moved, rows.stop - moved)
+    make = _mask if torch.compiler.is_compiling() else _kept_mask
+    return make(queries, range(keys.start - moved, keys.stop - moved), *rest)
 
 
 @functools.lru_cache(64)
 def _kept_mask(*which: Any) -> Tensor:
     with torch.inference_mode(False):  # evaluation may be the first to ask, and training the second
-        return _additive(*which)
+        return _mask(*which)
 
 
-def _additive(
-    start: int, stop: int, first: int, end: int, window: int | None, sinks: int, causal: bool, dtype: torch.dtype,
+def _mask(
+    queries: range, keys: range | Tensor, window: int | None, sinks: int, causal: bool, dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:  # fmt: skip
-    queries, keys = torch.arange(start, stop, device=device), torch.arange(first, end, device=device)
-    return _hidden(queries, keys, window, sinks, causal, dtype)
-
-
-def _hidden(queries: Tensor, keys: Tensor, window: int | None, sinks: int, causal: bool, dtype: torch.dtype) -> Tensor:
-    gap = queries[:, None] - keys
+    if isinstance(keys, range):
+        keys = torch.arange(keys.start, keys.stop)
+    gap = torch.arange(queries.start, queries.stop)[:, None] - keys
     visible = gap >= 0 if causal else torch.ones_like(gap, dtype=torch.bool)
     if window is not None:
         visible = visible & ((gap < window) | (keys < sinks))
-    return torch.zeros(gap.shape, dtype=dtype, device=gap.device).masked_fill(~visible, -math.inf)
+    return torch.zeros(gap.shape, dtype=dtype).masked_fill(~visible, -math.inf).to(device)
 
 
 # -- the choice of a kernel --------------------------------------------------------------------------------------------
