@@ -20,7 +20,7 @@ from posbench.model.standalone import attention_output
 SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)
 LENGTH = 150  # beyond the training length, and several blocks of rows
 NAMES = ["none", "rope", "alibi", "t5", "fox", "fire", "shaw", "cope", "pope", "path_fox", "stick_breaking"]
-CLOSE, GATES, BF16 = 2e-5, 1e-3, 3e-2  # relative, by the root of summed squares
+CLOSE, GATES, BF16 = 5e-5, 1e-3, 3e-2  # relative, by the root of summed squares
 
 
 def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:

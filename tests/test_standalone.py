@@ -10,7 +10,7 @@ from torch import Tensor
 
 import posbench
 from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
+from posbench.errors import Undefined, UserError
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.parameters())
@@ -111,6 +111,16 @@ def test_mistakes_are_told_in_one_line() -> None:
     sinusoidal = posbench.build_encoding("sinusoidal", d_model=32, n_heads=4, n_layers=2, train_length=32)
     with pytest.raises(UserError, match="acts on the model's input"):
         posbench.attention(sinusoidal, q, k, v)
+
+
+@pytest.mark.parametrize("name", ["learned", "tupe"])
+def test_positions_beyond_a_table_are_undefined(name: str) -> None:
+    encoding, (q, k, v, x), _ = built((name, {}))
+    positions = torch.arange(T) + SHAPE.train_length
+    with pytest.raises(Undefined, match=f"position {T + 31} is beyond the end of '{name}'"):
+        if name == "learned":
+            encoding.embed(x, positions[None])
+        posbench.attention(encoding, q, k, v, positions, 1, x)
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posbench.encodings import rope as rotary
 from posbench.encodings.base import Encoding, Shape, check_length
-from posbench.errors import UserError
+from posbench.errors import Undefined, UserError
 from posbench.options import Above1, Positive
 
 Combine = Literal["add", "concat"]
@@ -108,7 +108,13 @@ class Learned(Encoding):
 
 
 def check_whole(encoding: Encoding, positions: Tensor) -> None:
-    """Raise UserError for fractional positions, and Undefined for more than the encoding is defined for."""
+    """Raise UserError for fractional positions, and Undefined for more, or larger ones, than there are codes.
+
+    An accelerator or compiled code does not stop to look at the values.
+    """
     check_length(encoding, positions.shape[-1])
     if positions.is_floating_point():
         raise UserError(f"'{encoding.name}' has a code per whole position: expected integer positions, got fractional")
+    looks = positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel()
+    if looks and encoding.max_length is not None and (last := int(positions.max())) >= encoding.max_length:
+        raise Undefined(f"position {last} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
