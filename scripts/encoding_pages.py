@@ -14,9 +14,9 @@ import readme
 from posbench import encodings, listing
 from posbench.config.shipped import choices
 from posbench.encodings import families
-from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import methods, methods_of
+from posbench.encodings.wrapper import Wrapper
 from posbench.evaluation import probes
 from posbench.show import command
 

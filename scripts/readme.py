@@ -6,7 +6,7 @@ import pathlib
 from posbench import encodings, listing
 from posbench.config.shipped import configs_dir
 from posbench.encodings import families
-from posbench.encodings._wrapper import Wrapper
+from posbench.encodings.wrapper import Wrapper
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- encodings: written by `make readme` -->\n"

@@ -1,10 +1,11 @@
 """The contract, for every scheme found, with randomised parameters (zero-initialised tables would hide errors)."""
 
 import contextlib
+import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +114,49 @@ def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) 
 
 # -- every way to compute it is the same -------------------------------------------------------------------------------
 
+SETTINGS: list[tuple[int, str, bool, dict[str, Any]]] = [  # length, positions, whether they are counted, limits
+    *((19, "gaps", False, {"window": window}) for window in (None, 1, 6)),
+    *((19, "consecutive", counted, {"window": window}) for window in (None, 1, 6) for counted in COUNTED),
+    *((19, "consecutive", counted, {"last": 4}) for counted in COUNTED),
+    *((19, "consecutive", counted, {"window": 6, "sinks": 2}) for counted in COUNTED),
+    *((19, "consecutive", counted, {"window": 6, "sinks": 2, "last": 4}) for counted in COUNTED),
+    (LONG, "gaps", False, {}),
+    (LONG, "consecutive", True, {}),
+    (LONG, "consecutive", True, {"window": 70}),
+]
+
 
 @pytest.mark.sample(3)
 @CASES
-def test_row_blocks_equal_the_whole(case: Case) -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
+def test_the_chosen_attention_equals_the_definition(case: Case, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding = schemes.build(*case, SHAPE)
+    if again:
+        monkeypatch.setattr(attention, "KEPT_BYTES", 0)
+        monkeypatch.setattr(attention, "AT_ONCE", 1)  # a sequence at a time, as few rows as may be
+    for length, kind, counted, limits in [(LONG, "gaps", False, {})] if again else SETTINGS:
+        length = min(length, encoding.max_length or length)
+        last, whole = limits.get("last", length), {name: limits[name] for name in limits if name != "last"}
+        positions = schemes.positions_of(kind, 2, length, below(encoding))
+        chosen = functools.partial(_chosen, encoding, positions, limits, counted)
+        defined = functools.partial(_defined, encoding, positions, whole, last)
+        inputs = schemes.layer_inputs(SHAPE, length)
+        with where(length=length, kind=kind, counted=counted, **limits):
+            assert_same(*(schemes.with_gradients(encoding, inputs, compute) for compute in (chosen, defined)))
+
+
+def _chosen(encoding: Encoding, positions: Tensor, limits: Any, counted: bool, *inputs: Tensor) -> Tensor:
+    return schemes.layer_attention(encoding, *inputs, positions, 1, consecutive=counted, **limits)
+
+
+def _defined(encoding: Encoding, positions: Tensor, limits: Any, last: int, *inputs: Tensor) -> Tensor:
+    return schemes.by_definition(encoding, inputs, positions, 1, **limits)[:, :, -last:]
+
+
+@pytest.mark.sample(3)
+@CASES
+def test_blocks_and_last_rows_of_the_definition_are_those_of_the_whole(case: Case) -> None:
+    encoding, inputs = schemes.build(*case, SHAPE), schemes.layer_inputs(SHAPE, 19)
     for kind, which in itertools.product(("consecutive", "gaps"), ({}, {"causal": False}, {"window": 6})):
         positions = schemes.positions_of(kind, 2, 19, below(encoding))
 
@@ -125,84 +164,16 @@ def test_row_blocks_equal_the_whole(case: Case) -> None:
             def compute(*inputs: Tensor) -> Tensor:
                 return schemes.by_definition(encoding, inputs, positions, 1, block, **which)
 
-            return schemes.with_gradients(encoding, schemes.layer_inputs(SHAPE, 19), compute)
+            return schemes.with_gradients(encoding, inputs, compute)
 
         with where(kind=kind, **which):
             assert_same(computed(block=5), computed(block=None))
-
-
-@pytest.mark.sample(3)
-@CASES
-def test_the_last_rows_of_the_definition_are_those_of_all(case: Case) -> None:
-    encoding = schemes.build(*case, SHAPE)
-    q, k, v, x = schemes.layer_inputs(SHAPE, 19)
-    positions = schemes.positions_of("gaps", 2, 19, below(encoding))
-    for causal in (True, False):
-        whole = attention_output(encoding, q, k, v, x, 1, positions, causal)
-        torch.testing.assert_close(
-            attention_output(encoding, q, k, v, x, 1, positions, causal, last=3), whole[:, :, -3:]
-        )
-        logits = attention_logits(encoding, q, k, x, 1, positions, causal)
-        torch.testing.assert_close(attention_logits(encoding, q, k, x, 1, positions, causal, last=3), logits[:, :, -3:])
-
-
-@pytest.mark.sample(3)
-@CASES
-def test_the_chosen_attention_equals_the_definition(case: Case) -> None:
-    for window, kind in itertools.product((None, 1, 6), ("gaps", "consecutive")):
-        with where(kind=kind, window=window):
-            compare_with_the_definition(case, kind, 19, (False, True) if kind == "consecutive" else (False,), window)
-
-
-@pytest.mark.sample(3)
-@CASES
-def test_the_chosen_attention_equals_the_definition_far_beyond_training(case: Case) -> None:
-    for kind, counted, window in (("gaps", False, None), ("consecutive", True, None), ("consecutive", True, 70)):
-        with where(kind=kind, window=window):
-            compare_with_the_definition(case, kind, LONG, (counted,), window)
-
-
-@pytest.mark.sample(3)
-@CASES
-def test_the_chosen_attention_equals_the_definition_where_scores_are_not_kept(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "KEPT_BYTES", 0)
-    monkeypatch.setattr(attention, "AT_ONCE", 1)  # a sequence at a time, as few rows as may be
-    compare_with_the_definition(case, "gaps", LONG, counted=(False,), window=None)
-
-
-def compare_with_the_definition(
-    case: Case, kind: str, length: int, counted: tuple[bool, ...], window: int | None
-) -> None:
-    encoding = schemes.build(*case, SHAPE)
-    length = min(length, encoding.max_length or length)
-    positions = schemes.positions_of(kind, 2, length, below(encoding))
-
-    def chosen(known: bool) -> Callable[..., Tensor]:
-        return lambda *inputs: schemes.layer_attention(encoding, *inputs, positions, 1, window, consecutive=known)
-
-    def defined(*inputs: Tensor) -> Tensor:
-        return schemes.by_definition(encoding, inputs, positions, 1, window=window)
-
-    inputs = schemes.layer_inputs(SHAPE, length)
-    expected = schemes.with_gradients(encoding, inputs, defined)
-    for known in counted:
-        with where(counted=known):
-            assert_same(schemes.with_gradients(encoding, inputs, chosen(known)), expected)
-
-
-@pytest.mark.sample(3)
-@CASES
-def test_the_last_rows_and_sinks_are_those_of_the_definition(case: Case) -> None:
-    encoding = schemes.build(*case, SHAPE)
-    inputs, positions = schemes.layer_inputs(SHAPE, 19), torch.arange(19)[None]
-    for last, sinks, window in ((4, 0, None), (19, 2, 6), (4, 2, 6)):
-        expected = schemes.by_definition(encoding, inputs, positions, 1, window=window, sinks=sinks)[:, :, -last:]
-        for counted in COUNTED:
-            out = schemes.layer_attention(encoding, *inputs, positions, 1, window, sinks, counted, last % 19 or None)
-            with where(counted=counted, last=last, sinks=sinks, window=window):
-                torch.testing.assert_close(out, expected, **CLOSE)
+        if "window" in which:
+            continue
+        q, k, v, x = inputs
+        for form, qkv in ((attention_output, (q, k, v)), (attention_logits, (q, k))):
+            whole, last = (form(encoding, *qkv, x, 1, positions, last=rows, **which) for rows in (None, 3))
+            torch.testing.assert_close(last, whole[:, :, -3:])
 
 
 @pytest.mark.slow
@@ -276,12 +247,9 @@ def test_angles_biases_and_codes_are_fp32_under_autocast(case: Case) -> None:
     positions = torch.arange(19)[None] + (0 if encoding.max_length else 5000)
 
     def everything() -> list[Tensor]:
+        embedded = encoding.embed(tokens(encoding, 19), positions)
         logits = attention_logits(encoding, q, k, x, 1, positions)
-        return [
-            encoding.embed(tokens(encoding, 19), positions),
-            logits,
-            attention_output(encoding, q, k, v, x, 1, positions),
-        ]
+        return [embedded, logits, attention_output(encoding, q, k, v, x, 1, positions)]
 
     plain = everything()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -375,21 +343,17 @@ def test_one_head_and_one_token_are_no_special_case(case: Case) -> None:
 
 
 @NAMES
-def test_yaml_repeats_the_constructor_defaults(name: str) -> None:
+def test_a_scheme_has_a_yaml_of_its_defaults_and_a_docstring_with_source_behaviour_and_check(name: str) -> None:
     text = (Path(__file__).parents[1] / "configs" / "encoding" / f"{name}.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) == {"name": name, **encodings.options_of(name)}
+    document = inspect.cleandoc(encodings.documentation(encodings.load(name)))
+    for start in ("Source: ", "Beyond training length: ", "Checked against: "):
+        assert re.search(rf"^{start}\S", document, re.MULTILINE), f"no line '{start}'"
 
 
 def test_every_yaml_is_a_scheme() -> None:
     folder = Path(__file__).parents[1] / "configs" / "encoding"
     assert sorted(path.stem for path in folder.glob("*.yaml")) == schemes.NAMES
-
-
-def test_docstrings_tell_source_behaviour_beyond_training_and_check() -> None:
-    for name in schemes.NAMES:
-        text = inspect.cleandoc(encodings.documentation(encodings.load(name)))
-        for start in ("Source: ", "Beyond training length: ", "Checked against: "):
-            assert re.search(rf"^{start}\S", text, re.MULTILINE), f"{name}: no line '{start}'"
 
 
 # -- the registry and its sentences ------------------------------------------------------------------------------------
@@ -399,19 +363,11 @@ def test_docstrings_tell_source_behaviour_beyond_training_and_check() -> None:
     ("name", "options", "sentence"),
     [
         ("rop", {}, "unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)"),
-        ("rope", {"base": -1}, "encoding.base is -1 for 'rope': input should be greater than 1 (default 10000"),
-        (
-            "alibi",
-            {"base": 1},
-            "'alibi' has no option 'base': it accepts slopes; did you mean to choose 'rope'?",
-        ),
-        ("alibi", {"slopes": [1.0]}, "encoding.slopes is [1.0] for 'alibi': expected 4 numbers, one per head"),
-        (
-            "shaw",
-            {"max_distance": 0},
-            "encoding.max_distance is 0 for 'shaw': input should be greater than or",
-        ),
-        ("sinusoidal", {"scale": -2}, "encoding.scale is -2 for 'sinusoidal': input should be greater than 0"),
+        ("rope", {"base": -1}, "encoding.base is -1 for 'rope': "),
+        ("alibi", {"base": 1}, "'alibi' has no option 'base': it accepts slopes; did you mean to choose 'rope'?"),
+        ("alibi", {"slopes": [1.0]}, "encoding.slopes is [1.0] for 'alibi': expected 4 "),
+        ("shaw", {"max_distance": 0}, "encoding.max_distance is 0 for 'shaw': "),
+        ("sinusoidal", {"scale": -2}, "encoding.scale is -2 for 'sinusoidal': "),
     ],
 )
 def test_a_wrong_choice_is_answered_in_one_line(name: str, options: dict[str, Any], sentence: str) -> None:
@@ -421,9 +377,12 @@ def test_a_wrong_choice_is_answered_in_one_line(name: str, options: dict[str, An
     assert "\n" not in str(error.value)
 
 
-def test_an_odd_head_width_is_answered_with_the_nearest_model_widths() -> None:
+def test_shapes_that_do_not_divide_are_answered_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"head_dim is 33 \(d_model 99 / n_heads 3\): .* nearest d_model: 96 or 102"):
         encodings.build("rope", Shape(99, 3, 1, 8))
+    with pytest.raises(UserError, match="n_kv_heads is 3: expected a divisor of n_heads, 4"):
+        Shape(32, 4, 2, 32, n_kv_heads=3)
+    assert Shape(30, 4, 2, 32, head_dim=16).head_dim == 16
 
 
 def test_a_scheme_that_reads_the_layer_input_asks_for_it() -> None:
@@ -442,57 +401,8 @@ class Misspelt(Encoding):
 
 
 class HalfMisspelt(Misspelt):
-    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return k, q
-
-
-def test_a_misspelt_hook_is_named_and_no_scheme_of_ours_is_suspected() -> None:
-    misspelt = "has a method 'distance_bais', which is no hook: did you mean 'distance_bias'?"
-    first, second = Misspelt(SHAPE).remarks()
-    assert first.endswith("overrides no hook, so it gives no position: is one misspelt?")
-    assert second.endswith(misspelt)
-    (only,) = HalfMisspelt(SHAPE).remarks()
-    assert only.endswith(misspelt)
-    for name in schemes.NAMES:
-        # That of the base, which an override may replace.
-        assert not [line for line in Encoding.remarks(encodings.build(name, SHAPE)) if "hook" in line], name
-
-
-class Misshapen(Encoding):
-    """Two tokens too few in one hook."""
-
-    def __init__(self, shape: Shape, hook: str) -> None:
-        super().__init__(shape)
-        self.overridden = frozenset({hook})
-
-    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
-        return torch.zeros(4, *distance.shape[:-1], 18) if "distance_bias" in self.overridden else None
-
-    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return (q, k[:, :, :18]) if "rotate" in self.overridden else (q, k)
-
-
-@pytest.mark.parametrize(
-    ("hook", "sentence"),
-    [
-        ("distance_bias", "distance_bias gave (4, 18), expected (H, *S), here (4, 20)"),
-        ("rotate", "rotate's k gave (2, 4, 18, 8), expected (B, H, T, Dq), here (2, 4, 20, 8)"),
-    ],
-)
-def test_a_hook_that_gives_another_shape_is_named(hook: str, sentence: str) -> None:
-    encoding = Misshapen(SHAPE, hook)
-    q, k, v, x = schemes.layer_inputs(SHAPE, 20)
-    with pytest.raises(UserError) as error:
-        schemes.layer_attention(encoding, q, k, v, x, torch.arange(20)[None], 0, consecutive=True)
-    assert str(error.value) == f"'{encoding.name}': {sentence}"
-    with pytest.raises(UserError, match=f"'{encoding.name}': {hook}"):
-        attention_output(encoding, q, k, v, x)
-
-
-def test_a_rotation_that_is_no_pair_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Misshapen, "rotate", lambda self, q, *_: q)
-    with pytest.raises(UserError, match=r": rotate gave \(2, 4, 20, 8\), expected two tensors, q and k$"):
-        attention_output(Misshapen(SHAPE, "rotate"), *schemes.layer_inputs(SHAPE, 20))
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return 2 * v
 
 
 class Slopes(Encoding):
@@ -511,6 +421,12 @@ class Slopes(Encoding):
         if mistake == "constructor":
             self.slopes.no_such_method()
 
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return {"pair": q, "rotate": (q, k[:, :, :18])}.get(self.mistake, (q, k))  # type: ignore[return-value]
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        return torch.zeros(4, *distance.shape)[..., 2 * (self.mistake == "distance_bias") :]
+
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
         if self.mistake == "broadcast":
             return self.slopes * layer.distance
@@ -524,19 +440,16 @@ class Slopes(Encoding):
     ("mistake", "sentence"),
     [
         ("", ""),
-        ("super", r"'slopes', __init__ \(test_encodings.py, line \d+\): expected super\(\).__init__\(shape\) first"),
-        ("tensor", r"'slopes', __init__ .*: slopes is neither trained nor moved .*: expected nn.Parameter, a buffer"),
-        ("list", r"'slopes', __init__ .*: slopes is neither trained nor moved"),
-        ("constructor", r"__init__ \(test_encodings.py, line {no_such}\): AttributeError: .*no_such_method"),
-        ("broadcast", r"'slopes', bias \(test_encodings.py, line {rows}\): RuntimeError: The size of tensor"),
-        (
-            "bias",
-            r"'slopes', bias .*: gave \(1, 20, 19\), expected to broadcast to \(B, H, Tq, Tk\), here \(2, 4, 20, 20\)",
-        ),
-        (
-            "map_values",
-            r"'slopes', map_values .*: gave \(2, 1, 20, 8\), expected \(B, H, T, Dh\), here \(2, 4, 20, 8\)",
-        ),
+        ("super", r"'slopes', __init__: test_encodings.py, line \d+: .*expected super\(\).__init__\(shape\) first"),
+        ("tensor", r"'slopes', __init__: .*: slopes is neither trained nor moved .*: expected nn.Parameter, a buffer"),
+        ("list", r"'slopes', __init__: .*: slopes is neither trained nor moved"),
+        ("constructor", r"__init__: test_encodings.py, line {no_such}: AttributeError: .*no_such_method"),
+        ("broadcast", r"'slopes', bias: test_encodings.py, line {rows}: RuntimeError: The size of tensor"),
+        ("bias", r"bias: .*: gave \(1, 20, 19\), expected to broadcast to \(B, H, Tq, Tk\), here \(2, 4, 20, 20\)"),
+        ("map_values", r"map_values: .*: gave \(2, 1, 20, 8\), expected \(B, H, T, Dh\), here \(2, 4, 20, 8\)"),
+        ("distance_bias", r"distance_bias: .*: gave \(4, 1, 20, 18\), expected \(H, \*S\), here \(4, 1, 20, 20\)"),
+        ("rotate", r"rotate: .*: gave .*\(2, 4, 18, 8\)\], expected two of \(B, H, T, Dq\), here \(2, 4, 20, 8\)"),
+        ("pair", r"rotate: .*: gave \(2, 4, 20, 8\), expected two of \(B, H, T, Dq\)"),
     ],
 )
 def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
@@ -552,7 +465,16 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
             stack.enter_context(pytest.raises(UserError, match=pattern))
         encoding = encodings.build("slopes", SHAPE, {"mistake": mistake})
         output = attention_output(encoding, *schemes.layer_inputs(SHAPE, 20))
-        assert encoding.hooks == {"bias", "map_values"} and output.shape == (2, 4, 20, 8)
+        assert encoding.remarks() == [] and output.shape == (2, 4, 20, 8)
+
+
+def test_a_misspelt_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encodings, "_registered", {})
+    remarks = [encodings.build(encodings.register(cls).name, SHAPE).remarks() for cls in (Misspelt, HalfMisspelt)]
+    assert [len(lines) for lines in remarks] == [2, 1]
+    assert remarks[0][0].endswith("overrides no hook, so it gives no position: is one misspelt?")
+    for lines in remarks:
+        assert lines[-1].endswith("has a method 'distance_bais', which is no hook: did you mean 'distance_bias'?")
 
 
 @pytest.mark.parametrize(

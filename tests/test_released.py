@@ -15,8 +15,8 @@ from posbench import attention_output, encodings
 from posbench.config.built import encoding_of
 from posbench.config.compose import single
 from posbench.config.shipped import configs_dir
-from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
+from posbench.encodings.wrapper import Wrapper
 
 FOLDER = configs_dir() / "encoding" / "layered"
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -21,7 +21,9 @@ def encoding_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Encoding":
 
     model, length, asked = config.model, config.original_length, config.encoding
     if asked.file:
-        encodings.from_file(asked.file, asked.file_sha256)
+        from posbench.encodings.own import from_file
+
+        encodings.register(from_file(asked.file, asked.file_sha256)[0])
     kv_heads = model.n_kv_heads or 0
     shape = Shape(
         model.d_model, model.n_heads, model.n_layers, length, vocabulary, model.token_rms, n_kv_heads=kv_heads

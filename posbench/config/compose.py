@@ -165,7 +165,7 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
 def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
     """A composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
     name = chosen.get("encoding", "")
-    own = name not in every("encoding", folders) and (encodings.is_place(name) or name in encodings.names())
+    own = name not in every("encoding", folders) and (encodings.PLACE.fullmatch(name) or name in encodings.names())
     files = {group: choice for group, choice in chosen.items() if group != "encoding" or not own}
     for group, choice in files.items():
         if choice not in (known := every(group, folders)):
@@ -174,11 +174,13 @@ def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
     OmegaConf.set_struct(cfg, False)
     if own:  # a class without a file: its signature is its YAML
         source = {}
-        if encodings.is_place(name):
+        if encodings.PLACE.fullmatch(name):
+            from posbench.encodings.own import from_file  # torch comes with it
+
             path, _, cls_name = name.rpartition(".py")
             path = spelt(f"{path}.py")
-            cls, digest = encodings.from_file(path + cls_name)
-            name, source = cls.name, {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
+            cls, digest = from_file(path + cls_name)
+            name, source = encodings.register(cls).name, {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
         options = encodings.options_of(name).items()
         plain = {key: "???" if default is inspect.Parameter.empty else default for key, default in options}
         cfg.encoding = OmegaConf.create({"name": name, **plain, **source})

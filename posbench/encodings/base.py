@@ -11,7 +11,6 @@ They may be fractional and need not be consecutive. The distance of a pair is qu
 import copy
 import dataclasses
 import inspect
-import types
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -19,7 +18,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from posbench.errors import OptionError, Undefined, UserError, did_you_mean
+from posbench.errors import OptionError, Undefined, UserError
 from posbench.options import plain
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on pairs of queries and keys
@@ -122,7 +121,6 @@ class Encoding(nn.Module):
     length_dependent: bool = False  # whether outputs at the start of an input depend on its length
     history: frozenset[str] = frozenset()  # what it reads of earlier tokens beside keys and values: "q", "x", or both
     whole_positions: bool = False  # whether it refuses fractional positions
-    positionless: bool = False  # whether it overrides no hook on purpose
     rates: Mapping[str, float] = MappingProxyType({})  # of own parameters, in multiples of the learning rate
 
     HOOKS: ClassVar[tuple[str, ...]] = (
@@ -187,10 +185,8 @@ class Encoding(nn.Module):
         return x
 
     def remarks(self) -> list[str]:
-        """Warnings about these options, one line each; a run logs them at its start. An override adds to these."""
-        silent = not (self.hooks or self.positionless) and type(self).at is Encoding.at
-        said = [f"'{self.name}' overrides no hook, so it gives no position: is one misspelt?"] if silent else []
-        return said + _almost_hooks(type(self))
+        """Warnings about these options, one line each; a run logs them at its start."""
+        return []
 
     # -- once per update -------------------------------------------------------------------------------------------
 
@@ -265,45 +261,6 @@ class Encoding(nn.Module):
 
 # What a method of extension returns: the extended encoding, and facts for result rows.
 Extended = tuple[Encoding, dict[str, Any]]
-
-
-def _almost_hooks(cls: type[Encoding]) -> list[str]:
-    """A line for each public method that is spelt almost like a hook."""
-    own = {name: value for kind in cls.__mro__ for name, value in vars(kind).items() if not hasattr(Encoding, name)}
-    methods = [name for name, value in own.items() if isinstance(value, types.FunctionType | property)]
-    near = {name: did_you_mean(name, cls.HOOKS, cutoff=0.8) for name in methods if not name.startswith("_")}
-    return [f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items() if hook]
-
-
-def rotated(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """The queries and keys that `rotate` returns; UserError as of `fitting`."""
-    given = encoding.rotate(q, k, layer)
-    if torch.compiler.is_compiling():
-        return given
-    if not (isinstance(given, tuple | list) and len(given) == 2):
-        raise UserError(f"'{encoding.name}': rotate gave {_in_words(given)}, expected two tensors, q and k")
-    first = given[0]
-    width = first.shape[3] if isinstance(first, Tensor) and first.dim() == 4 else q.shape[3]
-    for name, tensor in zip("qk", given, strict=True):
-        fitting(encoding, f"rotate's {name}", tensor, (*q.shape[:3], width), "(B, H, T, Dq)")
-    return given
-
-
-def fitting(encoding: Encoding, hook: str, given: Tensor | None, expected: tuple[int, ...], axes: str) -> Tensor:
-    """What a hook gave, if it is of the expected shape: a kernel would read past the end of less.
-
-    Raises:
-        UserError: it is of another shape; the line names the encoding, the hook, what it gave and what was expected.
-    """
-    if not isinstance(given, Tensor) or (given.shape != expected and not torch.compiler.is_compiling()):
-        raise UserError(f"'{encoding.name}': {hook} gave {_in_words(given)}, expected {axes}, here {expected}")
-    return given
-
-
-def _in_words(given: object) -> str:
-    if isinstance(given, tuple | list):
-        return f"{len(given)} values"
-    return str(tuple(given.shape)) if isinstance(given, Tensor) else repr(given)
 
 
 def check_length(encoding: Encoding, length: int) -> None:

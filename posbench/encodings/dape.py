@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.errors import UserError
 from posbench.options import Count
 

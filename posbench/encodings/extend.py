@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from posbench.encodings import EXTENSIONS
-from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding, Extended, Stretch
 from posbench.encodings.rope import CPU, SCALINGS, PartialRoPE, RoPE, Rotary, Rule, Spectrum, frequencies
+from posbench.encodings.wrapper import Wrapper
 from posbench.errors import Undefined, UserError, unknown
 from posbench.options import Above1, AtLeast1, Offset, checked
 

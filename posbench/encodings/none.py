@@ -14,4 +14,3 @@ from posbench.encodings.base import Encoding
 
 class NoPE(Encoding):
     name = "none"
-    positionless = True

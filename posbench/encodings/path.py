@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _start as starts
-from posbench.encodings._convolution import causal_convolution
 from posbench.encodings.base import Encoding, Layer, Shape, part_of
+from posbench.encodings.canon import causal_convolution
 from posbench.options import Count
 
 EPS = 1e-12  # lower bound of the length in normalisation

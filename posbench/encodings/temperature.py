@@ -20,57 +20,59 @@ Checked against: transformers Ministral 3 (llama4) and Mistral Large 4, plain lo
 what the inner encoding is checked against.
 """
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.far_pairs import FarPairs
-
-Rule = Literal["ssmax", "mistral_large4", "logn", "llama4", "inkling"]
+from posbench.encodings.wrapper import NO_OPTIONS, Altered, Wrapper
+from posbench.options import NonNegative, Positive
 
 
 class Temperature(Wrapper):
+    adds = ("rotate",)
+
     def __init__(
         self,
         shape: Shape,
         inner: str = "rope",
         inner_options: dict[str, Any] = NO_OPTIONS,
-        rule: Rule = "ssmax",
-        alpha: float = 0.1,
-        floor: float | None = None,
+        rule: Literal["ssmax", "mistral_large4", "logn", "llama4", "inkling"] = "ssmax",
+        alpha: NonNegative = 0.1,
+        floor: Positive | None = None,
     ) -> None:
         super().__init__(shape)
-        self.expect(math.isfinite(alpha) and alpha >= 0, "alpha", alpha, "a number of at least 0")
-        expected = "a number of tokens above 0, or null for train_length"
-        self.expect(floor is None or 0 < floor < math.inf, "floor", floor, expected)
         self.rule, self.alpha, self.floor = rule, alpha, floor or shape.train_length
         self.trained = math.log(max(2, shape.train_length))
         if rule == "ssmax":
             self.scale = _per_head(shape, 1 / self.trained)
         if rule == "mistral_large4":
             self.scale, self.offset = _per_head(shape, 0.0), _per_head(shape, 1.0)
-        self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
-
-    @property
-    def hooks(self) -> frozenset[str]:
-        return super().hooks | {"rotate"}
+        self.wrap(inner, inner_options)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        used, within = self.within(layer)
-        hooks: dict[str, Callable[..., Any]] = {"rotate": functools.partial(self._rotated, used, layer.index)}
-        if isinstance(used, FarPairs):  # whose logits of far pairs come from `prepare`
-            hooks["prepare"] = functools.partial(self._prepared, used, layer.index)
-        return self.altered(used, within, **hooks)
+        inner, within = self.within(layer)
+
+        def rotate(q: Tensor, k: Tensor, inside: Layer) -> tuple[Tensor, Tensor]:
+            q, k = inner.rotate(q, k, inside)
+            return self._sharpened(q, layer.index), k
+
+        def prepare(q: Tensor, k: Tensor, inside: Layer) -> list[tuple[Tensor, Tensor]]:
+            return [(self._sharpened(of_q, layer.index), of_k) for of_q, of_k in inner.prepare(q, k, inside)]
+
+        hooks: dict[str, Any] = {"rotate": rotate}
+        core = inner
+        while isinstance(core, Altered):
+            core = core.inner
+        if isinstance(core, FarPairs):  # whose logits of far pairs come from `prepare`
+            hooks["prepare"] = prepare
+        return self.altered(inner, **hooks), within
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
-        """The factor of queries that see n (T,) keys: (H, T) or (T,), fp32."""
-        n = n.float()
+        """Return the factor of queries that see n (T,) keys: (H, T) or (T,)."""
         if self.rule == "logn":
             return (n.log() / self.trained).clamp(min=1)
         if self.rule == "llama4":
@@ -80,18 +82,10 @@ class Temperature(Wrapper):
         sharper: Tensor = self.scale[layer][:, None] * n.log()
         return sharper + self.offset[layer][:, None] if self.rule == "mistral_large4" else sharper
 
-    def _rotated(self, used: Encoding, index: int, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        q, k = used.rotate(q, k, layer)
-        return self._sharpened(q, index), k
-
-    def _prepared(self, used: Encoding, layer: int, q: Tensor, *rest: Any) -> list[tuple[Tensor, Tensor]]:
-        return [(self._sharpened(of_q, layer), of_k) for of_q, of_k in used.prepare(q, *rest)]
-
     def _sharpened(self, q: Tensor, layer: int) -> Tensor:
-        factor = self.factor(torch.arange(1, q.shape[2] + 1, device=q.device), layer)
-        return (q * factor[..., None]).to(q.dtype)
+        return q * self.factor(torch.arange(1, q.shape[2] + 1, device=q.device), layer)[..., None]
 
 
 def _per_head(shape: Shape, start: float) -> nn.ParameterList:
-    """A number per layer and head: (H,) for each layer."""
+    """Return a number per layer and head: (H,) for each layer."""
     return nn.ParameterList(torch.full((shape.n_heads,), start) for _ in range(shape.n_layers))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posbench import machine
-from posbench.encodings.base import PAIRWISE, Encoding, Layer, check_length, exact, fitting, part_of, rotated
+from posbench.encodings.base import PAIRWISE, Encoding, Layer, check_length, exact, part_of
 from posbench.model import flex
 
 # Bytes of scores that a layer keeps for its backward pass; beyond, blocks of rows are computed again. Accelerators give
@@ -49,9 +49,6 @@ def attention(
         window: keys a query may see, itself included (causal only); None = all before it.
         sinks: keys at the beginning that every query sees beside its window.
         last: compute only the last so many query rows; None = all T.
-
-    Raises:
-        UserError: a hook gave a tensor of another shape than expected.
     """
     with torch.autocast(q.device.type, enabled=False):
         length, dtype = q.shape[2], v.dtype
@@ -87,7 +84,7 @@ def prepared(
     if encoding.hooks & {"prepare", "rotate"}:
         q, k = exact(q), exact(k)
         layer = layer.replace(state=encoding.prepare(q, k, layer))
-        q, k = (each.to(dtype) for each in rotated(encoding, q, k, layer))
+        q, k = (each.to(dtype) for each in encoding.rotate(q, k, layer))
     return encoding, q, k, v, layer
 
 
@@ -210,16 +207,13 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
     """Return what is added to the logits of a block, broadcastable to (B, H, Tq, Tk); None = nothing."""
     total = None
     if "distance_bias" in encoding.hooks:
-        heads = encoding.shape.n_heads
         if layer.consecutive and layer.causal and isinstance(layer.keys, slice):  # no others occur
             distance = torch.arange(layer.rows.stop - layer.keys.start, device=q.device)
             known = encoding.distance_bias(distance, layer)
-            known = fitting(encoding, "distance_bias", known, (heads, len(distance)), "(H, *S)")
-            total = _laid_out(known, layer.rows.stop - layer.rows.start)
+            total = None if known is None else _laid_out(known, layer.rows.stop - layer.rows.start)
         else:
-            distance = layer.distance
-            known = encoding.distance_bias(distance, layer)
-            total = fitting(encoding, "distance_bias", known, (heads, *distance.shape), "(H, *S)").movedim(0, 1)
+            known = encoding.distance_bias(layer.distance, layer)
+            total = None if known is None else known.movedim(0, 1)
     if "bias" in encoding.hooks:
         bias = encoding.bias(exact(q), exact(k), layer)
         total = bias if total is None else total if bias is None else total + bias

@@ -11,12 +11,12 @@ Checked against: plain loops from the equation.
 from torch import Tensor
 
 from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.options import Positive
 
 
 class LogBias(Encoding):
-    def __init__(self, shape: Shape, strength: float = 1.0) -> None:
+    def __init__(self, shape: Shape, strength: Positive = 1.0) -> None:
         super().__init__(shape)
-        self.expect(strength > 0, "strength", strength, "a number above 0")
         self.strength = strength
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:

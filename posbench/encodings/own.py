@@ -1,0 +1,171 @@
+"""A user's own encodings: from a file, and with one line for a mistake: the encoding, the hook, file and line."""
+
+import functools
+import hashlib
+import inspect
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posbench import files, machine
+from posbench.encodings.base import Encoding
+from posbench.errors import PosbenchError, UserError, did_you_mean
+
+# The shape that a hook has to give, by its arguments; that of `bias` and `positions` may be one to be expanded.
+_SHAPES: dict[str, Callable[..., tuple[tuple[int, ...], str]]] = {
+    "positions": lambda _, ids, *__: (tuple(ids.shape), "(1|B, T)"),
+    "embed": lambda self, x, *_: ((*x.shape[:2], self.shape.d_model), "(B, T, D)"),
+    "rotate": lambda _, q, *__: (tuple(q.shape), "two of (B, H, T, Dq)"),
+    "map_values": lambda _, v, *__: (tuple(v.shape), "(B, H, T, Dh)"),
+    "map_outputs": lambda _, out, *__: (tuple(out.shape), "(B, H, Tq, Dh)"),
+    "distance_bias": lambda self, distance, _: ((self.shape.n_heads, *distance.shape), "(H, *S)"),
+    "bias": lambda _, q, k, __: ((*q.shape[:3], k.shape[2]), "to broadcast to (B, H, Tq, Tk)"),
+    "scores": lambda _, logits, *__: (tuple(logits.shape), "(B, H, Tq, Tk)"),
+    "attend": lambda _, logits, v, __: ((*logits.shape[:3], v.shape[3]), "(B, H, Tq, Dh)"),
+}
+
+
+def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], str]:
+    """Run a user's file and return the class in it that `path/to/file.py:Class` names, and the file's sha256.
+
+    Args:
+        sha256: of the file that a run was trained with. It may come from a stranger's folder, so it is run only if it
+            is unchanged and somebody has typed its name on this machine before.
+
+    Raises:
+        UserError: there is no such file or class, it cannot be imported, or it is not the one that was trained with.
+    """
+    folder_and_stem, _, name = place.rpartition(".py")
+    path, name = Path(f"{folder_and_stem}.py").expanduser(), name.removeprefix(":")
+    if not path.is_file():
+        raise UserError(f"encoding={place}: there is no file {path}")
+    content, typed = path.read_bytes(), files.user_cache() / "typed_encodings"
+    digest = hashlib.sha256(content).hexdigest()
+    known = typed.read_text(encoding="utf-8").split() if typed.is_file() else []
+    if sha256 not in (None, digest):
+        now = f"has changed since the run was made (sha256 {str(sha256)[:12]}, now {digest[:12]})"
+        raise UserError(f"{path} {now}: restore it, or train with encoding={place} anew, which is another run")
+    if sha256 and digest not in known:
+        raise UserError(f"{path} is code that nobody has named here yet: 'posbench train --cfg encoding={place}' does")
+    if digest not in known:
+        typed.parent.mkdir(parents=True, exist_ok=True)
+        files.write(typed, "\n".join([*known, digest, ""]).encode())
+    if (module := sys.modules.get(f"posbench_own_{digest}")) is None:
+        module = types.ModuleType(f"posbench_own_{digest}")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module  # where dataclasses and pickle look
+        try:
+            exec(compile(content, path, "exec"), vars(module))  # noqa: S102, it is the user's, who has named it
+        except Exception as error:
+            del sys.modules[module.__name__]
+            raise UserError(f"encoding={place}: {fault(error)}") from error
+    of_module = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
+    classes = {each.__name__: each for each in of_module if isinstance(each, type) and issubclass(each, Encoding)}
+    cls = classes.get(name or next(iter(classes), "")) if name or len(classes) == 1 else None
+    if cls is None:
+        listed = ", ".join(classes) or "none: it has no Encoding"
+        raise UserError(f"encoding={place}: expected FILE.py:CLASS, one of {listed}")
+    return cls, digest
+
+
+def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
+    """Call a user's class. UserError, of one line, if it raises or holds tensors that no model would see."""
+    try:
+        encoding = guarded(cls)(*args, **options)  # type: ignore[arg-type]
+    except PosbenchError:
+        raise
+    except Exception as error:
+        raise UserError(f"'{cls.name}', __init__: {fault(error, inspect.getsourcefile(cls))}") from error
+    place = _place(cls, "__init__")
+    if "shape" not in vars(encoding):
+        raise UserError(f"{place}: expected super().__init__(shape) first")
+    for module in encoding.modules():
+        for name, value in vars(module).items():
+            items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            if not name.startswith("_") and any(isinstance(each, Tensor | nn.Module) for each in items):
+                expected = "expected nn.Parameter, a buffer or a module" + (" list" if isinstance(value, list) else "")
+                raise UserError(f"{place}: {name} is neither trained nor moved with the model: {expected}")
+    return encoding
+
+
+@functools.cache
+def guarded(cls: type[Encoding]) -> type[Encoding]:
+    """Return the class with one line for an error or a misshapen result of a hook, and remarks on misspelt ones."""
+    hooks = {name: _guarded(cls, name, hook) for name in cls.overridden if callable(hook := getattr(cls, name))}
+    members = {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name, **hooks}
+    members["remarks"] = lambda self: [*_misspelt(cls), *cls.remarks(self)]
+    subclass: type[Encoding] = type(cls.__name__, (cls,), members)
+    return subclass
+
+
+def _guarded(cls: type[Encoding], name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def call(self: Encoding, *args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return hook(self, *args)
+        try:
+            result = hook(self, *args)
+        except PosbenchError:
+            raise
+        except Exception as error:
+            if machine.is_out_of_memory(error):
+                raise
+            raise UserError(f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}") from error
+        if name in _SHAPES and not (result is None and name == "bias"):
+            shape, (expected, axes) = _shape(result), _SHAPES[name](self, *args)
+            if not _fits(shape, expected, name):
+                raise UserError(f"{_place(cls, name)}: gave {shape}, expected {axes}, here {expected}")
+        return result
+
+    return call
+
+
+def _shape(result: object) -> Any:
+    """Return the shape of a tensor, the shapes of several, or the type of anything else."""
+    if isinstance(result, tuple | list):
+        return [_shape(each) for each in result]
+    return tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+
+
+def _fits(shape: Any, expected: tuple[int, ...], name: str) -> bool:
+    if name == "rotate":
+        return len(shape) == 2 and shape[0] == shape[1] and shape[0][:3] == expected[:3]
+    if name not in ("bias", "positions"):
+        return bool(shape == expected)
+    pairs = zip(reversed(shape), reversed(expected), strict=False)
+    return len(shape) <= len(expected) and all(size in (1, whole) for size, whole in pairs)
+
+
+def _misspelt(cls: type[Encoding]) -> list[str]:
+    """Return a line for a class without any hook, and for each public method that is spelt almost like one."""
+    lines = [f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?"]
+    methods = {name for kind in cls.__mro__ for name, value in vars(kind).items() if callable(value)}
+    near = {name: did_you_mean(name, cls.HOOKS, cutoff=0.8) for name in sorted(methods) if not hasattr(Encoding, name)}
+    near = {name: hook for name, hook in near.items() if hook and not name.startswith("_")}
+    return lines[bool(cls.overridden) :] + [
+        f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items()
+    ]
+
+
+def fault(error: BaseException, source: str | None = None) -> str:
+    """Return an error in one line, with the file and line that it came from: the last of `source`, if it is given."""
+    if isinstance(error, SyntaxError):
+        file, line, message = error.filename, error.lineno, error.msg
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
+        file, line, message = last.filename, last.lineno, " ".join(str(error).split())
+    if "before Module.__init__() call" in message:
+        message = "expected super().__init__(shape) first"
+    return f"{Path(file or '').name}, line {line}: {type(error).__name__}: {message}"
+
+
+def _place(cls: type[Encoding], name: str) -> str:
+    code = inspect.unwrap(getattr(cls, name)).__code__
+    return f"'{cls.name}', {name}: {Path(code.co_filename).name}, line {code.co_firstlineno}"

@@ -1,0 +1,108 @@
+"""Wrappers: encodings around other encodings.
+
+Hooks on the whole model (positions, input) are the wrapper's own and call those of the inner encodings. Hooks in a
+layer are those of the encoding that `at` returns: the inner one, or it with some hooks replaced (`Altered`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from posbench import encodings
+from posbench.encodings.base import Encoding, Layer, Shape, Stretch
+from posbench.errors import OptionError, UserError
+
+NO_OPTIONS: dict[str, Any] = {}
+
+
+class Altered(Encoding):
+    """An inner encoding of one layer: some hooks are replaced, and its window may be narrowed."""
+
+    def __init__(self, inner: Encoding, window: int | None, replaced: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(inner.shape)
+        self.inner, self.name = inner, inner.name
+        self.window = min((each for each in (window, inner.window) if each is not None), default=None)
+        kept = {hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}}
+        vars(self).update(kept | dict(replaced), overridden=inner.hooks | replaced.keys())
+
+    @property
+    def logit_scale(self) -> float:
+        return self.inner.logit_scale
+
+
+class Wrapper(Encoding):
+    """Base of the encodings around others. A subclass calls `wrap`, or `adopt`, at the end of its constructor."""
+
+    adds: tuple[str, ...] = ()  # hooks that it has beside those of the inner encodings
+
+    def wrap(self, inner: str, options: Mapping[str, Any], shape: Shape | None = None) -> None:
+        """Build the inner encoding, for another shape if one is given, and adopt it."""
+        self.adopt([build_inner(inner, shape or self.shape, options, "encoding.inner_options")])
+
+    def adopt(self, inners: Sequence[Encoding]) -> None:
+        """Take on the parameters and the limits of these encodings."""
+        self.inners = nn.ModuleList(inners)
+        self.max_length = min((each.max_length for each in inners if each.max_length is not None), default=None)
+        self.length_dependent = any(each.length_dependent for each in inners)
+        self.history = frozenset().union(self.history, *(each.history for each in inners))
+        self.whole_positions = any(each.whole_positions for each in inners)
+
+    def around(self, inners: Sequence[Encoding]) -> Self:
+        """Return a copy of the wrapper around other encodings."""
+        copied = self.sharing()
+        copied.adopt(inners)
+        return copied
+
+    @property
+    def inner_encodings(self) -> list[Encoding]:
+        return cast(list[Encoding], list(self.inners))
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return frozenset(self.adds).union(*(inner.hooks for inner in self.inner_encodings))
+
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
+        inner, within = self.within(layer)
+        return self.altered(inner), within
+
+    def within(self, layer: Layer, which: int = 0) -> tuple[Encoding, Layer]:
+        """Return what an inner encoding uses for a layer, as `at` does."""
+        return self.inner_encodings[which].at(layer.replace(tables=layer.tables[which]))
+
+    def altered(self, inner: Encoding, **replaced: Callable[..., Any]) -> Encoding:
+        """Return the inner encoding of a layer with these hooks in place of its own, under the wrapper's window."""
+        return Altered(inner, self.window, replaced) if replaced or self.window is not None else inner
+
+    def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
+        """Return the lengths that an extension of the inner encoding goes by: where its positions or distances end."""
+        return stretch
+
+    def remarks(self) -> list[str]:
+        return [remark for inner in self.inner_encodings for remark in inner.remarks()]
+
+    def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self.inner_encodings[0].positions(ids, generator)
+
+    def make_tables(self, positions: Tensor) -> list[Any]:
+        return [inner.make_tables(positions) for inner in self.inner_encodings]
+
+    def token_dim(self) -> int:
+        return min(inner.token_dim() for inner in self.inner_encodings)
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        # The encoding that concatenates comes first: the others add to the width that it makes.
+        for inner in sorted(self.inner_encodings, key=lambda inner: inner.token_dim()):
+            x = inner.embed(x, positions, ids)
+        return x
+
+
+def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -> Encoding:
+    """Build an encoding for a wrapper; an error names the full key of its options, such as encoding.inner_options."""
+    try:
+        return encodings.build(name, shape, options)
+    except OptionError as error:
+        raise error.under(key) from None
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
