@@ -143,7 +143,7 @@ train encoding=nope | did you mean 'none'?
 train encoding=all | did you mean 'glob(*)'?
 train tracking=off | did you mean 'none'? (choices: none, tensorboard, wandb)
 train tracking=offline | did you mean 'tracking.mode=offline'?
-train model=gtp | unknown model 'gtp': did you mean 'gpt'? (choices: gpt, llama)
+train model=gtp | unknown model 'gtp': did you mean 'gpt'? (choices: gpt, llama, qwen3)
 train data=_base | unknown data '_base': a file or folder of your own is data.path=
 train rope | cannot read 'rope': did you mean 'encoding=rope'?
 sweep six | cannot read 'six': did you mean 'sweep=six'?

@@ -116,12 +116,18 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["data=task/copy"], "expected evaluation=problems, which experiment=tasks brings"),
-        (["evaluation=problems"], "or data=task/copy or another task, since data 'builtin' is text"),
+        (["data=task/copy"], "expected problems (experiment=tasks brings them), since the data is a task"),
+        (
+            ["evaluation=problems"],
+            "expected fixed_target or nonoverlap (evaluation=extrapolation), since the data is text",
+        ),
         (["data=copy"], "did you mean 'task/copy'?"),
         (["data=task/cpoy", "experiment=tasks"], "did you mean 'task/copy'?"),
-        (["data=task/copy", "experiment=tasks", "data.task.longest=30"], "of length 30 take 62 tokens"),
-        (["data=task/copy", "experiment=tasks", "data.offset=1"], "from position 1 take 43 tokens"),
+        (
+            ["data=task/copy", "experiment=tasks", "data.task.longest=30"],
+            "of length 30 and data.offset=0 take 62 tokens",
+        ),
+        (["data=task/copy", "experiment=tasks", "data.offset=1"], "of length 20 and data.offset=1 take 43 tokens"),
         (["data=task/copy", "experiment=tasks", "data.task.vocabulary=1"], "data.task.vocabulary is 1 for 'copy'"),
         (
             ["data=task/copy", "experiment=tasks", "data.task.name=sort"],
@@ -129,7 +135,7 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
         ),
         (
             ["data=task/copy", "experiment=tasks", "protocol=nonoverlap"],
-            "which experiment=tasks brings, since data 'copy' is a task",
+            "expected problems (experiment=tasks brings them), since the data is a task",
         ),
         (["data=task/copy", "experiment=tasks", "tasks=repeat"], "probes are of text"),
         (["data=task/copy", "experiment=tasks", "length=128"], "give ratio=2,4"),

@@ -298,7 +298,7 @@ class Config(Section):
         refuse_uneven("training.batch_size", self.training.batch_size, self.runtime.processes or 1, "processes")
         asked, length, is_task = self.evaluation, self.training.train_length, self.data.task is not None
         text = "fixed_target or nonoverlap (evaluation=extrapolation), since the data is text"
-        protocols = "problems (evaluation=problems), since the data is a task" if is_task else text
+        protocols = "problems (experiment=tasks brings them), since the data is a task" if is_task else text
         at_tokens, most = asked.at_tokens or (1,), self.training.tokens
         for key, wrong, expected in (
             ("targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
