@@ -65,7 +65,7 @@ def test_binary_digits_count_with_the_fastest_first_and_never_wrap_in_silence():
     for positions in ([0, 8], [0, 9], [-1, 0]):
         with pytest.raises(UserError, match="is beyond the end of 'binary'"):
             encoding.embed(x, torch.tensor([positions]))
-    with pytest.raises(UserError, match="whole positions"):
+    with pytest.raises(UserError, match="whole position"):
         encoding.embed(x, torch.tensor([[0.0, 0.5]]))
 
 
