@@ -115,7 +115,7 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         + (" ([what they do](index.md#context-extension))" if able else ""),
         f"- Checked against: {facts['checked_against']}",
         f"- Attention kernels: {facts['kernels']}; key-value cache: {facts['cache']}; exports to: "
-        f"{facts['architectures']} ([what that means](../use.md#a-key-value-cache))",
+        f"{facts['architectures']} ([what that means](../python.md#a-key-value-cache))",
     ]
     return "## Facts\n\n" + "\n".join(lines) + "\n"
 
