@@ -1,4 +1,4 @@
-"""Write what kept rows say of the claims into the table of docs/claims.md:  python scripts/claims.py"""
+"""Write what kept rows say of the claims into the table of docs/results.md:  python scripts/claims.py"""
 
 import pathlib
 
@@ -20,15 +20,18 @@ def findings() -> pd.DataFrame:
 def written(page: str) -> str:
     """The page with the table of all claims between its marks."""
     table = reproduce.table(findings())
-    rows = [f"{table.notes}\n\n| claim | outcome | ours | published |\n|---|---|---|---|\n"]
+    rows, not_run = ["| claim | outcome | ours |\n|---|---|---|\n"], []
     for row in table.frame.to_dict("records"):
-        published = f"{row['published']}: {row['where']}" if row["published"] else ""
         name = f"[{row['claim']}](../configs/claim/{row['claim']}.yaml)"
-        rows.append(f"| {name}: {row['sentence']} | {row['outcome']} | {row['ours']} | {published} |\n")
+        if row["outcome"] == "not run":
+            not_run.append(name)
+        else:
+            rows.append(f"| {name}: {row['sentence']} | {row['outcome']} | {row['ours']} |\n")
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}{''.join(rows)}{END}{rest.partition(END)[2]}"
+    text = f"{table.notes}\n\n{''.join(rows)}\nNot run: {', '.join(not_run)}.\n"
+    return f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
-    path = DOCS / "claims.md"
+    path = DOCS / "results.md"
     path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -46,7 +46,7 @@ def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
 
 @pytest.mark.full
 def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/claims.md").read_text(encoding="utf-8"), flags=re.S)
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/results.md").read_text(encoding="utf-8"), flags=re.S)
     write(tmp_path)
     (tmp_path / "claim" / "mine.yaml").write_text(text, encoding="utf-8")
     entries = claim.read(["all"], tmp_path)
@@ -205,7 +205,7 @@ def test_a_strangers_claim_is_trained_judged_and_written(
 def test_kept_rows_take_the_place_of_runs_and_the_page_says_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert support.script("claims").written(page) == page
     monkeypatch.chdir(tmp_path)
     assert support.posbench("reproduce", "alibi_holds", str(ROOT / "docs" / "rows" / "ledger.parquet")) == 0

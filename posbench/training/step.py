@@ -117,7 +117,7 @@ def learner_for(
 def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     """Whether the compiler serves a run.
 
-    `auto` compiles what it was measured to make faster by more than its start takes (docs/performance.md): on CPUs with
+    `auto` compiles what it was measured to make faster by more than its start takes (docs/results.md): on CPUs with
     a C++ compiler, blocks of RMSNorm and SwiGLU, if there are minutes to train. GPT blocks gained nothing, and on other
     devices nothing was measured. It follows from the configuration and the machine, so a continued run does the same.
 
