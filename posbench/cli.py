@@ -334,21 +334,6 @@ def runs(
 
 
 @app.command()
-def clean(paths: Runs) -> None:
-    """Drop older checkpoints of finished runs; the weights stay.
-
-    Also drops the optimizer's state, which is most of a run's size.
-    """
-    from posbench.run import find
-
-    folders = find.run_folders(paths)
-    freed, left = find.clean(folders)
-    print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
-    for folder in left:
-        print(f"not cleaned, since the run is unfinished or in use: {folder}")
-
-
-@app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run: its folder or id.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],

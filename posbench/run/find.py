@@ -1,4 +1,4 @@
-"""Find what a command line names (run folders, studies, globs, ids of runs, external models), and free disk space."""
+"""Find what a command line names (run folders, studies, globs, ids of runs, external models), and delete runs."""
 
 import glob
 import re
@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from posbench import files
-from posbench.config.external import TrainedElsewhere
 from posbench.config.identity import moved_aside
 from posbench.errors import InUse, UserError
-from posbench.run import CONFIG, RECORD, checkpoint, run
+from posbench.run import CONFIG, RECORD, run
 
 _OUTPUTS = Path("outputs")  # below which a run is found by its id
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
@@ -63,26 +62,6 @@ def is_model(word: str) -> bool:
         there = any((path / name).is_file() for name in ("config.json", "model.safetensors", "pytorch_model.bin"))
         return there and not (path / RECORD).exists()
     return bool(_ON_THE_HUB.fullmatch(word)) and not Path(path.parts[0]).exists()
-
-
-def clean(folders: Iterable[Path]) -> tuple[int, list[Path]]:
-    """Delete what evaluation and reports do not read from finished runs; the newest weights stay.
-
-    Returns:
-        Bytes freed, and the folders that were left alone: unfinished, or owned by another process.
-    """
-    freed, left = 0, []
-    for folder in folders:
-        config = run.load_any_config(folder)
-        try:
-            with run.owned(folder):
-                if run.load_record(folder).get("status") != "done":
-                    left.append(folder)
-                elif not isinstance(config, TrainedElsewhere):
-                    freed += checkpoint.keep_weights(folder, config.training.steps)
-        except InUse:
-            left.append(folder)
-    return freed, left
 
 
 def delete(paths: Iterable[Path]) -> tuple[int, int]:
