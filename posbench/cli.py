@@ -281,16 +281,16 @@ def sample(
 
 @app.command()
 def sync(
-    words: Annotated[list[str], typer.Argument(metavar="RUN|key=value", help=f"{_RUNS}; tracking.project= ...")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")],
 ) -> None:
     """Send the rows of run folders that W&B has not got.
 
-    tracking=tensorboard writes event files for TensorBoard instead.
+    WANDB_PROJECT and WANDB_ENTITY send them elsewhere than before.
     """
     from posbench.evaluation.job import results_of
-    from posbench.run import tracking
+    from posbench.run import find, tracking
 
-    tracking.sync(*_runs_and_settings("sync", words), results_of)
+    tracking.sync(find.run_folders(paths), results_of)
 
 
 @app.command()

@@ -145,7 +145,11 @@ def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
 
 
 def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_same_run(
-    server: Server, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server,
+    config: Config,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 2)
     for sent in (17, 0):
@@ -157,8 +161,14 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
         run.log(dataclasses.replace(ROW, length=64, length_ratio=4, nll=7.0).to_json())
     assert_has_every_row_once(only(server), config, tmp_path / "run")
     assert only(server).summary["status"] == "done" and only(server).history[-1]["eval/loss"] == 7.0
-    assert posbench("sync", str(tmp_path / "run"), "tracking.project=other") == 0
+    monkeypatch.setenv("WANDB_PROJECT", "other")
+    assert posbench("sync", str(tmp_path / "run")) == 0
     assert only(server).last("project") == "other"
+    for name in ("WANDB_PROJECT", "WANDB_API_KEY"):
+        monkeypatch.delenv(name)
+    wandb.teardown()
+    assert posbench("sync", str(tmp_path / "run")) == 2
+    assert "no W&B API key found: 'wandb login' stores one" in capsys.readouterr().err
 
 
 def test_a_run_begun_anew_is_another_one_at_wandb(server: Server, config: Config, tmp_path: Path) -> None:
@@ -234,22 +244,16 @@ def test_names_tell_checkpoints_texts_and_targets_apart(config: Config) -> None:
         ("offline", {"WANDB_API_KEY": "x" * 40}, "offline"),
         ("online", {"WANDB_API_KEY": "x" * 40}, "online"),
         ("online", {}, "offline"),
+        ("auto", {"WANDB_BASE_URL": "https://wandb.example"}, "online"),  # by netrc
     ],
 )
 def test_online_needs_a_key_and_nobody_is_asked_for_one(
-    monkeypatch: pytest.MonkeyPatch, asked: str, environment: dict[str, str], mode: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str, environment: dict[str, str], mode: str
 ) -> None:
+    (tmp_path / "no-netrc").write_text(f"machine wandb.example login user password {'x' * 40}\n")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert choose_mode(asked) == mode
-
-
-def test_a_key_in_netrc_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "netrc").write_text(f"machine wandb.example login user password {'x' * 40}\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    for server, mode in (("https://wandb.example", "online"), ("https://other.example", "offline")):
-        monkeypatch.setenv("WANDB_BASE_URL", server)
-        assert choose_mode("auto") == mode
 
 
 # -- TensorBoard -------------------------------------------------------------------------------------------------------
@@ -267,7 +271,6 @@ def test_tensorboard_shows_every_row_once_after_a_kill(config: Config, tmp_path:
     assert len(curves) == len(set(curves))
     assert [step for tag, step in curves if tag == "train/loss"] == [128 * step for step in range(1, LAST + 1)]
     assert [step for tag, step in curves if tag == "eval/loss"] == [16, 32]
-    assert posbench("sync", str(tmp_path / "run"), "tracking=tensorboard") == 0
 
 
 def test_nothing_is_mirrored_that_was_not_asked_for(

@@ -5,20 +5,17 @@ different encodings overlay, because training rows have `tokens` as their axis a
 """
 
 import contextlib
-import dataclasses
+import functools
 import logging
-import netrc
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 from posbench.config.external import TrainedElsewhere, Trains
-from posbench.config.overrides import pairs, value
-from posbench.config.schema import TrackingConfig, to_container, validate
+from posbench.config.schema import to_container
 from posbench.errors import PosbenchError, UserError
 from posbench.run.rows import PAIRED, EvaluationRow, number
 from posbench.run.run import Run, load_any_config
@@ -219,7 +216,6 @@ def wandb_session(config: Trains, run: Run, mode: Mode | None = None) -> Any:
     place: Any = place_of(config, run)
     run.update(wandb=place)
     logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
-    wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
     # What the command line, the environment or the code hold stays here unless it is asked for.
     details: Any = dict.fromkeys(("disable_git", "x_disable_stats", "x_disable_machine_info"), not tracking.details)
     session = wandb.init(
@@ -290,52 +286,35 @@ def choose_mode(asked: str) -> Mode:
 
 
 def has_key() -> bool:
-    """Whether an API key for W&B's server is set up on this machine; the key itself is not used."""
+    """Whether W&B's client finds an API key for its server on this machine; the server is not asked."""
     import wandb
 
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    with contextlib.suppress(OSError, netrc.NetrcParseError):
-        server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).netloc) is not None
-    return False
+    wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
+    try:
+        return wandb.login(prompt=False, verify=False)
+    except wandb.Error as error:
+        raise UserError(f"W&B's API key cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def sync(folders: list[Path], overrides: list[str], results_of: ResultsOf) -> None:
-    """Send the rows of run folders that W&B has not got, or write their event files for TensorBoard.
-
-    Args:
-        overrides: of the runs' own tracking.*, as they are typed.
+def sync(folders: list[Path], results_of: ResultsOf) -> None:
+    """Send the rows of run folders that W&B has not got.
 
     Raises:
-        UserError: an override that cannot be read, no API key, or a folder that is no run or in use.
+        UserError: no API key, or a folder that is no run or in use.
         PosbenchError: W&B cannot be reached or refuses.
     """
-    typed = pairs(overrides, "tracking.project=NAME")
-    given = {key.removeprefix("tracking.").replace("tracking", "backend"): value(key, typed[key]) for key in typed}
+    if not has_key():
+        raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
     for folder in folders:
         config = load_any_config(folder)
         if isinstance(config, TrainedElsewhere):
             print(f"{folder}: nothing to send, results of a model that was not trained here")
             continue
-        asked = dataclasses.asdict(config.tracking) | {"backend": "wandb"} | given
-        config = dataclasses.replace(config, tracking=validate(TrackingConfig, asked, "tracking"))
-        refuse_names(config)
-        if config.tracking.backend == "wandb" and not has_key():
-            raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
         with Run.open(folder, config, command=None) as run:
-            if given.keys() & {"project", "entity"}:
-                run.update(wandb=None)
-            to_wandb = config.tracking.backend == "wandb"
-            tracker = Tracker(config, run, results_of, _online if to_wandb else EventFiles)
+            tracker = Tracker(config, run, results_of, functools.partial(wandb_session, mode="online"))
             tracker.begin()
             session = tracker.session
             tracker.finish()
         if tracker.session is None:
             raise PosbenchError(f"W&B did not take {folder}")
-        place = session.url if to_wandb else folder / "tensorboard"
-        print(f"{folder}: {max(0, len(run.rows) - session.starting_step)} rows: {place}")
-
-
-def _online(config: Trains, run: Run) -> Any:
-    return wandb_session(config, run, "online")
+        print(f"{folder}: {max(0, len(run.rows) - session.starting_step)} rows: {session.url}")
