@@ -248,7 +248,7 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name: s
     right = [(task.trivial(one) == one.ids[:, 1:])[one.scored].mean() for one in tested]
     guessed = 1 / len(np.unique(tested[0].ids[:, 1:][tested[0].scored]))
     shares = " | ".join(f"{100 * share:.0f}" for share in (*right, guessed))
-    written = (pathlib.Path(__file__).parents[1] / "docs/tasks.md").read_text(encoding="utf-8")
+    written = (pathlib.Path(__file__).parents[1] / "docs/data.md").read_text(encoding="utf-8")
     assert f"| {name} | {task.trivial_reader} | {shares} |" in written
     assert max(right) < GATE
 
