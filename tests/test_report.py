@@ -73,6 +73,11 @@ def test_a_report_fits_on_a_screen_and_its_page_is_small(study: str, tmp_path: P
     assert page.count("posbench train ") == 1 and len(without_picture.encode()) < 60_000 > len(page.encode()) / 2.5
 
 
+def test_ticks_of_the_pages_picture_keep_their_digits(tmp_path: Path) -> None:
+    report.main([ROWS / "six.parquet"], tmp_path)
+    assert {">3.25</text>", ">3.50</text>"} <= set(re.findall(">[^<>]+</text>", (tmp_path / "index.html").read_text()))
+
+
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("study", ["six", "copy"])
 def test_the_legend_explains_the_columns_that_are_shown(study: str, width: int) -> None:

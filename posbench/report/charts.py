@@ -67,7 +67,7 @@ def drawn(figure: Figure, kind: str) -> bytes:
 def inline(figure: Figure) -> str:
     """Return a figure as SVG within a page, to a decimal of a point and in the page's font."""
     svg = re.sub(r"<metadata>.*?</metadata>|font-family:[^;\"]*;?", "", drawn(figure, "svg").decode(), flags=re.DOTALL)
-    return re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", svg[svg.find("<svg") :])
+    return re.sub(r"\d+\.\d{2,}(?![\d<])", lambda number: f"{float(number[0]):.1f}", svg[svg.find("<svg") :])
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
