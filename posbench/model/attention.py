@@ -154,8 +154,14 @@ def logits_by_rows(
         q, k: of the block, after `rotate`.
         layer: with the block's rows and keys.
     """
+    return _logits(encoding, q, k, layer, _biases(encoding, q, k, layer), window, sinks)
+
+
+def _logits(
+    encoding: Encoding, q: Tensor, k: Tensor, layer: Layer, added: Tensor | None, window: int | None, sinks: int
+) -> Tensor:
+    """Return the logits of a block from its biases."""
     mask = mask_of(layer, window, sinks, exact(q).dtype)
-    added = _biases(encoding, q, k, layer)
     scores = q @ k.mT
     if "scores" in encoding.hooks:
         layer = layer.replace(visible=mask == 0)
@@ -174,14 +180,15 @@ def logits_by_rows(
 
 def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int) -> Tensor:
     """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
-    # Where positions jump, logits of later keys may be infinite, to which the kernel would add its mask.
-    if layer.consecutive and not encoding.hooks & {"scores", "attend"} and fused_is_fast(q, v):
-        added = _biases(encoding, q, k, layer)
-        if added is None or not added.requires_grad:  # no fused kernel gives the gradient of its mask
-            mask = mask_of(layer, window, sinks, exact(q).dtype)
-            mask = (mask if added is None else added + mask).to(q.dtype).expand(*q.shape[:3], k.shape[2])
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=encoding.logit_scale)
-    logits = logits_by_rows(encoding, q, k, layer, window, sinks)
+    added = _biases(encoding, q, k, layer)
+    # No fused kernel gives the gradient of its mask. Where positions jump, logits of later keys may be infinite, to
+    # which it would add that mask.
+    fused = layer.consecutive and not encoding.hooks & {"scores", "attend"} and fused_is_fast(q, v)
+    if fused and (added is None or not added.requires_grad):
+        mask = mask_of(layer, window, sinks, exact(q).dtype)
+        mask = (mask if added is None else added + mask).to(q.dtype).expand(*q.shape[:3], k.shape[2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=encoding.logit_scale)
+    logits = _logits(encoding, q, k, layer, added, window, sinks)
     if "attend" in encoding.hooks:
         layer = layer.replace(visible=mask_of(layer, window, sinks, logits.dtype) == 0)
     return encoding.attend(logits, v, layer)
