@@ -7,59 +7,48 @@ says there: {number of the word: word}. It uses only words before the one it say
 END = "<|endoftext|>"
 
 
-def said(places, words, say):
-    return {at: say(words[:at]) for at in places}
-
-
-def commonest_left(places, words, bag):
+def commonest_left(words, places, options, bag=None):
     """The word that the bag has most often and the answer has not used; of several the one of the least number."""
-    left, guesses = list(bag), {}
+    left, guesses = list(words[1 : words.index("=")] if bag is None else bag), {}
     for at in places:
-        guesses[at] = END
-        for word in sorted(left, key=lambda word: int(word.lstrip("s"))):
-            if guesses[at] == END or left.count(word) > left.count(guesses[at]):
-                guesses[at] = word
+        guesses[at] = max(sorted(left, key=lambda word: int(word.lstrip("s"))), key=left.count, default=END)
         if words[at] in left:
             left.remove(words[at])
     return guesses
 
 
-def copy(words, places, options):
-    return commonest_left(places, words, words[1 : words.index("=")])
-
-
-reverse = copy
+copy = reverse = commonest_left
 
 
 def repeat(words, places, options):
-    return commonest_left(places, words, words[2 : words.index(words[1], 2)])
+    return commonest_left(words, places, options, words[2 : words.index(words[1], 2)])
 
 
 def selective_copy(words, places, options):
-    return commonest_left(places, words, [word for word in words[1 : words.index("=")] if word != "."])
+    return commonest_left(words, places, options, [word for word in words[1 : words.index("=")] if word != "."])
 
 
 def passkey(words, places, options):
-    return commonest_left(places, words, [word for word in words[1 : words.index("=")] if word.isdigit()])
+    return commonest_left(words, places, options, [word for word in words[1 : words.index("=")] if word.isdigit()])
 
 
 def induction(words, places, options):
-    return commonest_left(places, words, [word for word in words[1:-2] if word != "!"])
+    return commonest_left(words, places, options, [word for word in words[1:-2] if word != "!"])
 
 
 def sort(words, places, options):
-    return said(places, words, lambda read: read[-1])
+    return {at: words[at - 1] for at in places}
 
 
 def flip_flop(words, places, options):
-    return said(places, words, lambda read: [word for word in read if word in ("0", "1")][-1])
+    return {at: [word for word in words[:at] if word in ("0", "1")][-1] for at in places}
 
 
 parity = flip_flop
 
 
 def counting(words, places, options):
-    return said(places, words, lambda read: "0")
+    return dict.fromkeys(places, "0")
 
 
 def recall(words, places, options):

@@ -22,33 +22,18 @@ def is_one(word, kind):
     return word[0] == kind and word[1:].isdigit()
 
 
-def string(words):
+def copy(words, options, order=list):
     question, at = parted(words)
     assert all(is_one(word, "s") for word in question)
-    return question, at
-
-
-def copy(words, options):
-    question, at = string(words)
-    return said(at, [*question, END])
+    return said(at, [*order(question), END])
 
 
 def reverse(words, options):
-    question, at = string(words)
-    return said(at, [question[len(question) - 1 - i] for i in range(len(question))] + [END])
+    return copy(words, options, reversed)
 
 
 def sort(words, options):
-    question, at = string(words)
-    left, ordered = list(question), []
-    while left:
-        least = left[0]
-        for word in left:
-            if int(word[1:]) < int(least[1:]):
-                least = word
-        left.remove(least)
-        ordered.append(least)
-    return said(at, [*ordered, END])
+    return copy(words, options, lambda question: sorted(question, key=lambda word: int(word[1:])))
 
 
 def repeat(words, options):
@@ -62,18 +47,15 @@ def repeat(words, options):
 def addition(words, options):
     question, at = parted(words)
     plus = question.index("+")
-    terms = [question[:plus], question[plus + 1 :]]
-    assert len(terms[0]) == len(terms[1])
-    hints = []
+    terms, hints = [question[:plus], question[plus + 1 :]], []
     if options.get("hints"):
         hints = terms[0][0::2]
-        assert terms[1][0::2] == hints and [int(hint[1:]) for hint in hints] == [
-            int(hints[0][1:]) + place for place in range(len(hints))
-        ]
+        assert terms[1][0::2] == hints
+        assert [int(hint[1:]) - int(hints[0][1:]) for hint in hints] == list(range(len(hints)))
         terms = [term[1::2] for term in terms]
         assert terms[0][0] == terms[1][0] == "0"
-    total = str(int("".join(terms[0])) + int("".join(terms[1])))
-    digits = list(total.zfill(len(hints) or len(terms[0]) + 1))
+    assert len(terms[0]) == len(terms[1])
+    digits = list(str(int("".join(terms[0])) + int("".join(terms[1]))).zfill(len(hints) or len(terms[0]) + 1))
     if options.get("answer") == "reversed":
         digits, hints = digits[::-1], hints[::-1]
     if hints:
@@ -90,9 +72,8 @@ def induction(words, options):
 def passkey(words, options):
     question, at = parted(words)
     start = question.index("key")
-    digits = options.get("digits", 3)
-    key = question[start + 1 : start + 1 + digits]
-    fillers = question[:start] + question[start + 1 + digits :]
+    end = start + 1 + options.get("digits", 3)
+    key, fillers = question[start + 1 : end], question[:start] + question[end:]
     assert all(len(word) == 1 and word.isdigit() for word in key) and all(is_one(word, "f") for word in fillers)
     if "depth" in options:
         assert abs(start - options["depth"] * len(fillers)) <= 0.5
@@ -140,17 +121,11 @@ def flip_flop(words, options):
 
 def counting(words, options):
     question, at = parted(words)
-    number = 0
-    for word in question:
-        assert word in ("x", ".", "reset")
-        number = 0 if word == "reset" else number + (word == "x")
-    return said(at, [str(number)])
+    assert set(question) <= {"x", ".", "reset"}
+    return said(at, [str(" ".join(question).rpartition("reset")[2].count("x"))])
 
 
 def parity(words, options):
     question, at = parted(words)
-    odd = False
-    for word in question:
-        assert word in ("0", "1")
-        odd = odd != (word == "1")
-    return said(at, ["1" if odd else "0"])
+    assert set(question) <= {"0", "1"}
+    return said(at, [str(question.count("1") % 2)])

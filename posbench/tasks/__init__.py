@@ -1,32 +1,30 @@
 """The registry of synthetic tasks: each is a class, whose docstring draws a problem and names its source."""
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from posbench.errors import unknown
 from posbench.tasks.base import Task
+from posbench.tasks.retrieval import Induction, Passkey, Recall
+from posbench.tasks.states import Addition, Counting, FlipFlop, Parity
+from posbench.tasks.strings import Copy, Repeat, Reverse, SelectiveCopy, Sort
 
-_FILES = {
-    "strings": ("copy", "repeat", "reverse", "selective_copy", "sort"),
-    "retrieval": ("induction", "passkey", "recall"),
-    "states": ("addition", "counting", "flip_flop", "parity"),
-}
-_FILE_OF = {name: file for file, names in _FILES.items() for name in names}
+_ALL: list[type[Task]] = [Addition, Copy, Counting, FlipFlop, Induction, Parity, Passkey, Recall, Repeat, Reverse,
+                          SelectiveCopy, Sort]  # fmt: skip
+_TASKS = {task.name: task for task in _ALL}
 
 
 def names() -> list[str]:
-    """Names of all tasks, sorted. Imports none of them."""
-    return sorted(_FILE_OF)
+    """Names of all tasks, sorted."""
+    return sorted(_TASKS)
 
 
 def load(name: str) -> type[Task]:
     """The class of a task; UserError if there is none of that name."""
-    if name not in _FILE_OF:
+    if name not in _TASKS:
         raise unknown("task", name, names())
-    task: type[Task] = getattr(importlib.import_module(f"{__name__}.{_FILE_OF[name]}"), name.title().replace("_", ""))
-    return task
+    return _TASKS[name]
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -35,10 +33,5 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """Build a task; options that are not given keep their defaults.
-
-    Raises:
-        UserError: unknown task, unknown option, or an option of the wrong type or value.
-    """
-    # The fields of each task have defaults.
-    return load(name)().varied(**(options or {}))  # type: ignore[call-arg]
+    """Build a task, whose other options keep their defaults; UserError for one of the wrong name, type or value."""
+    return load(name)().varied(**(options or {}))
