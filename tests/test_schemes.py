@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posbench import attention_logits, attention_output, encodings
 from posbench.encodings.base import Shape
-from posbench.encodings.rope import slowness
+from posbench.encodings.rope import Spectrum, ntk_by_parts
 from posbench.errors import OptionError, UserError
 from posbench.model.attention import make_layer
 from posbench.model.standalone import whole_block
@@ -140,21 +140,9 @@ def test_the_index_ramp_beyond_its_ends_slows_all_but_the_first_pair_or_none(
 ) -> None:
     for head_dim in (16, 64, 128):
         inv_freq = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        ramp = slowness("index", inv_freq, base, train_length, alpha, beta)
-        assert ramp.tolist() == [0.0] + [float(slow)] * (head_dim // 2 - 1)
-
-
-@pytest.mark.parametrize("ramp", ["index", "rotations"])
-def test_yarn_refuses_options_that_leave_no_ramp(ramp: str) -> None:
-    most, least = 64 / (2 * math.pi), 64 * 1e-3 / (2 * math.pi)  # rotations of the four pairs: most, .., least
-    build("yarn", ramp=ramp, alpha=0.99 * most)
-    build("yarn", ramp=ramp, alpha=1e-9, beta=1.01 * least)
-    expected = "a number above 0 and below 10.19, the rotations of the fastest pair"
-    with pytest.raises(UserError, match=rf"^encoding.alpha is 11 for 'yarn': expected {expected} .*\(default 1\)$"):
-        build("yarn", ramp=ramp, alpha=11.0)
-    expected = "a number above alpha, 1e-09, and above 0.01019, the rotations of the slowest pair"
-    with pytest.raises(UserError, match=rf"^encoding.beta is 0.01 for 'yarn': expected {expected} \(default 32\)$"):
-        build("yarn", ramp=ramp, alpha=1e-9, beta=0.01)
+        spectrum = Spectrum(inv_freq, base, train_length, torch.tensor(0.0))
+        kept = ntk_by_parts(spectrum, 2.0, "index", alpha, beta)[0] / inv_freq
+        assert kept.tolist() == [1.0] + [0.5 if slow else 1.0] * (head_dim // 2 - 1)
 
 
 def test_longrope_leaves_a_short_sequence_alone_beside_a_long_one() -> None:
@@ -207,7 +195,7 @@ def test_fope_without_its_draw_is_rope_on_the_pairs_that_come_round_in_training(
     shape = Shape(64, 4, 2, train_length=64)
     q, k = torch.randn(2, 2, 4, 40, 16)
     rope = build("rope", shape)
-    every = rope.inv_freq(torch.device("cpu"))
+    every = rope.inv_freq()
     kept = rope.rescaled(every * (every >= 2 * math.pi / 64))  # 1, 0.316 and 0.1 of eight
     actual = attention_logits(build("fope", shape, gain=0.0), q, k)
     torch.testing.assert_close(actual, attention_logits(kept, q, k), **FP32)

@@ -11,7 +11,6 @@ import json
 import pkgutil
 import re
 import sys
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -64,9 +63,14 @@ EXTENSIONS = {name: module for module, listed in _METHODS.items() for name in li
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
 
 
+def _elsewhere() -> set[str]:
+    """Return the names of the encodings that are not posbench's own."""
+    return {*installed.points(installed.ENCODINGS), *_registered} - _MODULE_OF.keys()
+
+
 def names() -> list[str]:
     """List the names of all encodings, sorted. Imports none of them."""
-    return sorted({*_MODULE_OF, *installed.points(installed.ENCODINGS), *_registered})
+    return sorted(_MODULE_OF.keys() | _elsewhere())
 
 
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
@@ -75,19 +79,11 @@ def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]"
     Args:
         name: in configurations; the class's own in lower case unless it is given. A later class of the same name, as
             of a notebook cell that runs again, takes the place of the earlier one.
-
-    Raises:
-        UserError: it is no subclass of `Encoding`, or posbench or an installed package has an encoding of that name.
     """
-    from posbench.encodings.base import Encoding
-
-    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
-        raise UserError(f"cannot register {cls!r}: expected a subclass of posbench.Encoding")
     name = name or cls.__name__.lower()
     if name in {*_MODULE_OF, *installed.points(installed.ENCODINGS)}:
         raise UserError(f"cannot register {cls.__name__} as '{name}': there is an encoding of that name already")
-    cls.name = name
-    _registered[name] = cls, _source_digest(cls)
+    _registered[name] = _named(cls, name, f"cannot register {cls!r}"), _source_digest(cls)
     return cls
 
 
@@ -96,22 +92,26 @@ def registered() -> list[str]:
     return list(_registered)
 
 
-def load(name: str) -> "type[Encoding]":
-    """Return the class of an encoding.
-
-    Raises:
-        UserError: there is no encoding of that name, or an installed one cannot be imported.
-    """
+def _named(cls: Any, name: str, trouble: str) -> "type[Encoding]":
+    """Return a class under its name. UserError, which says what cannot be done, if it is no encoding."""
     from posbench.encodings.base import Encoding
 
+    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+        raise UserError(f"{trouble}: expected a subclass of posbench.Encoding")
+    cls.name = name
+    return cls
+
+
+def load(name: str) -> "type[Encoding]":
+    """Return the class of an encoding; UserError if there is none of that name, or it cannot be imported."""
     if name in _registered:
         return _registered[name][0]
     if name in _MODULE_OF:
+        from posbench.encodings.base import Encoding
+
         module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
         classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Encoding)]
-        cls = next((each for each in classes if each.name == name), classes[-1])
-        cls.name = name
-        return cls
+        return _named(next((each for each in classes if each.name == name), classes[-1]), name, "")
     if (point := installed.points(installed.ENCODINGS).get(name)) is None:
         raise unknown("encoding", name, names(), "'posbench list' shows all")
     try:
@@ -120,10 +120,7 @@ def load(name: str) -> "type[Encoding]":
         from posbench.encodings.own import fault
 
         raise UserError(f"the installed encoding '{name}': {fault(error)}") from error
-    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
-        raise UserError(f"the installed encoding '{name}' is {cls!r}: expected a subclass of posbench's Encoding")
-    cls.name = name
-    return cls
+    return _named(cls, name, f"the installed encoding '{name}' is {cls!r}")
 
 
 def documentation(cls: "type[Encoding]") -> str:
@@ -131,10 +128,13 @@ def documentation(cls: "type[Encoding]") -> str:
     return vars(cls).get("__doc__") or sys.modules[cls.__module__].__doc__ or ""
 
 
+def _parameters(cls: "type[Encoding]") -> list[inspect.Parameter]:
+    return list(inspect.signature(cls, eval_str=True).parameters.values())[1:]
+
+
 def options_of(name: str) -> dict[str, Any]:
     """Return an encoding's options with their defaults, as the constructor declares them."""
-    parameters = inspect.signature(load(name)).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.name != "shape"}
+    return {parameter.name: parameter.default for parameter in _parameters(load(name))}
 
 
 def reject_option(name: str, option: str) -> NoReturn:
@@ -144,15 +144,12 @@ def reject_option(name: str, option: str) -> NoReturn:
 
 
 def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
-    """Build an encoding for a model shape.
-
-    Raises:
-        UserError: unknown encoding, unknown option, or an option of the wrong type or value.
-    """
+    """Build an encoding for a model shape; UserError if it or an option is unknown, or of the wrong type or value."""
     cls, options, defaults = load(name), options or {}, options_of(name)
     if lacking := next((option for option in options if option not in defaults), None):
         reject_option(name, lacking)
-    typed = checked(options, typing.get_type_hints(cls.__init__, include_extras=True), defaults, name, "encoding.")
+    hints = {each.name: Any if each.annotation is each.empty else each.annotation for each in _parameters(cls)}
+    typed = checked(options, hints, defaults, name, "encoding.")
     if name in _MODULE_OF:
         return cls(shape, **typed)
     from posbench.encodings.own import construct
@@ -165,13 +162,8 @@ def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
 
     A wrapper's options name more encodings.
     """
-    used = json.dumps([name, options], default=str)
-    foreign = sorted({*installed.points(installed.ENCODINGS), *_registered} - _MODULE_OF.keys())
-    digests = {
-        each: _registered[each][1] if each in _registered else _source_digest(load(each))
-        for each in foreign
-        if json.dumps(each) in used
-    }
+    used = [each for each in sorted(_elsewhere()) if json.dumps(each) in json.dumps([name, options], default=str)]
+    digests = {each: _registered[each][1] if each in _registered else _source_digest(load(each)) for each in used}
     return {each: digest for each, digest in digests.items() if digest}
 
 

@@ -38,15 +38,9 @@ class Shape:
     n_kv_heads: int = 0  # heads of keys and values, each shared by a group of query heads; 0 becomes n_heads
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_heads", "n_layers", "train_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: expected at least 1")
-        if not self.head_dim and self.d_model % self.n_heads:
-            below = self.d_model - self.d_model % self.n_heads
-            raise UserError(
-                f"d_model {self.d_model} does not divide into {self.n_heads} heads: "
-                f"nearest are {below} and {below + self.n_heads}"
-            )
+        if not self.head_dim and (over := self.d_model % self.n_heads):
+            nearest = f"nearest are {self.d_model - over} and {self.d_model - over + self.n_heads}"
+            raise UserError(f"d_model {self.d_model} does not divide into {self.n_heads} heads: {nearest}")
         object.__setattr__(self, "head_dim", self.head_dim or self.d_model // self.n_heads)
         object.__setattr__(self, "n_kv_heads", self.n_kv_heads or self.n_heads)
         if self.n_heads % self.n_kv_heads:
@@ -79,32 +73,13 @@ class Layer:
         return dataclasses.replace(self, **changes)
 
 
-@dataclasses.dataclass(frozen=True)
-class Stretch:
-    """What an extension stretches a trained encoding over: the lengths of training and of evaluation, in tokens."""
-
-    train_length: int
-    length: int
-
-    def factor(self, fixed: float | None) -> tuple[float, dict[str, Any]]:
-        """Return s, `fixed` or length / train_length but at least 1, and its facts for result rows."""
-        s = max(1.0, self.length / self.train_length) if fixed is None else fixed
-        return s, {"factor": s, "dynamic": fixed is None}
-
-    @staticmethod
-    def expect(holds: bool, option: str, value: object, expected: str) -> None:
-        """Raise UserError, in one line, if an option's value does not hold."""
-        if not holds:
-            raise UserError(f"extension option {option} is {plain(value)}: expected {expected}")
-
-
 def exact(x: Tensor) -> Tensor:
     """Return x in fp32, or in fp64 if it is in that."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def part_of(x: Tensor, where: slice | Tensor) -> Tensor:
-    """x (B, H, T, ...) at some tokens; x itself if these are all, which saves a copy of the gradient."""
+    """Return x (B, H, T, ...) at some tokens; x itself if these are all, which saves a copy of the gradient."""
     return x if isinstance(where, slice) and where == slice(0, x.shape[2]) else x[:, :, where]
 
 
@@ -128,7 +103,7 @@ class Encoding(nn.Module):
         "map_outputs", "distance_bias", "bias", "key_bias", "scores", "attend",
     )  # fmt: skip
 
-    overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; found once per class, since every layer needs them
+    overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; determined once per class, since every layer needs them
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -146,7 +121,7 @@ class Encoding(nn.Module):
         return self.overridden
 
     def at(self, layer: Layer) -> "tuple[Encoding, Layer]":
-        """The encoding that a layer of the model uses, and the layer with the index and the tables that it has there.
+        """Return the encoding that a layer of the model uses, and the layer with the index and tables it has there.
 
         An encoding that differs from layer to layer, or wraps another one, returns another. Hooks, `window`,
         `logit_scale` and parameters of the layer are those of the returned encoding. Its own `at` returns itself.
@@ -154,11 +129,11 @@ class Encoding(nn.Module):
         return self, layer
 
     def sharing(self) -> Self:
-        """A copy that shares all parameters and buffers; attributes set on the copy do not change the original."""
-        made = copy.copy(self)
+        """Return a copy that shares all parameters and buffers, and has attributes of its own."""
+        copied = copy.copy(self)
         for name in ("_parameters", "_buffers", "_modules"):
-            object.__setattr__(made, name, dict(getattr(self, name)))
-        return made
+            object.__setattr__(copied, name, dict(getattr(self, name)))
+        return copied
 
     @property
     def logit_scale(self) -> float:
@@ -166,48 +141,37 @@ class Encoding(nn.Module):
         return float(self.shape.head_dim**-0.5)
 
     def expect(self, holds: bool, option: str, value: object, expected: str) -> None:
-        """Refuse an option's value in one line, for constructors.
-
-        Raises:
-            OptionError: `holds` is false; the line names the option, its value, what was expected and the default.
-        """
-        if not holds:
-            default = inspect.signature(type(self)).parameters[option].default
-            raise OptionError(
-                f"encoding.{option}",
-                f"is {plain(value)} for '{self.name}': expected {expected} (default {plain(default)})",
-            )
+        """Refuse an option's value unless it holds, in one line that names what was expected and the default."""
+        default = inspect.signature(type(self)).parameters[option].default
+        expect(holds, option, f"{plain(value)} for '{self.name}'", f"{expected} (default {plain(default)})")
 
     def given(self, x: Tensor | None, uses: str) -> Tensor:
-        """The layer's input, for encodings that look at it; UserError, with how it is used, if a caller left it out."""
+        """Return the layer's input, for encodings that look at it; UserError, with how it is used, if left out."""
         if x is None:
             raise UserError(f"'{self.name}' {uses} the layer's input: pass x")
         return x
 
     def remarks(self) -> list[str]:
-        """Warnings about these options, one line each; a run logs them at its start."""
+        """Return warnings about these options, one line each; a run logs them at its start."""
         return []
 
-    # -- once per update -------------------------------------------------------------------------------------------
-
     def set_progress(self, done: float) -> None:
-        """Called before each update with training progress in [0, 1), and with 1 at the end.
+        """Change with training: called before each update with its progress in [0, 1), and with 1 at the end.
 
-        For encodings that change during training. Their state depends on `done` alone, so that a resumed run equals an
-        uninterrupted one. A new encoding, as in evaluation, has the state of 1.
+        The state depends on `done` alone, so that a resumed run equals an uninterrupted one. At first it is that of 1.
         """
 
     # -- once per forward ------------------------------------------------------------------------------------------
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Positions of token ids (B, T): (1|B, T). Random encodings draw from `generator`; None = a fixed seed."""
+        """Return positions (1|B, T) of token ids (B, T). Random ones draw from `generator`; None = a fixed seed."""
         return torch.arange(ids.shape[-1], device=ids.device)[None]
 
     def make_tables(self, positions: Tensor) -> Any:
-        """What all layers read of positions (1|B, T), such as angles: later `layer.tables`."""
+        """Return what all layers read of positions (1|B, T), such as angles: later `layer.tables`."""
 
     def token_dim(self) -> int:
-        """Width of the token table; less than d_model where the code is concatenated."""
+        """Return the width of the token table; less than d_model where the code is concatenated."""
         return self.shape.d_model
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -217,7 +181,7 @@ class Encoding(nn.Module):
     # -- once per layer, on the whole sequence ---------------------------------------------------------------------
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Any:
-        """What pairwise hooks read of raw q, k (B, H, T, Dh) and `layer.x`: later `layer.state`."""
+        """Return what pairwise hooks read of raw q, k (B, H, T, Dh) and `layer.x`: later `layer.state`."""
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Transform q and k (B, H, T, Dh); the last axis may widen."""
@@ -234,11 +198,18 @@ class Encoding(nn.Module):
     # -- pairwise, on a block of query rows: q, k and v are those of the block, after `rotate` and `map_values` -------
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
-        """Bias for any shape S of distances: (H, *S), added to the scaled logits."""
+        """Return a bias for any shape S of distances: (H, *S), added to the scaled logits."""
         return None
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
-        """Bias broadcastable to (B, H, Tq, Tk), added to the scaled logits."""
+        """Return a bias broadcastable to (B, H, Tq, Tk), added to the scaled logits."""
+        return None
+
+    def key_bias(self, layer: Layer) -> Tensor | None:
+        """Return the biases as a number per key, (1|B, H, T), where they differ from it by a constant of each row only.
+
+        Softmax does not see what a whole row shares, so that kernels can take it as one more channel of the keys.
+        """
         return None
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
@@ -249,21 +220,32 @@ class Encoding(nn.Module):
         """Turn masked logits (-inf where hidden) into outputs (B, H, Tq, Dh)."""
         return logits.softmax(-1).to(v.dtype) @ v
 
-    # -- the same bias, for fused kernels --------------------------------------------------------------------------
 
-    def key_bias(self, layer: Layer) -> Tensor | None:
-        """The biases as a number per key, (1|B, H, T), where they differ from it by a constant of each row only.
-
-        Softmax does not see what a whole row shares, so that kernels can take it as one more channel of the keys.
-        """
-        return None
-
-
-# What a method of extension returns: the extended encoding, and facts for result rows.
-Extended = tuple[Encoding, dict[str, Any]]
+def expect(holds: bool, option: str, value: object, expected: str) -> None:
+    """Raise OptionError, with an option's value and what was expected, unless it holds."""
+    if not holds:
+        raise OptionError(f"encoding.{option}", f"is {value}: expected {expected}")
 
 
 def check_length(encoding: Encoding, length: int) -> None:
     """Raise Undefined if the encoding is not defined at this input length."""
     if encoding.max_length is not None and length > encoding.max_length:
         raise Undefined(f"length {length} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
+
+
+# -- extensions --------------------------------------------------------------------------------------------------------
+
+Extended = tuple[Encoding, dict[str, Any]]  # what a method returns: the extended encoding, and facts for result rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """What an extension stretches a trained encoding over: the lengths of training and of evaluation, in tokens."""
+
+    train_length: int
+    length: int
+
+    def factor(self, fixed: float | None) -> tuple[float, dict[str, Any]]:
+        """Return s, `fixed` or length / train_length but at least 1, and its facts for result rows."""
+        s = max(1.0, self.length / self.train_length) if fixed is None else fixed
+        return s, {"factor": s, "dynamic": fixed is None}

@@ -7,12 +7,9 @@ Segments are sentences and lines. A separator, a full stop or a newline, belongs
     places p     0 1 2 0 1 2 0     x'_i = x_i + E[p_i],   E of size train_length x d_model, its last row for all beyond
 
 A token is a separator if its text, without spaces around it, is in `separators`; the authors use the ids of two tokens.
-A token that merely contains one (" end."), or that is two newlines, closes nothing unless it is listed. Text without
-separators, or with an unknown vocabulary, is one segment.
+Text without separators, or with an unknown vocabulary, is one segment.
 
-Source: He et al., "Two Stones Hit One Bird: Bilevel Positional Encoding for Better Length Extrapolation" (2024),
-arXiv:2401.16421, and the authors' code (zhenyuhe00/BiPE), where ALiBi's slopes are multiplied by 96 here: option
-`alibi_factor`. Without their option of a scale of the queries.
+Source: He et al. (2024), arXiv:2401.16421, and the authors' code, where ALiBi's slopes are multiplied by 96 here.
 Beyond training length: defined as far as the encoding inside; more segments are unseen, not longer ones.
 Checked against: plain loops of segments, places and ALiBi; what the encoding inside is checked against.
 """
@@ -38,13 +35,9 @@ class BiPE(Wrapper):
     separators: Tensor
 
     def __init__(
-        self,
-        shape: Shape,
-        inner: str = "rope",
-        inner_options: dict[str, Any] = NO_OPTIONS,
-        separators: list[str] = SEPARATORS,
-        alibi_factor: Positive = 96.0,
-    ) -> None:
+        self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS,
+        separators: list[str] = SEPARATORS, alibi_factor: Positive = 96.0,
+    ) -> None:  # fmt: skip
         super().__init__(shape)
         named = len(separators) > 0 and all(text and text == text.strip(" ") for text in separators)
         self.expect(named, "separators", separators, "at least one text of a token, without spaces around it")
@@ -56,11 +49,8 @@ class BiPE(Wrapper):
         self.register_buffer("separators", ids_of(separators, bare), persistent=False)
         self.table = nn.Parameter(torch.randn(shape.train_length, shape.d_model) * shape.token_rms)
         self.wrap(inner, inner_options)
-        if acts := self.inner_encodings[0].hooks & {"positions", "token_dim", "embed"}:
-            does = "chooses positions itself" if "positions" in acts else "acts at the input"
-            raise UserError(
-                f"encoding.inner is '{inner}', which {does}: expected a relative one, such as rope or alibi"
-            )
+        if self.inner_encodings[0].hooks & {"positions", "token_dim", "embed"}:
+            raise UserError(f"encoding.inner is '{inner}': expected a relative encoding, such as rope or alibi")
 
     def remarks(self) -> list[str]:
         missing = f"one of {self.listed} by itself: all text is one segment"

@@ -1,5 +1,6 @@
 """Short convolutions of queries, keys and values, before another encoding gets them."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from posbench.options import Count
 class Convolving(Wrapper):
     """Base of these wrappers: the hooks of the inner encoding get what the two methods below return."""
 
-    adds: tuple[str, ...] = ("rotate", "map_values")
+    adds = ("rotate", "map_values")
 
     def queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -25,17 +26,15 @@ class Convolving(Wrapper):
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, within = self.within(layer)
 
-        def rotate(q: Tensor, k: Tensor, inside: Layer) -> tuple[Tensor, Tensor]:
-            return inner.rotate(*self.queries_and_keys(q, k, layer.index), inside)
-
-        def prepare(q: Tensor, k: Tensor, inside: Layer) -> Any:
-            return inner.prepare(*self.queries_and_keys(q, k, layer.index), inside)
+        def of_convolved(hook: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda q, k, inside: hook(*self.queries_and_keys(q, k, layer.index), inside)
 
         def map_values(v: Tensor, inside: Layer) -> Tensor:
             return inner.map_values(self.values(v, layer.index), inside)
 
-        hooks: dict[str, Any] = {"rotate": rotate, "prepare": prepare, "map_values": map_values}
-        return self.altered(inner, **{name: hooks[name] for name in inner.hooks & {"prepare"} | set(self.adds)}), within
+        names = {"rotate"} | (inner.hooks & {"prepare"})
+        hooks = {name: of_convolved(getattr(inner, name)) for name in names}
+        return self.altered(inner, map_values=map_values, **hooks), within
 
 
 class Canon(Convolving):
@@ -43,27 +42,19 @@ class Canon(Convolving):
 
         a'_t = a_t + sum over s = 0 .. width-1 of w_s a_(t-s),   for a in q, k and v; every channel has its own w
 
-    Order enters because the query, key and value of a token depend on the tokens before it. Farther keys have no order
-    unless the option `inner` names another encoding, which then gets the convolved q, k and v. Of the author's four
-    places in a block this is the second, Canon-B; the others are outside of attention, and his full Canon models have
-    all four. Inkling has the convolution on k and v only: option `convolved`.
+    Farther keys have no order unless the option `inner` names another encoding, which then gets the convolved q, k and
+    v. Of the author's four places in a block this is the second, Canon-B; his full models have all four. Inkling has
+    the convolution on k and v only: option `convolved`.
 
-    Source: Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers" (2025),
-    arXiv:2512.17351. The weights start as those of torch's Conv1d, as in the author's code.
-    Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys than
-    trained.
+    Source: Allen-Zhu (2025), arXiv:2512.17351; weights start as those of torch's Conv1d, as in the author's code.
+    Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys.
     Checked against: transformers Inkling's short convolution, before what the inner encoding is checked against.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        width: Count = 4,
-        convolved: Literal["qkv", "qk", "kv"] = "qkv",
-        residual: bool = True,
-        inner: str = "none",
-        inner_options: dict[str, Any] = NO_OPTIONS,
-    ) -> None:
+        self, shape: Shape, width: Count = 4, convolved: Literal["qkv", "qk", "kv"] = "qkv", residual: bool = True,
+        inner: str = "none", inner_options: dict[str, Any] = NO_OPTIONS,
+    ) -> None:  # fmt: skip
         super().__init__(shape)
         self.residual = residual
         heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
@@ -72,7 +63,6 @@ class Canon(Convolving):
             {a: nn.Parameter(torch.empty(size).uniform_(-1, 1) * width**-0.5) for a, size in sizes.items()}
         )
         self.history = frozenset({"q"} & set(convolved))
-        self.adds = ("rotate", "map_values") if "v" in convolved else ("rotate",)
         self.wrap(inner, inner_options)
 
     def queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -95,33 +85,24 @@ class Canon(Convolving):
 class CCA(Convolving):
     """The convolutions and the late values of compressed convolutional attention (CCA).
 
-    Queries and keys pass through two short causal convolutions, one per channel and one across the channels of a head.
-    Their mean is added. Half of all value channels come from the token before:
-
         [q'_t ; k'_t] = conv_head(conv_channel([q ; k]))_t + [m_t ; m_t],   m_t = (q_t + k_t) / 2
         v'_t = [first half of v_t ; second half of v_(t-1)]
 
-    If a group of query heads shares a key head, k' gets the mean of their m. The halves are halves of all heads side by
-    side. The option `inner` names another encoding, which then gets q', k' and v'.
+    Both convolutions are short and causal, one per channel and one across the channels of a head. If a group of query
+    heads shares a key head, k' gets the mean of their m. The halves are halves of all heads side by side.
 
-    Source: Figliolia et al., "Compressed Convolutional Attention: Efficient Attention in a Compressed Latent Space"
-    (2025), arXiv:2510.04476, as in transformers' Zaya: without the compression and the norm of queries and keys. Its
-    RoPE, on half of the channels, is `inner: partial_rope`.
-    Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys than
-    trained.
+    Source: Figliolia et al. (2025), arXiv:2510.04476, as in transformers' Zaya: without the compression and the norm of
+    queries and keys. Its RoPE, on half of the channels, is `inner: partial_rope`.
+    Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys.
     Checked against: transformers Zaya, before what the inner encoding is checked against.
     """
 
     history = frozenset({"q"})
 
     def __init__(
-        self,
-        shape: Shape,
-        channel_width: Count = 2,
-        head_width: Count = 2,
-        inner: str = "none",
-        inner_options: dict[str, Any] = NO_OPTIONS,
-    ) -> None:
+        self, shape: Shape, channel_width: Count = 2, head_width: Count = 2,
+        inner: str = "none", inner_options: dict[str, Any] = NO_OPTIONS,
+    ) -> None:  # fmt: skip
         super().__init__(shape)
         self.earlier = channel_width + head_width - 2  # tokens before the current one that both convolutions see
         self.group = shape.n_heads // shape.n_kv_heads  # query heads that share a key head

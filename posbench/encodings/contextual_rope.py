@@ -38,8 +38,7 @@ class CARoPE(Summed):
 
         angle_tp = sum over s = 0 .. t of θ_s^p,   θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
 
-    The constant c is not learned: it makes θ = base^(-2/d) where w_h·x is 0. w starts at 0, which is RoPE. The paper
-    has no c; it starts as RoPE but does not say how. The first pair always turns by one radian per token.
+    The constant c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0: w starts at 0, which is RoPE.
 
     Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025), arXiv:2507.23083, section 2.
     Beyond training length: defined everywhere; sums reach angles never seen in training.
@@ -65,11 +64,10 @@ class SelectiveRoPE(Summed):
         phi_t = (conv(W_2 W_1 n(x))_t [+ exp(b)]) [· sigmoid(w_h·n(x)_t + c_h)]
 
     n scales each head's part of the input to length 1, conv is a causal convolution over four tokens, W_2 W_1 has a low
-    rank, the brackets are the options `bias` and `gate`. Weights start normal with deviation 0.02, as in the authors'
-    models, so that it starts near `none`; `start: torch` gives torch's larger ones.
+    rank, the brackets are the options `bias` and `gate`. It starts near `none`, as in the authors' models; `start:
+    torch` gives torch's larger weights.
 
-    Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388; formula and start are those
-    of the authors' code (neither bias nor gate, rank 32 as in its language models, 16 where none is given).
+    Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388, and the authors' code.
     Beyond training length: defined everywhere; sums reach angles never seen in training where tokens turn one way.
     Checked against: plain loops from the authors' description; with a bias alone, it is RoPE.
     """
@@ -78,15 +76,9 @@ class SelectiveRoPE(Summed):
     TOKENS = 4  # width of the convolution
 
     def __init__(
-        self,
-        shape: Shape,
-        base: Above1 = 500000.0,
-        layout: Layout = "interleaved",
-        rank: Count = 32,
-        bias: bool = False,
-        gate: bool = False,
-        start: starts.Start = "normal",
-    ) -> None:
+        self, shape: Shape, base: Above1 = 500000.0, layout: Layout = "interleaved", rank: Count = 32,
+        bias: bool = False, gate: bool = False, start: starts.Start = "normal",
+    ) -> None:  # fmt: skip
         super().__init__(shape, base, layout)
         pairs, layers = shape.n_heads * shape.head_dim // 2, range(shape.n_layers)
         self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
@@ -116,13 +108,10 @@ class RePo(Rotary):
         r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,   then RoPE with the position z_ih instead of i
 
     W_g and W_c have an eighth of the model's width. The order of the text enters only through the layers below `first`,
-    which have plain RoPE, and through the causal mask. Weights start normal with deviation 0.02, cut at three
-    deviations, so that such a layer starts as `none`. The authors then train on a model that has learned its text with
-    RoPE.
+    which have plain RoPE, and through the causal mask. Such a layer starts nearly as `none`.
 
     Source: Li et al., "RePo: Language Models with Context Re-Positioning" (2025), arXiv:2512.14391, and the authors'
-    code (SakanaAI/repo), whose 16 layers have plain RoPE in the first 5, with base 500000; `first: null` is that share.
-    Their x is not normalised, since OLMo 2 normalises after attention.
+    code (SakanaAI/repo), whose 16 layers have plain RoPE in the first 5: `first: null` is that share.
     Beyond training length: defined everywhere; in re-positioned layers angles do not grow with length by themselves.
     Checked against: plain loops from the authors' description; by hand, also the authors' code.
     """
@@ -150,12 +139,7 @@ class RePo(Rotary):
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if layer.index < self.first:
             return super().rotate(q, k, layer)
-        positions = self.placed(self.given(layer.x, "makes its positions from"), layer.index)
-        rotation = self.rotation(positions.flatten(0, 1)).view(*positions.shape, -1)  # (B, H, T, Dh/2)
-        return turned(q, k, rotation, self.layout)
-
-    def placed(self, x: Tensor, layer: int) -> Tensor:
-        """Return the positions that a layer gives to its tokens, from its input x (B, T, D): (B, H, T)."""
-        index = layer - self.first
-        positions: Tensor = self.position[index](F.silu(self.gate[index](x)) * self.content[index](x))
-        return positions.mT
+        x, index = self.given(layer.x, "makes its positions from"), layer.index - self.first
+        positions = self.position[index](F.silu(self.gate[index](x)) * self.content[index](x)).mT  # (B, H, T)
+        turns = self.make_tables(positions.flatten(0, 1)).view(*positions.shape, -1)  # (B, H, T, Dh/2)
+        return turned(q, k, turns, self.layout)

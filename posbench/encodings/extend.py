@@ -17,13 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posbench.encodings import EXTENSIONS
-from posbench.encodings.base import Encoding, Extended, Stretch
-from posbench.encodings.rope import CPU, SCALINGS, PartialRoPE, RoPE, Rotary, Rule, Spectrum, frequencies
+from posbench.encodings.base import Encoding, Extended, Stretch, expect
+from posbench.encodings.rope import Rotary, Scaling, Spectrum
 from posbench.encodings.wrapper import Wrapper
-from posbench.errors import Undefined, UserError, unknown
+from posbench.errors import OptionError, Undefined, unknown
 from posbench.options import Above1, AtLeast1, Offset, checked
 
 
@@ -48,16 +47,17 @@ def methods() -> dict[str, Method]:
 
 def _method(name: str, module: str) -> Method:
     function = getattr(importlib.import_module(f"posbench.encodings.{module}"), name)
-    parameters, hints = inspect.signature(function).parameters, typing.get_type_hints(function, include_extras=True)
-    options = {key: each.default for key, each in parameters.items() if each.default is not each.empty}
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = list(inspect.signature(function).parameters.values())
+    options = {each.name: each.default for each in parameters if each.default is not each.empty}
     accepts, apply = next(iter(hints.values())), function
-    if name in SCALINGS:
+    if accepts is Spectrum:
         accepts, apply = Rotary, functools.partial(_scaled, function)
-        if name != "dynamic_ntk":  # which follows the length by itself
+        if "factor" in options and name != "dynamic_ntk":  # which follows the length by itself
             options["factor"], hints["factor"] = None, AtLeast1 | None
-    text = inspect.cleandoc(function.__doc__ or "")
-    title, source = text.partition("\n")[0].rstrip("."), re.split(r"\nBeyond|\n\n", text.partition("Source: ")[2])[0]
-    return Method(name, title, " ".join(source.split()), accepts, options, hints, apply)
+    title, _, text = inspect.cleandoc(function.__doc__ or "").partition("\n")
+    source = re.split(r"\nBeyond|\n\n", text.partition("Source: ")[2])[0]
+    return Method(name, title.rstrip("."), " ".join(source.split()), accepts, options, hints, apply)
 
 
 def methods_of(encoding: Encoding) -> list[str]:
@@ -69,18 +69,11 @@ def methods_of(encoding: Encoding) -> list[str]:
 
 
 def extended(encoding: Encoding, method: str, length: int, train_length: int, **options: Any) -> Extended:
-    """Make a trained encoding reach `length` tokens.
-
-    Args:
-        encoding: the trained encoding; it is not changed.
-        method: a name of `methods`.
-        length: the length to be evaluated, in tokens.
-        train_length: the length of training, in tokens.
-        options: of the method, checked against its signature.
+    """Make a trained encoding reach `length` tokens; it is not changed.
 
     Returns:
-        The extended encoding, which shares the trained one's parameters, and the facts of the extension: the factor,
-        whether it follows the length (`dynamic`), ramp, attention factor, frequencies before and after.
+        The extended encoding, which shares the trained one's parameters, and the facts of the extension: its options,
+        whether it follows the length (`dynamic`), attention factor, frequencies before and after.
 
     Raises:
         UserError: unknown method, or an option that is wrong, also for this encoding or this length.
@@ -88,77 +81,63 @@ def extended(encoding: Encoding, method: str, length: int, train_length: int, **
     """
     if method not in methods():
         raise unknown("extension", method, methods(), "'posbench list' shows all")
-    chosen = methods()[method]
-    options = checked(options, chosen.hints, chosen.options, method)
-    return _extended(encoding, chosen, Stretch(train_length, length), options)
+    options = checked(options, methods()[method].hints, methods()[method].options, method)
+    return _extended(encoding, methods()[method], Stretch(train_length, length), options)
 
 
 def _extended(encoding: Encoding, method: Method, stretch: Stretch, options: dict[str, Any]) -> Extended:
     able = methods_of(encoding)
     if method.name not in able:
         raise Undefined(f"'{encoding.name}' has no extension '{method.name}': it supports {', '.join(able) or 'none'}")
-    if isinstance(encoding, Wrapper):
-        return _handed_on(encoding, method, stretch, options)
+    if isinstance(encoding, Wrapper):  # inner encodings that do not support the method stay as they are
+        inners, facts = encoding.inner_encodings, {}
+        for number, inner in enumerate(inners):
+            if method.name in methods_of(inner):
+                reached = encoding.reached(inner, stretch)
+                inners[number], facts[f"{inner.name} {number}"] = _extended(inner, method, reached, options)
+        return encoding.around(inners), {"dynamic": any(each["dynamic"] for each in facts.values()), "extended": facts}
     try:
-        copied, facts = method.apply(encoding, stretch, **options)
-    except UserError as error:
-        if options:
-            raise
-        raise Undefined(str(error)) from None  # no option was given: a default does not fit this model
+        copied, facts = method.apply(encoding, stretch, **method.options | options)
+    except OptionError as error:
+        error = error.under("extension")
+        raise error if options else Undefined(str(error)) from None  # a default that does not fit this model
     copied.name, copied.window = encoding.name, encoding.window
     return copied, facts
-
-
-def _handed_on(wrapper: Wrapper, method: Method, stretch: Stretch, options: dict[str, Any]) -> Extended:
-    """Return a copy of the wrapper around extended encodings; those that do not support the method are unchanged."""
-    inners: list[Encoding] = []
-    facts: dict[str, dict[str, Any]] = {}
-    for number, inner in enumerate(wrapper.inner_encodings):
-        if method.name in methods_of(inner):
-            reached = wrapper.reached(inner, stretch)
-            inner, facts[f"{inner.name} {number}"] = _extended(inner, method, reached, options)
-        inners.append(inner)
-    return wrapper.around(inners), {"dynamic": any(each["dynamic"] for each in facts.values()), "extended": facts}
 
 
 # -- of rotary encodings: other frequencies, and everything else (a decay, a share of the channels) as trained ---------
 
 
-def _scaled(rule: Rule, rope: Rotary, stretch: Stretch, **options: Any) -> Extended:
-    """Apply a scaling. If frequencies were learned, the learned ones are scaled."""
-    factor, facts = stretch.factor((methods()[rule.__name__].options | options)["factor"])
+def _scaled(rule: Callable[..., Scaling], rope: Rotary, stretch: Stretch, **options: Any) -> Extended:
+    """Apply a rule to the trained frequencies, the learned ones if they were learned."""
+    dynamic = rule.__name__ == "dynamic_ntk" or options.get("factor", 1.0) is None
+    if "factor" in options:
+        options["factor"] = stretch.factor(options["factor"])[0]
     length = torch.tensor(stretch.length, dtype=torch.float64)
-    spectrum = Spectrum(rope.inv_freq(CPU), rope.base, stretch.train_length, length, stretch.expect)
-    scaled = rule(spectrum, **options | {"factor": factor})
-    return _rescaled(rope, scaled.f, facts | dict(scaled.facts), scaled.attention_factor)
+    f, attention_factor = rule(Spectrum(rope.inv_freq(), rope.base, stretch.train_length, length), **options)
+    before, after = ([float(f"{number:.6g}") for number in each.tolist()] for each in (rope.inv_freq(), f))
+    facts = {"dynamic": dynamic, "attention_factor": attention_factor, "inv_freq_before": before}
+    return rope.rescaled(f, attention_factor), {**options, **facts, "inv_freq_after": after}
 
 
-def abf(rope: RoPE | PartialRoPE, stretch: Stretch, base: Above1 = 500_000.0) -> Extended:
+def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
     """Adjusted base frequency: a larger base at every length; meant to be followed by training, here without.
 
     Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023), arXiv:2309.16039, section 4.1.
     """
-    return _rescaled(rope, frequencies(rope.width, base), {"base": base, "dynamic": False})
+    pair = torch.arange(len(rope.f), dtype=torch.float64)
+    return rope.f * (base / rope.base) ** (-pair / len(rope.f)), 1.0
 
 
-def clipped_rope(rope: Rotary, stretch: Stretch, pairs: Offset | None = None) -> Extended:
+def clipped_rope(rope: Spectrum, pairs: Offset | None = None) -> Scaling:
     """Clipped RoPE (its authors' "CoPE"): pairs slower than the training length are slowed, the last one to a halt.
 
     The factor falls as half a cosine wave over the last `pairs` pairs, by default those whose period exceeds the
     training length. The authors' code, made for one model, always takes 20 of 64. It ignores the length.
 
-    Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs" (2026), arXiv:2602.05258;
-    github.com/hrlics/CoPE.
+    Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs" (2026), arXiv:2602.05258.
     """
-    inv_freq = rope.inv_freq(CPU)
-    slow = int((2 * math.pi / inv_freq > stretch.train_length).sum()) if pairs is None else pairs
-    stretch.expect(slow <= len(inv_freq), "pairs", slow, f"a number of pairs from 0 to {len(inv_freq)}")
+    slow = int((2 * math.pi / rope.f > rope.train_length).sum()) if pairs is None else pairs
+    expect(slow <= len(rope.f), "pairs", slow, f"a number of pairs from 0 to {len(rope.f)}")
     wave = 0.5 + 0.5 * torch.linspace(0, math.pi, slow, dtype=torch.float64).cos()
-    fast = torch.ones(len(inv_freq) - slow, dtype=torch.float64)
-    return _rescaled(rope, inv_freq * torch.cat((fast, wave)), {"pairs": slow, "dynamic": False})
-
-
-def _rescaled(rope: Rotary, inv_freq: Tensor, facts: dict[str, Any], attention_factor: float = 1.0) -> Extended:
-    before, after = ([float(f"{f:.6g}") for f in each.tolist()] for each in (rope.inv_freq(CPU), inv_freq))
-    facts = facts | {"attention_factor": attention_factor, "inv_freq_before": before, "inv_freq_after": after}
-    return rope.rescaled(inv_freq, attention_factor), facts
+    return rope.f * torch.cat((torch.ones(len(rope.f) - slow, dtype=torch.float64), wave)), 1.0

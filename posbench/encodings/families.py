@@ -27,21 +27,14 @@ def acts(hooks: frozenset[str]) -> str:
 
 
 def kernels(encoding: "Encoding") -> str:
-    """Return which attention kernels can compute it.
-
-    `any`: q, k and v change before the kernel, so FlashAttention will do. `with a bias`: those that add a mask of
-    numbers, such as `scaled_dot_product_attention`. `own`: it changes the softmax or what follows, so posbench's only.
-    """
+    """Return which kernels compute it: `any`, those `with a bias`, or posbench's `own`, as it has another softmax."""
     if encoding.hooks & {"scores", "attend"}:
         return "own"
     return "with a bias" if encoding.hooks & {"distance_bias", "bias"} else "any"
 
 
 def cache(encoding: "Encoding") -> str:
-    """Return whether `posbench.attention` can go on from kept keys and values.
-
-    `yes`; `with x`: if the layer's input is kept, too; `no`: earlier tokens would have to be computed again.
-    """
+    """Return whether kept keys and values suffice to go on: `yes`; `with x`, the layer's input; or `no`."""
     if encoding.length_dependent or "q" in encoding.history:
         return "no"
     return "with x" if "x" in encoding.history else "yes"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Extended, Layer, Stretch, part_of
+from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, part_of
 from posbench.encodings.rope import PureRotary, double, turn
 from posbench.options import AtLeast1, Count
 
@@ -22,42 +22,36 @@ Far = Callable[[Tensor], list[tuple[Tensor, Tensor]]]
 class FarPairs(Encoding):
     """A rotary encoding whose pairs of kind 1, 2 .. are turned by other positions; those of kind 0 are near."""
 
-    def __init__(self, rope: PureRotary, far: Far, kind: Callable[[Layer], Tensor]) -> None:
+    def __init__(self, rope: PureRotary, far: Far, kind: int | Callable[[Layer], Tensor]) -> None:
         super().__init__(rope.shape)
-        self.rope = rope
-        self.far = far
-        self.kind = kind  # of the pairs at hand: (1|B, Tq, Tk)
+        self.rope, self.far = rope, far
+        self.kind = kind  # of the pairs at hand: (1|B, Tq, Tk); a number: 1 from this distance on
 
     def make_tables(self, positions: Tensor) -> Any:
         return self.rope.make_tables(positions)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[tuple[Tensor, Tensor]]:
-        make = self.rope.make_tables
-        return [(turn(q, make(of_q)), turn(k, make(of_k))) for of_q, of_k in self.far(double(layer.positions))]
+        far = [[self.rope.make_tables(each) for each in pair] for pair in self.far(double(layer.positions))]
+        return [(turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)) for of_q, of_k in far]
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return self.rope.rotate(q, k, layer)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        kind = self.kind(layer)[:, None]
+        kind = (layer.distance >= self.kind).long() if isinstance(self.kind, int) else self.kind(layer)
         for number, (of_q, of_k) in enumerate(layer.state, 1):
             far = part_of(of_q, layer.rows) @ part_of(of_k, layer.keys).mT * self.logit_scale
-            logits = torch.where(kind == number, far, logits)
+            logits = torch.where(kind[:, None] == number, far, logits)
         return logits
 
 
 def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> Extended:
-    """ReRoPE: all distances from `window` on count as `window`.
+    """ReRoPE: all distances from `window`, by default a quarter of the training length, on count as `window`.
 
-    Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope. The default window, a quarter of the
-    training length, is that of the author's results (1024 of 4096); the optional log n scale of the logits is left out.
+    Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope, without its log n scale.
     """
     w = window or max(1, stretch.train_length // 4)
-
-    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(torch.full_like(positions, w), torch.zeros_like(positions))]
-
-    return FarPairs(rope, far, _beyond(w)), {"window": w, "dynamic": False}
+    return FarPairs(rope, lambda i: [(torch.full_like(i, w), torch.zeros_like(i))], w), {"window": w, "dynamic": False}
 
 
 def leaky_rerope(
@@ -68,17 +62,12 @@ def leaky_rerope(
     Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
     """
     w = window or max(1, stretch.train_length // 4)
-    slow = k or 1.0
+    slow, last = k or 1.0, stretch.train_length - 1
     if k is None and stretch.length > stretch.train_length:
-        stretch.expect(
-            w < stretch.train_length - 1, "window", w, f"less than {stretch.train_length - 1}, or k given as well"
-        )
-        slow = (stretch.length - 1 - w) / (stretch.train_length - 1 - w)
-
-    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [((positions + w * (slow - 1)) / slow, positions / slow)]
-
-    return FarPairs(rope, far, _beyond(w)), {"window": w, "k": slow, "dynamic": k is None}
+        expect(w < last, "window", w, f"less than {last}, or k given as well")
+        slow = (stretch.length - 1 - w) / (last - w)
+    facts = {"window": w, "k": slow, "dynamic": k is None}
+    return FarPairs(rope, lambda i: [((i + w * (slow - 1)) / slow, i / slow)], w), facts
 
 
 def self_extend(
@@ -89,18 +78,12 @@ def self_extend(
     Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
     """
     w = window or max(1, stretch.train_length // 4)
-    size = group or 1
+    size, last = group or 1, stretch.length - 1
     if group is None and stretch.length > stretch.train_length:
-        stretch.expect(
-            w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well"
-        )
-        last = stretch.length - 1
+        expect(w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well")
         size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)
-
-    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(positions // size + (w - w // size), positions // size)]
-
-    return FarPairs(rope, far, _beyond(w)), {"window": w, "group": size, "dynamic": group is None}
+    facts = {"window": w, "group": size, "dynamic": group is None}
+    return FarPairs(rope, lambda i: [(i // size + (w - w // size), i // size)], w), facts
 
 
 def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
@@ -114,19 +97,14 @@ def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -
     3. (The authors' code ends at position c where the paper, followed here, has c - 1.)
     """
     size, longest = chunk or max(1, 3 * stretch.train_length // 4), stretch.train_length
-    stretch.expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
+    expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
 
     def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         place = positions % size
         return [((place + size).clamp(max=longest - 1), place), (torch.full_like(place, longest - 1), place)]
 
-    def kind(layer: Layer) -> Tensor:
+    def chunks_from_key_to_query(layer: Layer) -> Tensor:
         queries = layer.positions[:, layer.rows][..., None]
-        return (queries // size - (queries - layer.distance) // size).clamp(max=2)  # chunks from key to query
+        return (queries // size - (queries - layer.distance) // size).clamp(max=2)
 
-    return FarPairs(rope, far, kind), {"chunk": size, "window": longest - size, "dynamic": False}
-
-
-def _beyond(window: int) -> Callable[[Layer], Tensor]:
-    """Return the kind of pairs, 1 at a distance of `window` or more."""
-    return lambda layer: (layer.distance >= window).long()
+    return FarPairs(rope, far, chunks_from_key_to_query), {"chunk": size, "window": longest - size, "dynamic": False}

@@ -2,15 +2,13 @@
 
     layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window
 
-Several long-context models mix RoPE layers with a window and layers without positions that see everything. Layers with
-equal entries share one encoding and the parameters that it has for all layers. An encoding that acts at the input
-(`sinusoidal`) reaches every layer. Patterns of published models have names: encoding=layered/gemma3, or gemma4,
+Layers with equal entries share one encoding and the parameters that it has for all layers. An encoding that acts at the
+input (`sinusoidal`) reaches every layer. Patterns of published models have names: encoding=layered/gemma3, or gemma4,
 cohere2, llama4, mistral_large4, smollm3, olmo3_gnope, swan.
 
-Source: Yang et al., "RoPE to NoPE and Back Again: A New Hybrid Attention Strategy" (2025), arXiv:2501.18795, for the
-default pattern. Puvvada et al., "SWAN-GPT" (2025), arXiv:2504.08719, for swan: one layer that sees everything, then
-three windowed ones; `logn` of `temperature` stands in for their scale of logits, whose constant is fitted to their
-models. OLMo-core's `no_global_rope` for olmo3_gnope.
+Source: Yang et al. (2025), arXiv:2501.18795, for the default pattern. Puvvada et al. (2025), arXiv:2504.08719, for
+swan, with `logn` of `temperature` in place of their fitted scale of logits. OLMo-core's `no_global_rope` for
+olmo3_gnope.
 Beyond training length: defined as far as all of its layers are.
 Checked against: the implementations that its layers are checked against, layer by layer, under the window's mask.
 """
@@ -20,8 +18,9 @@ import json
 from typing import Any
 
 from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.wrapper import Wrapper, build_inner
+from posbench.encodings.wrapper import Wrapper, build_entry
 from posbench.errors import UserError
+from posbench.options import Count, typed
 
 _LOCAL: dict[str, Any] = {"name": "rope", "window": 32}
 PATTERN: list[dict[str, Any]] = [_LOCAL, _LOCAL, _LOCAL, {"name": "none"}]
@@ -33,12 +32,23 @@ class Layered(Wrapper):
         self.expect(len(layers) > 0, "layers", layers, "at least one entry such as {name: rope, window: 32}")
         keys = [json.dumps(layers[layer % len(layers)], sort_keys=True) for layer in range(shape.n_layers)]
         distinct = list(dict.fromkeys(keys))
-        self.adopt([_build(layers, keys.index(key), shape, keys.count(key)) for key in distinct])
+        self.adopt([self.entry(layers, keys.index(key), keys.count(key)) for key in distinct])
         if sum(inner.token_dim() < shape.d_model for inner in self.inner_encodings) > 1:
             raise UserError("encoding.layers has several encodings that concatenate their code: expected at most one")
         self.listed = len(layers)
         # For every layer: the index of its encoding, and the number of earlier layers with the same one.
         self.places = [(distinct.index(key), keys[:layer].count(key)) for layer, key in enumerate(keys)]
+
+    def entry(self, layers: list[dict[str, Any]], place: int, n_layers: int) -> Encoding:
+        """Build the encoding of an entry for n_layers layers."""
+        key, options = f"encoding.layers[{place}]", dict(layers[place])
+        window = typed(options.pop("window", None), Count | None, f"{key}.window", "layered", None)
+        inner = build_entry(options, dataclasses.replace(self.shape, n_layers=n_layers), key)
+        if "positions" in inner.hooks:
+            name = inner.name
+            raise UserError(f"{key}: '{name}' chooses positions for all layers: put it around (encoding.inner=layered)")
+        inner.window = window
+        return inner
 
     def remarks(self) -> list[str]:
         listed, deep = self.listed, self.shape.n_layers
@@ -49,18 +59,3 @@ class Layered(Wrapper):
         which, index = self.places[layer.index]
         inner, within = self.within(layer.replace(index=index), which)
         return self.altered(inner), within
-
-
-def _build(layers: list[dict[str, Any]], place: int, shape: Shape, n_layers: int) -> Encoding:
-    """Build the encoding of an entry for n_layers layers."""
-    key, options = f"encoding.layers[{place}]", dict(layers[place])
-    name, window = options.pop("name", None), options.pop("window", None)
-    if not isinstance(name, str):
-        raise UserError(f"{key} is {layers[place]}: expected a name, such as {{name: rope, window: 32}}")
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        raise UserError(f"{key}.window is {window!r}: expected a number of keys of at least 1, or null for all")
-    inner = build_inner(name, dataclasses.replace(shape, n_layers=n_layers), options, key)
-    if "positions" in inner.hooks:
-        raise UserError(f"{key}: '{name}' chooses positions for all layers: put it around (encoding.inner=layered)")
-    inner.window = window
-    return inner

@@ -5,11 +5,9 @@ One learned number per layer and head joins the denominator of every softmax, as
     weight_ij = exp(logit_ij) / (exp(s_h) + sum over j' of exp(logit_ij'))
 
 The weights of a row then sum to less than 1. Without a sink, an idle head puts its weight on the first token, which all
-queries can find and a window hides; the sink is inside every window and has no position. A bias that shifts all keys of
-a row alike does nothing in plain softmax; here it changes the sink's share.
+queries can find and a window hides; the sink is inside every window and has no position.
 
-Source: transformers' gpt-oss, whose sinks start from N(0, 0.02); it has them around YaRN, under a window in every
-other layer, which `layered` can say.
+Source: transformers' gpt-oss, whose sinks start from N(0, 0.02) around YaRN, under a window in every other layer.
 Beyond training length: defined as far as the inner encoding is; over more keys a sink of the same size takes less.
 Checked against: transformers gpt-oss, on queries, keys and biases of what the inner encoding is checked against.
 """
@@ -33,9 +31,7 @@ class LearnedSinks(Wrapper):
         self.sinks = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads) * 0.02)
         self.wrap(inner, inner_options)
         if "attend" in self.inner_encodings[0].hooks:
-            raise UserError(
-                f"encoding.inner is '{inner}', which replaces the softmax: expected one that keeps it, such as rope"
-            )
+            raise UserError(f"encoding.inner is '{inner}', which replaces the softmax: expected another, such as rope")
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, within = self.within(layer)

@@ -17,17 +17,13 @@ from posbench import files, machine
 from posbench.encodings.base import Encoding
 from posbench.errors import PosbenchError, UserError, did_you_mean
 
-# The shape that a hook has to give, by its arguments; that of `bias` and `positions` may be one to be expanded.
-_SHAPES: dict[str, Callable[..., tuple[tuple[int, ...], str]]] = {
-    "positions": lambda _, ids, *__: (tuple(ids.shape), "(1|B, T)"),
-    "embed": lambda self, x, *_: ((*x.shape[:2], self.shape.d_model), "(B, T, D)"),
-    "rotate": lambda _, q, *__: (tuple(q.shape), "two of (B, H, T, Dq)"),
-    "map_values": lambda _, v, *__: (tuple(v.shape), "(B, H, T, Dh)"),
-    "map_outputs": lambda _, out, *__: (tuple(out.shape), "(B, H, Tq, Dh)"),
-    "distance_bias": lambda self, distance, _: ((self.shape.n_heads, *distance.shape), "(H, *S)"),
-    "bias": lambda _, q, k, __: ((*q.shape[:3], k.shape[2]), "to broadcast to (B, H, Tq, Tk)"),
-    "scores": lambda _, logits, *__: (tuple(logits.shape), "(B, H, Tq, Tk)"),
-    "attend": lambda _, logits, v, __: ((*logits.shape[:3], v.shape[3]), "(B, H, Tq, Dh)"),
+# The shape that a hook has to give, by its arguments; `bias` and `positions` may give one to be expanded.
+_EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
+    **dict.fromkeys(("positions", "map_values", "map_outputs", "scores", "rotate"), lambda _, x, *__: tuple(x.shape)),
+    "embed": lambda self, x, *_: (*x.shape[:2], self.shape.d_model),
+    "distance_bias": lambda self, distance, _: (self.shape.n_heads, *distance.shape),
+    "bias": lambda _, q, k, __: (*q.shape[:3], k.shape[2]),
+    "attend": lambda _, logits, v, __: (*logits.shape[:3], v.shape[3]),
 }
 
 
@@ -37,20 +33,16 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
     Args:
         sha256: of the file that a run was trained with. It may come from a stranger's folder, so it is run only if it
             is unchanged and somebody has typed its name on this machine before.
-
-    Raises:
-        UserError: there is no such file or class, it cannot be imported, or it is not the one that was trained with.
     """
-    folder_and_stem, _, name = place.rpartition(".py")
-    path, name = Path(f"{folder_and_stem}.py").expanduser(), name.removeprefix(":")
+    stem, _, name = place.rpartition(".py")
+    path, name = Path(f"{stem}.py").expanduser(), name.removeprefix(":")
     if not path.is_file():
         raise UserError(f"encoding={place}: there is no file {path}")
     content, typed = path.read_bytes(), files.user_cache() / "typed_encodings"
     digest = hashlib.sha256(content).hexdigest()
     known = typed.read_text(encoding="utf-8").split() if typed.is_file() else []
     if sha256 not in (None, digest):
-        now = f"has changed since the run was made (sha256 {str(sha256)[:12]}, now {digest[:12]})"
-        raise UserError(f"{path} {now}: restore it, or train with encoding={place} anew, which is another run")
+        raise UserError(f"{path} has changed since the run was made: restore it, or train anew, which is another run")
     if sha256 and digest not in known:
         raise UserError(f"{path} is code that nobody has named here yet: 'posbench train --cfg encoding={place}' does")
     if digest not in known:
@@ -65,65 +57,64 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         except Exception as error:
             del sys.modules[module.__name__]
             raise UserError(f"encoding={place}: {fault(error)}") from error
-    of_module = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
-    classes = {each.__name__: each for each in of_module if isinstance(each, type) and issubclass(each, Encoding)}
-    cls = classes.get(name or next(iter(classes), "")) if name or len(classes) == 1 else None
-    if cls is None:
-        listed = ", ".join(classes) or "none: it has no Encoding"
+    there = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    classes = [each for each in there if issubclass(each, Encoding)]
+    if len(chosen := [each for each in classes if name in ("", each.__name__)]) != 1:
+        listed = ", ".join(each.__name__ for each in classes) or "none: it has no Encoding"
         raise UserError(f"encoding={place}: expected FILE.py:CLASS, one of {listed}")
-    return cls, digest
+    return chosen[0], digest
 
 
 def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     """Call a user's class. UserError, of one line, if it raises or holds tensors that no model would see."""
-    try:
-        encoding = guarded(cls)(*args, **options)  # type: ignore[arg-type]
-    except PosbenchError:
-        raise
-    except Exception as error:
-        raise UserError(f"'{cls.name}', __init__: {fault(error, inspect.getsourcefile(cls))}") from error
-    place = _place(cls, "__init__")
+    encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
     if "shape" not in vars(encoding):
-        raise UserError(f"{place}: expected super().__init__(shape) first")
+        raise UserError(f"{_place(cls, '__init__')}: expected super().__init__(shape) first")
     for module in encoding.modules():
         for name, value in vars(module).items():
             items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
             if not name.startswith("_") and any(isinstance(each, Tensor | nn.Module) for each in items):
-                expected = "expected nn.Parameter, a buffer or a module" + (" list" if isinstance(value, list) else "")
-                raise UserError(f"{place}: {name} is neither trained nor moved with the model: {expected}")
+                wrong = f"{name} is neither trained nor moved with the model"
+                raise UserError(f"{_place(cls, '__init__')}: {wrong}: expected nn.Parameter, a buffer or a module")
     return encoding
 
 
 @functools.cache
 def guarded(cls: type[Encoding]) -> type[Encoding]:
     """Return the class with one line for an error or a misshapen result of a hook, and remarks on misspelt ones."""
-    hooks = {name: _guarded(cls, name, hook) for name in cls.overridden if callable(hook := getattr(cls, name))}
-    members = {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name, **hooks}
+    members = {name: _guarded(cls, name) for name in cls.overridden if callable(getattr(cls, name))}
+    members |= {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name}
     members["remarks"] = lambda self: [*_misspelt(cls), *cls.remarks(self)]
     subclass: type[Encoding] = type(cls.__name__, (cls,), members)
     return subclass
 
 
-def _guarded(cls: type[Encoding], name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(cls: type[Encoding], name: str) -> Any:
+    hook = getattr(cls, name)
+
     @functools.wraps(hook)
     def call(self: Encoding, *args: Any) -> Any:
         if torch.compiler.is_compiling():
             return hook(self, *args)
-        try:
-            result = hook(self, *args)
-        except PosbenchError:
-            raise
-        except Exception as error:
-            if machine.is_out_of_memory(error):
-                raise
-            raise UserError(f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}") from error
-        if name in _SHAPES and not (result is None and name == "bias"):
-            shape, (expected, axes) = _shape(result), _SHAPES[name](self, *args)
+        result = _in_one_line(cls, name, hook, self, *args)
+        if name in _EXPECTED and not (result is None and name == "bias"):
+            shape, expected = _shape(result), _EXPECTED[name](self, *args)
             if not _fits(shape, expected, name):
-                raise UserError(f"{_place(cls, name)}: gave {shape}, expected {axes}, here {expected}")
+                two = "two of " if name == "rotate" else ""
+                raise UserError(f"{_place(cls, name)}: gave {shape}, expected {two}{expected}")
         return result
 
     return call
+
+
+def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function of a user's class; what it raises becomes a UserError with file and line."""
+    try:
+        return function(*args, **options)
+    except Exception as error:
+        if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
+            raise
+        raise UserError(f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}") from error
 
 
 def _shape(result: object) -> Any:
@@ -145,12 +136,10 @@ def _fits(shape: Any, expected: tuple[int, ...], name: str) -> bool:
 def _misspelt(cls: type[Encoding]) -> list[str]:
     """Return a line for a class without any hook, and for each public method that is spelt almost like one."""
     lines = [f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?"]
-    methods = {name for kind in cls.__mro__ for name, value in vars(kind).items() if callable(value)}
-    near = {name: did_you_mean(name, cls.HOOKS, cutoff=0.8) for name in sorted(methods) if not hasattr(Encoding, name)}
-    near = {name: hook for name, hook in near.items() if hook and not name.startswith("_")}
-    return lines[bool(cls.overridden) :] + [
-        f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items()
-    ]
+    methods = [name for name in dir(cls) if not (name.startswith("_") or hasattr(Encoding, name))]
+    near = {name: did_you_mean(name, cls.HOOKS, cutoff=0.8) for name in methods}
+    told = [f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items() if hook]
+    return lines[bool(cls.overridden) :] + told
 
 
 def fault(error: BaseException, source: str | None = None) -> str:

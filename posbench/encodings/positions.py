@@ -24,11 +24,11 @@ class Repositioned(Wrapper):
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
-        for inner in inners:
-            if "positions" in inner.hooks:
-                raise UserError(
-                    f"encoding.inner is '{inner.name}', which chooses positions itself: expected another, such as rope"
-                )
+        if "positions" in inners[0].hooks:
+            name = inners[0].name
+            raise UserError(
+                f"encoding.inner is '{name}', which chooses positions itself: expected another, such as rope"
+            )
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])
@@ -41,28 +41,21 @@ class Repositioned(Wrapper):
 
 
 class Randomized(Repositioned):
-    """Randomized positions around another encoding.
-
-    Instead of 0 .. T-1, the inner encoding gets T of the numbers 0 .. M-1, drawn without replacement and sorted:
+    """Randomized positions around another encoding: short inputs show all the positions and distances of long ones.
 
         positions = sort(sample of T from {0 .. M-1}),   one draw for the sequences of a batch
 
-    Short inputs thus show all the positions and distances of long ones. Evaluation draws positions too, with its own
-    random stream per window of text. With M = T this is the inner encoding.
+    Evaluation draws, too, with its own random stream per window of text. With M = T this is the inner encoding.
 
-    Source: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization of Transformers" (2023),
-    arXiv:2305.16843, section 3.
+    Source: Ruoss et al. (2023), arXiv:2305.16843, section 3.
     Beyond training length: defined up to M tokens, `max_length`, all of whose positions training has shown.
     Checked against: the implementations that the inner encoding is checked against, at positions that jump.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        inner: str = "rope",
-        inner_options: dict[str, Any] = NO_OPTIONS,
+        self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS,
         max_length: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(shape)
         self.range = 16 * shape.train_length if max_length is None else max_length
         most = max(MOST_POSITIONS, 16 * shape.train_length)  # every draw orders all of them
@@ -87,26 +80,19 @@ class Randomized(Repositioned):
 class SHAPE(Repositioned):
     """Shifted absolute positions (SHAPE) around another encoding, so that it cannot rely on where a text begins.
 
-    In training, one random number shifts all positions. In evaluation the shift is one more than the largest of these:
-
         positions = o, o + 1, o + 2 ..   o drawn from 0 .. shift-1 in training,   o = shift in evaluation
 
-    This changes nothing for an encoding that depends on distances alone. In the authors' code each sequence of a batch
-    has a draw of its own.
+    This changes nothing for an encoding by distance. In the authors' code each sequence has a draw of its own.
 
-    Source: Kiyono et al., "SHAPE: Shifted Absolute Position Embedding for Transformers" (2021), arXiv:2109.05644, and
-    the authors' code (butsugiri/shape), whose shift of 500, for sentences, does not grow with the training length.
+    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), whose shift is 500.
     Beyond training length: defined as far as the encoding inside, which is made for train_length + shift positions.
     Checked against: what the encoding inside is checked against.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        inner: str = "sinusoidal",
-        inner_options: dict[str, Any] = NO_OPTIONS,
+        self, shape: Shape, inner: str = "sinusoidal", inner_options: dict[str, Any] = NO_OPTIONS,
         shift: Annotated[int, Ge(1), Le(MOST_POSITIONS)] = 500,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(shape)
         self.shift = shift
         self.wrap(inner, inner_options, dataclasses.replace(shape, train_length=shape.train_length + shift))
@@ -130,31 +116,22 @@ class SHAPE(Repositioned):
 class CAPE(Repositioned):
     """Continuous augmented positions (CAPE) around another encoding, which then relies on neither place nor scale.
 
-    In training, one random number shifts all positions, another shifts each single one, and a third stretches all:
-
         positions_i = (i + D + e_i)·exp(l) in training,   positions_i = i in evaluation
         D from -global_shift .. global_shift,   e_i from -local_shift .. local_shift,   l from ±ln(scaling), all uniform
 
     With a local_shift above 0.5 neighbours may swap places; a bias by distance treats a key that seems ahead of its
-    query as at distance 0. In the authors' code each sequence of a batch has draws of its own. Their option for speech
-    to subtract the mean is left out: it tells every token how long the text is.
+    query as at distance 0. In the authors' code each sequence has draws of its own. Their option for speech to subtract
+    the mean is left out: it tells every token how long the text is.
 
-    Source: Likhomanenko et al., "CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings"
-    (2021), arXiv:2106.03143, by the code of gcambara/cape that follows it, whose values for text are the defaults.
-    Beyond training length: defined as far as the encoding inside, which has seen positions up to (T + both
-    shifts)·scaling.
+    Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults are those of gcambara/cape for text.
+    Beyond training length: defined as far as the encoding inside, which saw positions up to (T + both shifts)·scaling.
     Checked against: plain loops of sinusoids and of ALiBi, at positions that need not be whole.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        inner: str = "sinusoidal",
-        inner_options: dict[str, Any] = NO_OPTIONS,
-        global_shift: NonNegative = 5.0,
-        local_shift: NonNegative = 0.5,
-        scaling: AtLeast1 = 1.03,
-    ) -> None:
+        self, shape: Shape, inner: str = "sinusoidal", inner_options: dict[str, Any] = NO_OPTIONS,
+        global_shift: NonNegative = 5.0, local_shift: NonNegative = 0.5, scaling: AtLeast1 = 1.03,
+    ) -> None:  # fmt: skip
         super().__init__(shape)
         self.global_shift, self.local_shift, self.scaling = global_shift, local_shift, scaling
         self.wrap(inner, inner_options)

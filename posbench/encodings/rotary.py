@@ -1,25 +1,14 @@
 """Encodings that rotate queries and keys and do something else beside, or rotate only some of their channels."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.rope import (
-    Layout,
-    Rotary,
-    angles,
-    check_pairs,
-    double,
-    frequencies,
-    laid_out,
-    turn,
-    turned,
-    turns,
-)
+from posbench.encodings.rope import Layout, Rotary, angles, check_pairs, double, frequencies, turn, turned, turns
 from posbench.errors import Undefined
 from posbench.options import Above1, NonNegative, Positive
 
@@ -31,8 +20,8 @@ class XPos(Rotary):
 
     Only for causal models. Positions are centred first, which cancels in every logit and keeps the factors within fp32.
 
-    Source: Sun et al., "A Length-Extrapolatable Transformer" (2022), arXiv:2212.10554, section 3. The paper's B is 512;
-    here half of train_length, or a short one would hardly see the decay. Its blockwise attention is left out.
+    Source: Sun et al., "A Length-Extrapolatable Transformer" (2022), arXiv:2212.10554, section 3, without blockwise
+    attention. The paper's B is 512; here half of train_length, or a short one would hardly see the decay.
     Beyond training length: defined up to a span of 128·B positions, where the factors leave fp32; far keys get ever
     less weight. A larger span is refused on a CPU; an accelerator or compiled code gives NaN.
     Checked against: x-transformers RotaryEmbedding with use_xpos.
@@ -41,37 +30,32 @@ class XPos(Rotary):
     GAMMA = 0.4
 
     def __init__(
-        self,
-        shape: Shape,
-        base: Above1 = 10000.0,
-        layout: Layout = "interleaved",
-        scale_base: Positive | None = None,
+        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", scale_base: Positive | None = None
     ) -> None:
         super().__init__(shape, base, layout)
         self.scale_base = float(scale_base or max(1.0, shape.train_length / 2))
         self.max_length = int(128 * self.scale_base)
 
-    def make_tables(self, positions: Tensor) -> list[tuple[Tensor, ...]]:
-        rotation, size = self.rotation(positions), self.decay(positions).to(positions.device)
-        return [laid_out(each, self.layout) for each in (rotation * size, rotation / size)]
+    def make_tables(self, positions: Tensor) -> Any:
+        rotation, size = super().make_tables(positions), self.decay(positions).to(positions.device)
+        return rotation * size, rotation / size
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         of_q, of_k = layer.tables
-        return turn(q, of_q), turn(k, of_k)
+        return turn(q, of_q, self.layout), turn(k, of_k, self.layout)
 
     def decay(self, positions: Tensor) -> Tensor:
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
-        i = double(positions)
+        i, d, span = double(positions), self.shape.head_dim, int(128 * self.scale_base)
         first, last = i.amin(-1, keepdim=True), i.amax(-1, keepdim=True)
-        defined = last - first < int(128 * self.scale_base)
+        defined = last - first < span
         waits = i.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values
         if not waits and not defined.all():
             raise Undefined(
                 f"positions {(last - first).max().item():g} apart are beyond the end of 'xpos' (its factors fit fp32 "
-                f"for less than {int(128 * self.scale_base)}); a larger encoding.scale_base reaches farther"
+                f"for less than {span}); a larger encoding.scale_base reaches farther"
             )
         centre = torch.where(defined, (first + last) / 2, math.nan)
-        d = self.shape.head_dim
         zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + self.GAMMA) / (1 + self.GAMMA)
         return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
 
@@ -85,8 +69,7 @@ class PoPE(Rotary):
 
     So there are twice as many frequencies as in RoPE, and q and k are twice as wide inside attention.
 
-    Source: Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings"
-    (2025), arXiv:2509.10534.
+    Source: Gopalakrishnan et al. (2025), arXiv:2509.10534.
     Beyond training length: defined everywhere; slow channels reach angles never seen in training.
     Checked against: x-transformers PolarEmbedding.
     """
@@ -100,48 +83,35 @@ class PoPE(Rotary):
     def width(self) -> int:
         return 2 * self.shape.head_dim
 
-    def make_tables(self, positions: Tensor) -> Tensor:
-        return self.rotation(positions)  # (1|B, 1, T, Dh)
-
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         phase = self.phase[layer.index].clamp(-2 * math.pi, 0)
-        directions = layer.tables, layer.tables * torch.polar(torch.ones_like(phase), phase)[:, None]
-        sizes = F.softplus(q), F.softplus(k)
-        q, k = (
-            torch.cat((size * direction.real, size * direction.imag), dim=-1)
-            for size, direction in zip(sizes, directions, strict=True)
-        )
-        return q, k
+        shifted = layer.tables * torch.polar(torch.ones_like(phase), phase)[:, None]
+        q, k = F.softplus(q) * layer.tables, F.softplus(k) * shifted
+        return torch.cat((q.real, q.imag), dim=-1), torch.cat((k.real, k.imag), dim=-1)
 
 
 class RoPEPlusPlus(Rotary):
     """RoPE++: heads come in twos, one with RoPE's logits and one with their imaginary part.
 
-    The two heads share queries, keys and values. The second turns the query back by a quarter:
+    The two heads share queries, keys and values. The second turns the query back by a quarter, and so looks farther:
 
         first:  <R(m) q, R(n) k>      second:  <R(m) J q, R(n) k>,   J turns each pair by -π/2
 
-    From distance 0 on, a cosine falls and a sine rises: second heads look farther. This is the authors' form with an
-    equal number of heads (EH). It halves queries, keys and values; here the second head's own are computed but unused.
-    The last of an odd number of heads is a first one.
+    This is the authors' form with an equal number of heads (EH), which halves queries, keys and values; here the second
+    head's own are computed but unused. The last of an odd number of heads is a first one.
 
-    Source: Liu et al., "Beyond Real: Imaginary Extension of Rotary Position Embeddings for Long-Context LLMs" (2025),
-    arXiv:2512.07525; the sign is that of the authors' code.
+    Source: Liu et al. (2025), arXiv:2512.07525; the sign is that of the authors' code.
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
     Checked against: plain loops over complex numbers.
     """
 
     name = "rope_pp"
 
-    def make_tables(self, positions: Tensor) -> list[tuple[Tensor, ...]]:
-        rotation = self.rotation(positions)
-        quarter = torch.ones(self.shape.n_heads, 1, 1, dtype=rotation.dtype, device=positions.device)
-        quarter[1::2].mul_(-1j)
-        return [laid_out(each, self.layout) for each in (rotation * quarter, rotation)]
-
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        of_q, of_k = layer.tables
-        return turn(self.map_values(q, layer), of_q), turn(self.map_values(k, layer), of_k)
+        quarter = torch.ones(self.shape.n_heads, 1, 1, dtype=layer.tables.dtype, device=q.device)
+        quarter[1::2].mul_(-1j)
+        q, k = self.map_values(q, layer), self.map_values(k, layer)
+        return turn(q, layer.tables * quarter, self.layout), turn(k, layer.tables, self.layout)
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         """Return v with every second head replaced by the one before it."""
@@ -154,12 +124,10 @@ class FoPE(Encoding):
         z_u -> z_u · (sum over m of C_mu cos(i f_m) + i·sum over m of S_mu sin(i f_m)),   u < U = min(M, d/4)
 
     over the M frequencies f_m >= 2π/L. Other pairs do not turn. C and S are the identity plus a normal draw (Xavier's,
-    times `gain`), per head and layer, the same in every run. A logit depends on both positions, not only on their
-    distance.
+    times `gain`), per head and layer, the same in every run. A logit depends on both positions, not on distance alone.
 
-    Source: Hua et al., "Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length Generalization"
-    (2024), arXiv:2412.17739. Pairs that do not turn have cosine 1 and sine 0, as the text says; the code behind the
-    authors' results gives them sine 1, which doubles their part of every logit: `still_sine: 1`.
+    Source: Hua et al. (2024), arXiv:2412.17739. Pairs that do not turn have cosine 1 and sine 0, as the text says; the
+    code behind the authors' results gives them sine 1, which doubles their part of every logit: `still_sine: 1`.
     Beyond training length: defined everywhere; every frequency that is left has been seen at all angles.
     Checked against: plain loops from the paper; without the draw it is RoPE on those pairs.
     """
@@ -167,22 +135,21 @@ class FoPE(Encoding):
     coefficients: Tensor  # of cosines and of sines: (2, layers, H, M, U)
 
     def __init__(
-        self,
-        shape: Shape,
-        base: Above1 = 10000.0,
-        layout: Layout = "interleaved",
-        gain: NonNegative = 0.3,
-        learnable: bool = False,
-        still_sine: float = 0.0,
-    ) -> None:
+        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved",
+        gain: NonNegative = 0.3, learnable: bool = False, still_sine: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(shape)
         check_pairs(self.name, shape)
-        self.layout: Layout = layout
-        self.still_sine = still_sine
+        self.layout, self.still_sine = layout, still_sine
         every = frequencies(shape.head_dim, base)
-        self.kept = every[every >= 2 * math.pi / shape.train_length]  # (M,) fp64
-        turning = min(len(self.kept), shape.head_dim // 4)
-        drawn = _drawn((2, shape.n_layers, shape.n_heads, len(self.kept), turning), gain)
+        self.f = every[every >= 2 * math.pi / shape.train_length]  # (M,) fp64
+        kept, turning = len(self.f), min(len(self.f), shape.head_dim // 4)
+        drawn = torch.zeros(2, shape.n_layers, shape.n_heads, kept, turning)
+        if turning:
+            std = gain * math.sqrt(2 / (turning * (shape.n_heads + kept)))  # Xavier's fans are H·U and M·U
+            drawn.normal_(0, std, generator=torch.Generator().manual_seed(0))
+            for pair, frequency in enumerate(range(0, kept, math.ceil(kept / turning))):
+                drawn[..., frequency, pair] += 1
         if learnable:
             self.coefficients = nn.Parameter(drawn)
         else:
@@ -190,29 +157,17 @@ class FoPE(Encoding):
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32 each."""
-        waves = turns(angles(positions, self.kept), positions.device)
+        waves = turns(angles(positions, self.f), positions.device)
         return waves.real.contiguous(), waves.imag.contiguous()
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        cosine, sine = (  # (1|B, H, T, U)
-            waves @ weights for waves, weights in zip(layer.tables, self.coefficients[:, layer.index], strict=True)
-        )
+        of_layer = self.coefficients[:, layer.index]
+        cosine, sine = (
+            waves @ weights for waves, weights in zip(layer.tables, of_layer, strict=True)
+        )  # (1|B, H, T, U)
         still = (0, self.shape.head_dim // 2 - cosine.shape[-1])
         factor = torch.complex(F.pad(cosine, still, value=1.0), F.pad(sine, still, value=self.still_sine))
         return turned(q, k, factor, self.layout)
-
-
-def _drawn(size: tuple[int, ...], gain: float) -> Tensor:
-    """Return coefficients (..., H, M, U): pair u gets the frequency u·ceil(M/U), plus Xavier's normal draw."""
-    coefficients = torch.zeros(size)
-    heads, kept, turning = size[-3:]
-    if not turning:
-        return coefficients
-    std = gain * math.sqrt(2 / (turning * (heads + kept)))  # the fans of a tensor of three axes: H·U and M·U
-    coefficients.normal_(0, std, generator=torch.Generator().manual_seed(0))
-    for pair, frequency in enumerate(range(0, kept, math.ceil(kept / turning))):
-        coefficients[..., frequency, pair] += 1
-    return coefficients
 
 
 class DecoupledRoPE(Rotary):
@@ -226,8 +181,8 @@ class DecoupledRoPE(Rotary):
 
     `turn_values` turns values as keys, and outputs back by their query's position: R_-i sum_j a_ij R_j v_j.
 
-    Source: DeepSeek-AI, "DeepSeek-V2" (2024), arXiv:2405.04434, section 2.1.3, for `beside`, without its compression of
-    queries, keys and values; `trailing` and `turn_values` are those of transformers' DeepSeek V4.
+    Source: DeepSeek-AI, "DeepSeek-V2" (2024), arXiv:2405.04434, section 2.1.3, for `beside`, without its compression;
+    `trailing` and `turn_values` are those of transformers' DeepSeek V4.
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
     Checked against: transformers DeepSeek V3 (beside, its whole attention) and DeepSeek V4 (trailing, turn_values).
     """
@@ -235,34 +190,25 @@ class DecoupledRoPE(Rotary):
     name = "decoupled_rope"
 
     def __init__(
-        self,
-        shape: Shape,
-        base: Above1 = 10000.0,
-        layout: Layout = "interleaved",
-        turning: int | None = None,
-        placement: Literal["beside", "trailing"] = "beside",
-        turn_values: bool = False,
-    ) -> None:
+        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", turning: int | None = None,
+        placement: Literal["beside", "trailing"] = "beside", turn_values: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(shape, base, layout)
         self.turning = max(2, shape.head_dim // 4 * 2) if turning is None else turning
-        self.beside = placement == "beside"
+        self.beside, self.turn_values = placement == "beside", turn_values
         self.history = frozenset({"x"} if self.beside else ())
         fits = self.turning >= 2 and self.turning % 2 == 0 and (self.beside or self.turning <= shape.head_dim)
         most = "" if self.beside else f" up to {shape.head_dim}"
         self.expect(fits, "turning", self.turning, f"an even number of channels{most}, or null for half of the head")
         self.expect(not (turn_values and self.beside), "turn_values", turn_values, "false, or placement=trailing")
-        self.turn_values = turn_values
         layers = range(shape.n_layers if self.beside else 0)
         self.query = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads * self.turning, bias=False) for _ in layers)
         self.key = nn.ModuleList(nn.Linear(shape.d_model, self.turning, bias=False) for _ in layers)
+        vars(self)["overridden"] = self.overridden - (set() if turn_values else {"map_values", "map_outputs"})
 
     @property
     def width(self) -> int:
         return self.turning
-
-    @property
-    def hooks(self) -> frozenset[str]:
-        return self.overridden if self.turn_values else self.overridden - {"map_values", "map_outputs"}
 
     @property
     def logit_scale(self) -> float:
@@ -274,19 +220,18 @@ class DecoupledRoPE(Rotary):
         x = self.given(layer.x, "makes its channels from")
         more_q = self.query[layer.index](x).unflatten(-1, (-1, self.turning)).transpose(1, 2)  # (B, H, T, r)
         more_k = self.key[layer.index](x)[:, None].expand_as(more_q)
-        return torch.cat((q, turn(more_q, layer.tables)), dim=-1), torch.cat((k, turn(more_k, layer.tables)), dim=-1)
+        more_q, more_k = turned(more_q, more_k, layer.tables, self.layout)
+        return torch.cat((q, more_q), dim=-1), torch.cat((k, more_k), dim=-1)
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
-        return self._by_position(v, layer.positions) if self.turn_values else v
+        # Without the temperature of the logits.
+        return self._turned(v, turns(self.angles(layer.positions), v.device)) if self.turn_values else v
 
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
-        return self._by_position(out, -layer.positions[:, layer.rows]) if self.turn_values else out
+        angles = -self.angles(layer.positions)[:, layer.rows]
+        return self._turned(out, turns(angles, out.device)) if self.turn_values else out
 
-    def _by_position(self, values: Tensor, positions: Tensor) -> Tensor:
-        """Return values turned by rotations only, without the temperature of the logits."""
-        return self._turned(values, laid_out(turns(self.angles(positions), values.device), self.layout))
-
-    def _turned(self, a: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
+    def _turned(self, a: Tensor, turns: Tensor) -> Tensor:
         """Return (B, H, T, Dh) with its last channels turned."""
         still = self.shape.head_dim - self.turning
-        return torch.cat((a[..., :still], turn(a[..., still:], laid)), dim=-1)
+        return torch.cat((a[..., :still], turn(a[..., still:], turns, self.layout)), dim=-1)

@@ -19,8 +19,7 @@ class Squeezed(Encoding):
 
     def __init__(self, inner: Encoding, factor: float) -> None:
         super().__init__(inner.shape)
-        self.inner = inner
-        self.factor = factor
+        self.inner, self.factor = inner, factor
         vars(self)["overridden"] = inner.hooks & self.overridden
 
     def token_dim(self) -> int:
@@ -41,8 +40,7 @@ class StretchedTable(Encoding):
 
     def __init__(self, inner: Learned, length: int) -> None:
         super().__init__(inner.shape)
-        self.inner = inner
-        self.max_length = length
+        self.inner, self.max_length = inner, length
         self.step = (len(inner.table) - 1) / max(1, length - 1)  # rows per position
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -50,18 +48,15 @@ class StretchedTable(Encoding):
         table = self.inner.table
         place = double(positions) * self.step
         below = place.long().clamp(max=len(table) - 1)
-        beyond = (place - below)[..., None].to(table)
-        below = below.to(table.device)
+        beyond, below = (place - below)[..., None].to(table), below.to(table.device)
         above = (below + 1).clamp(max=len(table) - 1)
-        code = F.embedding(below, table) * (1 - beyond) + F.embedding(above, table) * beyond
-        return (x + code).to(x.dtype)
+        return (x + F.embedding(below, table) * (1 - beyond) + F.embedding(above, table) * beyond).to(x.dtype)
 
 
 def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: AtLeast1 | None = None) -> Extended:
     """ALiBi with its slopes divided by s, which is position interpolation.
 
-    Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
-    arXiv:2306.15595, applied to Press et al. (2021), arXiv:2108.12409.
+    Source: Chen et al. (2023), arXiv:2306.15595, applied to Press et al. (2021), arXiv:2108.12409.
     """
     s, facts = stretch.factor(factor)
     return Squeezed(alibi, s), facts
@@ -72,8 +67,7 @@ def interpolate(
 ) -> Extended:
     """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
 
-    Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
-    arXiv:2306.15595, applied to other encodings; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
+    Source: Chen et al. (2023), arXiv:2306.15595; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
     """
     s, facts = stretch.factor(factor)
     if isinstance(encoding, Learned):

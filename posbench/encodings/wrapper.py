@@ -24,8 +24,8 @@ class Altered(Encoding):
         super().__init__(inner.shape)
         self.inner, self.name = inner, inner.name
         self.window = min((each for each in (window, inner.window) if each is not None), default=None)
-        kept = {hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}}
-        vars(self).update(kept | dict(replaced), overridden=inner.hooks | replaced.keys())
+        unchanged = {hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}}
+        vars(self).update(unchanged | dict(replaced), overridden=inner.hooks | replaced.keys())
 
     @property
     def logit_scale(self) -> float:
@@ -106,3 +106,10 @@ def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -
         raise error.under(key) from None
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
+
+
+def build_entry(entry: Mapping[str, Any], shape: Shape, key: str) -> Encoding:
+    """Build the encoding of an entry {name: alibi, slopes: ..}."""
+    if not isinstance(name := entry.get("name"), str):
+        raise UserError(f"{key} is {entry}: expected a name, such as {{name: rope}}")
+    return build_inner(name, shape, {option: value for option, value in entry.items() if option != "name"}, key)

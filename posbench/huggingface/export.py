@@ -27,10 +27,10 @@ from posbench.config.external import Trains
 from posbench.config.schema import Config, to_container
 from posbench.data.tokenizer import SEPARATOR, Tokenizer
 from posbench.encodings.base import Encoding
-from posbench.encodings.rope import ByLength, Rotary
+from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
 from posbench.huggingface.load import load, transformers
-from posbench.huggingface.rope import CPU, rope_parameters
+from posbench.huggingface.rope import rope_parameters
 from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
 from posbench.run import checkpoint
@@ -173,9 +173,7 @@ def _rope_parameters(rope: Rotary | None, partly: bool) -> dict[str, Any]:
     name = "rope" if rope.name == "partial_rope" else rope.name
     options = {**vars(rope), "attention_factor": rope.attention_factor}
     original = options.get("original_length", rope.shape.train_length)
-    long = short = rope.inv_freq(CPU)
-    if isinstance(rope, ByLength):
-        long, short = rope.inv_freq(CPU, original + 1), rope.inv_freq(CPU, original)
+    long, short = rope.inv_freq(original + 1), rope.inv_freq(original)
     parameters = rope_parameters(name, options, rope, long, short, original)
     return {"partial_rotary_factor": share, **parameters} if partly else parameters  # GPT-NeoX's default is a quarter
 

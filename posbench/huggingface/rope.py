@@ -20,7 +20,6 @@ from posbench.errors import Undefined
 from posbench.huggingface.load import position_of
 
 _TOLERANCE = 1e-5  # of cosines and sines: the library's frequencies are fp32
-CPU = torch.device("cpu")
 
 
 def rope_parameters(
@@ -98,13 +97,14 @@ def extension(
         raise Undefined(f"its RoPE is already extended (type '{parameters['rope_type']}')")
     if not isinstance(extended, Rotary):
         raise Undefined(f"transformers has no configuration for '{method}'")
-    name, given, long = method, facts, extended.inv_freq(CPU)
+    name, given, long = method, facts, extended.inv_freq()
     short = long
     if every_length and method == "longrope":
         within, _ = extend.extended(plain, method, train_length, train_length, **options)
-        short = cast(Rotary, within).inv_freq(CPU)
+        short = cast(Rotary, within).inv_freq()
     elif not every_length and method == "dynamic_ntk":
-        name, given = "ntk", facts | {"factor": facts["stretch"]}
+        factor = facts["factor"]
+        name, given = "ntk", facts | {"factor": max(1.0, factor * length / train_length - (factor - 1))}
     changed = parameters | rope_parameters(name, given, plain, long, short, train_length)
     if name == "dynamic_ntk":  # so that a saved model still tells it
         changed["original_max_position_embeddings"] = train_length
@@ -147,7 +147,7 @@ def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: i
     for module in modules:
         device = next(module.buffers()).device
         for layers, rope in rotations.items():
-            angles = rope.inv_freq(CPU)
+            angles = rope.inv_freq()
             with torch.no_grad():
                 parts = module(torch.zeros(1, device=device), positions.to(device), *filter(None, [layers]))
             halves = [part[0, 0, : len(angles)].cpu().double() for part in parts]  # each number is there twice
