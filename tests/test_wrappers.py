@@ -272,7 +272,7 @@ def test_abacus_leaves_other_tokens_alone_and_seeds_draw_other_offsets() -> None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             abacus: Any = encodings.build("abacus", SHAPE)
-        return [(tell_progress(abacus, update / 9), int(abacus.offset))[1] for update in range(9)]
+        return [(tell_progress(abacus, update / 9), int(abacus.drawn))[1] for update in range(9)]
 
     assert drawn(0) == drawn(0) != drawn(1)
 

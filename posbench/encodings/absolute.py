@@ -19,16 +19,15 @@ class Additive(Encoding):
     """Base of the encodings that add a position code at the input or concatenate one; a subclass implements `code`.
 
         add:     x'_i = x_i + s·code(i)
-        concat:  x'_i = [x_i ; s·code(i)],  the last quarter of the model's width; the token table is narrower
+        concat:  x'_i = [x_i ; s·code(i)],  the last channels of the model, by default a quarter
 
-    With `scale: token` s is the initial rms of the token embeddings, the paper's ratio of words to positions:
-    there embeddings times sqrt(d_model) have rms 1 and sinusoids rms 0.71.
+    With `scale: token` s is the initial rms of the token embeddings, the paper's ratio of words to positions.
     """
 
-    def __init__(self, shape: Shape, combine: Combine = "add", scale: Scale = "token") -> None:
+    def __init__(self, shape: Shape, combine: Combine = "add", scale: Scale = "token", width: int = 0) -> None:
         super().__init__(shape)
         self.combine = combine
-        self.width = shape.d_model if combine == "add" else max(1, shape.d_model // 4)  # of the code
+        self.width = shape.d_model if combine == "add" else width or max(1, shape.d_model // 4)  # of the code
         self.scale = shape.token_rms if scale == "token" else scale
 
     def code(self, positions: Tensor) -> Tensor:
@@ -46,9 +45,7 @@ class Additive(Encoding):
 
 
 class Sinusoidal(Additive):
-    """Sinusoidal positions of the original transformer.
-
-    A clock with d/2 hands, the first fast and the last slow. Sine and cosine of each are added to the embeddings:
+    """Sinusoidal positions of the original transformer: a clock with d/2 hands, the first fast and the last slow.
 
         PE[i, 2p] = sin(i·θ_p),   PE[i, 2p+1] = cos(i·θ_p),   θ_p = base^(-2p/d)
 
@@ -60,21 +57,13 @@ class Sinusoidal(Additive):
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        base: Above1 = 10000.0,
-        layout: Literal["interleaved", "halves"] = "interleaved",
-        combine: Combine = "add",
-        scale: Scale = "token",
-    ) -> None:
+        self, shape: Shape, base: Above1 = 10000.0, layout: Literal["interleaved", "halves"] = "interleaved",
+        combine: Combine = "add", scale: Scale = "token",
+    ) -> None:  # fmt: skip
         super().__init__(shape, combine, scale)
         if self.width % 2:
-            raise UserError(
-                f"d_model is {shape.d_model}: sinusoidal pairs a cosine with every sine and needs an even width for "
-                f"its code, here {self.width} (combine: {combine})"
-            )
-        self.base = base
-        self.layout = layout
+            raise UserError(f"d_model is {shape.d_model}: sinusoidal needs an even width for its code, of {combine}")
+        self.base, self.layout = base, layout
 
     def code(self, positions: Tensor) -> Tensor:
         angles = rotary.angles(positions, rotary.frequencies(self.width, self.base))
@@ -83,9 +72,7 @@ class Sinusoidal(Additive):
 
 
 class Learned(Encoding):
-    """Learned absolute positions, as in GPT-2 and BERT.
-
-    A table with a vector per position is added to the token embeddings, and starts with their deviation, as in GPT-2:
+    """Learned absolute positions, as in GPT-2 and BERT: a vector per position, at first as large as a token's.
 
         x'_i = x_i + E[i],   E of size train_length x d_model
 
@@ -108,10 +95,7 @@ class Learned(Encoding):
 
 
 def check_whole(encoding: Encoding, positions: Tensor) -> None:
-    """Raise UserError for fractional positions, and Undefined for more, or larger ones, than there are codes.
-
-    An accelerator or compiled code does not stop to look at the values.
-    """
+    """Raise UserError for fractional positions, and on a CPU Undefined for more, or larger ones, than have codes."""
     check_length(encoding, positions.shape[-1])
     if positions.is_floating_point():
         raise UserError(f"'{encoding.name}' has a code per whole position: expected integer positions, got fractional")

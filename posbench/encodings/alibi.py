@@ -7,14 +7,11 @@ from posbench.encodings.base import Encoding, Layer, Shape
 
 
 class ALiBi(Encoding):
-    """Attention with linear biases (ALiBi).
-
-    A penalty that grows linearly with distance, with a fixed slope per head:
+    """Attention with linear biases (ALiBi): a penalty that grows with distance, at a fixed slope per head.
 
         logits_ij = q_i·k_j / sqrt(d) - m_h · |i - j|,   m_h = 2^(-8h/H) for h = 1 .. H
 
-    Heads with steep slopes look at their neighbourhood, heads with flat ones far back. If H is no power of two, the
-    nearest one below, c, gives c slopes, and every other slope of 2c heads the rest.
+    If H is no power of two, the nearest one below, c, gives c slopes, and every other slope of 2c heads the rest.
 
     Source: Press, Smith and Lewis, "Train Short, Test Long" (2021), arXiv:2108.12409, section 3.
     Beyond training length: defined everywhere; far keys get ever less weight, and loss usually stays flat.
@@ -42,8 +39,7 @@ def default_slopes(n_heads: int) -> list[float]:
     """Return the authors' slopes for any number of heads."""
     c = 1 << (n_heads.bit_length() - 1)  # largest power of two up to n_heads
     regular = [2 ** (-8 * h / c) for h in range(1, c + 1)]
-    between = [2 ** (-8 * h / (2 * c)) for h in range(1, 2 * c + 1, 2)]
-    return regular + between[: n_heads - c]
+    return regular + [2 ** (-4 * h / c) for h in range(1, 2 * c + 1, 2)][: n_heads - c]
 
 
 def by_head(numbers: Tensor, distance: Tensor) -> Tensor:
@@ -52,22 +48,17 @@ def by_head(numbers: Tensor, distance: Tensor) -> Tensor:
 
 
 class BAM(Encoding):
-    """Bayesian attention mechanism (BAM): a prior over distances whose shape each head learns.
-
-    Attention is content times a prior for where the key is, a generalised Gaussian, whose logarithm is the bias:
+    """Bayesian attention mechanism (BAM): a prior over distances whose shape each head and layer learns.
 
         logits_ij = q_i·k_j / sqrt(d) - exp(a)·(|j - i - mu| + 1e-5)^b,   mu = 2·sinh(m)
 
-    a, b and m are one number each per layer and head. b = 1, the start, is ALiBi, b = 0 is no bias; with b < 0 a head
-    ignores its neighbourhood and looks far back. m is 0 unless `location` lets heads learn it. `ssmax` also multiplies
-    query i's whole logits, bias included, by s·ln n for the n = i + 1 keys it sees, so that attention stays sharp in
-    long texts. s is learned per layer and head and starts at 1.
+    b = 1, the start, is ALiBi, b = 0 is no bias; with b < 0 a head ignores its neighbourhood. m is 0 unless `location`
+    lets heads learn it. `ssmax` multiplies query i's logits, bias included, by s·ln(i + 1), s learned from 1.
 
     Source: Bianchessi et al., "Bayesian Attention Mechanism: A Probabilistic Framework for Positional Encoding and
-    Context Length Extrapolation" (2025), arXiv:2505.22842 (GGD-BAM and BAM SSMax). As in the paper, not as in the
-    authors' code, each layer has a prior of its own and m is held at 0.
+    Context Length Extrapolation" (2025), arXiv:2505.22842; in the authors' code layers share a prior and m is learned.
     Beyond training length: defined everywhere; where b < 1, far keys fade less and less.
-    Checked against: plain loops from the authors' equation; by hand, also the authors' code.
+    Checked against: plain loops from the authors' equation.
     """
 
     def __init__(self, shape: Shape, location: bool = False, ssmax: bool = False) -> None:
@@ -77,8 +68,7 @@ class BAM(Encoding):
         self.exponent = nn.Parameter(torch.ones(size))
         self.location = nn.Parameter(torch.zeros(size)) if location else None
         self.sharpness = nn.Parameter(torch.ones(size)) if ssmax else None
-        # With `ssmax` the logits also depend on the number of keys that a query sees.
-        vars(self)["overridden"] = self.overridden - ({"distance_bias"} if ssmax else {"rotate", "bias"})
+        vars(self)["overridden"] = self.overridden - (set() if ssmax else {"scores"})
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         scale, exponent = (by_head(part[layer.index], distance) for part in (self.scale, self.exponent))
@@ -86,15 +76,7 @@ class BAM(Encoding):
             distance = distance + 2 * by_head(self.location[layer.index].sinh(), distance)
         return -scale.exp() * (distance.abs() + 1e-5) ** exponent  # a power that may be negative
 
-    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return (q if self.sharpness is None else q * self._sharper(q, layer.index)), k
-
-    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        prior = self.distance_bias(layer.distance, layer).movedim(0, 1)
-        return prior * self._sharper(q, layer.index, layer.rows.start)
-
-    def _sharper(self, q: Tensor, layer: int, first: int = 0) -> Tensor:
-        """Return the factors of the logits of queries (B, H, Tq, Dh), of which the first is that row: (H, Tq, 1)."""
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         assert self.sharpness is not None
-        seen = torch.arange(first + 1, first + 1 + q.shape[2], device=q.device)
-        return self.sharpness[layer][:, None, None] * seen[:, None].log()
+        seen = torch.arange(layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device)
+        return logits * self.sharpness[layer.index][:, None, None] * seen[:, None].log()

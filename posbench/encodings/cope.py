@@ -1,13 +1,9 @@
-"""Contextual position encoding (CoPE): positions count only the tokens that matter.
-
-Each pair of query and key has a gate in 0 .. 1. The position of key j is the sum of the gates from j up to the query.
-It is fractional, so the logit's bias interpolates between the learned vectors of the two nearest whole positions:
+"""Contextual position encoding (CoPE): positions count only the tokens that matter, by a gate for each pair.
 
     g_ij = sigmoid(z_ij),  z_ij = q_i·k_j / sqrt(d)         p_ij = sum over t = j .. i of g_it, at most P - 1
     logits_ij = z_ij + (1 - w)·q_i·e[floor p_ij] + w·q_i·e[ceil p_ij],   w = p_ij - floor p_ij
 
-A head can thus attend to the third last sentence, if it learns gates that open at full stops. The P vectors e start at
-zero, are shared by the heads and separate per layer. Order is that of the tokens; position numbers are not used.
+The P vectors e start at zero, are shared by the heads and separate per layer. Order is that of the tokens.
 
 Source: Golovneva et al., "Contextual Position Encoding: Learning to Count What's Important" (2024), arXiv:2405.18719.
 Beyond training length: defined everywhere; counts beyond P - 1 are held there.

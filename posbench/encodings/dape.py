@@ -18,14 +18,10 @@ BIASES = frozenset({"prepare", "distance_bias", "bias", "key_bias"})  # the hook
 class DAPE(Wrapper):
     """Data-adaptive positions (DAPE): a network over the heads adapts a bias to the content.
 
-    For each pair, a small network reads the logits and a static bias of all heads, and its output is added:
-
         logits_ij = z_ij + b_ij + W2 · leaky_relu(W1 · [z_ij ; b_ij] + c1) + c2,   z_ij = q_i·k_j / sqrt(d)
 
-    z and b are vectors over the heads. Each layer has its own network, 2H -> hidden -> H, and, as in the authors' code,
-    an inner encoding of its own (`per_layer: false`: one for all layers, with what it shares among them). The bias b is
-    the inner encoding's, unchanged (the authors' code makes the activation of an inner FIRE leaky). Every pair runs
-    through the network, so this costs many times as much as the inner encoding.
+    z and b, the bias of the inner encoding, are vectors over the heads. Each layer has its own network and inner
+    encoding (`per_layer: false`: one for all layers). Every pair runs through the network, which takes its time.
 
     Source: Zheng et al., "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation" (2024), arXiv:2405.14722,
     section 3; the network as in the authors' code (chuanyang-Zheng/DAPE).
@@ -34,13 +30,9 @@ class DAPE(Wrapper):
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        inner: str = "kerple_log",
-        inner_options: dict[str, Any] = NO_OPTIONS,
-        hidden: Count = 32,
-        per_layer: bool = True,
-    ) -> None:
+        self, shape: Shape, inner: str = "kerple_log", inner_options: dict[str, Any] = NO_OPTIONS,
+        hidden: Count = 32, per_layer: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(shape)
         shapes = [dataclasses.replace(shape, n_layers=1)] * shape.n_layers if per_layer else [shape]
         self.adopt([build_inner(inner, each, inner_options, "encoding.inner_options") for each in shapes])
@@ -86,18 +78,13 @@ class DAPE(Wrapper):
 class DAPEV2(DAPE):
     """DAPE V2: logits of neighbouring keys are read together, as a picture would be.
 
-    As in `dape`, a small network reads the logits z and a static bias b of all heads, and its output is added. Here its
-    two layers are convolutions along the keys, so that it also reads the neighbouring keys:
-
         logits = z + b + conv2(leaky_relu(conv1([z ; b]))),   2H -> hidden -> H channels, each over `kernel` keys
 
-    In [z ; b], hidden keys count as zeros, so that nothing leaks from them. conv1's outputs before the first visible
-    key are zeros too; those just after the query count. The authors' code agrees except at the last query of an input:
-    padding makes them 0 there, so a longer input would change that query.
+    z and b are those of `dape`. In [z ; b], hidden keys count as zeros, so that nothing leaks; conv1's outputs
+    before the first visible key are zeros too, as are the authors' after an input's last query.
 
     Source: Zheng et al., "DAPE V2: Process Attention Score as Feature Map for Length Extrapolation" (2024),
-    arXiv:2410.04798; the convolutions as in the authors' code (chuanyang-Zheng/DAPE), kernel 3 and hidden 32 by its
-    configurations.
+    arXiv:2410.04798; the convolutions and their sizes as in the authors' code (chuanyang-Zheng/DAPE).
     Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
     Checked against: plain loops around the oracle of the encoding inside; with a kernel of 1, it is dape.
     """
@@ -105,14 +92,9 @@ class DAPEV2(DAPE):
     name = "dape_v2"
 
     def __init__(
-        self,
-        shape: Shape,
-        inner: str = "kerple_log",
-        inner_options: dict[str, Any] = NO_OPTIONS,
-        hidden: Count = 32,
-        kernel: Count = 3,
-        per_layer: bool = True,
-    ) -> None:
+        self, shape: Shape, inner: str = "kerple_log", inner_options: dict[str, Any] = NO_OPTIONS,
+        hidden: Count = 32, kernel: Count = 3, per_layer: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(shape, inner, inner_options, hidden, per_layer)
         self.expect(kernel % 2 == 1, "kernel", kernel, "an odd number of keys")
         self.reach = kernel // 2  # keys to either side

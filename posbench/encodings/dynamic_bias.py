@@ -1,14 +1,11 @@
-"""A network turns distances into biases (continuous position bias).
-
-A small network maps one number, the distance or its logarithm, to a bias per head, the same in all layers:
+"""A network turns distances into biases (continuous position bias), the same in all layers.
 
     logits_ij = q_i·k_j / sqrt(d) + f(s(i - j))_h,   s(r) = sign(r)·ln(1 + |r|)   or, with `log: false`, r itself
 
-f is 1 -> width -> ... -> H with SiLU, `depth` hidden layers, as in x-transformers a quarter of the model's width wide;
-Swin's has one hidden layer of 512 with ReLU.
+f is 1 -> width -> ... -> H with SiLU and `depth` hidden layers, by default a quarter of the model's width wide.
 
 Source: Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution" (2021), arXiv:2111.09883, section 3.3,
-in one dimension; x-transformers DynamicPositionBias.
+in one dimension; the network as in x-transformers DynamicPositionBias (Swin's has one hidden layer of 512, ReLU).
 Beyond training length: defined everywhere; the network goes on as a line or so past the inputs that it met.
 Checked against: x-transformers DynamicPositionBias, and its network run at each pair.
 """

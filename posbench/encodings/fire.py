@@ -1,16 +1,13 @@
-"""Functional interpolation for relative positions (FIRE).
-
-A small network turns each distance into a bias per head. Its input is the distance as a share of the query's
-longest one, so that a longer text never brings inputs above 1:
+"""Functional interpolation for relative positions (FIRE): a network turns shares of the longest distance into biases.
 
     logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,      psi(r) = ln(|c r| + 1)
 
 f is 1 -> 32 -> H with ReLU. c (0.1 at the start), a multiplier of the threshold (1 at the start) and f are learned,
-per layer. The threshold prevents stretching in short contexts: up to it, the bias depends on the distance alone.
+per layer. Up to the threshold, the bias depends on the distance alone; a longer text never brings inputs above 1.
 
 Source: Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers" (2023),
 arXiv:2310.04418, section 3. The threshold starts at a quarter of train_length, as the paper's 512 of 2048; with
-`threshold: null` at train_length: then the bias depends on the distance alone until training lowers it.
+`threshold: null` at train_length.
 Beyond training length: defined everywhere; inputs stay within the trained range.
 Checked against: the network run on each pair in a plain loop, and worked arguments.
 """
@@ -46,18 +43,14 @@ def _psi(distance: Tensor, c: Tensor) -> Tensor:
 
 
 def _network(network: nn.Sequential, shares: Tensor) -> Tensor:
-    """Return the outputs (H, *S) of a layer's network for shares (*S), as running it on each would, at a lower cost.
-
-    It is piecewise linear in one number: 32 kinks, 33 straight pieces, each with a slope and an intercept per head.
-    """
+    """Return a layer's network of shares (*S), (H, *S), at a lower cost: 33 straight pieces between 32 kinks."""
     first, last = cast("nn.Linear", network[0]), cast("nn.Linear", network[2])
     weight, bias = first.weight[:, 0], first.bias
     # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
     kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
     middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
     active = (middles[:, None] * weight + bias > 0).to(weight.dtype)  # (33, 32): which units are on in which piece
-    slopes = (active * weight) @ last.weight.mT  # (33, H)
-    intercepts = (active * bias) @ last.weight.mT + last.bias
+    slopes, intercepts = (active * weight) @ last.weight.mT, (active * bias) @ last.weight.mT + last.bias  # (33, H)
     piece = torch.searchsorted(kinks, shares.detach()).flatten()
 
     def each(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing

@@ -1,16 +1,12 @@
 """GRAPE-A: a penalty linear in distance, at a slope that keys or queries gate.
 
-ALiBi's slopes m_h, each times a learned strength and times gates computed from the key, the query or both:
-
-    logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij
+    logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij,   m_h ALiBi's slopes
     G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both
 
-A key can thus ask to be remembered, a query to look far back. u and v are normalised to length 1, and softplus(ω)
-starts at 1. At q = k = 0 this is ALiBi with its slopes times ln 2.
+u and v are normalised to length 1, and softplus(ω) starts at 1.
 
 Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, as the authors' code has it
-(model-architectures/GRAPE: grape-a-keygated, -querygated, -querykeygated). There q and k are normalised first; here
-that is the model's option.
+(model-architectures/GRAPE: grape-a-keygated, -querygated, -querykeygated), without its norm of q and k.
 Beyond training length: defined everywhere; far keys get ever less weight unless gates close, as with ALiBi.
 Checked against: plain loops from the equation.
 """
@@ -41,14 +37,14 @@ class GrapeA(Encoding):
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Tensor]:
         """Return the slopes that queries and keys give, (B, H, T) each."""
         slopes = (self.slopes * F.softplus(self.strength[layer.index]))[:, None]
-        gates = []
-        for x, directions in ((q, self.query), (k, self.key)):
+
+        def gated(x: Tensor, directions: Tensor | None) -> Tensor:
             if directions is None:
-                gates.append(x.new_zeros(x.shape[:-1]))
-            else:
-                along = F.normalize(directions[layer.index], dim=-1)[..., None]
-                gates.append(slopes * F.softplus((x @ along).squeeze(-1) * self.shape.head_dim**-0.5))
-        return gates
+                return x.new_zeros(x.shape[:-1])
+            along = F.normalize(directions[layer.index], dim=-1)[..., None]
+            return slopes * F.softplus((x @ along).squeeze(-1) * self.shape.head_dim**-0.5)
+
+        return [gated(q, self.query), gated(k, self.key)]
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         queries, keys = layer.state

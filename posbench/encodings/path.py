@@ -9,25 +9,19 @@ from posbench.encodings.base import Encoding, Layer, Shape, part_of
 from posbench.encodings.canon import causal_convolution
 from posbench.options import Count
 
-EPS = 1e-12  # lower bound of the length in normalisation
-# Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
-KEYS_PER_BLOCK = 32
+KEYS_PER_BLOCK = 32  # fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal
 
 
 class PaTH(Encoding):
-    """PaTH attention: position as an accumulated product of reflections.
-
-    A key is multiplied by one matrix for each token between it and the query, which depends on that token:
+    """PaTH attention: a key is multiplied by a reflection for each token between it and the query.
 
         logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),        H_t = I - beta_t w_t w_tᵀ
 
-    w_t is a unit vector made from the input (low rank 32, a causal convolution over three tokens, a SiLU), and beta_t =
-    2 sigmoid(.) lies in (0, 2) per head: 0 keeps the key, 1 projects w_t away, 2 reflects. Order is that of the tokens;
-    position numbers are not used. Without a mask, a key after the query meets the empty product.
+    w_t is a unit vector (low rank 32, a causal convolution over three tokens, a SiLU), and beta_t = 2 sigmoid(.) lies
+    in (0, 2) per head: 0 keeps the key, 1 projects w_t away, 2 reflects. Order is that of the tokens.
 
     Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
-    arXiv:2505.16381. SiLU and start are those of the authors' layer in fla: weights normal with deviation 0.02. `silu:
-    false` leaves the SiLU out, and `start: torch` gives torch's first weights.
+    arXiv:2505.16381; SiLU (without it `silu: false`) and start as in the authors' layer in fla.
     Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
     Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
     """
@@ -50,7 +44,7 @@ class PaTH(Encoding):
         weights = self.convolution[layer.index].get_parameter("weight")[:, 0]
         w = causal_convolution(self.up[layer.index](self.down[layer.index](x)), weights)
         w = (F.silu(w) if self.silu else w).view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
-        return w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt(), 2 * self.beta[layer.index](x).sigmoid().mT
+        return w * (w * w).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt(), 2 * self.beta[layer.index](x).sigmoid().mT
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
@@ -63,12 +57,9 @@ class PaTHFoX(PaTH):
 
         logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j + sum over t = j+1 .. i of ln f_t) / sqrt(d)
 
-    The reflections H_t are those of `path`, the gates f_t = sigmoid(w_h·x_t + b_h) those of `fox`. As in the authors'
-    code, and unlike in `fox`, the logarithms too are divided by sqrt(d): keys fade more slowly here. With open gates (b
-    large) this is `path`; without reflections (beta = 0) it is `fox` with milder gates.
+    H_t is that of `path`, f_t that of `fox`. Unlike in `fox`, logarithms too are divided by sqrt(d): keys fade slower.
 
-    Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
-    arXiv:2505.16381, as in fla's layer with its forget gate; the paper's own equation could not be read.
+    Source: Yang et al. (2025), arXiv:2505.16381, as in fla's layer with its forget gate.
     Beyond training length: defined everywhere; it fades at a rate that the text chooses.
     Checked against: fla naive_path_attn.
     """
@@ -95,7 +86,7 @@ class PaTHFoX(PaTH):
 
 
 def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
-    """Return the change of q·k by the reflections in between: (B, H, Tq, Tk).
+    """Return the change of q·k by the reflections in between, (B, H, Tq, Tk); query r sees the keys up to r + before.
 
     No product of matrices is ever formed. With Q, K, W, B = diag(beta) over the visible tokens, the change is
 
@@ -106,10 +97,6 @@ def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tenso
 
         change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
         [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
-
-    Args:
-        q, k, w, beta: (B, H, Tq, Dh), twice (B, H, Tk, Dh), and (B, H, Tk).
-        before: keys before the first query's own: query r meets the tokens up to r + before.
     """
     keys, rows = k.shape[2], q.shape[2]
     size = min(KEYS_PER_BLOCK, keys)

@@ -1,12 +1,8 @@
 """A bias that each query mixes from learned curves over distance.
 
-All heads of a layer share a few curves, each with one number per distance. The layer's input gives, per query and head,
-the weight of each curve:
-
     logits_ij = q_i·k_j / sqrt(d) + sum_c (W_h x_i)_c · curve_c(i - j),   0 beyond `extent` distances
 
-The curves end at train_length, since training shows all these distances; those of the published model end at 1024 or
-its window. Both factors start normal with deviation 0.02.
+All heads of a layer share the curves, which end at train_length. Both factors start normal with deviation 0.02.
 
 Source: relative logits of the Inkling model (Thinking Machines), which has no paper; read in transformers' models.
 Beyond training length: defined everywhere; keys beyond the extent carry no bias, so that all of them look equally far.
@@ -32,10 +28,8 @@ class ProjectedBias(Encoding):
         self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, curves, shape.d_model) * 0.02)
         self.curves = nn.Parameter(torch.randn(shape.n_layers, curves, self.extent) * 0.02)
 
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        """Return the weight of each curve, (B, H, T, curves)."""
-        x = self.given(layer.x, "mixes its curves by")
-        mixtures = F.linear(x, self.weight[layer.index].flatten(0, 1))
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:  # the weight of each curve, (B, H, T, curves)
+        mixtures = F.linear(self.given(layer.x, "mixes its curves by"), self.weight[layer.index].flatten(0, 1))
         return mixtures.view(*mixtures.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:

@@ -1,11 +1,8 @@
-"""Relative position representations (Shaw et al.).
-
-Every clipped relative position has a learned vector for the keys and another for the values:
+"""Relative position representations (Shaw et al.): a learned vector per clipped distance, for keys and for values.
 
     logits_ij = q_i·(k_j + a_r) / sqrt(d),   output_i = sum over j of α_ij (v_j + b_r),   r = clip(j - i, -K, K)
 
-The vectors a and b are shared by the heads and separate per layer. All distances beyond K share one vector. With a
-causal mask only the K + 1 rows that look back are used; the table keeps all 2K + 1, as published.
+a and b are shared by the heads and separate per layer. With a causal mask only the rows that look back are used.
 
 Source: Shaw, Uszkoreit and Vaswani, "Self-Attention with Relative Position Representations" (2018), arXiv:1803.02155.
 Beyond training length: defined everywhere; distances beyond K are one class, as in training.
@@ -27,6 +24,7 @@ class Shaw(Encoding):
         size = (shape.n_layers, 2 * max_distance + 1, shape.head_dim)
         self.keys = nn.Parameter(torch.randn(size) * 0.02)
         self.values = nn.Parameter(torch.randn(size) * 0.02) if values else None
+        vars(self)["overridden"] = self.overridden - (set() if values else {"attend"})
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         by_row = q @ self.keys[layer.index].mT * self.logit_scale  # (B, H, Tq, 2K+1)
@@ -36,8 +34,7 @@ class Shaw(Encoding):
         return by_row.gather(-1, self._table_rows(layer).expand(*q.shape[:3], -1))
 
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
-        if self.values is None:
-            return super().attend(logits, v, layer)
+        assert self.values is not None
         weights, table = logits.softmax(-1), self.values[layer.index]
         out = weights @ v.to(weights.dtype)
         if layer.consecutive and layer.causal:
@@ -52,11 +49,9 @@ class Shaw(Encoding):
         return ((-layer.distance).clamp(-furthest, furthest).round().long() + furthest)[:, None]
 
 
+# Rows with one number too many, read as rows without it, each begin one place later than the row before.
 def _laid_out(near: Tensor, keys: int) -> Tensor:
-    """Lay values (B, H, Tq, K) for the last K keys up to each of the last queries out as (B, H, Tq, keys), 0 elsewhere.
-
-    Rows with one number too many, read as rows without it, each begin one place later than the row before.
-    """
+    """Return values (B, H, Tq, K) for the K keys up to each of the last queries as (B, H, Tq, keys), 0 elsewhere."""
     batch, heads, rows, width = near.shape
     wide = F.pad(near, (keys - rows, rows)).flatten(2)[..., :-rows]
     return wide.view(batch, heads, rows, -1)[..., width - 1 :]

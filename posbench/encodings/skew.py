@@ -25,19 +25,14 @@ class Skew(Encoding):
 
     whole_positions = True
 
-    def __init__(self, shape: Shape, block: int, heads: int, unit: int, layers: int) -> None:
-        """Make the generators, which are 0.
-
-        Args:
-            block: channels per block.
-            heads: n_heads, or 1 if all heads share one matrix.
-            unit: tokens by which A turns once.
-            layers: n_layers, or 1 if all layers share one matrix; what is made of it is then made once.
-        """
+    def __init__(self, shape: Shape, block: int | None, heads: int, unit: int, layers: int) -> None:
+        """Make the generators, which are 0: blocks of some channels, for one or all heads and one or all layers."""
         super().__init__(shape)
-        self.block, self.unit = block, unit
-        # the entries above each block's diagonal, row by row
-        self.above = nn.Parameter(torch.zeros(layers, heads, shape.head_dim // block, block * (block - 1) // 2))
+        fits = block is None or (block >= 2 and shape.head_dim % block == 0)
+        self.expect(fits, "block", block, f"a divisor of the {shape.head_dim} channels of a head, at least 2")
+        self.unit, self.block = unit, shape.head_dim if block is None else block
+        entries = self.block * (self.block - 1) // 2  # above the diagonal of a block, row by row
+        self.above = nn.Parameter(torch.zeros(layers, heads, shape.head_dim // self.block, entries))
 
     def make_tables(self, positions: Tensor) -> tuple[list[Tensor], list[Tensor]] | None:
         """Return masks (1|B, 1, 1, T, 1) by binary digit of the positions, lowest first, and the steps of layer 0."""
@@ -70,7 +65,6 @@ class Skew(Encoding):
         return [step.to(device, torch.float32) for step in steps[:places]]
 
     def _above(self, layer: int) -> Tensor:
-        """Return the entries above the diagonal in fp64."""
         return double(self.above[layer if len(self.above) > 1 else 0])
 
     def _moved(self, a: Tensor, steps: list[Tensor], digits: list[Tensor]) -> Tensor:
@@ -84,36 +78,28 @@ class Skew(Encoding):
 class LieRE(Skew):
     """Lie rotational position encoding (LieRE), for text: one learned rotation, applied once per token.
 
-        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A' = -A
+        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A' = -A,   L the training length
 
-    This is RoPE in a learned basis with learned frequencies, one A per layer and head, or one per layer (`per_head:
-    false`). The numbers above its diagonal start uniform between 0 and 2π. L is the training length; the authors' unit
-    is the length of an image.
+    One dense A per layer and head, or one per layer (`per_head: false`). It starts uniform in 0 .. 2π.
 
     Source: Ostmeier et al., "LieRE: Lie Rotational Positional Encodings" (2024), arXiv:2406.10322, and the authors'
-    code, in one dimension. The paper's matrices are dense, as here; its scripts also give A blocks of 8 channels
-    (`block: 8`).
+    code, in one dimension, whose unit is the length of an image; its scripts have blocks of 8 channels (`block: 8`).
     Beyond training length: defined everywhere; slow planes reach angles never seen in training.
     Checked against: torch's matrix exponential at each position.
     """
 
     def __init__(self, shape: Shape, per_head: bool = True, block: int | None = None) -> None:
-        width, heads = shape.head_dim if block is None else max(1, block), shape.n_heads if per_head else 1
-        super().__init__(shape, width, heads, shape.train_length, shape.n_layers)
-        fits = block is None or (block >= 2 and shape.head_dim % block == 0)
-        expected = f"a divisor of the {shape.head_dim} channels of a head, at least 2, or null for all of them"
-        self.expect(fits, "block", block, expected)
+        super().__init__(shape, block, shape.n_heads if per_head else 1, shape.train_length, shape.n_layers)
         nn.init.uniform_(self.above, 0, 2 * math.pi)
 
 
 class ComRoPE(Skew):
     """ComRoPE, for text: learned rotations of small blocks of channels.
 
-        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A = diag(P_1 - P_1', P_2 - P_2' ...)
+        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A = diag(P_1 - P_1', P_2 - P_2' ...),   P ~ N(0, std)
 
-    With blocks of 2, the authors' default, this is RoPE with frequencies learned per layer and head; with one block it
-    is LieRE with other initial values. P starts normal with `std`. L is the training length, the authors' is that of an
-    image, with 14 patches along an axis: if a token should at first turn as far as a patch, set `std` to about L / 14.
+    With blocks of 2 this is RoPE with frequencies learned per layer and head. L is the training length, the authors' is
+    that of an image, with 14 patches along an axis: with `std` = L / 14 a token first turns as far as a patch.
 
     Source: Yu et al., "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting
     Angle Matrices" (2025), arXiv:2506.03737, and the authors' code, in one dimension, where all its matrices commute.
@@ -122,9 +108,7 @@ class ComRoPE(Skew):
     """
 
     def __init__(self, shape: Shape, block: int = 2, std: Positive = 1.0) -> None:
-        super().__init__(shape, max(1, block), shape.n_heads, shape.train_length, shape.n_layers)
-        fits = block >= 2 and shape.head_dim % block == 0
-        self.expect(fits, "block", block, f"a divisor of the {shape.head_dim} channels of a head, at least 2")
+        super().__init__(shape, block, shape.n_heads, shape.train_length, shape.n_layers)
         nn.init.normal_(self.above, 0, math.sqrt(2) * std)  # the deviation of a difference of two entries of P
 
 
@@ -133,19 +117,17 @@ class Algebraic(Skew):
 
         q'_n = W^n q_n,   k'_n = W^n k_n,   W = exp(P - P'),   logits_mn = decay^|m-n| · q'_m·k'_n / sqrt(d)
 
-    This is RoPE in a learned basis at learned speeds, one W per head for all layers, and RoPE as its start. The decay
-    favours near keys while logits are positive; `decay: 1` leaves it out and has faster kernels.
+    One W per head for all layers, RoPE at the start. `decay: 1` has no decay, and faster kernels.
 
     Source: Kogkalidis, Bernardy and Garg, "Algebraic Positional Encodings" (2023), arXiv:2312.16045, sections 3.1 and
-    4, and the authors' code (konstantinosKokos/ape). In the paper W starts as RoPE's rotation, as here. In the code
-    every second pair has the speed of the pair before it, and all turn the other way round.
+    4; in the authors' code (konstantinosKokos/ape) W starts with every speed for two pairs.
     Beyond training length: defined everywhere; slow planes reach angles never seen in training.
-    Checked against: torch's matrix power of its matrix exponential, in plain loops; by hand, also the authors' code.
+    Checked against: torch's matrix power of its matrix exponential, in plain loops.
     """
 
     def __init__(self, shape: Shape, base: Above1 = 10000.0, decay: Annotated[float, Gt(0), Le(1)] = 0.98) -> None:
         check_pairs(self.name, shape)
-        super().__init__(shape, shape.head_dim, shape.n_heads, unit=1, layers=1)
+        super().__init__(shape, None, shape.n_heads, unit=1, layers=1)
         self.decay = decay
         row, column = torch.triu_indices(shape.head_dim, shape.head_dim, 1)
         speeds = frequencies(shape.head_dim, base)[row // 2]

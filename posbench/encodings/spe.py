@@ -3,15 +3,11 @@
     logits_ij = sum over c of q_ic·k_jc·P_c(i - j) / sqrt(d)
     P_c(r) = (1 - g_c)·(1/2K)·sum over s = 1 .. K of softplus(gain_cs)^2·cos(2π f_cs r + phase_cs) + g_c
 
-f_cs = sigmoid(.)/2 is up to half a turn per token. The gate g_c = sigmoid(.) passes content without position. All
-are learned per layer and head. The paper's linear attention cannot use P itself: it multiplies queries and keys by
-random processes with covariance P. Softmax attention can use P, their mean, without the noise.
-
-A cosine of a distance splits into products, as in RoPE: each channel of q and k becomes 2K + 1 channels.
+f_cs = sigmoid(.)/2 is in turns per token, g_c = sigmoid(.) a gate; all are learned per layer and head. A cosine of a
+distance splits into products, as in RoPE: each channel of q and k becomes 2K + 1 channels.
 
 Source: Liutkus et al., "Relative Positional Encoding for Transformers with Linear Complexity" (2021), arXiv:2105.08399,
-and the authors' code (aliutkus/spe), whose start this is: the median frequency takes 111 tokens to come round, whatever
-the training length. Its experiments with music have 8 sines.
+and the authors' code (aliutkus/spe), whose start this is; there random processes with covariance P stand for P.
 Beyond training length: defined everywhere; slow sines reach angles never seen in training.
 Checked against: plain loops over pairs and channels from the authors' code.
 """

@@ -1,11 +1,8 @@
-"""Transformer-XL's relative attention.
-
-Queries meet the content of keys and their distance, a sinusoid, each with a learned bias on the query:
+"""Transformer-XL's relative attention: queries meet the content of keys and a sinusoid of their distance.
 
     logits_ij = [(q_i + u_h)·k_j + (q_i + v_h)·(W_h rho_(i-j))] / sqrt(d),   rho_r = [sin f_p r | cos f_p r]
 
 f_p = base^(-2p/D), p = 0 .. D/2-1 with D the width of the model; u, v (H, d) and W (H, d, D) are learned per layer.
-
 With [a | b] = Wᵀ(q_i + v), a sinusoid of i - j splits into a product of D channels, whose key side depends only on j:
 
     a sin(f i - f j) + b cos(f i - f j) = (a sin f i + b cos f i) cos f j + (b sin f i - a cos f i) sin f j

@@ -1,14 +1,12 @@
-"""TUPE: transformers with untied positional encoding.
-
-Words attend to words and positions to positions, with separate projections; nothing is added at the input:
+"""TUPE: transformers with untied positional encoding, where words attend to words and positions to positions.
 
     logits_ij = [q_i·k_j + (Q n_i)·(K n_j)] / sqrt(2d) + b_(i-j),   n_i = LayerNorm(p_i)
 
-The train_length vectors p, the normalisation and Q, K (with biases) are shared by all layers. b is T5's bucketed bias,
-with T5's defaults and one table for all layers: `relative: true`, the paper's TUPE-R; without it, TUPE-A.
+The train_length vectors p, the normalisation and Q, K (with biases) are shared by all layers. With `relative`, the
+paper's TUPE-R, b is T5's bucketed bias, with T5's defaults and one table for all layers; without it, TUPE-A, 0.
 
 Source: Ke, He and Liu, "Rethinking Positional Encoding in Language Pre-training" (2020), arXiv:2006.15595, section 3;
-the normalisation and the biases are the authors' code's. Its untying of [CLS] has no place here.
+the normalisation and the biases are the authors' code's. Without its untying of [CLS].
 Beyond training length: undefined, since p has no further vectors; such inputs are refused.
 Checked against: plain loops from the paper; the bias, transformers T5Attention.
 """
@@ -40,14 +38,12 @@ class TUPE(Encoding):
     def logit_scale(self) -> float:
         return float((2 * self.shape.head_dim) ** -0.5)
 
-    def make_tables(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """Return queries and keys of positions, (1|B, H, T, Dh) each."""
+    def make_tables(self, positions: Tensor) -> tuple[Tensor, ...]:  # of queries and keys, (1|B, H, T, Dh) each
         check_whole(self, positions)
         heads = self.projection(self.norm(F.embedding(positions, self.table)))
         return heads.unflatten(-1, (2, self.shape.n_heads, -1)).transpose(1, 3).unbind(2)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Return q and k with those of their positions as further channels: (B, H, T, 2 Dh)."""
         queries, keys = (table.expand(len(q), -1, -1, -1) for table in layer.tables)
         return torch.cat((q, queries), dim=-1), torch.cat((k, keys), dim=-1)
 

@@ -1,15 +1,12 @@
 """Wall attention: forget gates for every channel.
 
-FoX lowers a key's logit by one gate per head and token. Here each channel of q·k fades at its own rate:
-
     f_t = sigmoid(W x_t + b), a number per channel,    P = cumulative sum of ln f
     logits_ij = sum over channels n of q_in k_jn exp(P_in - P_jn) / sqrt(d)
 
-A faded logit goes to 0, not to minus infinity. Order is that of the tokens; position numbers are not used. Without a
-mask, keys after the query do not fade.
+A faded logit goes to 0, not to minus infinity. Gates start with b = 8, open. Order is that of the tokens.
 
-Source: fla's layer and plain form (contributed by Tilde Research, 2026; no paper was logits), without its optional gate
-per head and its output gate. Gates start with b = 8, open.
+Source: fla's layer and plain form (contributed by Tilde Research, 2026; no paper), without its optional gate per head
+and its output gate.
 Beyond training length: defined everywhere; like FoX it fades, at rates that the text chooses.
 Checked against: fla naive_wall_attn.
 """
@@ -61,24 +58,18 @@ def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
 
 def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     """Return logits (B, H, T, T) of the same tokens' queries and keys (B, H, T, Dh); valid for keys up to the query."""
-    *outer, length, width = q.shape
-    halvable = 1 << (length.bit_length() - 1)  # largest power of two up to the length
-    if PAIRED < length != halvable:
-        (q, q_rest), (k, k_rest), (total, rest) = (x.tensor_split((halvable,), dim=2) for x in (q, k, total))
-        return _joined(_among(q, k, total), _across(q_rest, rest, k, total), _among(q_rest, k_rest, rest))
-    size = min(PAIRED, length)
-    q_in, k_in, of = (x.view(*outer, -1, size, width) for x in (q, k, total))  # in blocks of `size` tokens
+    length, size = q.shape[2], PAIRED
+    short = max(size, 1 << (length - 1).bit_length()) - length
+    q, k = (F.pad(x, (0, 0, 0, short)) for x in (q, k))
+    total = torch.cat((total, total[:, :, -1:].expand(-1, -1, short, -1)), dim=2)
+    q_in, k_in, of = (x.view(*x.shape[:2], -1, size, x.shape[3]) for x in (q, k, total))  # (B, H, blocks, size, Dh)
     faded = (of[..., :, None, :] - of[..., None, :, :]).clamp(max=0).exp()
     logits = (q_in[..., :, None, :] * k_in[..., None, :, :] * faded).sum(-1)
-    while size < length:  # joins blocks in twos
-        halves = (x.view(*outer, -1, 2, size, width).unbind(3) for x in (q, k, total))
-        (_, query), (key, _), (before, later) = halves
-        logits = _joined(logits[:, :, ::2], _across(query, later, key, before), logits[:, :, 1::2])
-        size *= 2
-    return logits[:, :, 0]
-
-
-def _joined(first: Tensor, across: Tensor, second: Tensor) -> Tensor:
-    """Return a block of logits from those of its halves, and `across`: second queries, first keys."""
-    above = F.pad(first, (0, second.shape[-1]))
-    return torch.cat((above, torch.cat((across, second), dim=-1)), dim=-2)
+    while logits.shape[2] > 1:  # joins blocks in twos
+        (_, query), (key, _), (before, later) = (
+            x.view(*x.shape[:2], -1, 2, size, x.shape[3]).unbind(3) for x in (q, k, total)
+        )
+        above = F.pad(logits[:, :, ::2], (0, size))
+        below = torch.cat((_across(query, later, key, before), logits[:, :, 1::2]), dim=-1)
+        logits, size = torch.cat((above, below), dim=-2), 2 * size
+    return logits[:, :, 0, :length, :length]
