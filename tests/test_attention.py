@@ -225,27 +225,3 @@ def test_an_encoding_by_itself_changes_the_output_or_is_refused_or_known_to_be_n
         none = posbench.attention_output(offered("none"), q, k, v)
         assert output.shape == q.shape and torch.equal(output, none) == (name in equal)
     assert ("positions" in encoding.hooks) == (name in CHOOSE_POSITIONS)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (
-            {"q": (2, 12, 4, 16)},
-            "q is (2, 12, 4, 16): expected (B, H, T, Dh), here (B, 4, T, 16), so q.transpose(1, 2)",
-        ),
-        ({"q": (2, 12, 64)}, "q is (2, 12, 64): expected (B, H, T, Dh), here (B, 4, T, 16)"),
-        ({"k": (2, 12, 4, 16)}, "k is (2, 12, 4, 16): expected that of q, (2, 4, 12, 16), or with fewer heads"),
-        ({"v": (2, 3, 12, 16)}, "v is (2, 3, 12, 16): expected that of q, (2, 4, 12, 16), or with fewer heads"),
-        ({"x": (2, 12, 32)}, "x is (2, 12, 32): expected (B, T, D), here (2, 12, 64)"),
-        ({"positions": (3,)}, "positions is (3,): expected (12,) or (2, 12)"),
-        ({"layer": 4}, "layer is 4: expected 0 to 3 for this 'rope'"),
-    ],
-)
-def test_shapes_that_do_not_fit_an_encoding_are_one_sentence(changed: dict[str, Any], message: str) -> None:
-    shapes = {name: changed.get(name, (2, 4, 12, 16)) for name in "qkv"}
-    shapes |= {name: shape for name, shape in changed.items() if name != "layer"}
-    given = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"layer": changed.get("layer", 0)}
-    with pytest.raises(UserError) as error:
-        posbench.attention_output(offered("rope"), **given)
-    assert str(error.value) == message

@@ -77,6 +77,7 @@ class BAM(Encoding):
         return -scale.exp() * (distance.abs() + 1e-5) ** exponent  # a power that may be negative
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        assert self.sharpness is not None
+        if self.sharpness is None:
+            return logits
         seen = torch.arange(layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device)
         return logits * self.sharpness[layer.index][:, None, None] * seen[:, None].log()

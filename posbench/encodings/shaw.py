@@ -24,7 +24,6 @@ class Shaw(Encoding):
         size = (shape.n_layers, 2 * max_distance + 1, shape.head_dim)
         self.keys = nn.Parameter(torch.randn(size) * 0.02)
         self.values = nn.Parameter(torch.randn(size) * 0.02) if values else None
-        vars(self)["overridden"] = self.overridden - (set() if values else {"attend"})
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         by_row = q @ self.keys[layer.index].mT * self.logit_scale  # (B, H, Tq, 2K+1)
@@ -34,7 +33,8 @@ class Shaw(Encoding):
         return by_row.gather(-1, self._table_rows(layer).expand(*q.shape[:3], -1))
 
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
-        assert self.values is not None
+        if self.values is None:
+            return super().attend(logits, v, layer)
         weights, table = logits.softmax(-1), self.values[layer.index]
         out = weights @ v.to(weights.dtype)
         if layer.consecutive and layer.causal:

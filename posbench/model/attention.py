@@ -5,8 +5,6 @@
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,30 +15,20 @@ from posbench import machine
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, check_length, exact, part_of
 from posbench.model import flex
 
-# Bytes of scores that a layer keeps for its backward pass; beyond, blocks of rows are computed again. Accelerators give
-# a share of their memory, of which a dozen layers leave most.
-KEPT_BYTES = 128 * 2**20
-KEPT_SHARE_ACCELERATOR = 1 / 64
+KEPT_BYTES = 128 * 2**20  # of scores that a layer keeps for its backward pass; beyond, rows are computed again
+KEPT_SHARE_ACCELERATOR = 1 / 64  # of an accelerator's memory, of which a dozen layers leave most
 SCORE_BYTES = 8  # fp32, before and after softmax
-# Scores of a block that is computed again or without gradients: on CPUs what caches hold.
-AT_ONCE = 2**21
+AT_ONCE = 2**21  # scores of a block that is computed again or without gradients: what caches of CPUs hold
 AT_ONCE_ACCELERATOR = 2**24
 MIN_ROWS = 64
 CHANNELS_FROM = 512  # tokens from which on a bias is cheaper as channels of the keys than as a mask
 ALIGNED = 8  # channels of a head that fused kernels take at once
-Keys = slice | Tensor
 
 
 def attention(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: Layer,
-    window: int | None = None,
-    sinks: int = 0,
-    last: int | None = None,
-) -> Tensor:
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer,
+    window: int | None = None, sinks: int = 0, last: int | None = None,
+) -> Tensor:  # fmt: skip
     """Return the attention of one layer under `encoding`, (B, H, last or T, Dh) in v's dtype.
 
     Args:
@@ -76,7 +64,9 @@ def prepared(
 ) -> tuple[Encoding, Tensor, Tensor, Tensor, Layer]:
     """Return a layer's encoding, q, k and v after its hooks on the whole sequence, and the layer with its state."""
     encoding, layer = encoding.at(layer)
-    dtype, k, v = v.dtype, grouped(k, q), grouped(v, q)
+    dtype, group = v.dtype, q.shape[1] // k.shape[1]
+    if group > 1:  # queries share a head of keys and values
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     if layer.x is not None:
         layer = layer.replace(x=exact(layer.x))
     if "map_values" in encoding.hooks:
@@ -89,22 +79,12 @@ def prepared(
 
 
 def make_layer(
-    encoding: Encoding,
-    positions: Tensor,
-    index: int = 0,
-    x: Tensor | None = None,
-    consecutive: bool = False,
+    encoding: Encoding, positions: Tensor, index: int = 0, x: Tensor | None = None, consecutive: bool = False,
     causal: bool = True,
-) -> Layer:
+) -> Layer:  # fmt: skip
     """Return what hooks read of a layer, with the tables that all layers share; for others, replace `index` and `x`.
 
-    Args:
-        positions: (1|B, T).
-        consecutive: they are known to be 0 .. T-1, so that cheaper forms which count tokens hold.
-        causal: keys after a query are hidden.
-
-    Raises:
-        Undefined: the input is longer than the encoding is defined for.
+    An input that is longer than the encoding is defined for raises Undefined.
     """
     check_length(encoding, positions.shape[-1])
     with torch.autocast(positions.device.type, enabled=False):
@@ -118,10 +98,9 @@ def make_layer(
 def by_rows(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int, rows: slice
 ) -> Tensor:
-    """Return attention by blocks of query rows, each with just the keys that it may see.
+    """Return attention by blocks of query rows, each with just the keys that it may see, of what `prepared` returns.
 
-    q, k and v are those after `rotate` and `map_values`, `layer` has its state. Where all scores would be too many to
-    keep, a block's are computed again backwards.
+    Where all scores would be too many to keep, a block's are computed again backwards.
     """
     batch, heads, length, _ = q.shape
     wanted = rows.stop - rows.start
@@ -134,33 +113,29 @@ def by_rows(
         step = min(step, max(MIN_ROWS, window))
     sums = bool(encoding.hooks & {"scores", "attend"})
     outputs = []
-    for queries, keys in _blocks(rows, step, length, window, sinks, sums, layer.causal):
+    for start in range(rows.start, rows.stop, step):
+        stop = min(rows.stop, start + step)
+        first = max(0, start - window + 1) if window is not None else 0
+        keys: slice | Tensor = slice(0 if sinks else first, stop if layer.causal else length)
+        if sinks and first > sinks and not sums:  # hooks that sum over keys get those between sinks and window, too
+            keys = torch.cat((torch.arange(sinks), torch.arange(first, stop)))
+        queries = slice(start, stop)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
-        block = layer.replace(rows=queries, keys=keys)
-        if again:
-            out = checkpoint(_block, encoding, *parts, block, window, sinks, use_reentrant=False)
-        else:
-            out = _block(encoding, *parts, block, window, sinks)
-        outputs.append(out)
+        block = encoding, *parts, layer.replace(rows=queries, keys=keys), window, sinks
+        outputs.append(checkpoint(_block, *block, use_reentrant=False) if again else _block(*block))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
 def logits_by_rows(
     encoding: Encoding, q: Tensor, k: Tensor, layer: Layer, window: int | None = None, sinks: int = 0
 ) -> Tensor:
-    """Return the logits (B, H, Tq, Tk) of a block of rows: scaled, biased, -inf where hidden; fp32 from the scale on.
-
-    Args:
-        q, k: of the block, after `rotate`.
-        layer: with the block's rows and keys.
-    """
+    """Return logits (B, H, Tq, Tk) of a block of rows: scaled, biased, -inf where hidden; fp32 from the scale on."""
     return _logits(encoding, q, k, layer, _biases(encoding, q, k, layer), window, sinks)
 
 
 def _logits(
     encoding: Encoding, q: Tensor, k: Tensor, layer: Layer, added: Tensor | None, window: int | None, sinks: int
 ) -> Tensor:
-    """Return the logits of a block from its biases."""
     mask = mask_of(layer, window, sinks, exact(q).dtype)
     scores = q @ k.mT
     if "scores" in encoding.hooks:
@@ -181,8 +156,7 @@ def _logits(
 def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int) -> Tensor:
     """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
     added = _biases(encoding, q, k, layer)
-    # No fused kernel gives the gradient of its mask. Where positions jump, logits of later keys may be infinite, to
-    # which it would add that mask.
+    # No fused kernel gives the gradient of its mask, or hides infinite logits, as of later keys where positions jump.
     fused = layer.consecutive and not encoding.hooks & {"scores", "attend"} and fused_is_fast(q, v)
     if fused and (added is None or not added.requires_grad):
         mask = mask_of(layer, window, sinks, exact(q).dtype)
@@ -194,33 +168,18 @@ def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, wi
     return encoding.attend(logits, v, layer)
 
 
-def _blocks(
-    rows: slice, step: int, length: int, window: int | None, sinks: int, sums: bool, causal: bool
-) -> Iterator[tuple[slice, Keys]]:
-    """Yield blocks of query rows, each with the keys that it may see.
-
-    With `sums`, of hooks that sum over keys, these include the hidden ones between the sinks and the window.
-    """
-    for start in range(rows.start, rows.stop, step):
-        stop = min(rows.stop, start + step)
-        first = max(0, start - window + 1) if window is not None else 0
-        if sinks and first > sinks and not sums:
-            yield slice(start, stop), torch.cat((torch.arange(sinks), torch.arange(first, stop)))
-        else:
-            yield slice(start, stop), slice(0 if sinks else first, stop if causal else length)
-
-
 def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
     """Return what is added to the logits of a block, broadcastable to (B, H, Tq, Tk); None = nothing."""
-    total = None
+    total, rows = None, layer.rows
     if "distance_bias" in encoding.hooks:
-        if layer.consecutive and layer.causal and isinstance(layer.keys, slice):  # no others occur
-            distance = torch.arange(layer.rows.stop - layer.keys.start, device=q.device)
-            known = encoding.distance_bias(distance, layer)
-            total = None if known is None else _laid_out(known, layer.rows.stop - layer.rows.start)
-        else:
-            known = encoding.distance_bias(layer.distance, layer)
-            total = None if known is None else known.movedim(0, 1)
+        counted = layer.consecutive and layer.causal
+        first = layer.keys.start if counted and isinstance(layer.keys, slice) else None
+        distance = (
+            layer.distance if first is None else torch.arange(rows.stop - first, device=q.device)
+        )  # no others occur
+        total = encoding.distance_bias(distance, layer)
+        if total is not None:
+            total = total.movedim(0, 1) if first is None else _laid_out(total, rows.stop - rows.start)
     if "bias" in encoding.hooks:
         bias = encoding.bias(exact(q), exact(k), layer)
         total = bias if total is None else total if bias is None else total + bias
@@ -242,30 +201,26 @@ def mask_of(layer: Layer, window: int | None, sinks: int, dtype: torch.dtype) ->
     """Return the mask (Tq, Tk) of a block: 0 where a key is visible, -inf where it is hidden."""
     rows, keys, rest = layer.rows, layer.keys, (window, sinks, layer.causal, dtype, layer.positions.device)
     if isinstance(keys, Tensor):
-        return _mask(range(rows.start, rows.stop), keys, *rest)
+        return _mask(rows.start, rows.stop, keys, *rest)
     moved = 0 if sinks else keys.start  # masks of blocks with equal shapes are one
-    queries = range(rows.start - moved, rows.stop - moved)
     make = _mask if torch.compiler.is_compiling() else _kept_mask
-    return make(queries, range(keys.start - moved, keys.stop - moved), *rest)
-
-
-@functools.lru_cache(64)
-def _kept_mask(*which: Any) -> Tensor:
-    with torch.inference_mode(False):  # evaluation may be the first to ask, and training the second
-        return _mask(*which)
+    return make(rows.start - moved, rows.stop - moved, range(keys.start - moved, keys.stop - moved), *rest)
 
 
 def _mask(
-    queries: range, keys: range | Tensor, window: int | None, sinks: int, causal: bool, dtype: torch.dtype,
+    start: int, stop: int, keys: range | Tensor, window: int | None, sinks: int, causal: bool, dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:  # fmt: skip
-    if isinstance(keys, range):
-        keys = torch.arange(keys.start, keys.stop)
-    gap = torch.arange(queries.start, queries.stop)[:, None] - keys
+    keys = torch.arange(keys.start, keys.stop) if isinstance(keys, range) else keys
+    gap = torch.arange(start, stop)[:, None] - keys
     visible = gap >= 0 if causal else torch.ones_like(gap, dtype=torch.bool)
     if window is not None:
         visible = visible & ((gap < window) | (keys < sinks))
     return torch.zeros(gap.shape, dtype=dtype).masked_fill(~visible, -math.inf).to(device)
+
+
+# An evaluation may be the first to ask, and training the second.
+_kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 
 
 # -- the choice of a kernel --------------------------------------------------------------------------------------------
@@ -308,18 +263,10 @@ def _by_channels(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Lay
 
 def _kept_bytes(device: torch.device) -> int:
     """Return the bytes that one layer may keep for its backward pass."""
-    if device.type == "cpu":
-        return KEPT_BYTES
-    return max(KEPT_BYTES, int(machine.device_memory(device) * KEPT_SHARE_ACCELERATOR))
+    share = 0 if device.type == "cpu" else machine.device_memory(device) * KEPT_SHARE_ACCELERATOR
+    return max(KEPT_BYTES, int(share))
 
 
-def narrower(first: int | None, second: int | None) -> int | None:
-    """Return the smaller of two windows; None is as wide as can be."""
-    if first is None or second is None:
-        return second if first is None else first
-    return min(first, second)
-
-
-def grouped(x: Tensor, q: Tensor) -> Tensor:
-    """Return keys or values (B, Hkv, T, Dh) with as many heads as the queries, each shared by a group of them."""
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+def narrower(*windows: int | None) -> int | None:
+    """Return the smallest window; None is as wide as can be."""
+    return min((window for window in windows if window is not None), default=None)

@@ -20,25 +20,23 @@ def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callabl
     Args:
         dynamic: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
     """
-    failed = False
-
-    @functools.cache
-    def program() -> Callable[_P, _R]:
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # 8 by default
-        return torch.compile(function, dynamic=dynamic)
+    program: Callable[_P, _R] | None = None
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        nonlocal failed
-        if not failed:
-            try:
-                return program()(*args, **kwargs)
-            except _OF_THE_DEVICE:
+        nonlocal program
+        if program is None:
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # 8 by default
+            program = torch.compile(function, dynamic=dynamic)
+        try:
+            return program(*args, **kwargs)
+        except _OF_THE_DEVICE:
+            raise
+        except Exception as error:  # of the compiler, of Triton, of a driver
+            if program is function:
                 raise
-            except Exception as error:  # of the compiler, of Triton, of a driver
-                failed = True
-                reason = str(error).partition("\n")[0]
-                logger.warning("%s cannot be compiled here: %s; it runs uncompiled", function.__name__, reason)
-        return function(*args, **kwargs)
+            logger.warning("%s cannot be compiled here: %s", function.__name__, str(error).partition("\n")[0])
+            program = function
+            return function(*args, **kwargs)
 
     return call

@@ -21,8 +21,6 @@ from posbench.model.compiled import compiled
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-Modifier = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # score, batch, head, query, key to a score
-
 BLOCK = 128  # queries, and keys, of which the mask says at once whether they see each other
 MIN_WIDTH = 16  # channels of a head that it takes
 # With each block of keys, what a table holds for its pairs is loaded ahead, too, in fp32. By the compiler's own choice
@@ -41,55 +39,29 @@ def serves(q: Tensor, v: Tensor) -> bool:
 def attention(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int
 ) -> Tensor | None:
-    """Return attention by FlexAttention, or None if it cannot express this layer's biases.
-
-    Args:
-        q, k, v: after `rotate` and `map_values`.
-        layer: with its state.
-    """
+    """Return attention of what `rotate`, `map_values` and `prepare` gave, or None if its biases have no such form."""
     if encoding.hooks & {"scores", "attend"} or not layer.consecutive:
         return None
-    added = _captured(encoding, layer)
-    if added is None and encoding.hooks & {"distance_bias", "bias"}:
-        return None
-    if added is not None and added.requires_grad and torch.are_deterministic_algorithms_enabled():
-        return None
-    modifier = None if added is None else _per_key(added) if added.dim() == 3 else _by_distance(added)
-    options = {"num_stages": STAGES_OF_TABLE} if added is not None and added.dim() == 2 else {}
+    modifier, options = None, {}
+    if encoding.hooks & {"distance_bias", "bias"}:
+        added = encoding.key_bias(layer)  # (1|B, H, T)
+        if added is None and "bias" not in encoding.hooks:
+            distances = torch.arange(layer.positions.shape[1], device=layer.positions.device)
+            added, options = encoding.distance_bias(distances, layer), {"num_stages": STAGES_OF_TABLE}  # (H, T)
+        if added is None or (added.requires_grad and torch.are_deterministic_algorithms_enabled()):
+            return None
+        modifier = _adding(added.float().contiguous())
     mask = block_mask(q.shape[2], window, sinks, q.device)
     kernel = _compiled(torch.is_grad_enabled())
     return kernel(q, k, v, score_mod=modifier, block_mask=mask, scale=encoding.logit_scale, kernel_options=options)
 
 
-def _captured(encoding: Encoding, layer: Layer) -> Tensor | None:
-    """Return the biases as one per key, (1|B, H, T), or by distance, (H, T); None if they are neither."""
-    if (per_key := encoding.key_bias(layer)) is not None:
-        return per_key.float().contiguous()
-    if "bias" in encoding.hooks or "distance_bias" not in encoding.hooks:
-        return None
-    distances = torch.arange(layer.positions.shape[1], device=layer.positions.device)
-    by_distance = encoding.distance_bias(distances, layer)
-    return None if by_distance is None else by_distance.float().contiguous()
-
-
-def _by_distance(values: Tensor) -> Modifier:
-    """Return the modification of a score by distance. It runs on hidden pairs, too: no index may leave the table."""
-    length = values.shape[1]
-
-    def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + values[h, (i - j).clamp(0, length - 1)]
-
-    return modified
-
-
-def _per_key(values: Tensor) -> Modifier:
-    """Return the modification of a score by its key."""
-    alone = len(values) == 1
-
-    def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + (values[0, h, j] if alone else values[b, h, j])
-
-    return modified
+def _adding(values: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Return the modification of scores by biases per key, (1|B, H, T), or by distance, (H, T)."""
+    length, alone = values.shape[-1], len(values) == 1
+    if values.dim() == 2:  # hidden pairs are computed, too: no index may leave the table
+        return lambda score, b, h, i, j: score + values[h, (i - j).clamp(0, length - 1)]
+    return lambda score, b, h, i, j: score + (values[0, h, j] if alone else values[b, h, j])
 
 
 @functools.cache

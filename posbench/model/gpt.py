@@ -46,8 +46,7 @@ class GPT(nn.Module):
         self.encoding = encoding
         self.recomputes = False  # training keeps a block's input alone, and computes the rest again backwards
         self.compiles = False  # training compiles what lies between the attentions of its blocks
-        self.window = config.attention.window
-        self.sinks = config.attention.sinks
+        self.window, self.sinks = config.attention.window, config.attention.sinks
         width = encoding.token_dim()
         self.tokens = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
@@ -63,17 +62,13 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """What training calls, and nothing else of the model.
+        """Return logits (B, T, vocab_size), or with labels their mean negative log-likelihood in nats; of none it is 0.
 
         Args:
             ids: (B, T).
             labels: (B, T), what should follow each token, or `IGNORED` where that is not scored.
-            n_scored: how many labels are scored. Not told, they are counted, for which the host waits for its device.
+            n_scored: how many labels are scored; None: they are counted, for which the host waits for its device.
             positions, generator: as for `hidden`.
-
-        Returns:
-            Without labels the logits (B, T, vocab_size); with labels their mean negative log-likelihood in nats per
-            scored token, a scalar. Where none is scored it is 0, and so are its gradients.
         """
         hidden = self.hidden(ids, positions, generator)
         return self.logits(hidden) if labels is None else self.loss(hidden, labels, n_scored)
@@ -86,44 +81,37 @@ class GPT(nn.Module):
         last: int | None = None,
         reading: Reading = _AS_TRAINED,
     ) -> Tensor:
-        """Final normalised states (B, T, D), what the head reads.
+        """Return final normalised states (B, T, D), what the head reads.
 
         Args:
             ids: (B, T).
-            positions: (1|B, T); default the encoding's own.
-            generator: for encodings with random positions.
+            positions: (1|B, T); default the encoding's own, for which the random ones draw from `generator`.
             last: only the last so many tokens' states are wanted, (B, last, D): the last block computes no others.
             reading: another encoding, or a narrower window.
         """
         encoding = self.encoding if reading.encoding is None else reading.encoding
-        window, sinks = narrower(self.window, reading.window), max(self.sinks, reading.sinks)
+        limits: dict[str, Any] = {
+            "window": narrower(self.window, reading.window),
+            "sinks": max(self.sinks, reading.sinks),
+        }
         consecutive = positions is None and "positions" not in encoding.hooks
         with torch.autocast(ids.device.type, enabled=False):
             if positions is None:
                 positions = encoding.positions(ids, generator)
             x = encoding.embed(self.tokens(ids), positions, ids)
         layer = make_layer(encoding, positions, consecutive=consecutive)
+        trains = torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             rows = last if index == len(self.blocks) - 1 else None
-            attend = functools.partial(
-                _attention, encoding, layer.replace(index=index), window=window, sinks=sinks, last=rows
-            )
-            if self.recomputes and torch.is_grad_enabled():
-                x = self._recomputed(block, x, attend)
+            attend = functools.partial(_attention, encoding, layer.replace(index=index), last=rows, **limits)
+            given = x, attend, self.compiles and trains
+            if self.recomputes and trains:  # Chen et al. (2016), arXiv:1604.06174
+                # What is compiled saves its tensors at once, at its end: an early stop would be inside of it.
+                options: dict[str, Any] = {"preserve_rng_state": False, "early_stop": not self.compiles}
+                x = checkpoint(block, *given, use_reentrant=False, **options)
             else:
-                x = block(x, attend, self.compiles and torch.is_grad_enabled())
+                x = block(*given)
         return self.norm(x)  # type: ignore[no-any-return]
-
-    def _recomputed(self, block: "Block", x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-        """A block that keeps nothing but its input, and is computed again in the backward pass.
-
-        Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), arXiv:1604.06174.
-        """
-        # What is compiled saves its tensors at once, at its end: stopping at the last that is wanted would be inside.
-        return checkpoint(  # type: ignore[no-any-return]
-            block, x, attend, self.compiles, use_reentrant=False, preserve_rng_state=False,
-            early_stop=not self.compiles,
-        )  # fmt: skip
 
     @property
     def layers(self) -> "list[Block]":
@@ -131,16 +119,16 @@ class GPT(nn.Module):
         return cast("list[Block]", list(self.blocks))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size)."""
+        """Return logits (..., vocab_size)."""
         return F.linear(*self._into_head(hidden))
 
     def _into_head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head reads, the token channels only if the code is concatenated, and its weight (vocab_size, D)."""
+        """Return what the head reads, only the token channels if the code is concatenated, and its weight."""
         weight = self.tokens.weight if self.head is None else self.head.weight
         return hidden[..., : weight.shape[1]], weight
 
     def loss(self, hidden: Tensor, labels: Tensor, n_scored: int | None = None) -> Tensor:
-        """The loss as `forward` returns it, from hidden states (B, T, D). The head runs on the scored rows alone."""
+        """Return the loss as `forward` does, from hidden states (B, T, D). The head runs on the scored rows alone."""
         if n_scored is None:
             n_scored = int((labels != IGNORED).sum())
         if n_scored < labels.numel():
@@ -159,10 +147,10 @@ class Block(nn.Module):
         self.attention_norm = _norm(config)
         self.attention = Attention(config)
         self.mlp_norm = _norm(config)
-        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+        self.mlp = MLP(config)
 
     def forward(self, x: Tensor, attend: Callable[..., Tensor], compiles: bool = False) -> Tensor:
-        """States (B, T, D) to the block's output, (B, T, D) or the last rows of it.
+        """Return the block's output for states (B, T, D), (B, T, D) or the last rows of it.
 
         Args:
             attend: queries, keys, values (B, H, T, Dh) and what they were read from, (B, T, D), to attention's output.
@@ -173,14 +161,14 @@ class Block(nn.Module):
 
 
 def _before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """States (B, T, D) to queries, keys and values (B, H, T, Dh), and what they were read from (B, T, D)."""
+    """Return queries, keys and values (B, H, T, Dh) of states (B, T, D), and what they were read from (B, T, D)."""
     read = block.attention_norm(x)
     return *block.attention.heads(read), read
 
 
 def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    """States (B, T, D) and what attention gave, (B, H, T, Dh) or the last rows of it, to the block's output."""
-    x = x[:, -attended.shape[2] :] + block.attention.joined(attended)
+    """Return the block's output for states (B, T, D) and what attention gave, (B, H, T, Dh) or the last rows of it."""
+    x = x[:, -attended.shape[2] :] + block.attention.out(attended.transpose(1, 2).flatten(2))
     return x + block.mlp(block.mlp_norm(x))  # type: ignore[no-any-return]
 
 
@@ -198,45 +186,32 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width, kv_heads = config.d_model // config.n_heads, config.n_kv_heads or config.n_heads
-        self.n_heads = config.n_heads
-        self.heads_of_qkv = [config.n_heads, kv_heads, kv_heads]
+        self.n_heads, self.heads_of_qkv = config.n_heads, [config.n_heads, kv_heads, kv_heads]
         self.qkv = nn.Linear(config.d_model, sum(self.heads_of_qkv) * width, bias=False)
-        self.q_norm = nn.RMSNorm(width, RMS_EPS) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(width, RMS_EPS) if config.qk_norm else nn.Identity()
+        self.q_norm, self.k_norm = (nn.RMSNorm(width, RMS_EPS) if config.qk_norm else nn.Identity() for _ in "qk")
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """States (B, T, D) to queries, keys and values (B, H, T, Dh); the latter may have fewer heads."""
+        """Return queries, keys and values (B, H, T, Dh) of states (B, T, D); the latter may have fewer heads."""
         packed = self.qkv(x).unflatten(-1, (sum(self.heads_of_qkv), -1)).transpose(1, 2)
         q, k, v = packed.split(self.heads_of_qkv, dim=1)
         return self.q_norm(q), self.k_norm(k), v
 
-    def joined(self, attended: Tensor) -> Tensor:
-        """Attention's output (B, H, T, Dh) to what is added to the states (B, T, D)."""
-        return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
 
 class MLP(nn.Module):
+    """The feed-forward part: GELU as in GPT-2, or a gate as in Llama."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        hidden = config.hidden_width
-        self.up = nn.Linear(config.d_model, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.d_model, bias=False)
+        width, hidden = config.d_model, config.hidden_width
+        self.gate = nn.Linear(width, hidden, bias=False) if config.mlp == "swiglu" else None
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Exact, not GPT-2's tanh form: on CPUs torch computes it six times as fast forward, three times backward.
-        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
-
-
-class SwiGLU(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        hidden = config.hidden_width
-        self.gate = nn.Linear(config.d_model, hidden, bias=False)
-        self.up = nn.Linear(config.d_model, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.d_model, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            # Exact, not GPT-2's tanh form: on CPUs torch computes it six times as fast forward, three times backward.
+            return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
         return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
@@ -246,30 +221,28 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
     The encoding draws its parameters from a stream of its own and every model weight from one named after it,
     so that runs of one seed start from the same weights whatever their encoding.
     """
-    model = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "encoding"))
         encoding = encoding_of(config, vocabulary)
-        gpt = GPT(model, vocab_size, encoding)
+        gpt = GPT(config.model, vocab_size, encoding)
     gpt.recomputes = config.runtime.checkpointing
-    _initialise(gpt, model, config.seed)
+    _initialise(gpt, config.model, config.seed)
     return gpt
 
 
 def parameter_counts(model: GPT) -> dict[str, int]:
-    """Numbers of parameters: total, of the encoding, and all but the token table and the head."""
-    total = sum(p.numel() for p in model.parameters())
+    """Count parameters: total, of the encoding, and all but the token table and the head."""
+    total, encoding = (sum(p.numel() for p in part.parameters()) for part in (model, model.encoding))
     tables = model.tokens.weight.numel() + (0 if model.head is None else model.head.weight.numel())
-    encoding = sum(p.numel() for p in model.encoding.parameters())
     return {"total": total, "encoding": encoding, "non_embedding": total - tables}
 
 
 def train_flops_per_token(model: GPT, length: int) -> int:
-    """Floating-point operations per token, forward and backward, that a model without positional encoding needs.
+    """Count floating-point operations per token, forward and backward, without those of an encoding.
 
     6 N + 6 n_layers d_model (T + 1). N: weights in matrix products, those of the blocks and the head; 2 operations
     each, and twice that backwards. Attention: a token sees (T + 1) / 2 keys on average; each costs 2 d_model in q·k and
-    2 d_model in the sum of values, and twice that backwards. What an encoding computes beside this counts as its cost.
+    2 d_model in the sum of values, and twice that backwards.
     """
     head = model.tokens if model.head is None else model.head
     weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2) + head.weight.numel()
@@ -277,9 +250,8 @@ def train_flops_per_token(model: GPT, length: int) -> int:
 
 
 def _norm(config: ModelConfig) -> nn.Module:
-    if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.d_model, RMS_EPS)
-    return nn.LayerNorm(config.d_model, bias=False)
+    width = config.d_model
+    return nn.RMSNorm(width, RMS_EPS) if config.norm == "rmsnorm" else nn.LayerNorm(width, bias=False)
 
 
 @torch.no_grad()

@@ -10,29 +10,19 @@ from torch.autograd.function import once_differentiable
 from posbench.model.compiled import compiled
 
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
-
-# Logits in fp32 held at once: what stays in cache on a CPU, what keeps an accelerator busy.
-AT_ONCE = 2**18
+HEAD_AT_ONCE = 2**29  # logits of the head at once: 1 GiB in bf16, few passes over the gradient of its weight
+AT_ONCE = 2**18  # of these, logits in fp32 at once: what stays in cache on a CPU
 AT_ONCE_ACCELERATOR = 2**26
 COMPILED_FROM = 2**24  # logits on CUDA
-HEAD_AT_ONCE = 2**29  # logits of the head at once: 1 GiB in bf16, few passes over the gradient of its weight
 ALIGNED = 128  # rows of the head that tensor cores take at once; at an odd number they do not serve
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood in nats per token of labels under hidden @ weight.T; of no token it is 0.
+    """Return the mean negative log-likelihood in nats of labels (N,) under hidden (N, D) @ weight (V, D).T; of none 0.
 
-    Products run in the dtype of autocast if that is on, the rest in fp32 (fp64 for fp64 inputs). Both products of the
-    gradient are made while the logits of some rows exist, which their own gradient replaces; the gradient from above is
-    multiplied into the small results. Liger Kernel does the same: Hsu et al. (2024), arXiv:2410.10989, section 3.2.
-
-    Args:
-        hidden: (N, D).
-        weight: (V, D).
-        labels: (N,), int64, none of them `IGNORED`: hidden states are of rows that are scored.
-
-    Raises:
-        IndexError, RuntimeError: a label that is none of 0 .. V-1.
+    Products run in the dtype of autocast if that is on, the rest in fp32 (fp64 for fp64 inputs). A label that is none
+    of 0 .. V-1 raises IndexError or RuntimeError. Both products of the gradient are made while the logits of some rows
+    exist, which their own gradient replaces. Liger Kernel does the same: Hsu et al. (2024), arXiv:2410.10989.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -47,20 +37,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype, differentiate: bool
     ) -> Tensor:
-        vocabulary, on_cpu = len(weight), hidden.device.type == "cpu"
+        vocabulary, device = len(weight), hidden.device
         exact = torch.promote_types(dtype, torch.float32)
         # Logits of the padding are read by nothing.
-        read, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, 0 if on_cpu else -vocabulary % ALIGNED))
+        padding = 0 if device.type == "cpu" else -vocabulary % ALIGNED
+        read, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, padding))
         of_hidden = torch.empty_like(read) if differentiate else None
-        of_head = torch.zeros(head.shape, dtype=exact, device=head.device) if differentiate else None
-        total = torch.zeros((), dtype=exact, device=hidden.device)
+        of_head = torch.zeros(head.shape, dtype=exact, device=device) if differentiate else None
+        total = torch.zeros((), dtype=exact, device=device)
+        within = max(1, (AT_ONCE if device.type == "cpu" else AT_ONCE_ACCELERATOR) // vocabulary)
         at_once = max(1, HEAD_AT_ONCE // len(head))
-        within = max(1, (AT_ONCE if on_cpu else AT_ONCE_ACCELERATOR) // vocabulary)
         for start in range(0, len(read), at_once):
             rows = slice(start, start + at_once)
             logits = read[rows] @ head.mT
-            worth_compiling = hidden.device.type == "cuda" and logits.numel() >= COMPILED_FROM
-            loss_of = _compiled_loss if worth_compiling and not torch.compiler.is_compiling() else _loss
+            compiles = device.type == "cuda" and logits.numel() >= COMPILED_FROM and not torch.compiler.is_compiling()
+            loss_of = _compiled_loss if compiles else _loss
             scored = torch.split(logits[:, :vocabulary], within), torch.split(labels[rows, None], within)
             for piece, label in zip(*scored, strict=True):
                 total += loss_of(piece, label, differentiate)
@@ -68,9 +59,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(logits, head, out=of_hidden[rows])
                 of_head += logits.mT @ read[rows]
         ctx.save_for_backward(of_hidden, of_head)
-        n_scored = max(1, len(labels))
-        ctx.vocabulary, ctx.n_scored, ctx.dtypes = vocabulary, n_scored, (hidden.dtype, weight.dtype)
-        return total / n_scored
+        ctx.vocabulary, ctx.n_scored, ctx.dtypes = vocabulary, max(1, len(labels)), (hidden.dtype, weight.dtype)
+        return total / max(1, len(labels))
 
     @staticmethod
     @once_differentiable

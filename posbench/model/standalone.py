@@ -10,16 +10,9 @@ from posbench.model.attention import logits_by_rows, make_layer, mask_of, narrow
 
 
 def attention(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor | None = None,
-    layer: int = 0,
-    x: Tensor | None = None,
-    window: int | None = None,
-    causal: bool = True,
-) -> Tensor:
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None, layer: int = 0,
+    x: Tensor | None = None, window: int | None = None, causal: bool = True,
+) -> Tensor:  # fmt: skip
     """Attention of one layer under `encoding`, by the fastest kernel for it on this device.
 
     It replaces rotary embeddings, bias, softmax and `scaled_dot_product_attention` in a model of your own. On CPUs call
@@ -29,8 +22,7 @@ def attention(
     Args:
         encoding: of the whole model, as `posbench.build_encoding` returns it; a part of the model, kept in fp32.
         q: raw (un-rotated) queries (B, H, T, Dh). With a key-value cache only those of the last tokens.
-        k: raw keys (B, Hkv, T, Dh) of all tokens; each of their heads serves a group of queries' heads.
-        v: raw values, of the shape of `k`.
+        k, v: raw keys and values (B, Hkv, T, Dh) of all tokens; each of their heads serves a group of queries' heads.
         positions: (T,), (1, T) or (B, T) of all tokens. None = 0 .. T-1, for which there are faster kernels.
         layer: which layer's parameters to use, from 0. Pass it in every layer: nothing tells if it is left out.
         x: the layer's normalised input, for encodings that look at it: (B, T, D), or only the rows of `q` if the
@@ -50,89 +42,43 @@ def attention(
         _refuse_cache(encoding, x, new)
         q = _after_zeros(q, length)
         x = _after_zeros(x, length) if x is not None and x.shape[-2] == new else x
-    _check_inputs(encoding, q, k, v, x, layer, positions)
     if window is not None and (window < 1 or not causal):
-        raise UserError(f"window is {window}: expected {'at least 1' if causal else 'None, or causal=True'}")
+        raise UserError(f"window is {window}: expected at least 1, and causal=True")
     half = (torch.bfloat16, torch.float16)
     if cast := next((t.dtype for t in [*encoding.parameters(), *encoding.buffers()] if t.dtype in half), None):
-        raise UserError(
-            f"'{encoding.name}' was cast to {cast}, in which its angles and biases are wrong: cast the model before "
-            "the encoding is built"
-        )
-    described = _described(encoding, q, x, layer, positions, causal)
+        raise UserError(f"'{encoding.name}' was cast to {cast}: cast the model before the encoding is built")
+    described = _described(encoding, q, k, v, x, layer, positions, causal)
     return attention_of_layer(encoding, q, k, v, described, window, last=new if new < length else None)
 
 
 def attention_logits(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    x: Tensor | None = None,
-    layer: int = 0,
-    positions: Tensor | None = None,
-    causal: bool = True,
-    last: int | None = None,
-) -> Tensor:
+    encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None = None, layer: int = 0,
+    positions: Tensor | None = None, causal: bool = True, last: int | None = None,
+) -> Tensor:  # fmt: skip
     """Logits of one attention layer under `encoding`, before softmax, by the definition in fp32.
 
-    Args:
-        encoding: of the whole model; `layer` says where in it.
-        q: raw (un-rotated) queries (B, H, T, Dh).
-        k: raw keys (B, Hkv, T, Dh); each of their heads serves a group of queries' heads.
-        x: the layer's normalised input (B, T, D), for encodings that look at it. An encoding with `embed` needs it,
-            too: q, k and v carry what `embed` added only if they were computed from such an x.
-        layer: which layer's parameters to use, from 0. Pass it in every layer: nothing tells if it is left out.
-        positions: (T,), (1, T) or (B, T); default 0 .. T-1, if the encoding does not choose positions by itself.
-        causal: hide keys after the query.
-        last: only the last so many query rows; None = all T.
+    Arguments and errors are those of `attention`, but `last`: only the last so many query rows; None = all T. An
+    encoding with `embed` needs x: q, k and v carry what it added only if they were computed from such an x.
 
     Returns:
         (B, H, last or T, T) fp32, or fp64 for fp64 inputs: scaled, biased, -inf where masked.
-
-    Raises:
-        UserError: a shape or the layer does not fit the encoding, the encoding needs `x` or `positions` and they are
-            None, or the input is longer than the encoding is defined for.
     """
-    return _by_definition(encoding, q, k, None, x, layer, positions, causal, last)
+    with torch.autocast(q.device.type, enabled=False):
+        described = _described(encoding, q, k, k, x, layer, positions, causal)
+        encoding, q, k, _, block = whole_block(encoding, exact(q), exact(k), exact(k), described, last=last)
+        return logits_by_rows(encoding, q, k, block, encoding.window if causal else None)
 
 
 def attention_output(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    x: Tensor | None = None,
-    layer: int = 0,
-    positions: Tensor | None = None,
-    causal: bool = True,
-    last: int | None = None,
-) -> Tensor:
-    """Output of one attention layer by the definition: (B, H, last or T, Dh) fp32.
-
-    Arguments and errors are those of `attention_logits`; `v` are raw values, of the shape of `k`.
-    """
-    return _by_definition(encoding, q, k, v, x, layer, positions, causal, last)
-
-
-def _by_definition(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    x: Tensor | None,
-    layer: int,
-    positions: Tensor | None,
-    causal: bool,
-    last: int | None,
-) -> Tensor:
-    """Return logits, or outputs of values, in one block of rows without any kernel but products and the softmax."""
-    _check_inputs(encoding, q, k, k if v is None else v, x, layer, positions)
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None = None, layer: int = 0,
+    positions: Tensor | None = None, causal: bool = True, last: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Output of one attention layer by the definition, (B, H, last or T, Dh) fp32, as `attention_logits`."""
     with torch.autocast(q.device.type, enabled=False):
-        described = _described(encoding, q, x, layer, positions, causal)
-        values = exact(k if v is None else v)
-        encoding, q, k, values, block = whole_block(encoding, exact(q), exact(k), values, described, last=last)
+        described = _described(encoding, q, k, v, x, layer, positions, causal)
+        encoding, q, k, v, block = whole_block(encoding, exact(q), exact(k), exact(v), described, last=last)
         logits = logits_by_rows(encoding, q, k, block, encoding.window if causal else None)
-        return logits if v is None else encoding.map_outputs(encoding.attend(logits, values, block), block)
+        return encoding.map_outputs(encoding.attend(logits, v, block), block)
 
 
 def whole_block(
@@ -150,59 +96,44 @@ def whole_block(
 
 
 def _described(
-    encoding: Encoding, q: Tensor, x: Tensor | None, layer: int, positions: Tensor | None, causal: bool
-) -> Layer:
-    """Return what hooks read of a layer, from positions as a caller gives them."""
-    consecutive = positions is None
-    if positions is None:
-        positions = torch.arange(q.shape[2], device=q.device)
-    if positions.dim() == 1:
-        positions = positions[None]
-    return make_layer(encoding, positions, layer, x, consecutive, causal)
-
-
-def _check_inputs(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, layer: int, positions: Tensor | None
-) -> None:
-    """Raise UserError for inputs that would raise a raw error or leave the encoding out."""
-    shape, name = encoding.shape, encoding.name
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, layer: int, positions: Tensor | None,
+    causal: bool,
+) -> Layer:  # fmt: skip
+    """Return what hooks read of a layer; UserError for inputs that do not fit or would leave the encoding out."""
+    shape, name, given = encoding.shape, encoding.name, positions
     if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
-        hint = ", so q.transpose(1, 2)" if q.dim() == 4 and q.shape[2:] == (shape.n_heads, shape.head_dim) else ""
         raise UserError(
-            f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads}, T, {shape.head_dim}){hint}"
+            f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads}, T, {shape.head_dim})"
         )
-    batch, heads, length, _ = q.shape
-    for what, given in (("k", k), ("v", v)):
-        fits = given.dim() == 4 and (given.shape[0], given.shape[2]) == (batch, length) and given.shape[1] > 0
-        if not fits or given.shape[3] != q.shape[3] or heads % given.shape[1]:
+    batch, heads, length, width = q.shape
+    for what, tensor in (("k", k), ("v", v)):
+        if tensor.shape != (batch, *tensor.shape[1:2], length, width) or heads % tensor.shape[1]:
             raise UserError(
-                f"{what} is {tuple(given.shape)}: expected that of q, {tuple(q.shape)}, or with fewer heads"
+                f"{what} is {tuple(tensor.shape)}: expected that of q, {tuple(q.shape)}, or with fewer heads"
             )
     if not 0 <= layer < shape.n_layers:
         raise UserError(f"layer is {layer}: expected 0 to {shape.n_layers - 1} for this '{name}'")
     if x is not None and x.shape != (batch, length, shape.d_model):
         raise UserError(f"x is {tuple(x.shape)}: expected (B, T, D), here {(batch, length, shape.d_model)}")
-    if positions is not None and positions.shape not in ((length,), (1, length), (batch, length)):
+    positions = torch.arange(length, device=q.device) if given is None else given
+    positions = positions[None] if positions.dim() == 1 else positions
+    if positions.shape not in ((1, length), (batch, length)):
         raise UserError(f"positions is {tuple(positions.shape)}: expected {(length,)} or {(batch, length)}")
     check_length(encoding, length)  # more to the point than what is still missing
     if x is None and "embed" in encoding.hooks:
         raise UserError(
-            f"'{name}' acts on the model's input: compute q, k, v from encoding.embed(embeddings, positions, ids) and "
-            "pass the layer's input as x"
+            f"'{name}' acts on the model's input: pass x, made from encoding.embed(embeddings, positions, ids)"
         )
-    if positions is None and "positions" in encoding.hooks:
+    if given is None and "positions" in encoding.hooks:
         raise UserError(f"'{name}' chooses positions by itself: pass positions=encoding.positions(ids, None)")
+    return make_layer(encoding, positions, layer, x, given is None, causal)
 
 
 def _refuse_cache(encoding: Encoding, x: Tensor | None, new: int) -> None:
     """Raise UserError if the last rows cannot be computed from keys and values that were kept."""
-    why = None
-    if encoding.length_dependent:
-        why = "has other outputs for earlier tokens in a longer input"
-    elif "q" in encoding.history:
-        why = "reads queries of earlier tokens"
-    if why:
-        raise UserError(f"'{encoding.name}' {why}, so it has no key-value cache: pass q of all tokens")
+    if encoding.length_dependent or "q" in encoding.history:
+        why = "reads queries of" if "q" in encoding.history else "has other outputs for"
+        raise UserError(f"'{encoding.name}' {why} earlier tokens, so it has no key-value cache: pass q of all tokens")
     if "x" in encoding.history and x is not None and x.shape[-2] == new:
         raise UserError(
             f"'{encoding.name}' reads the input of earlier tokens: keep x beside keys and values, (B, T, D)"
@@ -210,5 +141,5 @@ def _refuse_cache(encoding: Encoding, x: Tensor | None, new: int) -> None:
 
 
 def _after_zeros(last: Tensor, length: int) -> Tensor:
-    """The rows of the last tokens (..., Tq, C) behind rows of zeros, (..., length, C)."""
-    return torch.cat([last.new_zeros(*last.shape[:-2], length - last.shape[-2], last.shape[-1]), last], dim=-2)
+    """Return the rows of the last tokens (..., Tq, C) behind rows of zeros, (..., length, C)."""
+    return torch.nn.functional.pad(last, (0, 0, length - last.shape[-2], 0))
