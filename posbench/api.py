@@ -3,8 +3,6 @@
 import contextlib
 import functools
 import logging
-import sys
-import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ import pandas as pd
 import torch
 
 from posbench import encodings, machine, report
-from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
+from posbench.config.external import AnyConfig
 from posbench.config.overrides import apply, start_of
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
@@ -86,17 +84,20 @@ class LoadedRun:
 
         `curve` names the rows that belong together: fixed_target, windowed, fixed_target_yarn ...
         """
-        of_task = self.config.data.task is not None
-        rows = sorted(self._rows, key=_as_trained_first)
-        columns = dict.fromkeys([*(_FIRST_OF_TASK if of_task else _FIRST), *COLUMNS])
-        frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json()} for row in rows], columns=[*columns])
+
+        def as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
+            varied = ":" in (row.task or "") or row.kind != PLAIN
+            return varied, row.curve_name != "fixed_target", row.offset or 0, row.curve_name, row.length_ratio
+
+        rows = sorted(self._rows, key=as_trained_first)
+        columns = [*dict.fromkeys([*(_FIRST if self.config.data.task is None else _FIRST_OF_TASK), *COLUMNS])]
+        frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json()} for row in rows], columns=columns)
         return frame.assign(learned=self.learned).astype(dict.fromkeys(_COUNTS, "Int64"))
 
     def metrics(self) -> pd.DataFrame:
         """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `val/loss` (nats), ..."""
         rows = [{key: number(value) for key, value in line.items()} for line in training_rows(self.folder)]
-        columns = dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)])
-        frame = pd.DataFrame(rows, columns=[*columns]).dropna(subset=["step", "tokens"])
+        frame = pd.DataFrame(rows, columns=[*dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)])])
         return frame.groupby("step", as_index=False).last().astype({"step": "int64", "tokens": "int64"})
 
     def units(self) -> pd.DataFrame:
@@ -104,13 +105,11 @@ class LoadedRun:
 
         The nth units of rows of equal `targets_sha256` are of the same tokens, in other runs, too.
         """
-        lists = [name for name in self._frame if name.startswith("unit_") and self._frame[name].notna().any()]
-        rows = self._frame.dropna(subset=["unit_tokens"])[[*EVALUATION_KEY, "targets_sha256", *lists]]
-        for name in lists:  # what a row lacks is missing in each of its units
-            pairs = zip(rows[name], rows["unit_tokens"], strict=True)
-            rows[name] = pd.Series([[None] * len(t) if v is None else v for v, t in pairs], rows.index, dtype=object)
-        names = {name: name.removeprefix("unit_").removesuffix("s") for name in lists} | {"unit_tokens": "tokens"}
-        return rows.explode(lists, ignore_index=True).rename(columns=names)
+        parts = []
+        for row in (row for row in self._rows if row.units):
+            facts = {name: getattr(row, name) for name in (*EVALUATION_KEY, "targets_sha256")}
+            parts.append(pd.DataFrame({**facts, **(row.units or {})}))
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -119,9 +118,7 @@ class LoadedRun:
 
     def model(self, device: str = "cpu") -> GPT:
         """The trained model in eval mode: `model(run.ids(text))` is logits (1, T, vocab_size)."""
-        if isinstance(self.config, TrainedOn | TrainedElsewhere):
-            raise UserError(f"the model of {self.folder} is a HuggingFace model: transformers loads it")
-        return model_of(self.folder, self.config, self.tokenizer).to(machine.resolve(device))
+        return model_of(self.folder, load_config(self.folder), self.tokenizer).to(machine.resolve(device))
 
     def ids(self, text: str) -> torch.Tensor:
         """Token ids (1, T) of a text, the separator first."""
@@ -133,14 +130,9 @@ class LoadedRun:
 
     def __repr__(self) -> str:
         names = MAIN if self.config.data.task is None else MAIN_OF_TASK
-        known = [(name, value) for name in names if (value := self.headline.get(name)) is not None]
-        values = "".join(f", {name} {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in known)
-        return f"<run {self.id}: {self.status}{values}; {self.folder}>"
-
-
-def _as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
-    varied = ":" in (row.task or "") or row.kind != PLAIN
-    return varied, row.curve_name != "fixed_target", row.offset or 0, row.curve_name, row.length_ratio
+        values = {name: value for name in names if (value := self.headline.get(name)) is not None}
+        shown = "".join(f", {name} {v if isinstance(v, str) else f'{v:.4g}'}" for name, v in values.items())
+        return f"<run {self.id}: {self.status}{shown}; {self.folder}>"
 
 
 def load(run: str | Path) -> LoadedRun:
@@ -155,13 +147,10 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         paths: run folders, study folders and globs, `outputs/**`; default: `outputs`.
 
     Returns:
-        `tokens` are those trained on, empty where training failed or has not ended; `options` those that tell runs of
-        one encoding apart. `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the simple
-        readers, whose losses are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. are nats
-        per token of the same target tokens at so many training lengths, and above 1x; `reach` the longest context in
-        tokens up to which the rise is at most 0.05, `uses` the shortest whose nll is within 0.02 of `nll_1x`, by their
-        upper bounds, empty for a run that has not learned or does not beat `cached_ngram`. Of tasks:
-        `steps_to_gate`, and shares `accuracy_1x` .. and `exact_match_1x` ..
+        `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the simple readers, whose losses
+        are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. are nats per token of the same
+        target tokens at so many training lengths, and above 1x; `reach` is the longest context in tokens up to which
+        the rise is at most 0.05, `uses` the shortest whose nll is within 0.02 of `nll_1x`, by their upper bounds.
     """
     frame = results.read([Path(path) for path in paths or ("outputs",)])
     unreadable = frame["run_status"] == "unreadable"
@@ -169,12 +158,12 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         warnings.warn(f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2)
     frame = frame[~unreadable]
     measured = pd.DataFrame([{"folder": folder, **headline(rows)} for folder, rows in frame.groupby("folder")])
-    names = sorted({*measured} - {"folder", *TEXTS} | {"nll_1x"}, key=_order)
     facts = frame.drop_duplicates("folder")[[*_FACTS, *_LAST]].rename(columns=_FACTS | _LAST)
+    numbers = sorted({*measured} - {"folder", *TEXTS} | {"nll_1x"}, key=_order)
     task = ["task"] if facts["task"].notna().any() else []
-    columns = [*_FACTS.values(), *TEXTS, *task, *names, "seconds", "folder"]
+    columns = [*_FACTS.values(), *TEXTS, *task, *numbers, "seconds", "folder"]
     table = facts.merge(measured, on="folder").reindex(columns=columns)
-    return table.astype(dict.fromkeys([*names, "seconds", "learning_rate"], "float64"))
+    return table.astype(dict.fromkeys([*numbers, "seconds", "learning_rate"], "float64"))
 
 
 def _order(name: str) -> tuple[int, float]:
@@ -256,7 +245,7 @@ def sweep(
     """
     words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
     chosen = {name for word in words if word.startswith("encoding=") for name in word.partition("=")[2].split(",")}
-    with _shown(), _main_left_alone():
+    with _shown():
         if chosen & set(encodings.registered()):
             todo = plans.resolve([words], directory)
             for plan in todo:
@@ -314,14 +303,3 @@ def _shown() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def _main_left_alone() -> Iterator[None]:
-    """Keep the processes of a sweep from importing the caller's script, which would call the sweep again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

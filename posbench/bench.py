@@ -23,7 +23,7 @@ from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
 from posbench.model.gpt import build
 from posbench.report.render import Column, Table
-from posbench.training.step import Outcome, begin_update, learner_for
+from posbench.training.step import Learner, Outcome, begin_update
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def place(config: Config) -> tuple[torch.device, torch.dtype]:
 
 def update_of(model: torch.nn.Module, config: Config, vocab_size: int) -> Callable[[], None]:
     """Return the update of `posbench train`, on the same random tokens whenever it is called."""
-    training, learner = config.training, learner_for(model, config, *place(config))
+    training, learner = config.training, Learner(model, config, *place(config))
     ids = np.random.default_rng(0).integers(vocab_size, size=training.tokens_per_step + 1, dtype=np.uint16)
     sequences = training.batch_size * training.accumulation
     batch = TrainingBatches(ids, training.train_length, sequences, seed=0).batch(0)

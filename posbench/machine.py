@@ -12,29 +12,26 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from posbench.errors import RunFailed, UserError, did_you_mean
+from posbench.errors import RunFailed, UserError
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_GPU = ("gpu", "nvidia", "rocm", "hip")  # what others call it
 
 
 def resolve(name: str) -> torch.device:
     """The device of a name; `auto` is CUDA, else MPS, else the CPU. Raises UserError if it is not here."""
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
-    if not available.get(kind := name.partition(":")[0]):
-        near = ": a GPU is runtime.device=cuda" if kind in _GPU else did_you_mean(kind, available)
-        near = ", which this machine does not have" if kind in available else near
-        here = ", ".join(kind for kind, there in available.items() if there)
-        raise UserError(f"runtime.device is '{name}'{near} (here: auto, {here})")
+        return torch.device(next(kind for kind, there in here.items() if there))
+    if not here.get(name.partition(":")[0]):
+        known = ", ".join(kind for kind, there in here.items() if there)
+        raise UserError(f"runtime.device is '{name}', which this machine does not have (here: auto, {known})")
     return torch.device(name)
 
 
 def current(device: torch.device) -> torch.device:
     """Make a CUDA device the current one, without TF32 in convolutions, and return it; any other device is returned.
 
-    Kernels of Triton, events and NCCL go to the current device, wherever their tensors lie: `cuda:1` would not do.
+    Kernels of Triton, events and NCCL go to the current device, wherever their tensors lie.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -59,12 +56,10 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
     On a CUDA device that does not but has fp16 instructions (Volta, Turing), `auto` is fp16.
     """
-    if name != "auto":
-        return _DTYPES[name]
-    if bf16_is_fast(device):
-        return torch.bfloat16
-    only_half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
-    return torch.float16 if only_half else torch.float32
+    if name == "auto":
+        only_half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+        name = "bf16" if bf16_is_fast(device) else "fp16" if only_half else "fp32"
+    return _DTYPES[name]
 
 
 def bf16_is_fast(device: torch.device) -> bool:
@@ -76,23 +71,12 @@ def bf16_is_fast(device: torch.device) -> bool:
     return False
 
 
-# FLOP per second of dense products in bf16 and fp16, by the beginning of a GPU's name: NVIDIA's data sheets.
+# 1e12 FLOP per second of dense products in bf16 and fp16, by the beginning of a GPU's name: NVIDIA's data sheets.
 _PEAKS = {
-    "NVIDIA B200": 2250e12,
-    "NVIDIA H200 NVL": 836e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA A40": 149.7e12,
-    "NVIDIA A30": 165e12,
-    "NVIDIA L40S": 362e12,
-    "NVIDIA GeForce RTX 4090": 165.2e12,
-    "NVIDIA GeForce RTX 3090": 71e12,
-    "Tesla V100-SXM2": 125e12,
-    "Tesla T4": 65e12,
-}
+    "NVIDIA B200": 2250, "NVIDIA H200 NVL": 836, "NVIDIA H200": 989, "NVIDIA H100 PCIe": 756, "NVIDIA H100 NVL": 835,
+    "NVIDIA H100 80GB HBM3": 989, "NVIDIA A100": 312, "NVIDIA A40": 149.7, "NVIDIA A30": 165, "NVIDIA L40S": 362,
+    "NVIDIA GeForce RTX 4090": 165.2, "NVIDIA GeForce RTX 3090": 71, "Tesla V100-SXM2": 125, "Tesla T4": 65,
+}  # fmt: skip
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
@@ -100,7 +84,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak for known, peak in _PEAKS.items() if name.startswith(known)), None)
+    return next((peak * 1e12 for known, peak in _PEAKS.items() if name.startswith(known)), None)
 
 
 def has_amx() -> bool:
@@ -116,9 +100,8 @@ def cpu_flags() -> frozenset[str]:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-    if dtype == torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+    """Run matrix products in a dtype; nothing for fp32."""
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -138,7 +121,7 @@ def cores() -> int:
 def threads_each(processes: int) -> int:
     """CPU threads for each of so many processes: the cores shared out, but no more than `OMP_NUM_THREADS` if it is set.
 
-    More threads than cores wait for each other: training is then many times as slow, not twice.
+    More threads than cores wait for each other: training is then many times as slow.
     """
     shared = max(1, cores() // processes)
     wanted = os.environ.get("OMP_NUM_THREADS", "")
@@ -148,8 +131,8 @@ def threads_each(processes: int) -> int:
 def set_threads(threads: int | None) -> int:
     """Use this many CPU threads (None: as torch chooses), flush subnormal numbers to 0, and return how many are in use.
 
-    Subnormal numbers arise in softmax under a bias that falls with distance, and a CPU takes many times as long for
-    them. Call it before the first parallel region: worker threads inherit the setting when they start.
+    Subnormals, in softmax under a bias that falls with distance, take a CPU many times as long. Call it before the
+    first parallel region: worker threads inherit the setting when they start.
     """
     torch.set_flush_denormal(True)
     if threads is not None:
@@ -160,8 +143,7 @@ def set_threads(threads: int | None) -> int:
 def keep_freed_memory() -> None:
     """Have glibc keep the memory of freed tensors for the next ones until the process ends.
 
-    By default it returns the largest blocks to the system at once, which then clears every page of them again: a
-    hundred thousand page faults in one step of a model of 12M parameters.
+    By default the largest go back at once: a hundred thousand page faults in a step of a model of 12M parameters.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -177,12 +159,10 @@ def device_memory(device: torch.device) -> int:
     return torch.mps.recommended_max_memory()
 
 
-# What libraries without an out-of-memory exception say: the CPU's allocator, cuBLAS, cuDNN, MPS.
-_NO_MEMORY = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
-
-
 def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(said in str(error) for said in _NO_MEMORY)
+    """Whether memory ran out; the CPU's allocator, cuBLAS, cuDNN and MPS have no exception for that."""
+    messages = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in messages)
 
 
 @contextlib.contextmanager
@@ -193,8 +173,8 @@ def out_of_memory_as_failure(hint: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # torch's error on a GPU is a RuntimeError
         if not is_out_of_memory(error):
             raise
-        said = str(error).splitlines()[0] if str(error) else "no room"
-        raise RunFailed(f"out of memory: {said}; {hint} may fit", reason="oom") from error
+        line = (str(error).splitlines() or ["no room"])[0]
+        raise RunFailed(f"out of memory: {line}; {hint} may fit", reason="oom") from error
 
 
 def reset_peak_memory(device: torch.device) -> None:

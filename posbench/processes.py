@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from posbench import machine
 from posbench.errors import RunFailed, UserError
 
-SHARED = "POSBENCH_RANKS"  # environment variable: the folder in which the ranks of one machine meet
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _TIMEOUT = datetime.timedelta(hours=1)  # for any process, while the others wait: rank 0 may download a text
@@ -32,12 +30,9 @@ class World:
     """A run's processes, as one of them sees them. All make the same calls in order; alone, each is the identity."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._local_rank = rank, size, local_rank  # the last is its number on its machine
         self.received: Sequence[int] = ()  # signals that asked this process to stop, as they come
-        self._local_rank = local_rank  # its number on its machine
         self._stopped_by: int | None = None
-        self._cpu_began: float | None = None  # the first update
-        self._cpu_of_others = 0.0
 
     def device(self, chosen: torch.device) -> torch.device:
         """Return the device of this process in a run on `chosen`; a GPU is the current one from now on."""
@@ -47,57 +42,44 @@ class World:
             chosen = torch.device("cuda", self._local_rank % torch.cuda.device_count())
         return machine.current(chosen)
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> tuple[Tensor, Tensor | None]:
+    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> tuple[Tensor, Tensor]:
         """Sum the gradients of all processes, in place, and their losses: one message, so a resumed run adds up alike.
 
-        Returns:
-            The loss of all; and for `hear`, on the device of the loss, the signals and processor seconds of each.
+        Returns the loss of all; and for `hear` the signal that each has received or 0, on the device of the loss.
         """
         if self.size == 1:
-            return loss, None
-        if self._cpu_began is None:
-            self._cpu_began = time.process_time()
-        state = torch.zeros(2, self.size)
-        state[:, self.rank] = torch.tensor([next(iter(self.received), 0), time.process_time() - self._cpu_began])
+            return loss, loss.new_empty(0)
+        signals = torch.zeros(self.size)
+        signals[self.rank] = next(iter(self.received), 0)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        message = torch.cat(
-            [*(g.flatten() for g in gradients), loss.view(1), machine.sent(state.flatten(), loss.device)]
-        )
-        with _peers_needed():
-            dist.all_reduce(message)
-        *sums, total, states = torch.split(message, [*(g.numel() for g in gradients), 1, 2 * self.size])
+        parts = [*(g.flatten() for g in gradients), loss.view(1), machine.sent(signals, loss.device)]
+        message = torch.cat(parts)
+        _exchange(dist.all_reduce, message)
+        *sums, total, signals = torch.split(message, [part.numel() for part in parts])
         torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(sums, gradients, strict=True)])
-        return total.squeeze(), states
+        return total.squeeze(), signals
 
-    def hear(self, states: list[float]) -> None:
-        """Take note of signals and processor seconds from `sum_gradients`, once the host has read them."""
-        signals, seconds = states[: self.size], states[self.size :]
+    def hear(self, signals: list[float]) -> None:
+        """Take note of the signals of an update's `sum_gradients`, once the host has read them."""
         self._stopped_by = next((int(number) for number in signals if number), None)
-        self._cpu_of_others = sum(seconds) - sum(seconds[self.rank : self.rank + 1])
 
     def stopped_by(self) -> int | None:
         """Return the signal after which all processes stop, now that the update is made; None to go on."""
         return next(iter(self.received), None) if self.size == 1 else self._stopped_by
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time of all processes, from an arbitrary origin."""
-        return time.process_time() + self._cpu_of_others
 
     def map(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """Apply `work` to the items; each process computes every `size`-th, and all return all results, in order."""
         results = [work(item) for item in items[self.rank :: self.size]]
         parts = [results] * self.size
         if self.size > 1:
-            with _peers_needed():
-                dist.all_gather_object(parts, results)
+            _exchange(dist.all_gather_object, parts, results)
         return [parts[number % self.size][number // self.size] for number in range(len(items))]
 
     def from_first(self, value: Any = None) -> Any:
         """Return the value of rank 0; the others wait for it."""
         values = [value]
         if self.size > 1:
-            with _peers_needed():
-                dist.broadcast_object_list(values, src=0)
+            _exchange(dist.broadcast_object_list, values, src=0)
         return values[0]
 
     def after_first(self, work: Callable[[], _Result]) -> _Result:
@@ -116,20 +98,19 @@ class Place(NamedTuple):
     rank: int
     size: int
     local_rank: int
-    init_method: str
+    url: str
 
 
-def place(asked: int | None) -> Place | None:
-    """Return the place of this process, if torchrun, srun or posbench started it as one of several.
+def place(processes: int | None) -> Place | None:
+    """Return the place that torchrun or srun gave this process, if it is one of several.
 
     Args:
-        asked: `runtime.processes`; with 1, each task of srun is a run of its own.
+        processes: `runtime.processes`; with 1 or None, each task of srun is a run of its own.
     """
     env = os.environ
     if "RANK" in env and int(env.get("WORLD_SIZE", "1")) > 1:
-        url = f"file://{env[SHARED]}/store" if SHARED in env else "env://"
-        return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0")), url)
-    if asked in (None, 1) or int(env.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
+        return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0")), "env://")
+    if processes in (None, 1) or int(env.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
         return None
     host = "127.0.0.1"
     if env.get("SLURM_STEP_NUM_NODES") != "1":
@@ -147,11 +128,10 @@ def joined(place: Place | None) -> Iterator[World]:
         yield World()
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    rank, size, local_rank, init_method = place
-    with _peers_needed():
-        dist.init_process_group(backend, init_method, timeout=_TIMEOUT, rank=rank, world_size=size)
+    ours = {"timeout": _TIMEOUT, "rank": place.rank, "world_size": place.size}
+    _exchange(dist.init_process_group, backend, place.url, **ours)
     try:
-        yield World(rank, size, local_rank)
+        yield World(place.rank, place.size, place.local_rank)
     except BaseException:
         if (group := dist.group.WORLD) is not None:
             group.abort()  # else NCCL waits for what the others have begun
@@ -160,10 +140,10 @@ def joined(place: Place | None) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _peers_needed() -> Iterator[None]:
+def _exchange(operation: Callable[..., object], *given: Any, **named: Any) -> None:
+    """Exchange something with the other processes. Raises PeerLost if that breaks."""
     try:
-        yield
+        operation(*given, **named)
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # of this process
         raise
     except RuntimeError as error:  # of torch, whatever it is that broke

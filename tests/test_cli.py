@@ -184,7 +184,7 @@ train training.betas=[0.9] | training.betas is [0.9]: expected two numbers, such
 train ratio=2,1 | evaluation.ratios is [2.0, 1.0]: expected ascending numbers
 train targets=65 | evaluation.targets is 65: expected at most training.train_length, 64
 train length=0 | length is 0: expected lengths in tokens, such as 32,128
-train device=gpu | runtime.device is 'gpu': a GPU is runtime.device=cuda (here: auto, 
+train device=gpu | runtime.device is 'gpu', which this machine does not have (here: auto, 
 train processes=3 | does not divide among 3 processes, nearest: 30 or 33
 train encoding.name=alibi | it is chosen with its options, encoding=alibi
 train encoding.base=-1 | encoding.base is -1 for 'rope'

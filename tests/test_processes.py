@@ -1,12 +1,12 @@
 """Several processes that train one run: they give what one gives, and what ends one of them ends all."""
 
 import dataclasses
+import functools
 import gc
 import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -53,19 +53,16 @@ def changed(config: Config, section: str, **values: Any) -> Config:
     return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
 
 
-def together(size: int, folder: Path, work: Callable[[World], object]) -> list[int]:
-    """The same work in this process and in forks of it; returns the exit codes of those."""
-    if size == 1:
-        work(World())
-        return []
+def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
+    """The same work in this process and in forks of it."""
     gc.collect()  # a fork would wait for the threads of a process group that an earlier test's traceback still holds
     store = f"file://{folder}.store-{time.monotonic_ns()}"
 
     def process(rank: int) -> None:
-        with joined(Place(rank, size, rank, store)) as world:
+        with joined(Place(rank, size, rank, store) if size > 1 else None) as world:
             work(world)
 
-    fork = multiprocessing.get_context("fork")
+    fork, codes = multiprocessing.get_context("fork"), []
     others = [fork.Process(target=lambda r: sys.exit(exits.run(lambda: process(r))), args=(r,)) for r in range(1, size)]
     for other in others:
         other.start()
@@ -74,12 +71,13 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> list[i
     finally:
         for other in others:
             other.join(60)
-            assert other.exitcode is not None, "a process does not end"
-    return [other.exitcode for other in others]
+            codes.append(other.exitcode)
+        assert None not in codes, "a process does not end"
+    assert not any(codes)
 
 
-def trained(config: Config, folder: Path, size: int) -> list[int]:
-    return together(size, folder, lambda world: train(config, folder, [], world=world))
+def trained(config: Config, folder: Path, size: int) -> None:
+    together(size, folder, lambda world: train(config, folder, [], world=world))
 
 
 def rows(folder: Path, *names: str) -> list[list[float]]:
@@ -94,8 +92,8 @@ def assert_alike(one: Path, other: Path) -> None:
     assert len(rows(one, "train/loss")) == STEPS
     for row, expected in zip(evaluation_rows(other), evaluation_rows(one), strict=True):
         assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.status == "ok"
-        assert (row.targets_sha256, row.n_tokens) == (expected.targets_sha256, expected.n_tokens)
-        assert (row.accuracy, row.exact_match) == (expected.accuracy, expected.exact_match)
+        for name in ("targets_sha256", "n_tokens", "accuracy", "exact_match"):
+            assert getattr(row, name) == getattr(expected, name)
     assert rows(other, "val/accuracy") == rows(one, "val/accuracy")
 
 
@@ -112,16 +110,14 @@ def test_several_processes_give_what_one_gives(
     config = changed(config, "training", accumulation=accumulation, tokens=16 * 8 * STEPS * accumulation)
     if encoding == "task":
         encoding, task = "rope", {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
-        data = dataclasses.replace(config.data, name="problems", source="task", path=None, task=task)
-        evaluation = dataclasses.replace(config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9)
-        config = dataclasses.replace(config, data=data, evaluation=evaluation)
+        config = changed(config, "data", name="problems", source="task", path=None, task=task)
+        config = changed(config, "evaluation", protocols=("problems",), ratios=(1.0, 2.0), blocks=9)
     config = changed(config, "encoding", name=encoding)
     train(config, tmp_path / "one", [])
-    assert trained(config, tmp_path / "several", size) == [0] * (size - 1)
+    trained(config, tmp_path / "several", size)
     assert_alike(tmp_path / "one", tmp_path / "several")
     record = load_record(tmp_path / "several")
-    assert (record["status"], record["attempt"]["processes"]) == ("done", size)
-    assert record["cpu_seconds"] > 0
+    assert (record["status"], record["attempt"]["processes"]) == ("done", size) and record["cpu_seconds"] > 0
 
 
 def test_each_process_computes_its_share_and_has_all_of_it(tmp_path: Path) -> None:
@@ -134,20 +130,14 @@ def test_each_process_computes_its_share_and_has_all_of_it(tmp_path: Path) -> No
         assert (tmp_path / "0").exists()
         weight, unused = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
         weight.grad = torch.tensor([1.0, world.rank])
-        loss, states = world.sum_gradients([weight, unused], torch.tensor(0.5))
-        world.hear([] if states is None else states.tolist())
+        loss, signals = world.sum_gradients([weight, unused], torch.tensor(0.5))
+        world.hear(signals.tolist())
         assert weight.grad.tolist() == [world.size, sum(range(world.size))] and loss == 0.5 * world.size
-        assert unused.grad is None and world.stopped_by() is None and world.cpu_seconds() > 0
+        assert unused.grad is None and world.stopped_by() is None
 
-    assert [together(size, tmp_path / "run", work) for size in (1, 3)] == [[], [0, 0]]
+    for size in (1, 3):
+        together(size, tmp_path / "run", work)
     assert [own_rows(12, 3, rank, 2) for rank in (0, 1)] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
-    assert sorted(row for rank in range(4) for row in own_rows(12, 1, rank, 4)) == list(range(12))
-
-
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    """Rows of an evaluation, without what they took."""
-    rows = evaluation_lines(folder)
-    return [{name: row[name] for name in row if name not in ("seconds", "peak_memory_bytes")} for row in rows]
 
 
 @pytest.mark.full
@@ -155,14 +145,19 @@ def test_two_processes_evaluate_a_finished_run_to_the_bit_as_one_does(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(config, tmp_path / "run", [])
-    shutil.copytree(tmp_path / "run", tmp_path / "one" / "run")
-    asked = ["protocol=nonoverlap,fixed_target", "length=24,40", "extension=ntk"]
-    launch.evaluate(tmp_path / "one" / "run", apply(config, asked))
-    before, expected = numbers(tmp_path / "run"), numbers(tmp_path / "one" / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "one")
+    asked, before = (
+        ["protocol=nonoverlap,fixed_target", "length=24,40", "extension=ntk"],
+        evaluation_lines(tmp_path / "run"),
+    )
+    launch.evaluate(tmp_path / "one", apply(config, asked))
     monkeypatch.setattr(machine, "cores", lambda: 2)
     launch.evaluate(tmp_path / "run", apply(load_config(tmp_path / "run"), [*asked, "processes=2"]))
-    assert numbers(tmp_path / "run") == expected and len(expected) > len(before)
-    assert load_record(tmp_path / "run")["status"] == "done"
+    found, expected = (
+        [{name: row[name] for name in row if name not in ("seconds", "peak_memory_bytes")} for row in lines]
+        for lines in (evaluation_lines(tmp_path / "run"), evaluation_lines(tmp_path / "one"))
+    )
+    assert found == expected and len(expected) > len(before) and load_record(tmp_path / "run")["status"] == "done"
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------
@@ -195,60 +190,40 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
     with monkeypatch.context() as patch, pytest.raises(Stopped, match="SIGTERM after step 8; saved") as stopped:
         at(7 - ahead, patch, rank, signal.SIGTERM)
         trained(config, tmp_path / "run", size)
-    assert stopped.value.exit_code == 143
-    assert (load_record(tmp_path / "run")["status"], load_record(tmp_path / "run")["reason"]) == ("stopped", "signal")
-    assert trained(config, tmp_path / "run", size) == [0] * (size - 1)
+    record = load_record(tmp_path / "run")
+    assert (stopped.value.exit_code, record["status"], record["reason"]) == (143, "stopped", "signal")
+    trained(config, tmp_path / "run", size)
     assert load_record(tmp_path / "run")["attempt"]["bit_exact"] is True
-    found, expected = (checkpoint.newest(tmp_path / name) for name in ("run", "whole"))
-    assert found is not None and expected is not None and found.step == expected.step == STEPS
-    weights = expected.weights()
-    assert all(torch.equal(weights[name], weight) for name, weight in found.weights().items())
+    resumed, whole = (checkpoint.trained(tmp_path / name) for name in ("run", "whole"))
+    assert resumed.step == whole.step == STEPS
+    torch.testing.assert_close(resumed.weights(), whole.weights(), rtol=0, atol=0)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_run_goes_on_in_another_number_of_processes_after_a_failure_and_says_so(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, before: int, after: int
 ) -> None:
     train(config, tmp_path / "one", [])
-    for before, after in ((2, 1), (1, 2)):
-        run = tmp_path / f"run-{before}"
-        with monkeypatch.context() as patch, pytest.raises(RunFailed, match=r"the lights went out|has ended"):
-            at(7, patch, before - 1, RunFailed("the lights went out"))
-            trained(config, run, before)
-        assert load_record(run)["status"] == "failed"
-        assert trained(config, run, after) == [0] * (after - 1)
-        assert f"continuing with processes {before} -> {after}: the weights will not be those" in caplog.text
-        assert load_record(run)["attempt"]["bit_exact"] is False
-        assert_alike(tmp_path / "one", run)
-
-
-def test_a_broken_exchange_is_a_lost_peer_and_an_error_of_this_process_is_its_own(tmp_path: Path) -> None:
-    def work(world: World) -> None:
-        if world.rank == 0:
-            raise torch.OutOfMemoryError("no room")
-        with pytest.raises(PeerLost, match="another process of this run has ended"):
-            world.from_first()
-
-    with pytest.raises(torch.OutOfMemoryError):
-        together(2, tmp_path / "run", work)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunFailed, match=r"the lights went out|has ended"):
+        at(7, patch, before - 1, RunFailed("the lights went out"))
+        trained(config, tmp_path / "run", before)
+    assert load_record(tmp_path / "run")["status"] == "failed"
+    trained(config, tmp_path / "run", after)
+    assert f"continuing with processes {before} -> {after}: the weights will not be those" in caplog.text
+    assert load_record(tmp_path / "run")["attempt"]["bit_exact"] is False
+    assert_alike(tmp_path / "one", tmp_path / "run")
 
 
 # -- who starts them ---------------------------------------------------------------------------------------------------
 
-FAKE = """
-import os, signal, sys, time
-from posbench.errors import *
-from posbench.launch import run
-from posbench.processes import joined, place
-from posbench.terminal import exits
-def train(plan, restart):
-    with joined(place(2)) as world:
-        exec(plan.command[1] if world.rank == int(plan.command[0]) else plan.command[2])
-run.train = train
-sys.exit(exits.run(run.main))
-"""
 OOM, KILL = "raise RunFailed('no room', reason='oom')", "os.kill(os.getpid(), signal.SIGKILL)"
 WAIT, HANG = "world.from_first()", "time.sleep(300)"
+
+
+def act(rank: int, event: str, others: str, *_: Any) -> None:
+    """In the place of training: one rank does something, and others something else."""
+    exec(event if _[-1].rank == rank else others, {**globals(), "world": _[-1]})
 
 
 @pytest.mark.sample(5)
@@ -270,24 +245,28 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     capfd: pytest.CaptureFixture[str],
     case: tuple[int, str, str, str, int],
 ) -> None:
-    rank, event, others, text, code = case
-    started: list[Any] = []
-
-    class Fake(subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, words: list[str], **options: Any) -> None:
-            super().__init__([sys.executable, "-c", FAKE, *words[4:]], **options)
-            started.append(self)
-
-    monkeypatch.setattr(launch.subprocess, "Popen", Fake)
+    *event, text, code = case
+    monkeypatch.setattr(launch.training, "train", functools.partial(act, *event))
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)  # a busy machine ends processes slowly
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    plan = Plan(changed(config, "runtime", processes=2), tmp_path / "run", (str(rank), event, others))
+    plan = Plan(changed(config, "runtime", processes=2), tmp_path / "run", ())
     assert exits.run(lambda: launch.run(plan)) == code
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert errors == [f"error: {text}"] and all(process.poll() is not None for process in started)
+    assert errors == [f"error: {text}"] and not multiprocessing.active_children()
     if text != "no room":  # which rank 0 records itself
         record = load_record(tmp_path / "run")
         assert (record["status"], record["message"]) == ("failed", text)
+
+
+def test_a_broken_exchange_is_a_lost_peer_and_an_error_of_this_process_is_its_own(tmp_path: Path) -> None:
+    def work(world: World) -> None:
+        if world.rank == 0:
+            raise torch.OutOfMemoryError("no room")
+        with pytest.raises(PeerLost, match="another process of this run has ended"):
+            world.from_first()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        together(2, tmp_path / "run", work)
 
 
 def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,11 +291,10 @@ def test_each_process_has_a_device_of_its_own_and_an_equal_share(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     World().device(torch.device("cuda:1")), World(5, 8, 1).device(torch.device("cuda"))
     assert current == [torch.device("cuda:1")] * 2 and World(0, 2).device(torch.device("cpu")).type == "cpu"
-    for name in ("mps", "cuda:1"):
-        with pytest.raises(UserError, match=f"runtime.device is {name}: 2 processes run on cpu, or on cuda with a GPU"):
-            World(0, 2).device(torch.device(name))
+    with pytest.raises(UserError, match="device is mps: 2 processes run on cpu, or on cuda with a GPU each"):
+        World(0, 2).device(torch.device("mps"))
     with pytest.raises(UserError, match="batch_size is 8: it does not divide among 3 processes, nearest: 6 or 9"):
         changed(config, "runtime", processes=3)
     monkeypatch.setattr(machine, "resolve", torch.device)
     with pytest.raises(UserError, match="this machine has 4 GPUs"):
-        launch.start(changed(config, "runtime", processes=8, device="cuda"), Path("run"), [])
+        launch.start(8, "cuda", None, print)

@@ -1,5 +1,6 @@
 """Sweeps: the same runs as one by one, whatever fails or is killed on the way."""
 
+import contextlib
 import dataclasses
 import multiprocessing
 import multiprocessing.forkserver
@@ -8,12 +9,11 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fake_study import Truth, configured, write_run
@@ -25,14 +25,13 @@ from posbench import machine
 from posbench.config import compose
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
-from posbench.data.tokens import TokenSplit
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
-from posbench.evaluation.plan import measurements
-from posbench.launch import plans, pool, states, sweep, tuning
+from posbench.launch import child, plans, pool, states, sweep, tuning
 from posbench.launch.plans import Plan
-from posbench.launch.states import Status
-from posbench.run.rows import evaluation_rows
+from posbench.launch.states import DONE, Status
+from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.run import Run, Where, in_use
+from posbench.terminal import exits
 from posbench.training.train import train
 
 
@@ -58,6 +57,13 @@ def overrides(cache: Path, tmp_path: Path) -> list[str]:
     return [*TINY, f"runtime.cache={cache}", f"runtime.outputs={tmp_path / 'outputs'}"]
 
 
+@pytest.fixture
+def several(tiny_config: Config) -> list[Plan]:
+    names = ("rope", "rope", "alibi", "alibi")
+    configs = [dataclasses.replace(tiny_config, seed=seed) for seed in range(4)]
+    return [plans.plan(c, [f"encoding={name}", "study=test"]) for c, name in zip(configs, names, strict=True)]
+
+
 def processes_of(folder: Path) -> list[int]:
     """Living processes that name the folder in their command line, or whose output goes there."""
     found = []
@@ -69,10 +75,6 @@ def processes_of(folder: Path) -> list[int]:
         except OSError:  # it has just ended
             continue
     return found
-
-
-def each_done(todo: list[Plan], *_: object) -> dict[str, Status]:
-    return {plan.id: Status("done") for plan in todo}
 
 
 def write_choice(folder: Path, choice: str, text: str) -> None:
@@ -129,7 +131,7 @@ def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path: Path) -> N
     assert all("encoding=fire" in words for words in plans.read_sets("mine", ["encoding=fire"], tmp_path))
     for job in plans.resolve(sets, tmp_path):
         assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
-        assert job.command[-2:] == ("--config-dir", str(tmp_path)) and "--config-dir" not in job.overrides
+        assert job.command[-1] == f"--config-dir={tmp_path}" not in job.overrides
 
 
 # The words of a sweep | what the line says.
@@ -139,9 +141,9 @@ sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalog
 encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
 encoding=rope,alibi encoding.base=64 | encoding.base is an option of rope, not of alibi
 encoding=rope encoding | cannot read 'encoding': expected key=value
-encoding=rope tune=maybe | tune is 'maybe': expected true or false
-encoding=rope tune_grid=1,2 | tune_grid goes with tune=true
-encoding=rope tune=true tune_grid=0,1 | tune_grid is '0,1': expected multiples
+encoding=rope tune=maybe | expected tune=true, with or without tune_grid
+encoding=rope tune_grid=1,2 | expected tune=true, with or without tune_grid
+encoding=rope tune=true tune_grid=0,1 | tune_grid is [0, 1]: expected multiples
 encoding=rope runtime.device=gpu | runtime.device is 'gpu'
 encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
 """
@@ -150,8 +152,8 @@ FILES = """
 - encoding=rope | expected keys with values
 sets: [] | is not a sweep: expected 'sets'
 {sets: [encoding=rope], shard: [seed=1]} | is not a sweep: expected 'sets'
-sets: [{encoding: rope}] | lists of overrides
-sets: ["encoding='rope"] | No closing quotation
+sets: [{encoding: rope}] | is not a sweep: expected 'sets'
+sets: ["encoding='rope"] | is not a sweep: expected 'sets'
 """
 
 
@@ -193,19 +195,18 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     tuned = shown("encoding=rope,alibi", "seed=0,1,2", "tune=true")[-1]
     assert tuned == f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on."
     other = shown("encoding=rope,alibi", "evaluation.ratios=[1,3]")[-1]
-    assert "2 runs: 0 finished, 2 to do (1 of them trained, " in other and f" {tokens:,} tokens" in other
+    assert f"2 runs: 0 finished, 2 to do, {tokens:,} tokens" in other
     (done.folder / "checkpoint").rename(tmp_path / "aside")  # as of rows that were kept: such a run trains again
     before = snapshot(tmp_path)
     again = shown("encoding=rope", "seed=0", "evaluation.ratios=[1,3]")[-1]
     assert f"1 run: 0 finished, 1 to do, {tokens:,} tokens" in again
 
 
-# The words of a sweep | what is said before it trains, in at most two lines.
+# The words of a sweep | what is said before it trains, a line each.
 UNRESOLVED = """
 encoding=rope,alibi seed=0,1,2 | Verdicts need 5 seeds, here 3: type seed=range(0,5). | After 1,
 encoding=rope,alibi seed=range(0,5) experiment=demo | After 1,000,000 tokens most schemes do not
 encoding=rope,alibi experiment=reader training.learning_rate=.01,.02,.03 | Verdicts need 5
-encoding=rope,alibi experiment=reader data.vocab_size=512,1024 seed=range(0,5) | Runs on 2 texts or tokenizers are 
 encoding=none,alibi experiment=reader seed=range(0,5) | Schemes are compared with rope, which is not among these: add
 encoding=rope,alibi experiment=reader seed=range(0,5)
 encoding=rope seed=0,1,2
@@ -218,12 +219,12 @@ def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, *expected = line.split(" | ")
-    monkeypatch.setattr(sweep, "execute", each_done)
+    monkeypatch.setattr(sweep, "execute", lambda todo, _: {plan.id: DONE for plan in todo})
     monkeypatch.setattr(sweep, "prepare_all", lambda _: None)
     for dry_run in (True, False):
         sweep.sweep([*words.split(), "tracking=none"], dry_run=dry_run)
         said = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
-        assert len(said) == len(expected) <= 2
+        assert len(said) == len(expected)
         assert all(line.startswith(start) for line, start in zip(said, expected, strict=True))
 
 
@@ -233,6 +234,8 @@ def test_a_dry_run_refuses_a_text_that_a_run_would_refuse() -> None:
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
+
+ONE = {"OMP_NUM_THREADS": "1"}
 
 
 def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
@@ -246,7 +249,6 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
         assert result(job.folder) == result(tmp_path / "single" / job.id)
     assert states.record(todo[0])["command"].startswith("posbench train encoding=rope ")
     assert [{folder.parent for folder in asked} for asked in reports] == [{tmp_path / "outputs/demo"}]
-
     monkeypatch.setattr(pool, "_start", None)  # a second sweep starts no process
     sweep.sweep(arguments)
 
@@ -266,34 +268,29 @@ class Crash(Encoding):
 """
 
 
-@pytest.fixture
-def crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An installed scheme that dies by a signal, with its YAML; returns the folder for --config-dir."""
-    (tmp_path / "configs/encoding").mkdir(parents=True)
-    (tmp_path / "configs/encoding/crash.yaml").write_text("name: crash\nsignal_number: 0\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"), prepend=os.pathsep)
-    with encoding_installed(tmp_path / "packages", "crash", CRASH):
-        yield tmp_path / "configs"
-
-
 @pytest.mark.full
 def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
-    overrides: list[str], crash: Path, reports: list[list[Path]], capsys: pytest.CaptureFixture[str]
+    overrides: list[str],
+    tmp_path: Path,
+    reports: list[list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     sets = ["encoding=rope", "encoding=alibi training.learning_rate=1e30"]
     sets += [f"encoding=crash encoding.signal_number={int(signal.SIGSEGV)},{int(signal.SIGKILL)}"]
-    write_choice(crash, "sweep/faults", "sets:\n" + "".join(f"  - {line}\n" for line in sets))
-    with pytest.raises(PosbenchError) as caught:
-        sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=crash)
-    rope, diverging, segfault, killed = plans.resolve(plans.read_sets("faults", overrides, crash), crash)
-    assert caught.value.exit_code == 1
-    assert str(caught.value).startswith("3 runs of 4 not done: ")
-    assert all(job.id in str(caught.value) for job in (diverging, segfault, killed))
-    assert states.status(rope) == Status("done")
-    assert (states.status(diverging).name, states.status(diverging).reason) == ("failed", "diverged")
-    assert states.status(segfault) == Status("failed", "signal", "killed by SIGSEGV")
-    assert states.status(killed).reason == "signal"  # the kernel does not say that it was for memory
-    assert "killed by SIGKILL" in str(states.status(killed).message)
+    write_choice(tmp_path / "configs", "sweep/faults", "sets:\n" + "".join(f"  - {line}\n" for line in sets))
+    write_choice(tmp_path / "configs", "encoding/crash", "name: crash\nsignal_number: 0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"), prepend=os.pathsep)
+    with encoding_installed(tmp_path / "packages", "crash", CRASH):
+        with pytest.raises(PosbenchError, match="3 runs of 4 not done: ") as caught:
+            sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path / "configs")
+        sets_of_words = plans.read_sets("faults", overrides, tmp_path / "configs")
+        rope, diverging, segfault, killed = plans.resolve(sets_of_words, tmp_path / "configs")
+    assert all(job.id in str(caught.value) for job in (diverging, segfault, killed)) and caught.value.exit_code == 1
+    assert states.status(rope) == DONE
+    assert states.status(diverging)[:2] == ("failed", "diverged")
+    assert states.status(segfault) == ("failed", "signal", "killed by SIGSEGV")
+    assert states.status(killed) == ("failed", "signal", "killed by SIGKILL, perhaps since memory ran out")
     assert states.record(segfault)["attempt"]["ended"]
     shown = capsys.readouterr().err
     assert shown.count("not done: ") == 3 and "all 2 runs with encoding=crash failed" in shown
@@ -304,16 +301,10 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
 def start_sweep(*arguments: Any) -> Any:
     """A sweep in a process of its own, forked since torch is here already; the server that forks its jobs is not."""
     multiprocessing.forkserver._forkserver._stop()
-    process = multiprocessing.get_context("fork").Process(target=run_sweep, args=arguments)
+    work = lambda: sys.exit(exits.run(lambda: sweep.sweep(*arguments)))  # noqa: E731
+    process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     return process
-
-
-def run_sweep(*arguments: Any) -> None:
-    try:
-        sweep.sweep(*arguments)
-    except PosbenchError as error:
-        raise SystemExit(error.exit_code) from None
 
 
 def steps(folder: Path) -> int:
@@ -327,7 +318,6 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
 ) -> None:
     longer = ["training.tokens=12288", "runtime.checkpoint_every_steps=10"]  # 192 updates
     arguments = ["encoding=rope", "seed=0,1", *(o for o in overrides if "tokens=" not in o or "warm" in o), *longer]
-    study = tmp_path / "outputs/demo"
     rng = random.Random(time.time_ns())
     moments = sorted(rng.sample(range(1, 340), 2))
     for wanted in [*moments, None]:
@@ -335,7 +325,7 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
         if wanted is None:
             time.sleep(rng.uniform(0.0, 2.0))  # also before anything is trained
         else:
-            until(lambda wanted=wanted: steps(study) >= wanted)
+            until(lambda wanted=wanted: steps(tmp_path / "outputs/demo") >= wanted)
         process.kill()
         process.join()
         until(lambda: not processes_of(tmp_path))
@@ -354,135 +344,104 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path)
     os.kill(process.pid, signal.SIGINT)
     process.join()
     first, second = plans.resolve([arguments])
-    assert process.exitcode == 130
-    assert (states.status(first).name, states.status(first).reason) == ("stopped", "signal")
-    assert not processes_of(tmp_path)
+    assert process.exitcode == 130 and states.status(first)[:2] == ("stopped", "signal")
+    assert not processes_of(tmp_path) and not second.folder.exists()
     saved = max((first.folder / "checkpoint").glob("step-*"))
-    assert int(saved.name.removeprefix("step-")) == states.progress(first)[0] > 5
-    assert not second.folder.exists()
-
-
-@pytest.mark.full
-def test_a_job_has_its_variables_its_output_and_its_exit_code(
-    several: list[Plan], tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = dataclasses.replace(several[0].config.data, path=str(tmp_path / "missing.txt"))
-    job = dataclasses.replace(several[0], config=dataclasses.replace(several[0].config, data=data))
-    refused = pool._start(job, {"POSBENCH_DEBUG": "1"})
-    refused.join()
-    output = job.output.read_text()
-    assert refused.exitcode == 2 and "Traceback" in output  # by its variable
-    assert f"error: data.path: no file matches '{tmp_path / 'missing.txt'}'" in output
-    monkeypatch.setattr(pool, "_PROCESSES", multiprocessing.get_context("spawn"))  # where nothing can be forked
-    sweep.sweep(["encoding=rope", "seed=0", *overrides], n_jobs=1)
-    (job,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
-    assert states.status(job) == Status("done")
+    assert int(saved.name.removeprefix("step-")) == training_rows(first.folder)[-1]["step"] > 5
 
 
 OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"
 
 
 @pytest.mark.full
-def test_a_run_that_another_process_owns_is_not_done_by_this_sweep(overrides: list[str]) -> None:
+def test_a_run_that_another_process_owns_is_not_done_and_a_job_has_its_variables_its_output_and_its_exit_code(
+    overrides: list[str],
+) -> None:
     (job,) = plans.resolve([["encoding=rope", *overrides]])
     job.folder.parent.mkdir(parents=True)
     owner = subprocess.Popen([sys.executable, "-c", OWN, job.folder.with_name(f".{job.id}.lock")])
     until(lambda: in_use(job.folder))
-    assert pool.run([job], [{}], lambda status: None) == {job.id: states.IN_USE}
+    assert pool.run([job], [ONE]) == {job.id: states.IN_USE}
     owner.kill()
     owner.wait()
-    assert pool.run([job], [{}], lambda status: None) == {job.id: Status("done")}
+    assert pool.run([job], [ONE]) == {job.id: DONE}
+    Path("text.txt").unlink()
+    process = pool._start(job, {**ONE, "POSBENCH_DEBUG": "1"})
+    process.join()
+    output = job.output.read_text()
+    assert process.exitcode == 2 and "Traceback" in output and "error: data.path: no file matches 'text.txt'" in output
 
 
 def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words(several: list[Plan]) -> None:
-    job, where = several[0], Where("cpu", "fp32", 1)
+    job = several[0]
     job.output.parent.mkdir(parents=True)
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
-    expected = Status("failed", "error", "there is no text.txt")
-    assert pool.outcome(job, 2, before={}) == states.status(job) == expected
+    assert pool.outcome(job, 2, {}) == states.status(job) == ("failed", "error", "there is no text.txt")
     job.output.write_text("")
     assert pool.outcome(job, 2, states.record(job)).message == "ended with exit code 2"
     assert pool.outcome(job, 75, states.record(job)) == states.IN_USE
     stopped = pool.outcome(job, -signal.SIGTERM, states.record(job), [signal.SIGTERM])
-    assert (stopped.name, states.status(job).name) == ("stopped", "stopped")
+    assert stopped.name == states.status(job).name == "stopped"
 
-    def attempt(error: PosbenchError | None, *, begun: bool = True) -> str:
-        """Returns what the record calls the run after an attempt, which a finished run survives."""
+    def attempt(error: PosbenchError | None, begun: bool = True, finish: bool = False) -> str:
+        """What the record calls the run after an attempt, which a finished run survives."""
         with Run.open(job.folder, job.config, []) as run:
             if begun:
-                run.begin_attempt(where)
+                run.begin_attempt(Where("cpu", "fp32", 1))
+            if finish:
+                run.finish("done")
             if error:
                 run.ended_by(error)
         return str(states.record(job)["status"])
 
-    with Run.open(job.folder, job.config, []) as run:
-        run.begin_attempt(where)
-        run.finish("done")
+    attempt(None, finish=True)
     before = states.record(job)
     assert attempt(RunFailed("no space left", "disk")) == "done"
-    assert pool.outcome(job, 1, before) == states.status(job) == Status("failed", "disk", "no space left")
+    assert pool.outcome(job, 1, before) == states.status(job) == ("failed", "disk", "no space left")
     assert (attempt(None), states.status(job).name) == ("done", "running")  # killed, as it seems
     assert pool.outcome(job, -signal.SIGKILL, before).name == states.status(job).name == "failed"
     killed = states.record(job)
     assert attempt(RunFailed("no such text", "error"), begun=False) == "done" and states.record(job) == killed
-    with Run.open(job.folder, job.config, []) as run:
-        run.begin_attempt(where)
-        run.finish("done")
-    assert pool.outcome(job, 0, before) == states.status(job) == Status("done")
+    attempt(None, finish=True)
+    assert pool.outcome(job, 0, before) == states.status(job) == DONE
 
 
-def with_runtime(todo: list[Plan], **runtime: Any) -> list[Plan]:
-    changed = dataclasses.replace(todo[0].config.runtime, **runtime)
-    return [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=changed)) for c in todo]
-
-
-# Cores, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | runs at a time, threads of each process.
-THREADS = """
-8 null null null null | 4 2
-2 null null null null | 2 1
-2 1 null null null | 1 2
-2 1 null null 1 | 1 1
-2 1 null null 4 | 1 2
-2 4 null null null | 4 1
-8 null null 4 1 | 2 4
-6 null 2 null null | 3 1
-6 1 2 null null | 1 3
+# Cores, GPUs, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | threads of each process, GPUs by run.
+SLOTS = """
+8 - null null null null | 2 * 4
+2 - null null null null | 1 * 2
+2 - 1 null null null | 2 * 1
+2 - 1 null null 1 | 1 * 1
+2 - 1 null null 4 | 2 * 1
+2 - 4 null null null | 1 * 4
+8 - null null 4 1 | 4 * 2
+6 - null 2 null null | 1 * 3
+6 - 1 2 null null | 3 * 1
+6 2,5 null null null null | 3 2 5
+6 2,5 3 null null null | 2 2 5 2
+6 2,5,6,7,8 null 2 null null | 1 2,5 6,7
 """
 
 
-@pytest.mark.parametrize("line", THREADS.split("\n")[1:-1])
-def test_threads_are_divided_among_the_processes(
+@pytest.mark.parametrize("line", SLOTS.split("\n")[1:-1])
+def test_threads_and_gpus_are_divided_among_the_processes(
     several: list[Plan], monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    given, expected = ([None if word == "null" else int(word) for word in part.split()] for part in line.split(" | "))
-    cores, n_jobs, processes, threads, asked_for = given
-    monkeypatch.setenv("OMP_NUM_THREADS", str(asked_for or ""))
-    monkeypatch.setattr(machine, "cores", lambda: cores)
-    asked: list[tuple[list[Plan], list[dict[str, str]]]] = []
-    monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append((todo, slots)) or {})
-    sweep.execute(with_runtime(several, threads=threads, processes=processes), n_jobs)
-    ((started, slots),) = asked
-    assert [len(slots), *{job.config.runtime.threads for job in started}] == expected
-
-
-@pytest.mark.parametrize(
-    ("visible", "n_jobs", "processes", "expected"),
-    [("2,5", None, 1, ["2", "5"]), ("2,5", 3, 1, ["2", "5", "2"]), ("2,5,6,7,8", None, 2, ["2,5", "6,7"])],
-)
-def test_each_run_has_gpus_of_its_own_one_for_each_of_its_processes(
-    several: list[Plan],
-    monkeypatch: pytest.MonkeyPatch,
-    visible: str,
-    n_jobs: int | None,
-    processes: int,
-    expected: Any,
-) -> None:
-    monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    asked: list[list[dict[str, str]]] = []
-    monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append(slots) or {})
-    sweep.execute(with_runtime(several, device="auto", processes=processes), n_jobs)
-    assert asked == [[{"CUDA_VISIBLE_DEVICES": numbers} for numbers in expected]]
+    left, _, right = line.partition(" | ")
+    cores, gpus, *words, wanted = left.split()
+    n_jobs, processes, threads = (None if word == "null" else int(word) for word in words)
+    each, *of_runs = right.split()
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted.replace("null", ""))
+    monkeypatch.setattr(machine, "cores", lambda: int(cores))
+    monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cpu" if gpus == "-" else "cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr(pool, "run", lambda todo, slots: slots)
+    runtime = dataclasses.replace(several[0].config.runtime, device="auto", threads=threads, processes=processes)
+    todo = [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several]
+    slots: Any = sweep.execute(todo, n_jobs)
+    assert {slot["OMP_NUM_THREADS"] for slot in slots} == {each}
+    expected = [None] * int(of_runs[1]) if of_runs[0] == "*" else of_runs
+    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == expected
 
 
 def deaf() -> None:
@@ -496,20 +455,32 @@ def test_a_second_signal_ends_at_once_what_the_first_asked_to_save(
     process, codes = multiprocessing.get_context("fork").Process(target=deaf), []
     monkeypatch.setattr(pool, "_start", lambda plan, slot: process.start() or process)
     monkeypatch.setattr(pool, "outcome", lambda plan, code, *_: codes.append(code) or Status("stopped"))
+    send = child.send
+    monkeypatch.setattr(child, "send", lambda *given: (send(*given), signal.raise_signal(signal.SIGTERM)))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
-        pool.run(several[:1], [{}], lambda status: signal.raise_signal(signal.SIGTERM))
+        pool.run(several[:1], [{}])
     assert codes == [-signal.SIGKILL]
+
+
+def test_a_value_that_always_fails_is_named_only_where_others_did_not(
+    several: list[Plan], caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = Status("failed", "error", "x")
+    for outcomes, named in (([DONE, *[failed] * 3], ["alibi"]), ([failed] * 4, ["rope", "alibi"]), ([DONE] * 4, [])):
+        caplog.clear()
+        states.log_failures(several, {plan.id: state for plan, state in zip(several, outcomes, strict=True)})
+        lines = [line for line in caplog.messages if " runs with " in line]
+        assert lines == [f"all 2 runs with encoding={name} failed" for name in named]
 
 
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
-def in_this_process(todo: list[Plan]) -> dict[str, Status]:
+def in_this_process(todo: list[Plan], *_: object) -> dict[str, Status]:
     for job in todo:
-        try:
+        with contextlib.suppress(PosbenchError):
             train(job.config, job.folder, ["posbench", "train"])
-        except PosbenchError:
-            continue
     return {job.id: states.status(job) for job in todo}
 
 
@@ -519,13 +490,9 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
 ) -> None:
     asked = ["seed=0,1", "training.learning_rate=0.003", "evaluation.at_tokens=[512]", *overrides]
     todo = plans.resolve([["encoding=rope,alibi", *asked]])
-    assert {job.config.evaluation.at_tokens for job in todo} == {(512,)}
-    assert {trial.config.evaluation.at_tokens for trial in tuning.trials(todo, [1.0])} == {()}
     chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process)
     assert [job.id for job in chosen] == [job.id for job in todo]
-    for job in chosen:
-        typed = [override for override in job.overrides if override.startswith("training.learning_rate=")]
-        assert typed == ["training.learning_rate=0.003"] and job.config.training.learning_rate == 0.003
+    assert {job.overrides[-1] for job in chosen} == {"training.learning_rate=0.003"}
     study = tmp_path / "outputs/demo"
     low, middle, high = tuning.trials(todo[:1], [0.01, 1.0, 1e32])
     assert states.loss_at_train_length(middle) < states.loss_at_train_length(low)
@@ -534,7 +501,8 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
         evaluated = evaluation_rows(study / "tuning" / trial.id)
         assert {(row.split, row.length_ratio) for row in evaluated} == {("validation", 1.0)}
         assert all(row.n_blocks > 200 for row in evaluated)  # all validation text, though evaluation.blocks is 8
-    monkeypatch.setattr(sweep, "execute", lambda todo, *_: in_this_process(todo))
+        assert trial.config.evaluation.at_tokens == ()
+    monkeypatch.setattr(sweep, "execute", in_this_process)
     sweep.sweep(["encoding=rope", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])
     single = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
     assert single.id in {path.name for path in study.glob("*-s*")}  # that of the single command
@@ -545,51 +513,11 @@ def test_a_rate_at_the_edge_of_the_grid_is_warned_about_and_without_any_a_scheme
 ) -> None:
     caplog.set_level("INFO")
     todo = plans.resolve([["encoding=rope,alibi", "training.learning_rate=0.002", *overrides]])
-
-    def loss(plan: Plan) -> float:
-        best = {"rope": 0.002, "alibi": 0.004}[plan.config.encoding.name]
-        return abs(plan.config.training.learning_rate - best)
-
-    monkeypatch.setattr(states, "loss_at_train_length", loss)
-    for run, rates in ((each_done, [0.002, 0.004]), (all_fail, [0.002, 0.002])):
-        chosen = tuning.tuned(todo, [0.5, 1.0, 2.0], run)
+    best = {"rope": 0.002, "alibi": 0.004}
+    losses = [lambda plan: abs(plan.config.training.learning_rate - best[plan.config.encoding.name]), lambda plan: None]
+    for loss, rates in zip(losses, ([0.002, 0.004], [0.002, 0.002]), strict=True):
+        monkeypatch.setattr(states, "loss_at_train_length", loss)
+        chosen = tuning.tuned(todo, [0.5, 1.0, 2.0], lambda trials: None)
         assert [job.config.training.learning_rate for job in chosen] == rates
-    (warned,) = [record.getMessage() for record in caplog.records if "edge" in record.getMessage()]
+    (warned,) = [message for message in caplog.messages if "edge" in message]
     assert warned.startswith("alibi: learning rate 0.004 ") and "a wider tune_grid" in warned
-    trial = tuning.trials(todo, [1.0])[0].config
-    text = TokenSplit(np.zeros(10**6, np.uint16), np.array([0, 10**6]))
-    (row,) = measurements(trial.evaluation, text, trial.training.train_length)
-    assert row.windows is not None and len(row.windows.starts) == 1024 and trial.evaluation.split == "validation"
-
-
-def all_fail(todo: list[Plan]) -> dict[str, Status]:
-    return {job.id: Status("failed", "error") for job in todo}
-
-
-# -- what is shown -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def several(tiny_config: Config) -> list[Plan]:
-    configs = [dataclasses.replace(tiny_config, seed=seed) for seed in range(4)]
-    schemes = ("rope", "rope", "alibi", "alibi")
-    typed = [["posbench", "train", f"encoding={name}", "study=test"] for name in schemes]
-    return [plans.plan(c, c.folder, command) for c, command in zip(configs, typed, strict=True)]
-
-
-def test_a_value_that_always_fails_is_named_only_where_others_did_not(
-    several: list[Plan], caplog: pytest.LogCaptureFixture
-) -> None:
-    done, failed = Status("done"), Status("failed", "error", "x")
-    always = [failed] * 4, ["encoding=rope", "encoding=alibi"]
-    cases: list[tuple[list[Status], list[str]]] = [
-        ([done, *[failed] * 3], ["encoding=alibi"]),
-        always,
-        ([done] * 4, []),
-    ]
-    for outcomes, named in cases:
-        caplog.clear()
-        states.show_failures(several, dict(zip((plan.id for plan in several), outcomes, strict=True)))
-        assert [line for line in caplog.messages if " runs with " in line] == [
-            f"all 2 runs with {value} failed" for value in named
-        ]

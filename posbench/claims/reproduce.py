@@ -82,7 +82,7 @@ def needed(entries: Sequence[Entry], overrides: list[str], config_dir: Path | No
         resolved = plans.resolve([[*words, f"seed={SEEDS[0]}"]], config_dir)
         if len(resolved) != 1:
             raise UserError(f"{shlex.join(words)}: expected one value each: a claim's runs differ in the seed only")
-        made[text] = [resolved[0].with_seed(seed) for seed in SEEDS]
+        made[text] = [resolved[0].changed("seed", seed) for seed in SEEDS]
     return {entry.id: {name: made[text][: entry.seeds] for name, text in entry.runs.items()} for entry in entries}
 
 

@@ -37,7 +37,7 @@ from posbench.randomness import derive
 from posbench.run import MODEL, TOKENIZER, tracking
 from posbench.run.run import Run, Where
 from posbench.terminal.signals import signals_as_errors
-from posbench.training.step import learner_for
+from posbench.training.step import Learner
 from posbench.training.train import begin, end, fit
 
 logger = logging.getLogger(__name__)
@@ -78,9 +78,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             if config.lora:
                 model = with_adapters(model, config.lora, config.seed)
-            learner = learner_for(
-                Learning(model, subject.first_token, config.runtime.checkpointing), config, device, dtype
-            )
+            learner = Learner(Learning(model, subject.first_token, config.runtime.checkpointing), config, device, dtype)
 
             def evaluated(step: int, settings: EvaluationConfig) -> None:
                 # The weights that its folder has.

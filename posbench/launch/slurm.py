@@ -32,11 +32,7 @@ exit $code
 
 
 def submit(todo: list[Plan], options: list[str], dry_run: bool) -> None:
-    """Submit an array with one task for each plan, and print its job id.
-
-    Args:
-        options: for sbatch, after those of the script, whose place they take.
-        dry_run: write and submit nothing; print what it would be.
+    """Submit an array with one task for each plan, and print its job id; a dry run prints what it would submit.
 
     Raises:
         UserError: there is no sbatch, or it refuses; its first line.
@@ -49,17 +45,17 @@ def submit(todo: list[Plan], options: list[str], dry_run: bool) -> None:
     lines = "".join(f"{shlex.join([sys.executable, '-P', '-m', *job.command])}\n" for job in todo)
     text = _SCRIPT.format(here=shlex.quote(str(Path.cwd())), commands=shlex.quote(str(commands)))
     array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]
-    command = ["sbatch", *array, *options, str(script)]
+    command = ["sbatch", *array, *options, str(script)]  # an option given twice: the later holds
     if dry_run:
         print(f"{shlex.join(command)}\n\n{script}:\n{text}\n{commands}:\n{lines}", end="")
         return
     commands.write_text(lines, encoding="utf-8")
     script.write_text(text, encoding="utf-8")
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        job_id = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except FileNotFoundError:
         raise UserError("there is no sbatch here: --slurm is for a machine that submits to Slurm") from None
-    if done.returncode:
-        raise UserError((done.stderr.strip().splitlines() or [f"sbatch ended with exit code {done.returncode}"])[0])
-    print(f"Slurm job {done.stdout.strip()} has {exits.plural(len(todo), 'task')}, logs in {folder}.")
+    except subprocess.CalledProcessError as error:
+        raise UserError((error.stderr.strip() or str(error)).splitlines()[0]) from None
+    print(f"Slurm job {job_id} has {exits.plural(len(todo), 'task')}, logs in {folder}.")
     print("The same sweep later does what is missing and reports.")

@@ -1,12 +1,9 @@
-"""What run folders say of plans: how far each has come, and how it ended; and what a sweep shows of that."""
+"""What run folders say of plans: how far each has come, and how it ended; and how a sweep shows that."""
 
-import dataclasses
 import logging
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from posbench.errors import UserError
 from posbench.launch.plans import Plan
@@ -14,11 +11,9 @@ from posbench.run.rows import PLAIN, evaluation_rows, newest_of_split, number, t
 from posbench.run.run import attempt_is_open, load_config, load_record
 
 logger = logging.getLogger(__name__)
-_LINE_EVERY_SECONDS = 30.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """The state of a run."""
 
     name: str  # waiting, in use, running, done, failed, stopped
@@ -26,7 +21,7 @@ class Status:
     message: str | None = None
 
 
-WAITING, IN_USE, RUNNING = Status("waiting"), Status("in use"), Status("running")
+WAITING, IN_USE, RUNNING, DONE = Status("waiting"), Status("in use"), Status("running"), Status("done")
 
 
 def record(plan: Plan) -> dict[str, Any]:
@@ -44,10 +39,8 @@ def status(plan: Plan) -> Status:
     """
     recorded = record(plan)
     name, reason, message = str(recorded.get("status", "waiting")), recorded.get("reason"), recorded.get("message")
-    if name == "done" and reason is not None:
-        name = "failed"
-    elif name == "done" and attempt_is_open(recorded):
-        name = "running"
+    if name == "done" and (reason is not None or attempt_is_open(recorded)):
+        name = "failed" if reason is not None else "running"
     return Status(name, reason, message)
 
 
@@ -73,69 +66,42 @@ def progress(plan: Plan) -> tuple[int, float | None]:
 def loss_at_train_length(plan: Plan) -> float | None:
     """Nats per token at the training length (of a task, at its longest trained problems), in the newest rows."""
     settings = plan.config.evaluation
-    try:
-        rows = newest_of_split(evaluation_rows(plan.folder), settings.split)
-    except UserError:
-        return None
-    plain = [row for row in rows if row.kind == PLAIN and not row.offset and ":" not in (row.task or "")]
-    at_one = [row for row in plain if row.protocol == settings.protocols[0] and row.length_ratio == 1]
-    return next((row.nll for row in at_one if row.measured), None)
+    for row in newest_of_split(evaluation_rows(plan.folder), settings.split):
+        plain = row.kind == PLAIN and not row.offset and ":" not in (row.task or "")
+        if plain and row.protocol == settings.protocols[0] and row.length_ratio == 1 and row.measured:
+            return row.nll
+    return None
 
 
-def last_words(output: Path) -> str:
-    """The error line that a process printed, or else its last line."""
-    text = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1]
+def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
+    """Log how many runs are done, failed ..., and how far each has come that runs."""
+    counts = Counter(each.name for each in status.values())
+    logger.info("%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
+    for plan in (plan for plan in todo if status[plan.id] == RUNNING):
+        step, loss = progress(plan)
+        shown = "-" if loss is None else f"{loss:.3f}"
+        logger.info("  %s: step %s/%s, loss %s", plan.id, step, plan.config.training.steps, shown)
 
 
-# -- what a sweep shows of them ----------------------------------------------------------------------------------------
-
-
-class Lines:
-    """A line for each change, and every half a minute the counts and what runs."""
-
-    def __init__(self, todo: list[Plan]) -> None:
-        self.todo = todo
-        self.before: dict[str, Status] = {}
-        self.next_time = time.monotonic() + _LINE_EVERY_SECONDS
-
-    def show(self, status: Mapping[str, Status]) -> None:
-        for plan in self.todo:
-            if status[plan.id] != self.before.get(plan.id, WAITING):
-                logger.info("%s", _line(plan, status[plan.id], self.todo))
-        self.before = dict(status)
-        if time.monotonic() < self.next_time:
-            return
-        self.next_time = time.monotonic() + _LINE_EVERY_SECONDS
-        counts = Counter(one.name for one in status.values())
-        logger.info("%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
-        for plan in (plan for plan in self.todo if status[plan.id] == RUNNING):
-            step, loss = progress(plan)
-            shown = "-" if loss is None else f"{loss:.3f}"
-            logger.info("  %s: step %s/%s, loss %s", plan.id, step, plan.config.training.steps, shown)
-
-
-def show_failures(todo: list[Plan], status: Mapping[str, Status]) -> None:
+def log_failures(todo: list[Plan], status: Mapping[str, Status]) -> None:
     """Log the runs that are not done, and values whose every run failed (two or more) while others did not."""
     outcomes = defaultdict(list)
     for plan in todo:
         for override in plan.overrides:
             outcomes[override].append(status[plan.id].name)
-        if status[plan.id].name != "done":
-            logger.error("not done: %s", _line(plan, status[plan.id], todo))
+        if status[plan.id] != DONE:
+            logger.error("not done: %s", line(plan, status[plan.id], todo))
     for override, names in outcomes.items():
         if 2 <= len(names) < len(todo) and set(names) == {"failed"}:
             logger.error("all %d runs with %s failed", len(names), override)
 
 
-def _line(plan: Plan, now: Status, todo: list[Plan]) -> str:
+def line(plan: Plan, now: Status, todo: list[Plan]) -> str:
     """How a run stands: its loss if it is done, else what tells it from the others, and the reason."""
-    if now.name == "done":
+    if now == DONE:
         loss = loss_at_train_length(plan)
         return f"{plan.id} done" + (f": {loss:.4f} nats/token at the training length" if loss is not None else "")
-    others = [set(other.overrides) for other in todo if other is not plan]
-    differing = [override for override in plan.overrides if not all(override in each for each in others) or not others]
+    shared = set[str].intersection(*(set(each.overrides) for each in todo))
+    differing = " ".join(override for override in plan.overrides if override not in shared)
     why = f" ({now.reason}): {now.message or ''}" if now.reason else ""
-    return f"{plan.id} [{' '.join(differing)}] {now.name}{why}"
+    return f"{plan.id} [{differing}] {now.name}{why}"

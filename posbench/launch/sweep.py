@@ -6,9 +6,13 @@ are the only memory it needs.
 
 import dataclasses
 import logging
+import math
+import os
 import shlex
 from collections import Counter
 from pathlib import Path
+
+import torch
 
 from posbench import machine
 from posbench.config.overrides import OF_A_SWEEP, read, split
@@ -19,7 +23,6 @@ from posbench.launch import plans, pool, slurm, states, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
-from posbench.run import tracking
 from posbench.run.run import has_weights, other_code
 from posbench.terminal import console, exits
 
@@ -39,7 +42,6 @@ def sweep(
     Args:
         arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `tune=true`, `tune_grid=[0.5,1,2]`.
         n_jobs: processes at a time; None = one per CPU core or GPU.
-        config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print the commands, and how many runs and tokens that are.
         slurm_options: for sbatch; missing runs are submitted as one array, and nothing is run here.
 
@@ -48,8 +50,8 @@ def sweep(
         Stopped: a signal; what was running has saved itself.
         PosbenchError: some runs failed; all others are done.
     """
-    own = {key: typed for key, typed in map(split, arguments) if key in OF_A_SWEEP}
-    overrides = [text for text in arguments if split(text)[0] not in own]
+    own = {key: text for key, text in map(split, arguments) if key in OF_A_SWEEP}
+    overrides = [word for word in arguments if split(word)[0] not in own]
     grid = _grid(own)
     if "sweep" not in own and not overrides:
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
@@ -58,29 +60,26 @@ def sweep(
     todo = plans.resolve(plans.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     missing = [plan for plan in todo if not states.is_finished(plan)]
-    for line in no_verdicts(todo) if missing else []:
+    changed = [line for plan in todo for line in other_code(plan.config, states.record(plan))]
+    for line in dict.fromkeys([*changed, *(no_verdicts(todo) if missing else [])]):
         logger.warning("%s", line)
     if dry_run and (slurm_options is None or not missing):
         print(cost([*tuning.trials(todo, grid), *todo]))
         return todo
     if not dry_run:
-        for line in dict.fromkeys(line for plan in todo for line in other_code(plan.config, states.record(plan))):
-            logger.warning("%s", line)
         prepare_all([plan.config for plan in missing])
-        if any(tracking.is_at_wandb(plan.config) for plan in missing):
-            logger.info("W&B: runs are sent as they train if an API key is set up, else kept offline in their folders")
     if slurm_options is not None and missing:
         slurm.submit(missing, shlex.split(slurm_options), dry_run)
         return todo
     if grid:
         todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs))
     status = execute(todo, n_jobs)
-    if any(status[plan.id].name == "done" or states.is_trained(plan) for plan in todo):
+    if any(states.is_trained(plan) for plan in todo):
         from posbench import report
 
         report.main([plan.folder for plan in todo if (plan.folder / "run.json").is_file()])
-    if failed := [plan.id for plan in todo if status[plan.id].name != "done"]:
-        states.show_failures(todo, status)
+    if failed := [plan.id for plan in todo if status[plan.id] != states.DONE]:
+        states.log_failures(todo, status)
         raise PosbenchError(f"{exits.plural(len(failed), 'run')} of {len(todo)} not done: {', '.join(failed)}")
     return todo
 
@@ -98,47 +97,43 @@ def cost(todo: list[Plan]) -> str:
     tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in to_train)
     commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
     counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
-    trained = len(left) - len(to_train)
-    only = f" ({trained} of them trained, their evaluation is left)" if trained else ""
-    return "\n".join([*commands, f"{counts}{only}, {tokens:,} tokens to train on.", "Nothing was run or written."])
+    return "\n".join([*commands, f"{counts}, {tokens:,} tokens to train on.", "Nothing was run or written."])
 
 
 def no_verdicts(todo: list[Plan]) -> list[str]:
-    """Say in at most two lines why the report of these runs will lack words, and what to type; empty for one scheme."""
+    """Say why the report of these runs will lack words, and what to type; empty for one scheme."""
     configs = [plan.config for plan in todo]
+    names = {config.encoding.name for config in configs}
     if len({repr(config.encoding) for config in configs}) < 2:
         return []
     seeds = Counter(repr(dataclasses.replace(config, seed=0, start=None)) for config in configs)
     on_text = [config for config in configs if config.data.task is None]
     trained = [config.training.tokens + (config.start.tokens if config.start else 0) for config in on_text]
-    reasons = []
+    lines = []
     if (fewest := min(seeds.values())) < ENOUGH_SEEDS:
-        reasons.append(f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=range(0,{ENOUGH_SEEDS}).")
-    if (texts := len({repr(config.data) for config in on_text})) > 1:
-        reasons.append(f"Runs on {texts} texts or tokenizers are compared within each alone.")
-    if on_text and REFERENCE not in {config.encoding.name for config in configs}:
-        reasons.append(f"Schemes are compared with {REFERENCE}, which is not among these: add it to encoding=.")
+        lines.append(f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=range(0,{ENOUGH_SEEDS}).")
+    if on_text and REFERENCE not in names:
+        lines.append(f"Schemes are compared with {REFERENCE}, which is not among these: add it to encoding=.")
     if (fewest := min(trained, default=LEARNING_TAKES)) < LEARNING_TAKES:
         short = f"After {fewest:,} tokens most schemes do not beat an n-gram model"
-        return [*([" ".join(reasons)] if reasons else []), f"{short}: experiment=reader trains for longer."]
-    return [" ".join(reasons)] if reasons else []
+        lines.append(f"{short}: experiment=reader trains for longer.")
+    return lines
 
 
 def _grid(own: dict[str, str]) -> list[float]:
     """Multiples of the learning rate to try; empty without `tune=true`."""
-    if (typed := own.get("tune", "false")) not in ("true", "false"):
-        raise UserError(f"tune is '{typed}': expected true or false")
-    if typed == "false" and "tune_grid" in own:
-        raise UserError("tune_grid goes with tune=true")
-    given = own.get("tune_grid", "0.25,0.5,1,2,4").strip("[]")
-    grid = read(f"[{given}]")
-    if not grid or not all(type(factor) in (int, float) and 0 < factor < float("inf") for factor in grid):
-        raise UserError(f"tune_grid is '{given}': expected multiples of the learning rate, such as [0.5,1,2]")
-    return sorted(map(float, grid)) if typed == "true" else []
+    if own.get("tune") != "true":
+        if "tune_grid" in own or own.get("tune", "false") != "false":
+            raise UserError("expected tune=true, with or without tune_grid=0.5,1,2, or tune=false")
+        return []
+    grid = read(f"[{own.get('tune_grid', '0.25,0.5,1,2,4').strip('[]')}]")
+    if not grid or not all(type(factor) in (int, float) and 0 < factor < math.inf for factor in grid):
+        raise UserError(f"tune_grid is {grid}: expected multiples of the learning rate, such as [0.5,1,2]")
+    return sorted(map(float, grid))
 
 
 def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
-    """Run plans, each in its own process, and show how they stand.
+    """Run plans, each in its own process; returns the status of each.
 
     So many go at a time as there are cores, or GPUs, to each of which a run is confined; a run of several processes has
     one for each of them. More runs than GPUs share these in turn.
@@ -147,13 +142,16 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     processes = runtime.processes or 1
     fit, gpus = max(1, machine.cores() // (runtime.threads or 1) // processes), [dict[str, str]()]
     if machine.resolve(runtime.device).type != "cpu":
-        gpus = pool.gpus(processes) if runtime.device in ("auto", "cuda") else gpus
+        gpus = _gpus(processes) if runtime.device in ("auto", "cuda") else gpus
         fit = len(gpus)
-    slots = [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), fit))]
-    threads = machine.threads_each(len(slots) * processes)
-    return pool.run([_with_threads(plan, threads) for plan in todo], slots, states.Lines(todo).show)
+    n_slots = n_jobs or min(len(todo), fit)
+    threads = {"OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * processes))}
+    return pool.run(todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)])
 
 
-def _with_threads(plan: Plan, threads: int) -> Plan:
-    runtime = dataclasses.replace(plan.config.runtime, threads=plan.config.runtime.threads or threads)
-    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))
+def _gpus(each: int) -> list[dict[str, str]]:
+    """Environments that confine runs to `each` GPUs of their own: one for every run that fits."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    groups = [names[first : first + each] for first in range(0, len(names) - each + 1, each)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups] or [{}]

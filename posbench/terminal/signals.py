@@ -79,9 +79,3 @@ def exit_when_parent_exits(wait: Callable[[], object]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=end, daemon=True).start()
-
-
-def wait_for_parent(parent: int) -> None:
-    """Return once this process has another parent than the one given: that one has ended, even by SIGKILL."""
-    while os.getppid() == parent:
-        time.sleep(0.5)

@@ -1,8 +1,6 @@
-"""What training takes: seconds, memory and speed over all attempts; and whether its loss runs away."""
+"""What training takes: seconds, memory and speed over all attempts of a run."""
 
 import contextlib
-import logging
-import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,35 +9,32 @@ from posbench import machine
 from posbench.model.gpt import GPT, train_flops_per_token
 from posbench.training.step import Learner
 
-logger = logging.getLogger(__name__)
-
 
 class Clock:
     """Wall and CPU seconds and the most memory of training over all attempts, and its speed since the last row.
 
-    CPU seconds are of all processes of an attempt, memory is that of this one.
-
-    Args:
-        tokens: trained on so far.
-        before: what earlier attempts took, as a checkpoint has it.
+    CPU seconds are those of this process times the number of processes.
     """
 
     NAMES = ("train_seconds", "cpu_seconds", "peak_memory_bytes")
 
     def __init__(self, learner: Learner, tokens: int, before: Mapping[str, Any]) -> None:
-        self._learner, self._tokens, self._since = learner, tokens, time.monotonic()
-        self._wall = time.monotonic() - before.get("train_seconds", 0.0)
-        self._cpu = learner.world.cpu_seconds() - before.get("cpu_seconds", 0.0)
-        self._memory = int(before.get("peak_memory_bytes", 0))
+        self._learner, self._tokens = learner, tokens
+        wall, cpu, memory = (before.get(name, 0) for name in self.NAMES)  # of earlier attempts
+        self._since, self._memory = time.monotonic(), int(memory)
+        self._wall, self._cpu = time.monotonic() - wall, self._cpu_seconds() - cpu
         peak, model = machine.peak_flops(learner.device, learner.dtype), learner.model
         flops = train_flops_per_token(model, learner.training.train_length) if isinstance(model, GPT) else None
         self.full_speed = peak * learner.world.size / flops if peak and flops else None  # tokens per second
 
+    def _cpu_seconds(self) -> float:
+        return time.process_time() * self._learner.world.size
+
     def spent(self) -> dict[str, float]:
         """Wall and CPU seconds and bytes so far."""
         self._memory = max(self._memory, machine.peak_memory(self._learner.device))
-        seconds = time.monotonic() - self._wall, self._learner.world.cpu_seconds() - self._cpu
-        return dict(zip(self.NAMES, (*(round(each, 3) for each in seconds), self._memory), strict=True))
+        wall, cpu = time.monotonic() - self._wall, self._cpu_seconds() - self._cpu
+        return dict(zip(self.NAMES, (round(wall, 3), round(cpu, 3), self._memory), strict=True))
 
     def speed(self, step: int) -> dict[str, float]:
         """Tokens per second since the last call, the share of the device's peak if that is known, and all seconds."""
@@ -53,24 +48,8 @@ class Clock:
     def paused(self) -> Iterator[None]:
         """Count nothing as training while this lasts."""
         self.spent()
-        wall, cpu = time.monotonic(), self._learner.world.cpu_seconds()
+        wall, cpu = time.monotonic(), self._cpu_seconds()
         yield
-        seconds = time.monotonic() - wall
-        self._wall, self._since = self._wall + seconds, self._since + seconds
-        self._cpu += self._learner.world.cpu_seconds() - cpu
+        wall, cpu = time.monotonic() - wall, self._cpu_seconds() - cpu
+        self._wall, self._since, self._cpu = self._wall + wall, self._since + wall, self._cpu + cpu
         machine.reset_peak_memory(self._learner.device)
-
-
-class Divergence:
-    """Warn if the loss stays above twice its best: it is finite, and the run is lost all the same."""
-
-    def __init__(self, total: int) -> None:
-        self.patience, self.best, self.above = max(20, total // 100), math.inf, 0  # updates, nats per token, updates
-
-    def look(self, step: int, loss: float) -> None:
-        """After an update: its loss in nats per token."""
-        self.best = min(self.best, loss)
-        self.above = self.above + 1 if loss > 2 * self.best else 0
-        if self.above == self.patience:
-            where = f"{loss:.3f} at step {step}, above twice its best ({self.best:.3f}) for {self.above} updates"
-            logger.warning("the loss is %s: it diverges slowly; a lower training.learning_rate usually helps", where)

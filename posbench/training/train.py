@@ -10,12 +10,11 @@ import dataclasses
 import logging
 import math
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
@@ -26,7 +25,7 @@ from posbench.data.problems import ProblemBatches, TaskData, prepare
 from posbench.data.tokens import Tokens
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.job import evaluate_into, on_the_way, results_of
-from posbench.model.gpt import GPT, build, parameter_counts
+from posbench.model.gpt import build, parameter_counts
 from posbench.model.loss import IGNORED
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint, tracking
@@ -35,16 +34,8 @@ from posbench.run.rows import every_row
 from posbench.run.run import Run, Where, held_config
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
-from posbench.training.clock import Clock, Divergence
-from posbench.training.step import (
-    Learner,
-    Outcome,
-    begin_update,
-    is_compiled,
-    learner_for,
-    learning_rate,
-    tell_progress,
-)
+from posbench.training.clock import Clock
+from posbench.training.step import Learner, Outcome, begin_update, is_compiled, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
 _MORE_ROOM = "a smaller training.batch_size, with more training.accumulation, or runtime.checkpointing=true"
@@ -54,23 +45,18 @@ _VALIDATIONS = 4  # in a run, unless it says how many
 
 
 def train(config: Config, folder: Path, command: list[str], restart: bool = False, world: World | None = None) -> None:
-    """Run a configuration in its folder to the end: train, and evaluate.
+    """Run a configuration in its folder to the end, from wherever it stands: train, and evaluate.
 
     Args:
-        folder: the run folder; an unfinished run in it is continued.
         command: the command line, for the record.
         restart: move an existing run aside and begin anew.
         world: the processes that train it together. All of them do this; rank 0 has the run folder and the tracker.
 
     Raises:
-        UserError: the data or the configuration cannot be used, the run in the folder was trained on another text, or
-            another process owns it.
-        RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
-        Stopped: a signal asked for an end; the run was saved and can be continued.
+        RunFailed, Stopped: what was computed is kept.
     """
     world = world or World()
-    first = world.rank == 0
-    chosen = machine.resolve(config.runtime.device)
+    first, chosen = world.rank == 0, machine.resolve(config.runtime.device)
     device = world.device(chosen)
     if first and not restart:
         held_config(folder, config)  # refuses another run's folder
@@ -79,11 +65,12 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     machine.be_deterministic(device, config.runtime.deterministic)
     with signals_as_errors():  # the text comes first: a mistake in it leaves no folder behind
         tokens = world.after_first(lambda: prepare(config.data, config.runtime.cache))
-        if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
-            own = f"data.tokenizer={config.start.run}/{TOKENIZER}"
-            raise UserError(f"the text has another tokenizer than the run that training begins from: expected {own}")
-    compiled = is_compiled(config, device, world)
-    where = Where(str(chosen), machine.dtype_name(dtype), threads, world.size, compiled)
+    if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
+        expected = f"data.tokenizer={config.start.run}/{TOKENIZER}"
+        raise UserError(f"the text has another tokenizer than the run that training begins from: expected {expected}")
+    where = Where(
+        str(chosen), machine.dtype_name(dtype), threads, world.size, compiled=is_compiled(config, device, world)
+    )
     with (
         Run.open(folder, config, command, restart=restart) if first else contextlib.nullcontext() as run,
         signals_as_errors(),
@@ -104,7 +91,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             return evaluate_into(run, model, tokens, now, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
-            learner = learner_for(model, config, device, dtype, world)
+            learner = Learner(model, config, device, dtype, world)
             batches = tokens.batches(config.training, config.seed)
             made = fit(learner, batches, tokens, config, run, where, evaluate)
         n_rows = evaluate(config.training.steps, config.evaluation)
@@ -117,37 +104,29 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
 
 
 def begin(run: Run, config: Trains, tokens: Tokens | TaskData, where: Where) -> None:
-    """Begin an attempt of a run, if it may be continued on this text and in this precision.
-
-    Raises:
-        UserError: it may not.
-    """
+    """Begin an attempt of a run. Raises UserError if it may not be continued on this text or in this precision."""
     run.log_to_file()
     run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
-    if where.compiled:
-        logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
     run.begin_attempt(where, bit_exact=_goes_on_exactly(run, config, where))
     tokens.tokenizer.save(run.folder / TOKENIZER)
     run.update(tokenizer_sha256=tokens.tokenizer.sha256)
 
 
-def _goes_on_exactly(run: Run, config: Trains, here: Where) -> bool:
+def _goes_on_exactly(run: Run, config: Trains, where: Where) -> bool:
     """Whether resuming reproduces an uninterrupted run exactly; warns if it does not, refuses another precision."""
-    found = checkpoint.newest(run.folder, (checkpoint.STATE,))
-    if found is None or found.step >= config.training.steps:
+    saved = checkpoint.newest(run.folder, (checkpoint.STATE,))
+    if saved is None or saved.step >= config.training.steps:
         return True
-    before = here._asdict() | found.state()
-    if before["dtype"] != here.dtype:
-        was, asked = before["dtype"], config.training.precision
+    now, before = where._asdict(), where._asdict() | saved.state()
+    if before["dtype"] != now["dtype"]:
         raise UserError(
-            f"{run.folder} was trained in {was} up to step {found.step}, here it would go on in {here.dtype}: continue "
-            f"it on a machine where training.precision={asked} is {was}, or begin anew with --restart"
+            f"{run.folder} was trained in {before['dtype']} up to step {saved.step}, here it would go on in "
+            f"{now['dtype']}: continue it where training.precision is that, or begin anew with --restart"
         )
-    names = ["device", "processes", "compiled", *(["threads"] if here.device == "cpu" else [])]
-    now = here._asdict()
+    names = ["device", "processes", "compiled", *(["threads"] if where.device == "cpu" else [])]
     if changed := [f"{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]:
         logger.warning("continuing with %s: the weights will not be those of an uninterrupted run", ", ".join(changed))
-    return not changed and here.device == "cpu"  # on others sums come in another order each time
+    return not changed and where.device == "cpu"  # on others sums come in another order each time
 
 
 def end(run: Run, config: Trains) -> None:
@@ -183,10 +162,10 @@ def fit(
     began, state = _resume(learner, config, run)
     if began == total:
         return 0
-    step, clock, divergence = began, Clock(learner, began * per_step, state), Divergence(total)
+    step, clock = began, Clock(learner, began * per_step, state)
     config = world.from_first(run.as_begun(config) if run else None)
     evaluations, (validate_every, validation) = on_the_way(config), _validation(tokens, config)
-    log_every, save_every = config.runtime.log_every_steps, config.runtime.checkpoint_every_steps
+    cadences = (config.runtime.log_every_steps, validate_every, config.runtime.checkpoint_every_steps)
     rows = own_rows(training.batch_size * parts, parts, world.rank, world.size) if world.size > 1 else None
     launched: list[Outcome] = []  # and not yet read
     if run and run.tracker:
@@ -199,11 +178,10 @@ def fit(
             outcome = launched.pop(0)
             newest = outcome.read()
             if bar:
-                divergence.look(outcome.step + 1, newest[0])
                 bar.advance(newest[0], (outcome.step + 1) * per_step)
         return newest
 
-    def log(values: Mapping[str, Any]) -> None:
+    def log(values: dict[str, float]) -> None:
         if run:
             run.log({"step": step, "tokens": step * per_step, **values})
 
@@ -222,10 +200,7 @@ def fit(
             rate = learning_rate(step, total, training)
             launched.append(begin_update(learner, batches.batch(step, rows), step, rate))
             step += 1
-            to_log, to_validate, to_save = (
-                every is not None and (step % every == 0 or step == total)
-                for every in (log_every, validate_every, save_every)
-            )
+            to_log, to_validate, to_save = (every and (step % every == 0 or step == total) for every in cadences)
             wanted = to_log or to_validate or to_save or step in evaluations
             loss, norm = read(0 if wanted else _AHEAD.get(learner.device.type, 0))
             if stopped := world.stopped_by():  # all processes have read the same updates: it is the same one in all
@@ -241,18 +216,15 @@ def fit(
                 _save(run, learner, step, where, clock)
                 run.update_attempt(steps=step - began)
             if stopped:
-                world.from_first()  # no other ends before rank 0 has saved: whatever started them may then end it
-                raise _stopped(stopped, step)
-    if stopped := world.from_first(next(iter(world.received), None)):  # while rank 0 wrote the last checkpoint
-        raise _stopped(stopped, step)
+                break
+        # No other ends before rank 0 has saved, whatever started them may then end it; a signal may come as it saves.
+        stopped = world.from_first(stopped or next(iter(world.received), None))
+    if stopped:
+        raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
     tell_progress(learner.model, 1.0)
     if run:
         run.update(tokens=total * per_step, **clock.spent())
     return step - began
-
-
-def _stopped(number: int, step: int) -> Stopped:
-    return Stopped(number, f"stopped by {signal.Signals(number).name} after step {step}; saved")
 
 
 # -- where it stands ---------------------------------------------------------------------------------------------------
@@ -267,49 +239,39 @@ def _save(run: Run, learner: Learner, step: int, where: Where, clock: Clock) -> 
     checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
 
 
-def _resume(learner: Learner, config: Trains, run: Run | None) -> tuple[int, Mapping[str, Any]]:
+def _resume(learner: Learner, config: Trains, run: Run | None) -> tuple[int, dict[str, Any]]:
     """Give the learner the state that training goes on from; returns the updates made so far, and what was saved then.
 
     Rank 0 reads it, the others have it from there.
     """
-    standing = _saved(config, run) if run else None
-    step, weights, optimizer, state = learner.world.from_first(standing)
+    step, weights, optimizer, state = learner.world.from_first(_saved(config, run) if run else None)
     if weights is not None:
         give_weights(learner.model, weights, run.folder if run else "the run")
     if optimizer is not None:
-        try:
-            learner.optimizer.load_state_dict(optimizer)
-        except (LookupError, TypeError, ValueError):
-            raise UserError(f"step {step} does not hold the state of this run: --restart trains it anew") from None
+        learner.optimizer.load_state_dict(optimizer)
     if learner.scale is not None and "loss_scale" in state:
         learner.scale.load_state_dict(state["loss_scale"])
-    return int(step), state
+    return step, state
 
 
-def _saved(config: Trains, run: Run) -> tuple[int, Any, Any, Mapping[str, Any]]:
+def _saved(config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
     """Updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back.
 
     A run that begins from another has that one's weights where it has no checkpoint.
     """
-    training, total = config.training, config.training.steps
+    total = config.training.steps
     if trained := checkpoint.at(run.folder, total, checkpoint.WEIGHTS):
         saved = checkpoint.at(run.folder, total, checkpoint.STATE)
         state = saved.state() if saved else {}
         spent = {name: state[name] for name in ("tokens", *Clock.NAMES) if run.record[name] is None and name in state}
         run.update(**spent)  # which a kill after the last checkpoint kept from being written
         return total, trained.weights(), None, state
-    loaded = checkpoint.newest(run.folder)
-    run.cut(loaded.step if loaded else 0)
-    if loaded:
-        checkpoint.prune(run.folder, loaded.step)
-        logger.info("continuing from step %d", loaded.step)
-        return loaded.step, loaded.weights(), loaded.optimizer(), loaded.state()
-    if training.warmup_tokens > training.tokens:
-        logger.info(
-            "training.tokens=%d is less than training.warmup_tokens=%d: the learning rate rises over the first %d "
-            "of %d updates instead",
-            *(training.tokens, training.warmup_tokens, training.warmup_steps, total),
-        )
+    newest = checkpoint.newest(run.folder)
+    run.cut(newest.step if newest else 0)
+    if newest:
+        checkpoint.prune(run.folder, newest.step)
+        logger.info("continuing from step %d", newest.step)
+        return newest.step, newest.weights(), newest.optimizer(), newest.state()
     return 0, weights_of(config.start) if isinstance(config, Config) and config.start else None, None, {}
 
 
@@ -318,16 +280,14 @@ def _saved(config: Trains, run: Run) -> tuple[int, Any, Any, Mapping[str, Any]]:
 
 def _validation(tokens: Tokens | TaskData, config: Trains) -> tuple[int | None, list[Batch]]:
     """Updates between validations, None for never, and what is read then: the same each time."""
-    asked, total = config.runtime.validate_every_steps, config.training.steps
-    if asked == 0:
-        return None, []
+    asked = config.runtime.validate_every_steps
     try:
-        batches = tokens.validation_batches(config.training)
+        batches = tokens.validation_batches(config.training) if asked != 0 else []
     except UserError:  # the text is too short for it
-        if asked is None:
-            return None, []
-        raise
-    return asked or max(1, math.ceil(total / _VALIDATIONS)), batches
+        if asked is not None:
+            raise
+        batches = []
+    return (asked or math.ceil(config.training.steps / _VALIDATIONS)) if batches else None, batches
 
 
 @torch.inference_mode()
@@ -338,31 +298,21 @@ def validate(learner: Learner, batches: list[Batch], answers: bool) -> dict[str,
         answers: of problems, also `val/accuracy`, the share of the scored tokens that are the likeliest, and
             `val/exact_match`, the share of problems of which all are.
     """
-    learner.model.eval()
+    model: Any = learner.model.eval()
 
-    def loss(batch: Batch) -> Tensor:
+    def sums(batch: Batch) -> Tensor:
+        """The sum of nll, and of problems the numbers of correct tokens and of wholly correct problems."""
         batch = batch.to(learner.device)
         with machine.autocast(learner.device, learner.dtype):
-            nll: Tensor = learner.model(batch.ids, batch.labels, n_scored=batch.n_scored)
-        return nll.cpu()
+            nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored).cpu().double()
+            hidden = model.hidden(batch.ids) if answers else None
+        if hidden is None:
+            return nll.view(1) * batch.n_scored
+        scored = batch.labels != IGNORED
+        right = (model.logits(hidden.float()).argmax(-1) == batch.labels) & scored
+        return torch.stack((nll * batch.n_scored, right.sum().cpu(), (right == scored).all(1).sum().cpu()))
 
-    def counted(batch: Batch) -> Tensor:
-        """The sum of nll, and the numbers of correct tokens and of wholly correct problems."""
-        batch = batch.to(learner.device)
-        model = cast(GPT, learner.model)
-        with machine.autocast(learner.device, learner.dtype):
-            hidden = model.hidden(batch.ids)
-        logits, scored = model.logits(hidden.float()), batch.labels != IGNORED
-        nll = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        right = (logits.argmax(-1) == batch.labels) & scored
-        return torch.stack((nll, right.sum(), (right == scored).all(1).sum())).cpu()
-
-    n_scored = [batch.n_scored for batch in batches]
-    if answers:
-        nll, right, whole = torch.stack(learner.world.map(counted, batches)).sum(0).tolist()
-        problems = sum(len(batch.ids) for batch in batches)
-        tokens = sum(n_scored)
-        return {"val/loss": nll / tokens, "val/accuracy": right / tokens, "val/exact_match": whole / problems}
-    # In units of the largest: equal batches all have exactly 1.
-    weights = torch.tensor(n_scored) / max(n_scored)
-    return {"val/loss": float((torch.stack(learner.world.map(loss, batches)) * weights).sum() / weights.sum())}
+    total = torch.stack(learner.world.map(sums, batches)).sum(0).tolist()
+    n_tokens, n_problems = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
+    names = ("val/loss", "val/accuracy", "val/exact_match")
+    return {name: value / n for name, value, n in zip(names, total, (n_tokens, n_tokens, n_problems), strict=False)}

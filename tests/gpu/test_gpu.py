@@ -19,7 +19,7 @@ from posbench.evaluation.models import TrainedGPT, nll_of
 from posbench.model.gpt import GPT, build
 from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
-from posbench.training.step import Learner, begin_update, learner_for, update
+from posbench.training.step import Learner, begin_update
 from posbench.training.train import train
 
 DEVICE, CPU = torch.device("cuda"), torch.device("cpu")
@@ -54,7 +54,11 @@ def batch(step: int = 0) -> Batch:
 
 
 def learner(config: Config, dtype: torch.dtype) -> Learner:
-    return learner_for(model_for(config, DEVICE), config, DEVICE, dtype)
+    return Learner(model_for(config, DEVICE), config, DEVICE, dtype)
+
+
+def update(*given: Any) -> tuple[float, float]:
+    return begin_update(*given).read()
 
 
 def with_gradients(config: Config, device: torch.device) -> dict[str, torch.Tensor]:

@@ -56,10 +56,10 @@ def until_it_trains(process: "subprocess.Popen[str]", study: str) -> None:
     raise AssertionError(f"it does not train: {process.communicate()[1]}")
 
 
-def others(process: "subprocess.Popen[str]", module: str) -> list[int]:
-    """The processes that it has started which run a module."""
+def children(process: "subprocess.Popen[str]", text: str = "spawn_main") -> list[int]:
+    """The processes that it has started with a text in their command lines."""
     listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True)
-    return [int(line.split()[0]) for line in listed.stdout.splitlines() if f" -m {module} " in line]
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if text in line]
 
 
 def is_running(pid: int) -> bool:
@@ -95,7 +95,7 @@ def test_two_processes_give_what_one_gives(started: str) -> None:
 def test_sigterm_to_one_process_saves_the_run_and_ends_both(who: str) -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    ranks = others(process, "posbench.launch.run")
+    ranks = children(process)
     assert len(ranks) == 2
     os.kill(process.pid if who == "command" else ranks[int(who[-1])], signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
@@ -109,7 +109,7 @@ def test_sigterm_to_one_process_saves_the_run_and_ends_both(who: str) -> None:
 def test_a_process_that_is_killed_ends_the_run_with_a_reason() -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    os.kill(others(process, "posbench.launch.run")[1], signal.SIGKILL)
+    os.kill(children(process)[1], signal.SIGKILL)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 137 and errors.count("error: rank 1 of 2 was killed by SIGKILL") == 1
     assert record("two")["message"] == "rank 1 of 2 was killed by SIGKILL"
@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_ends_the_run_with_a_reason() -> None:
 def test_no_process_outlives_the_first() -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    ranks = others(process, "posbench.launch.run")
+    ranks = children(process)
     process.kill()
     process.wait()
     end = time.monotonic() + 30
@@ -131,7 +131,7 @@ def test_no_process_outlives_the_first() -> None:
 def test_sigterm_under_torchrun_stops_all_after_the_same_update(who: str) -> None:
     process = posbench(*LONG, "study=two", by=TORCHRUN)
     until_it_trains(process, "two")
-    ranks = {rank_of(child): child for child in others(process, "posbench")}
+    ranks = {rank_of(child): child for child in children(process, " -m posbench ")}
     assert len(ranks) == 2
     os.kill(process.pid if who == "launcher" else ranks[who[-1]], signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]

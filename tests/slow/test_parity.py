@@ -10,7 +10,7 @@ from posbench.data import tokens
 from posbench.data.batches import TrainingBatches
 from posbench.model.gpt import build
 from posbench.model.standalone import attention_output
-from posbench.training.step import learner_for, learning_rate, update
+from posbench.training.step import Learner, begin_update, learning_rate
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +24,12 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     config = compose.single([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])
     corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
     gpt = build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
-    learner = learner_for(gpt, config, CPU, dtype)
+    learner = Learner(gpt, config, CPU, dtype)
     batches = TrainingBatches(corpus.train.ids, LENGTH, BATCH, config.seed)
     rates = [learning_rate(step, STEPS, config.training) for step in range(STEPS)]
-    return torch.tensor([update(learner, batches.batch(step), step, rate)[0] for step, rate in enumerate(rates)])
+    return torch.tensor(
+        [begin_update(learner, batches.batch(step), step, rate).read()[0] for step, rate in enumerate(rates)]
+    )
 
 
 def by_definition(encoding: Any, q: Any, k: Any, v: Any, layer: Any, **limits: Any) -> Any:
