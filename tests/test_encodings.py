@@ -380,8 +380,6 @@ def test_a_wrong_choice_is_answered_in_one_line(name: str, options: dict[str, An
 def test_shapes_that_do_not_divide_are_answered_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"head_dim is 33 \(d_model 99 / n_heads 3\): .* nearest d_model: 96 or 102"):
         encodings.build("rope", Shape(99, 3, 1, 8))
-    with pytest.raises(UserError, match="n_kv_heads is 3: expected a divisor of n_heads, 4"):
-        Shape(32, 4, 2, 32, n_kv_heads=3)
     assert Shape(30, 4, 2, 32, head_dim=16).head_dim == 16
 
 
@@ -398,11 +396,6 @@ def test_a_scheme_that_reads_the_layer_input_asks_for_it() -> None:
 class Misspelt(Encoding):
     def distance_bais(self, distance: Tensor, layer: Layer) -> Tensor:
         return -distance.float()
-
-
-class HalfMisspelt(Misspelt):
-    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
-        return 2 * v
 
 
 class Slopes(Encoding):
@@ -445,11 +438,11 @@ class Slopes(Encoding):
         ("list", r"'slopes', __init__: .*: slopes is neither trained nor moved"),
         ("constructor", r"__init__: test_encodings.py, line {no_such}: AttributeError: .*no_such_method"),
         ("broadcast", r"'slopes', bias: test_encodings.py, line {rows}: RuntimeError: The size of tensor"),
-        ("bias", r"bias: .*: gave \(1, 20, 19\), expected \(2, 4, 20, 20\)"),
-        ("map_values", r"map_values: .*: gave \(2, 1, 20, 8\), expected \(2, 4, 20, 8\)"),
-        ("distance_bias", r"distance_bias: .*: gave \(4, 1, 20, 18\), expected \(4, 1, 20, 20\)"),
+        ("bias", r"bias: .*: gave \[\(1, 20, 19\)\], expected \(2, 4, 20, 20\)"),
+        ("map_values", r"map_values: .*: gave \[\(2, 1, 20, 8\)\], expected \(2, 4, 20, 8\)"),
+        ("distance_bias", r"distance_bias: .*: gave \[\(4, 1, 20, 18\)\], expected \(4, 1, 20, 20\)"),
         ("rotate", r"rotate: .*: gave .*\(2, 4, 18, 8\)\], expected two of \(2, 4, 20, 8\)"),
-        ("pair", r"rotate: .*: gave \(2, 4, 20, 8\), expected two of \(2, 4, 20, 8\)"),
+        ("pair", r"rotate: .*: gave \[\(2, 4, 20, 8\)\], expected two of \(2, 4, 20, 8\)"),
     ],
 )
 def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
@@ -468,13 +461,10 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
         assert encoding.remarks() == [] and output.shape == (2, 4, 20, 8)
 
 
-def test_a_misspelt_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoding_without_a_hook_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encodings, "_registered", {})
-    remarks = [encodings.build(encodings.register(cls).name, SHAPE).remarks() for cls in (Misspelt, HalfMisspelt)]
-    assert [len(lines) for lines in remarks] == [2, 1]
-    assert remarks[0][0].endswith("overrides no hook, so it gives no position: is one misspelt?")
-    for lines in remarks:
-        assert lines[-1].endswith("has a method 'distance_bais', which is no hook: did you mean 'distance_bias'?")
+    (remark,) = encodings.build(encodings.register(Misspelt).name, SHAPE).remarks()
+    assert remark == "'misspelt' overrides no hook, so it gives no position: is one misspelt?"
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ CONCATENATED = [{"name": name, "combine": "concat"} for name in ("sine", "index"
         ("bipe", {"separators": [". "]}, "encoding.separators is ['. '] for 'bipe': expected at least one text of a"),
         ("bipe", {"inner": "learned"}, "encoding.inner is 'learned': expected a relative encoding"),
         ("coupling", {"max_position": 1}, "encoding.max_position is 1 for 'coupling': expected at least 2, or null"),
-        ("abacus", {"rows": 100}, "encoding.rows is 100 for 'abacus': expected at least max_offset + 2, 101 (default"),
+        ("abacus", {"rows": 100}, "encoding.rows is 100 for 'abacus': expected at least max_offset + 2, 101"),
         ("learned_sinks", {"inner": "shaw"}, "encoding.inner is 'shaw', which replaces the softmax"),
         ("dape", {"inner": "rope"}, "encoding.inner is 'rope': expected one that only adds a bias"),
         ("layered", {"layers": CONCATENATED}, "encoding.layers has several encodings that concatenate"),

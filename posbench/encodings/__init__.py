@@ -1,7 +1,6 @@
 """The registry of encodings. A family of them is a module of this folder, and a scheme is a class in it.
 
-Encodings from elsewhere join through the entry point group `posbench.encodings` (see `installed`), or as classes that
-the user's own code has registered in this process.
+Encodings from elsewhere join through the entry point group `posbench.encodings` (see `installed`) or by `register`.
 """
 
 import hashlib
@@ -23,35 +22,21 @@ if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
 # Modules of this folder with several encodings, or none. Any other one holds the encoding of its own name.
-_FAMILIES = {
+_FAMILIES = dict.fromkeys(("base", "extend", "families", "far_pairs", "own", "squeezed", "wrapper"), "") | {
     "absolute": "sinusoidal learned",
     "alibi": "alibi bam",
     "arithmetic": "abacus coupling",
-    "base": "",
     "canon": "canon cca",
     "contextual_rope": "carope selective_rope repo",
     "dape": "dape dape_v2",
-    "extend": "",
-    "families": "",
-    "far_pairs": "",
     "fox": "fox cable fox_pro",
     "kerple": "kerple_log kerple_power",
-    "own": "",
     "path": "path path_fox",
     "positions": "randomized shape cape",
     "rope": "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
     "rotary": "xpos pope rope_pp fope decoupled_rope",
     "skew": "liere comrope algebraic",
-    "squeezed": "",
     "tutorial": "index minmax binary sine",
-    "wrapper": "",
-}
-PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # of a class in a file, path/to/file.py:Class
-_MODULE_OF = {
-    name: module.name
-    for module in pkgutil.iter_modules(__path__)
-    if not (module.ispkg or module.name.startswith("_"))
-    for name in _FAMILIES.get(module.name, module.name).split()
 }
 _METHODS = {
     "rope": "pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
@@ -59,7 +44,10 @@ _METHODS = {
     "far_pairs": "rerope leaky_rerope self_extend dual_chunk",
     "squeezed": "alibi_pi interpolate",
 }
+_modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+_MODULE_OF = {name: module for module in _modules for name in _FAMILIES.get(module, module).split()}
 EXTENSIONS = {name: module for module, listed in _METHODS.items() for name in listed.split()}  # the module of each
+PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # of a class in a file, path/to/file.py:Class
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
 
 
@@ -76,9 +64,7 @@ def names() -> list[str]:
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
     """Add a class of the user's own to the encodings of this process, and return it, so that it may be a decorator.
 
-    Args:
-        name: in configurations; the class's own in lower case unless it is given. A later class of the same name, as
-            of a notebook cell that runs again, takes the place of the earlier one.
+    Its name is the class's own in lower case unless one is given. A later class of a name replaces the earlier one.
     """
     name = name or cls.__name__.lower()
     if name in {*_MODULE_OF, *installed.points(installed.ENCODINGS)}:
@@ -158,10 +144,7 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the sha256 of the source of each encoding in use that is not posbench's own, by its name.
-
-    A wrapper's options name more encodings.
-    """
+    """Return the sha256 of the source of each encoding in use, also inside others, that is not posbench's own."""
     used = [each for each in sorted(_elsewhere()) if json.dumps(each) in json.dumps([name, options], default=str)]
     digests = {each: _registered[each][1] if each in _registered else _source_digest(load(each)) for each in used}
     return {each: digest for each, digest in digests.items() if digest}

@@ -10,7 +10,6 @@ They may be fractional and need not be consecutive. The distance of a pair is qu
 
 import copy
 import dataclasses
-import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -38,13 +37,8 @@ class Shape:
     n_kv_heads: int = 0  # heads of keys and values, each shared by a group of query heads; 0 becomes n_heads
 
     def __post_init__(self) -> None:
-        if not self.head_dim and (over := self.d_model % self.n_heads):
-            nearest = f"nearest are {self.d_model - over} and {self.d_model - over + self.n_heads}"
-            raise UserError(f"d_model {self.d_model} does not divide into {self.n_heads} heads: {nearest}")
         object.__setattr__(self, "head_dim", self.head_dim or self.d_model // self.n_heads)
         object.__setattr__(self, "n_kv_heads", self.n_kv_heads or self.n_heads)
-        if self.n_heads % self.n_kv_heads:
-            raise UserError(f"n_kv_heads is {self.n_kv_heads}: expected a divisor of n_heads, {self.n_heads}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +135,8 @@ class Encoding(nn.Module):
         return float(self.shape.head_dim**-0.5)
 
     def expect(self, holds: bool, option: str, value: object, expected: str) -> None:
-        """Refuse an option's value unless it holds, in one line that names what was expected and the default."""
-        default = inspect.signature(type(self)).parameters[option].default
-        expect(holds, option, f"{plain(value)} for '{self.name}'", f"{expected} (default {plain(default)})")
+        """Refuse an option's value unless it holds, in one line that names what was expected."""
+        expect(holds, option, f"{plain(value)} for '{self.name}'", expected)
 
     def given(self, x: Tensor | None, uses: str) -> Tensor:
         """Return the layer's input, for encodings that look at it; UserError, with how it is used, if left out."""

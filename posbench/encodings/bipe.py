@@ -6,8 +6,7 @@ Segments are sentences and lines. A separator, a full stop or a newline, belongs
     segments s   0 0 0 1 1 1 2     what the encoding inside, a relative one, is given as positions
     places p     0 1 2 0 1 2 0     x'_i = x_i + E[p_i],   E of size train_length x d_model, its last row for all beyond
 
-A token is a separator if its text, without spaces around it, is in `separators`; the authors use the ids of two tokens.
-Text without separators, or with an unknown vocabulary, is one segment.
+A token is a separator if its text, without spaces around it, is in `separators`. Without any, all is one segment.
 
 Source: He et al. (2024), arXiv:2401.16421, and the authors' code, where ALiBi's slopes are multiplied by 96 here.
 Beyond training length: defined as far as the encoding inside; more segments are unseen, not longer ones.

@@ -42,9 +42,7 @@ class Canon(Convolving):
 
         a'_t = a_t + sum over s = 0 .. width-1 of w_s a_(t-s),   for a in q, k and v; every channel has its own w
 
-    Farther keys have no order unless the option `inner` names another encoding, which then gets the convolved q, k and
-    v. Of the author's four places in a block this is the second, Canon-B; his full models have all four. Inkling has
-    the convolution on k and v only: option `convolved`.
+    Of the author's four places in a block this is the second, Canon-B. Inkling convolves k and v only.
 
     Source: Allen-Zhu (2025), arXiv:2512.17351; weights start as those of torch's Conv1d, as in the author's code.
     Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys.
@@ -88,11 +86,10 @@ class CCA(Convolving):
         [q'_t ; k'_t] = conv_head(conv_channel([q ; k]))_t + [m_t ; m_t],   m_t = (q_t + k_t) / 2
         v'_t = [first half of v_t ; second half of v_(t-1)]
 
-    Both convolutions are short and causal, one per channel and one across the channels of a head. If a group of query
+    The convolutions are short and causal, one per channel and one across the channels of a head. If a group of query
     heads shares a key head, k' gets the mean of their m. The halves are halves of all heads side by side.
 
-    Source: Figliolia et al. (2025), arXiv:2510.04476, as in transformers' Zaya: without the compression and the norm of
-    queries and keys. Its RoPE, on half of the channels, is `inner: partial_rope`.
+    Source: Figliolia et al. (2025), arXiv:2510.04476, as in transformers' Zaya, without compression and norms.
     Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys.
     Checked against: transformers Zaya, before what the inner encoding is checked against.
     """

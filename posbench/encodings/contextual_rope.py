@@ -63,9 +63,8 @@ class SelectiveRoPE(Summed):
         angle_tp = base^(-2p/d) · sum over s = 0 .. t of phi_sp
         phi_t = (conv(W_2 W_1 n(x))_t [+ exp(b)]) [· sigmoid(w_h·n(x)_t + c_h)]
 
-    n scales each head's part of the input to length 1, conv is a causal convolution over four tokens, W_2 W_1 has a low
-    rank, the brackets are the options `bias` and `gate`. It starts near `none`, as in the authors' models; `start:
-    torch` gives torch's larger weights.
+    n scales each head's part of the input to length 1, conv is a causal convolution over four tokens, the brackets are
+    the options `bias` and `gate`. It starts near `none`, as in the authors' models.
 
     Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388, and the authors' code.
     Beyond training length: defined everywhere; sums reach angles never seen in training where tokens turn one way.
@@ -73,7 +72,6 @@ class SelectiveRoPE(Summed):
     """
 
     name = "selective_rope"
-    TOKENS = 4  # width of the convolution
 
     def __init__(
         self, shape: Shape, base: Above1 = 500000.0, layout: Layout = "interleaved", rank: Count = 32,
@@ -83,7 +81,7 @@ class SelectiveRoPE(Summed):
         pairs, layers = shape.n_heads * shape.head_dim // 2, range(shape.n_layers)
         self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
         self.up = nn.ModuleList(nn.Linear(rank, pairs, bias=False) for _ in layers)
-        self.convolution = nn.ModuleList(nn.Conv1d(pairs, pairs, self.TOKENS, groups=pairs, bias=False) for _ in layers)
+        self.convolution = nn.ModuleList(nn.Conv1d(pairs, pairs, 4, groups=pairs, bias=False) for _ in layers)
         self.constant = nn.Parameter(torch.zeros(shape.n_layers, pairs)) if bias else None
         self.gate = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers) if gate else None
         starts.start(self, start)
@@ -107,34 +105,28 @@ class RePo(Rotary):
 
         r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,   then RoPE with the position z_ih instead of i
 
-    W_g and W_c have an eighth of the model's width. The order of the text enters only through the layers below `first`,
-    which have plain RoPE, and through the causal mask. Such a layer starts nearly as `none`.
+    W_g and W_c have an eighth of the model's width. Layers below `first` have plain RoPE.
 
-    Source: Li et al., "RePo: Language Models with Context Re-Positioning" (2025), arXiv:2512.14391, and the authors'
-    code (SakanaAI/repo), whose 16 layers have plain RoPE in the first 5: `first: null` is that share.
+    Source: Li et al. (2025), arXiv:2512.14391, and the authors' code, which has plain RoPE in 5 of 16 layers.
     Beyond training length: defined everywhere; in re-positioned layers angles do not grow with length by themselves.
     Checked against: plain loops from the authors' description; by hand, also the authors' code.
     """
 
     history = frozenset({"x"})
-    STD, CUT = 0.02, 3.0  # of the weights at the start, and where they are cut, in deviations
-    PLAIN = 5 / 16  # share of the layers with plain RoPE, from the lowest
-    NARROWER = 8  # d_model divided by the width of the positions' network
 
     def __init__(
         self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", first: int | None = None
     ) -> None:
         super().__init__(shape, base, layout)
-        layers, width = shape.n_layers, max(1, shape.d_model // self.NARROWER)
-        expected = f"a layer of the model, 0 to {layers - 1}, or null for {self.PLAIN:.0%} of the layers"
-        self.expect(first is None or 0 <= first < layers, "first", first, expected)
-        self.first = round(layers * self.PLAIN) if first is None else first
+        layers, width = shape.n_layers, max(1, shape.d_model // 8)
+        self.first = round(layers * 5 / 16) if first is None else first
+        self.expect(0 <= self.first < layers, "first", first, f"a layer of the model, 0 to {layers - 1}, or null")
         placed = range(self.first, layers)
         self.gate = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in placed)
         self.content = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in placed)
         self.position = nn.ModuleList(nn.Linear(width, shape.n_heads, bias=False) for _ in placed)
         for weight in self.parameters():
-            nn.init.trunc_normal_(weight, std=self.STD, a=-self.CUT * self.STD, b=self.CUT * self.STD)
+            nn.init.trunc_normal_(weight, std=0.02, a=-0.06, b=0.06)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if layer.index < self.first:

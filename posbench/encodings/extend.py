@@ -1,9 +1,7 @@
 """Context extension: a trained encoding made to reach beyond its training length, without further training.
 
-A method returns a new encoding that shares the trained one's parameters; the trained one is not changed. The annotation
-of its first parameter lists the encodings that it supports. A wrapper applies it to those of its inner encodings. A
-factor s is length / train_length by default (dynamic: nothing changes up to the training length). A fixed s gives the
-same model at every length, at a price at the training length too.
+The annotation of a method's first parameter lists the encodings that it supports. A wrapper applies it to those of its
+inner encodings. A factor s is length / train_length by default (dynamic: nothing changes up to the training length).
 """
 
 import dataclasses
@@ -69,15 +67,11 @@ def methods_of(encoding: Encoding) -> list[str]:
 
 
 def extended(encoding: Encoding, method: str, length: int, train_length: int, **options: Any) -> Extended:
-    """Make a trained encoding reach `length` tokens; it is not changed.
-
-    Returns:
-        The extended encoding, which shares the trained one's parameters, and the facts of the extension: its options,
-        whether it follows the length (`dynamic`), attention factor, frequencies before and after.
+    """Return a trained encoding made to reach `length` tokens, sharing its parameters, and the facts of the extension.
 
     Raises:
         UserError: unknown method, or an option that is wrong, also for this encoding or this length.
-        Undefined: the encoding does not support the method, or its defaults do not fit this encoding.
+        Undefined: the encoding does not support the method.
     """
     if method not in methods():
         raise unknown("extension", method, methods(), "'posbench list' shows all")
@@ -99,8 +93,7 @@ def _extended(encoding: Encoding, method: Method, stretch: Stretch, options: dic
     try:
         copied, facts = method.apply(encoding, stretch, **method.options | options)
     except OptionError as error:
-        error = error.under("extension")
-        raise error if options else Undefined(str(error)) from None  # a default that does not fit this model
+        raise error.under("extension") from None
     copied.name, copied.window = encoding.name, encoding.window
     return copied, facts
 
@@ -132,8 +125,7 @@ def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
 def clipped_rope(rope: Spectrum, pairs: Offset | None = None) -> Scaling:
     """Clipped RoPE (its authors' "CoPE"): pairs slower than the training length are slowed, the last one to a halt.
 
-    The factor falls as half a cosine wave over the last `pairs` pairs, by default those whose period exceeds the
-    training length. The authors' code, made for one model, always takes 20 of 64. It ignores the length.
+    The factor falls as half a cosine wave over the last `pairs` pairs, by default those with a longer period.
 
     Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs" (2026), arXiv:2602.05258.
     """

@@ -1,7 +1,6 @@
 """Extensions of rotary encodings that give far pairs distances known from training.
 
-Near pairs keep their logits, which order the words nearby. Each method has two or three score matrices and picks by
-distance; all of them are computed in blocks of rows, O(block x length) in memory.
+Each method has two or three score matrices and picks by distance, in blocks of rows. Near pairs keep their logits.
 """
 
 import itertools
@@ -89,12 +88,10 @@ def self_extend(
 def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
     """Dual chunk attention: true distances within a chunk and near its start, train_length - 1 to all far keys.
 
-    Chunks hold 3/4 of the training length L. A key has the position n mod chunk. To the keys of the chunk before, a
-    query at place r of its chunk has the position min(r + chunk, L - 1), a true distance to the nearest; to earlier
-    keys it has L - 1. Up to the training length it is plain RoPE.
+    Chunks hold 3/4 of the training length L. A key has the position n mod chunk. To keys of the chunk before, a query
+    at place r of its chunk has the position min(r + chunk, L - 1), to earlier keys L - 1.
 
-    Source: An et al., "Training-Free Long-Context Scaling of Large Language Models" (2024), arXiv:2402.17463, section
-    3. (The authors' code ends at position c where the paper, followed here, has c - 1.)
+    Source: An et al. (2024), arXiv:2402.17463, 3, which has L - 1 where the authors' code has L.
     """
     size, longest = chunk or max(1, 3 * stretch.train_length // 4), stretch.train_length
     expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")

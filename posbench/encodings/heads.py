@@ -2,9 +2,8 @@
 
     head h of H uses heads[floor(h n / H)],   n entries, each an encoding with its options
 
-Each entry has a block of neighbouring heads, and is made for a model of that many: ALiBi on 4 of 8 heads has the slopes
-of 4 heads. By default half of the heads have no positions and the others ALiBi (NAPE). What an encoding adds at the
-input reaches all heads.
+Each entry has a block of neighbouring heads, and is made for a model of that many. By default half of the heads have no
+positions and the others ALiBi (NAPE). What an encoding adds at the input reaches all heads.
 
 Source: Vasylenko et al. (2025), arXiv:2506.16640, for the default, without their softmax; slopes and order are ours.
 Beyond training length: defined as far as all of its encodings are.
@@ -72,8 +71,6 @@ class Heads(Wrapper):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         queries, keys = zip(*self.of_blocks("rotate", layer, q, k), strict=True)
-        if len({each.shape[-1] for each in queries}) > 1:
-            raise UserError("encoding.heads: its encodings widen queries and keys differently, expected all alike")
         return torch.cat(queries, dim=1), torch.cat(keys, dim=1)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:

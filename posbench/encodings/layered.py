@@ -2,13 +2,11 @@
 
     layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window
 
-Layers with equal entries share one encoding and the parameters that it has for all layers. An encoding that acts at the
-input (`sinusoidal`) reaches every layer. Patterns of published models have names: encoding=layered/gemma3, or gemma4,
-cohere2, llama4, mistral_large4, smollm3, olmo3_gnope, swan.
+Layers with equal entries share one encoding. One that acts at the input reaches every layer. Patterns of published
+models have names: encoding=layered/gemma3, or gemma4, cohere2, llama4, mistral_large4, smollm3, olmo3_gnope, swan.
 
-Source: Yang et al. (2025), arXiv:2501.18795, for the default pattern. Puvvada et al. (2025), arXiv:2504.08719, for
-swan, with `logn` of `temperature` in place of their fitted scale of logits. OLMo-core's `no_global_rope` for
-olmo3_gnope.
+Source: Yang et al. (2025), arXiv:2501.18795, for the default pattern; Puvvada et al. (2025), arXiv:2504.08719, for
+swan, with `logn` of `temperature` in place of their fitted scale of logits; OLMo-core for olmo3_gnope.
 Beyond training length: defined as far as all of its layers are.
 Checked against: the implementations that its layers are checked against, layer by layer, under the window's mask.
 """

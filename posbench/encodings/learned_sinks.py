@@ -4,9 +4,6 @@ One learned number per layer and head joins the denominator of every softmax, as
 
     weight_ij = exp(logit_ij) / (exp(s_h) + sum over j' of exp(logit_ij'))
 
-The weights of a row then sum to less than 1. Without a sink, an idle head puts its weight on the first token, which all
-queries can find and a window hides; the sink is inside every window and has no position.
-
 Source: transformers' gpt-oss, whose sinks start from N(0, 0.02) around YaRN, under a window in every other layer.
 Beyond training length: defined as far as the inner encoding is; over more keys a sink of the same size takes less.
 Checked against: transformers gpt-oss, on queries, keys and biases of what the inner encoding is checked against.

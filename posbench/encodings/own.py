@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posbench import files, machine
 from posbench.encodings.base import Encoding
-from posbench.errors import PosbenchError, UserError, did_you_mean
+from posbench.errors import PosbenchError, UserError
 
 # The shape that a hook has to give, by its arguments; `bias` and `positions` may give one to be expanded.
 _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
@@ -81,10 +81,11 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
 
 @functools.cache
 def guarded(cls: type[Encoding]) -> type[Encoding]:
-    """Return the class with one line for an error or a misshapen result of a hook, and remarks on misspelt ones."""
+    """Return the class with one line for an error or a misshapen result of a hook."""
     members = {name: _guarded(cls, name) for name in cls.overridden if callable(getattr(cls, name))}
     members |= {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name}
-    members["remarks"] = lambda self: [*_misspelt(cls), *cls.remarks(self)]
+    if not cls.overridden:
+        members["remarks"] = lambda self: [f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?"]
     subclass: type[Encoding] = type(cls.__name__, (cls,), members)
     return subclass
 
@@ -97,11 +98,12 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
         if torch.compiler.is_compiling():
             return hook(self, *args)
         result = _in_one_line(cls, name, hook, self, *args)
-        if name in _EXPECTED and not (result is None and name == "bias"):
-            shape, expected = _shape(result), _EXPECTED[name](self, *args)
-            if not _fits(shape, expected, name):
+        if name in _EXPECTED and result is not None:
+            expected, parts = _EXPECTED[name](self, *args), result if isinstance(result, tuple | list) else [result]
+            shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in parts]
+            if not _fits(shapes, expected, name):
                 two = "two of " if name == "rotate" else ""
-                raise UserError(f"{_place(cls, name)}: gave {shape}, expected {two}{expected}")
+                raise UserError(f"{_place(cls, name)}: gave {shapes}, expected {two}{expected}")
         return result
 
     return call
@@ -117,29 +119,12 @@ def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *
         raise UserError(f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}") from error
 
 
-def _shape(result: object) -> Any:
-    """Return the shape of a tensor, the shapes of several, or the type of anything else."""
-    if isinstance(result, tuple | list):
-        return [_shape(each) for each in result]
-    return tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-
-
-def _fits(shape: Any, expected: tuple[int, ...], name: str) -> bool:
+def _fits(shapes: list[Any], expected: tuple[int, ...], name: str) -> bool:
     if name == "rotate":
-        return len(shape) == 2 and shape[0] == shape[1] and shape[0][:3] == expected[:3]
-    if name not in ("bias", "positions"):
-        return bool(shape == expected)
-    pairs = zip(reversed(shape), reversed(expected), strict=False)
-    return len(shape) <= len(expected) and all(size in (1, whole) for size, whole in pairs)
-
-
-def _misspelt(cls: type[Encoding]) -> list[str]:
-    """Return a line for a class without any hook, and for each public method that is spelt almost like one."""
-    lines = [f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?"]
-    methods = [name for name in dir(cls) if not (name.startswith("_") or hasattr(Encoding, name))]
-    near = {name: did_you_mean(name, cls.HOOKS, cutoff=0.8) for name in methods}
-    told = [f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items() if hook]
-    return lines[bool(cls.overridden) :] + told
+        return len(shapes) == 2 and shapes[0] == shapes[1] and shapes[0][:3] == expected[:3]
+    if name not in ("bias", "positions") or len(shapes) > 1 or len(shapes[0]) > len(expected):
+        return shapes == [expected]
+    return all(size in (1, whole) for size, whole in zip(reversed(shapes[0]), reversed(expected), strict=False))
 
 
 def fault(error: BaseException, source: str | None = None) -> str:

@@ -3,18 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Ge, Le
 from torch import Tensor
 
 from posbench.encodings.base import Encoding, Shape, Stretch, check_length
 from posbench.encodings.wrapper import NO_OPTIONS, Wrapper
 from posbench.errors import UserError
-from posbench.options import AtLeast1, NonNegative
-
-MOST_POSITIONS = 2**24  # whole numbers up to here differ in fp32
+from posbench.options import AtLeast1, Count, NonNegative
 
 
 class Repositioned(Wrapper):
@@ -58,9 +55,8 @@ class Randomized(Repositioned):
     ) -> None:  # fmt: skip
         super().__init__(shape)
         self.range = 16 * shape.train_length if max_length is None else max_length
-        most = max(MOST_POSITIONS, 16 * shape.train_length)  # every draw orders all of them
-        expected = f"at least train_length, {shape.train_length}, at most {most:,}, or null for 16 training lengths"
-        self.expect(shape.train_length <= self.range <= most, "max_length", max_length, expected)
+        expected = f"at least train_length, {shape.train_length}, or null for 16 training lengths"
+        self.expect(shape.train_length <= self.range, "max_length", max_length, expected)
         # The inner encoding is trained on all these positions.
         self.wrap(inner, inner_options, dataclasses.replace(shape, train_length=self.range))
 
@@ -82,7 +78,7 @@ class SHAPE(Repositioned):
 
         positions = o, o + 1, o + 2 ..   o drawn from 0 .. shift-1 in training,   o = shift in evaluation
 
-    This changes nothing for an encoding by distance. In the authors' code each sequence has a draw of its own.
+    In the authors' code each sequence has a draw of its own.
 
     Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), whose shift is 500.
     Beyond training length: defined as far as the encoding inside, which is made for train_length + shift positions.
@@ -91,7 +87,7 @@ class SHAPE(Repositioned):
 
     def __init__(
         self, shape: Shape, inner: str = "sinusoidal", inner_options: dict[str, Any] = NO_OPTIONS,
-        shift: Annotated[int, Ge(1), Le(MOST_POSITIONS)] = 500,
+        shift: Count = 500,
     ) -> None:  # fmt: skip
         super().__init__(shape)
         self.shift = shift
@@ -119,9 +115,7 @@ class CAPE(Repositioned):
         positions_i = (i + D + e_i)·exp(l) in training,   positions_i = i in evaluation
         D from -global_shift .. global_shift,   e_i from -local_shift .. local_shift,   l from ±ln(scaling), all uniform
 
-    With a local_shift above 0.5 neighbours may swap places; a bias by distance treats a key that seems ahead of its
-    query as at distance 0. In the authors' code each sequence has draws of its own. Their option for speech to subtract
-    the mean is left out: it tells every token how long the text is.
+    A key that seems ahead of its query is at distance 0. In the authors' code each sequence has draws of its own.
 
     Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults are those of gcambara/cape for text.
     Beyond training length: defined as far as the encoding inside, which saw positions up to (T + both shifts)·scaling.

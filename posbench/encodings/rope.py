@@ -1,10 +1,7 @@
 """Rotary position embedding (RoPE), the scalings of its frequencies, and the schemes that change nothing else.
 
-Pair p of a head of width d turns by position · f_p,  f_p = base^(-2p/d).  Which two channels are a pair is the layout,
-which a model with learned projections cannot tell:
-
-    interleaved   (x_2p, x_2p+1)      the paper, GPT-J; the default, as such a pair lies in memory as a complex number
-    half          (x_p, x_p+d/2)      GPT-NeoX, Llama, the default of transformers
+Pair p of a head of width d turns by position · f_p,  f_p = base^(-2p/d).  A pair is two neighbouring channels (layout
+`interleaved`, as in the paper and GPT-J) or channels p and p + d/2 (`half`, as in GPT-NeoX and Llama).
 
 A scaling slows the pairs for a context that is s times longer. It is one function, which makes the encoding of its
 name, scaled from the first step on, and the extension of its name, which scales a trained RoPE.
@@ -70,18 +67,17 @@ def turned(q: Tensor, k: Tensor, turns: Tensor, layout: Layout) -> tuple[Tensor,
 def check_pairs(encoding: str, shape: Shape) -> None:
     """Raise UserError if the head width is odd."""
     if shape.head_dim % 2:
-        below, step = shape.d_model // (2 * shape.n_heads) * 2 * shape.n_heads, 2 * shape.n_heads
-        raise UserError(
-            f"head_dim is {shape.head_dim} (d_model {shape.d_model} / n_heads {shape.n_heads}): {encoding} rotates "
-            f"pairs and needs it even; nearest d_model: {f'{below} or ' if below else ''}{below + step}"
-        )
+        below = shape.d_model // (2 * shape.n_heads) * 2 * shape.n_heads
+        width = f"head_dim is {shape.head_dim} (d_model {shape.d_model} / n_heads {shape.n_heads})"
+        nearest = f"nearest d_model: {below} or {below + 2 * shape.n_heads}"
+        raise UserError(f"{width}: {encoding} rotates pairs and needs it even; {nearest}")
 
 
 class Rotary(Encoding):
     """Base of the encodings that rotate q and k by position · `inv_freq`; most differ only in the frequencies."""
 
     attention_factor: float = 1.0  # multiplies q and k, so the logits by its square; YaRN's temperature
-    # Of an extension's frequencies to the trained ones, (P,). Not a buffer, which .to(bfloat16) would round.
+    # Of an extension's frequencies to the trained ones, (P,); a buffer would be rounded by .to(bfloat16).
     ratio: Tensor = torch.ones((), dtype=torch.float64)
 
     def __init__(self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved") -> None:
@@ -188,9 +184,7 @@ class GRAPEM(Rotary):
 
         f_p = base^(-2p/d) · exp(alpha_lp / c),   alpha_lp = 0 at first, for layer l and pair p
 
-    The divisor c makes the optimizer's steps c times smaller. The authors' norm of queries and keys is left out.
-
-    Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, 3; c is from their code.
+    Source: Zhang et al. (2025), arXiv:2512.07805, 3, without a norm of queries and keys; c is from the authors' code.
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
     Checked against: the exponential of the generator, by torch.linalg.matrix_exp.
     """
@@ -280,10 +274,7 @@ class Scaled(Rotary):
 
 
 def scaling(by_length: bool = False) -> Callable[[Callable[..., Scaling]], Callable[..., Scaling]]:
-    """Enter a rule as a scaling, and make the encoding of its name; `by_length`: it follows the length of the input.
-
-    A rule's options after a `*` are the extension's alone.
-    """
+    """Enter a rule as a scaling, and make the encoding of its name. Options after a `*` are the extension's alone."""
 
     def enter(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
         options = [each for each in inspect.signature(rule).parameters.values() if each.kind != each.KEYWORD_ONLY][1:]
@@ -293,9 +284,9 @@ def scaling(by_length: bool = False) -> Callable[[Callable[..., Scaling]], Calla
             Scaled.__init__(self, *shape_base_layout, **{each.name: each.default for each in options} | given)
 
         vars(__init__)["__signature__"] = inspect.Signature([*shared, *options])
-        members = {"name": rule.__name__, "rule": staticmethod(rule), "__doc__": rule.__doc__, "__module__": __name__}
-        members |= {"__init__": __init__, "length_dependent": by_length}
         bases = (Scaled,) if by_length else (Scaled, PureRotary)
+        members: dict[str, Any] = {"rule": staticmethod(rule), "length_dependent": by_length, "__init__": __init__}
+        members |= {"name": rule.__name__, "__doc__": rule.__doc__, "__module__": __name__}
         globals()[f"{rule.__name__}_encoding"] = type(rule.__name__, bases, members)
         SCALINGS[rule.__name__] = rule
         return rule
@@ -363,8 +354,6 @@ def dynamic_ntk(rope: Spectrum, factor: AtLeast1 = 1.0) -> Scaling:
 
         f_p = b^(-2p/d) · s^(-2p/(d-2)),   s = max(1, factor·l/L - (factor - 1))
 
-    A longer input changes all its outputs. l is that of the sequence; in transformers, of the longest in a batch.
-
     Source: emozilla, "Dynamically Scaled RoPE" (2023), reddit.com; the rule is transformers' rope_type `dynamic`.
     Beyond training length: defined everywhere; slow pairs keep within the angles of L, others reach some never seen.
     Checked against: transformers, rope_type `dynamic`.
@@ -380,9 +369,8 @@ def ntk_by_parts(
 
         f_p = (1 - g_p)·f0_p + g_p·f0_p/s
 
-    The share g_p is 1 for pairs with at most alpha rotations within the training length L, and 0 for beta or more. In
-    between it falls with the pair's index (`ramp: index`, as YaRN's code, transformers and vLLM have it) or its number
-    of rotations L·f0_p/2π (`rotations`, as the paper has it); these differ up to threefold.
+    g_p is 1 for pairs with at most alpha rotations within the training length L, 0 for beta or more. In between it
+    falls with the pair's index (`ramp: index`, as in YaRN's code) or its rotations L·f0_p/2π (`rotations`, the paper).
 
     Source: Peng et al. (2023), arXiv:2309.00071, section 3.2, after bloc97 (2023).
     Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
@@ -444,8 +432,7 @@ def longrope(
 
         f_p = f0_p / short_factor_p up to L tokens, f0_p / long_factor_p beyond,   a = sqrt(1 + ln s / ln L)
 
-    The authors search the factors. Without that, `short_factor` is 1 and `long_factor` holds YaRN's divisors. A longer
-    input changes all its outputs. The set is chosen per sequence; in transformers the longest of a batch chooses.
+    The authors search the factors; here they are 1 and YaRN's divisors, chosen per sequence, not per batch.
 
     Source: Ding et al. (2024), arXiv:2402.13753, without its uninterpolated first tokens.
     Beyond training length: defined everywhere; there the frequencies switch, untrained if L is train_length.
@@ -454,9 +441,7 @@ def longrope(
     long, short = ntk_by_parts(rope, factor)[0], rope.f
     for option, divisors in (("long_factor", long_factor), ("short_factor", short_factor)):
         expect(not divisors or len(divisors) == len(rope.f), option, divisors, f"{len(rope.f)} numbers, one per pair")
-    if long_factor:
-        long = rope.f / torch.tensor(long_factor, dtype=torch.float64)
-    if short_factor:
-        short = rope.f / torch.tensor(short_factor, dtype=torch.float64)
+    long = rope.f / torch.tensor(long_factor, dtype=torch.float64) if long_factor else long
+    short = rope.f / torch.tensor(short_factor, dtype=torch.float64) if short_factor else short
     temperature = attention_factor or math.sqrt(1 + math.log(factor) / math.log(rope.train_length))
     return torch.where(rope.length > rope.train_length, long, short), temperature

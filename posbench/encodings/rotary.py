@@ -18,16 +18,11 @@ class XPos(Rotary):
 
         <q_i, k_j>_p is multiplied by zeta_p^((i - j)/B),   zeta_p = (2p/d + 0.4) / 1.4
 
-    Only for causal models. Positions are centred first, which cancels in every logit and keeps the factors within fp32.
-
-    Source: Sun et al., "A Length-Extrapolatable Transformer" (2022), arXiv:2212.10554, section 3, without blockwise
-    attention. The paper's B is 512; here half of train_length, or a short one would hardly see the decay.
-    Beyond training length: defined up to a span of 128·B positions, where the factors leave fp32; far keys get ever
-    less weight. A larger span is refused on a CPU; an accelerator or compiled code gives NaN.
+    Source: Sun et al. (2022), arXiv:2212.10554, 3, without blockwise attention; B is 512, here half of train_length.
+    Beyond training length: defined up to a span of 128·B positions, where the factors leave fp32. A larger one is
+    refused on a CPU; an accelerator or compiled code gives NaN.
     Checked against: x-transformers RotaryEmbedding with use_xpos.
     """
-
-    GAMMA = 0.4
 
     def __init__(
         self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", scale_base: Positive | None = None
@@ -56,18 +51,16 @@ class XPos(Rotary):
                 f"for less than {span}); a larger encoding.scale_base reaches farther"
             )
         centre = torch.where(defined, (first + last) / 2, math.nan)
-        zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + self.GAMMA) / (1 + self.GAMMA)
+        zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + 0.4) / 1.4
         return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
 
 
 class PoPE(Rotary):
     """Polar coordinate position embedding (PoPE): magnitude holds content, angle holds position.
 
-    Every channel c of a head is one complex number; keys add a learned phase per head, clamped to [-2π, 0]:
-
         logits_ij = sum over c of softplus(q_ic)·softplus(k_jc)·cos((i - j)·base^(-c/d) - phase_c) / sqrt(d)
 
-    So there are twice as many frequencies as in RoPE, and q and k are twice as wide inside attention.
+    Every channel c is one complex number; keys add a learned phase per head, clamped to [-2π, 0].
 
     Source: Gopalakrishnan et al. (2025), arXiv:2509.10534.
     Beyond training length: defined everywhere; slow channels reach angles never seen in training.
@@ -93,12 +86,9 @@ class PoPE(Rotary):
 class RoPEPlusPlus(Rotary):
     """RoPE++: heads come in twos, one with RoPE's logits and one with their imaginary part.
 
-    The two heads share queries, keys and values. The second turns the query back by a quarter, and so looks farther:
-
         first:  <R(m) q, R(n) k>      second:  <R(m) J q, R(n) k>,   J turns each pair by -π/2
 
-    This is the authors' form with an equal number of heads (EH), which halves queries, keys and values; here the second
-    head's own are computed but unused. The last of an odd number of heads is a first one.
+    The two share queries, keys and values, as in the authors' form with an equal number of heads (EH).
 
     Source: Liu et al. (2025), arXiv:2512.07525; the sign is that of the authors' code.
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
@@ -124,10 +114,9 @@ class FoPE(Encoding):
         z_u -> z_u · (sum over m of C_mu cos(i f_m) + i·sum over m of S_mu sin(i f_m)),   u < U = min(M, d/4)
 
     over the M frequencies f_m >= 2π/L. Other pairs do not turn. C and S are the identity plus a normal draw (Xavier's,
-    times `gain`), per head and layer, the same in every run. A logit depends on both positions, not on distance alone.
+    times `gain`), per head and layer, the same in every run.
 
-    Source: Hua et al. (2024), arXiv:2412.17739. Pairs that do not turn have cosine 1 and sine 0, as the text says; the
-    code behind the authors' results gives them sine 1, which doubles their part of every logit: `still_sine: 1`.
+    Source: Hua et al. (2024), arXiv:2412.17739; its code gives pairs that do not turn sine 1: `still_sine: 1`.
     Beyond training length: defined everywhere; every frequency that is left has been seen at all angles.
     Checked against: plain loops from the paper; without the draw it is RoPE on those pairs.
     """
@@ -173,16 +162,12 @@ class FoPE(Encoding):
 class DecoupledRoPE(Rotary):
     """Decoupled RoPE: position in channels of its own, as in multi-head latent attention (MLA).
 
-    RoPE acts on r channels of a head; the other channels carry no position. `placement` says which channels:
+        beside      q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],   logits q'·k' / sqrt(d + r)
+        trailing    R turns the last r of the d channels of a head; nothing is learned
 
-        beside      r more channels per head, computed from the layer's input x; all heads share the key's:
-                    q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],   logits q'·k' / sqrt(d + r)
-        trailing    the last r of the d channels of a head; nothing is learned
+    All heads share the key's r channels. `turn_values` turns values, and outputs back: R_-i sum_j a_ij R_j v_j.
 
-    `turn_values` turns values as keys, and outputs back by their query's position: R_-i sum_j a_ij R_j v_j.
-
-    Source: DeepSeek-AI, "DeepSeek-V2" (2024), arXiv:2405.04434, section 2.1.3, for `beside`, without its compression;
-    `trailing` and `turn_values` are those of transformers' DeepSeek V4.
+    Source: DeepSeek-AI (2024), arXiv:2405.04434, 2.1.3, without compression; transformers' DeepSeek V4 (trailing).
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
     Checked against: transformers DeepSeek V3 (beside, its whole attention) and DeepSeek V4 (trailing, turn_values).
     """

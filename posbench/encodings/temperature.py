@@ -8,8 +8,7 @@ After the inner encoding's rotation, query i is multiplied by a number that grow
     llama4           1 + alpha·ln(1 + floor(n/F))      F = `floor`, by default the training length
     inkling          1 + alpha·ln(max(1, n/F))
 
-Biases of the inner encoding are unchanged. A window does not lower n: models with windowed layers use the temperature
-in the other layers only, which `layered` can express.
+Biases of the inner encoding are unchanged. A window does not lower n.
 
 Source: Nakanishi (2025), arXiv:2501.19399 (ssmax; its start is ours); Qwen's code, `use_logn_attn` (logn);
 transformers' Mistral Large 4, Llama 4 (F = 8192) and Inkling. Ministral 3 counts from 0 where Llama 4 counts tokens.
