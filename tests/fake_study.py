@@ -152,7 +152,7 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
             units = {"document": [*range(BLOCKS)], "tokens": [TARGETS] * BLOCKS, "nll": sums.tolist()}
             row |= _numbers(sums) | {"ngram_nll": truth.ngram, "units": units | _ngram_sums(truth)}
         rows.append(row)
-    write_rows(folder / "evaluation.jsonl", rows)
+    write_rows(folder / "rows.jsonl", rows)
 
 
 def _row(config: Config, ratio: float, window: int | None, truth: Truth) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def run_of(folder: Path, template: Config, truth: Truth) -> Path:
 
 def test_it_is_nll_at_1x_the_rise_beyond_and_the_reach(template: Config, tmp_path: Path) -> None:
     found = headline_of(run_of(tmp_path, template, Truth(3.6, 0.1)))
-    rows = read_rows(next(tmp_path.glob("*/evaluation.jsonl")))
+    rows = read_rows(next(tmp_path.glob("*/rows.jsonl")))
     nll = {row["length_ratio"]: row["nll"] for row in rows if row["window"] is None}
     assert found["nll_1x"] == nll[1] and found["nll_8x"] == nll[8]
     assert found["rise_4x"] == pytest.approx(nll[4] - nll[1]) == pytest.approx(0.2, abs=0.05)
@@ -40,11 +40,11 @@ def test_rows_of_other_targets_are_in_no_curve_and_said(
     """As `evaluate length=...` leaves them, where the longest length was not asked for before."""
     folder = run_of(tmp_path, template, Truth(3.6, 0.1))
     before = headline_of(folder)
-    rows = read_rows(folder / "evaluation.jsonl")
+    rows = read_rows(folder / "rows.jsonl")
     first = next(row for row in rows if row["length_ratio"] == 1 and row["protocol"] == "fixed_target")
     other = {"length": 9 * first["length"], "length_ratio": 9, "nll": 9.0, "targets_sha256": "0" * 64}
     windowed = {**first, **other, "window": first["length"]}
-    write_rows(folder / "evaluation.jsonl", [{**first, **other}, windowed], "a")
+    write_rows(folder / "rows.jsonl", [{**first, **other}, windowed], "a")
     assert headline_of(folder) == before
     printed.print_results(folder)
     text = " ".join(capsys.readouterr().out.split())
@@ -54,10 +54,10 @@ def test_rows_of_other_targets_are_in_no_curve_and_said(
 def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: Path) -> None:
     folder = run_of(tmp_path, template, Truth(3.6, 0.1))
     before = headline_of(folder)
-    row = read_rows(folder / "evaluation.jsonl")[0] | {"nll": 9.0}
+    row = read_rows(folder / "rows.jsonl")[0] | {"nll": 9.0}
     changes = [{"checkpoint_step": 3}, {"extension": "yarn"}, {"protocol": "nonoverlap"}, {"split": "validation"}]
     changes.append({"split": "validation", "checkpoint_step": row["checkpoint_step"] + 1})  # a later evaluation
-    write_rows(folder / "evaluation.jsonl", [row | change for change in changes], "a")
+    write_rows(folder / "rows.jsonl", [row | change for change in changes], "a")
     assert headline_of(folder) == before and before["nll_1x"] is not None
 
 

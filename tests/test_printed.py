@@ -32,7 +32,7 @@ def draw(tiny_config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixt
         record = {"schema": 1, "id": "x", "status": "done"}
         (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
         lines = "".join(json.dumps(one) + "\n" for one in rows)
-        (tmp_path / "evaluation.jsonl").write_text(lines, encoding="utf-8")
+        (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8")
         printed.print_results(tmp_path, split)
         return capsys.readouterr().out
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from fake_study import SCHEMES, Truth, configured, read_rows, write_rows, write_run, write_study
+from fake_study import SCHEMES, write_study
 from test_frozen import cells, frozen_cells
 
 from posbench.config.schema import Config
@@ -21,7 +20,6 @@ from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
 from posbench.results.estimate import in_two_groups
 from posbench.results.frame import differing_settings, read, save
 from posbench.results.headline import headline
-from posbench.run.rows import EVALUATION_KEY
 
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
 
@@ -79,31 +77,11 @@ def test_a_study_is_kept_in_one_small_file(studies: dict[str, pd.DataFrame], tmp
     assert len(read([path, path])) == len(again)
 
 
-def write_as_before(folder: Path) -> None:
-    """Rewrite a run as earlier versions wrote it: sums of two blocks of each document in a file of their own."""
-    rows, lines = read_rows(folder / "evaluation.jsonl"), []
-    for row in rows:
-        units = row.pop("units")
-        key = {name: row.get(name) for name in (*EVALUATION_KEY, "targets_sha256")}
-        for number, (document, tokens, nll, ngram) in enumerate(zip(*units.values(), strict=True)):
-            sums = {"n_tokens": tokens // 2, "nll_sum": nll / 2, "ngram_sum": ngram / 2}
-            lines += [{**key, "block": 2 * number + half, "document": document, **sums} for half in (0, 1)]
-    write_rows(folder / "evaluation.jsonl", rows)
-    write_rows(folder / "evaluation_blocks.jsonl", [*lines, *lines])  # twice, as after a kill: the last set counts
-
-
-def test_a_folder_of_an_earlier_version_reads_like_one_of_today(template: Config, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "fake", configured(template, "rope", 0), Truth(3.5, 0.1, ngram=3.8, paired=True))
-    copy = shutil.copytree(run, tmp_path / run.name)
-    write_as_before(copy)
-    pd.testing.assert_frame_equal(read([copy]).drop(columns="folder"), read([run]).drop(columns="folder"))
-
-
 def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
     write_study(tmp_path, template, {"rope": SCHEMES["rope"]})
     runs = sorted(tmp_path.glob("rope-*"))
     (runs[0] / "config.yaml").write_text("study: [", encoding="utf-8")
-    (runs[1] / "evaluation.jsonl").write_text("not JSON\n", encoding="utf-8")
+    (runs[1] / "rows.jsonl").write_text("not JSON\n", encoding="utf-8")
     config = yaml.safe_load((runs[2] / "config.yaml").read_text(encoding="utf-8"))
     config["encoding"] = {"name": "of_a_package_that_is_gone", "sharpness": 2}
     (runs[2] / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -111,7 +89,7 @@ def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
     frame = read([tmp_path])
     runs_ = frame.drop_duplicates("folder").set_index("folder")
     assert list(runs_.loc[[str(run) for run in runs], "run_status"]) == ["unreadable"] * 2 + ["done", "oom", "done"]
-    assert "line 1" in runs_.loc[str(runs[1]), "run_reason"]
+    assert "not JSON" in runs_.loc[str(runs[1]), "run_reason"]
     table = compare.compare(frame[frame["setting"] == runs_.loc[str(runs[4]), "setting"]]).set_index("label")
     assert list(table.index) == ["rope", "of_a_package_that_is_gone"] or set(table.index) > {"rope"}
     assert (table.loc["rope", "seeds"], table.loc["rope", "not_done"]) == (1, "1 unreadable, 1 oom")

@@ -224,7 +224,7 @@ def test_a_start_is_a_finished_run_whose_weights_are_there_as_they_were(
     assert config.start is not None
     for changed, says in (
         ({"weights_sha256": "0" * 64}, "not those that this run was to begin from"),
-        ({"run": str(here / "gone")}, "no such folder any more"),
+        ({"run": str(here / "gone")}, "its weights are not those"),
     ):
         other = dataclasses.replace(config, start=dataclasses.replace(config.start, **changed))
         with pytest.raises(UserError, match=says):

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from posbench.processes import World
 from posbench.results.frame import read
 from posbench.results.headline import headline
 from posbench.run import TOKENIZER, checkpoint, tracking
-from posbench.run.model import with_weights
+from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row
 from posbench.run.run import Run, load_config, load_record
 from posbench.terminal.signals import signals_as_errors
@@ -73,7 +73,7 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
         tokens = world.after_first(lambda: prepare(text, config.runtime.cache))
         if run:
             run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
-        model = with_weights(folder, config, tokens.tokenizer, trained.weights()).to(device)
+        model = model_of(folder, config, tokens.tokenizer).to(device)
         if not evaluate_into(run, model, tokens, config, trained.step, device, world):
             logger.info("all requested rows exist; nothing to do: %s", folder)
 
@@ -154,7 +154,7 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
     return CachedNGrams(ngrams, text, tokens.validation.ids)
 
 
-def results_of(folder: Path) -> tracking.Results:
+def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], "Figure"]]:
     """What the rows of a run folder come to, whether or not it is finished."""
     frame = read([folder]).assign(run_status="done", repeated=False)
 
@@ -163,4 +163,4 @@ def results_of(folder: Path) -> tracking.Results:
 
         return charts.of_runs(frame)
 
-    return tracking.Results(headline(frame), draw)
+    return headline(frame), draw

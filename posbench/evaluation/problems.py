@@ -68,7 +68,7 @@ def _answered(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> 
     tokens, sums = np.bincount(problem), np.bincount(problem, nll)
     means: dict[str, Any] = {"nll": float(nll.mean()), "accuracy": float(correct.mean())}
     row = dataclasses.replace(row, n_tokens=len(problem), n_blocks=len(tokens), **means)
-    if len(tokens) < 2 or row.is_repetitive:
+    if len(tokens) < 2 or 2 * (row.n_distinct or len(tokens)) < len(tokens):  # too repetitive for an interval
         return row
     interval = estimate(sums[None], tokens)
     return dataclasses.replace(row, ci_low=interval.low(), ci_high=interval.high(), ci_over="problems")

@@ -9,10 +9,8 @@ The folder has the model, its tokenizer, a card, and `posbench_parity.json`: how
 It is written beside its place, read again, compared, and renamed: complete and equal to the run, or absent.
 """
 
-import contextlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +32,7 @@ from posbench.huggingface.rope import rope_parameters
 from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
 from posbench.run import checkpoint
-from posbench.run.model import tokenizer_of, with_weights
+from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import evaluation_rows, headline_split
 from posbench.run.run import load_config, versions
 
@@ -85,7 +83,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UserError(f"{folder} is there: expected a new folder, or an empty one")
     trained = checkpoint.trained(run)
-    model = with_weights(run, config, tokenizer, trained.weights()).eval()
+    model = model_of(run, config, tokenizer)
     if code:
         from posbench.huggingface import modeling  # transformers comes with it
 
@@ -94,7 +92,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     else:
         settings, tensors = stock(model, config)
     length, longest = config.training.train_length, model.encoding.max_length
-    with aside(folder, sum(tensor.nbytes for tensor in tensors.values())) as new:
+    with files.atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as new:
         _write(new, settings, tensors, tokenizer, length)
         if code:
             (new / modeling.FILE).write_text(modeling.IMPORT)
@@ -242,20 +240,6 @@ def _order(rope: Rotary, partly: bool) -> Tensor:
 
 
 # -- writing and comparing ---------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def aside(folder: Path, needed: int) -> Iterator[Path]:
-    """A temporary folder beside the target; renamed to it at the end, removed after an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = files.temporary(folder)
-    with files.full_disk_as_failure(folder, needed):
-        try:
-            new.mkdir()
-            yield new
-            os.rename(new, folder)
-        finally:
-            files.delete(new)
 
 
 def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, length: int) -> None:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputing
 
-from posbench import machine
+from posbench import files, machine
 from posbench.config import start
 from posbench.config.external import TrainedOn, TrainingElsewhere
 from posbench.config.overrides import pairs, ratios, read, split, value
@@ -236,7 +236,8 @@ def rounded(model: Any, *dtypes: torch.dtype, device: torch.device | None = None
 def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
     """Save the model as a folder like the one that it came from, read that again, and compare logits."""
     dtype, cpu, length = DTYPES[source.precision], torch.device("cpu"), config.training.train_length
-    with export.aside(run.folder / MODEL, sum(weight.numel() for weight in model.parameters()) * dtype.itemsize) as new:
+    needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
+    with files.atomic_folder(run.folder / MODEL, needed) as new:
         saved = copy.copy(rounded(model, dtype, device=cpu))
         saved.config = library = copy.deepcopy(saved.config)
         every = library.rope_parameters if position_of(library) == "rope" else {}

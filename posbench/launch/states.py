@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from posbench.errors import UserError
 from posbench.launch.plans import Plan
 from posbench.run.rows import PLAIN, evaluation_rows, newest_of_split, number, training_rows
-from posbench.run.run import attempt_is_open, load_config, load_record
+from posbench.run.run import ADDING, load_config, load_record
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ def status(plan: Plan) -> Status:
     """
     recorded = record(plan)
     name, reason, message = str(recorded.get("status", "waiting")), recorded.get("reason"), recorded.get("message")
-    if name == "done" and (reason is not None or attempt_is_open(recorded)):
-        name = "failed" if reason is not None else "running"
+    if name == "done" and reason is not None:
+        name = "running" if reason == ADDING else "failed"
     return Status(name, reason, message)
 
 

@@ -23,7 +23,8 @@ from posbench.launch import plans, pool, slurm, states, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
-from posbench.run.run import has_weights, other_code
+from posbench.run import checkpoint
+from posbench.run.run import other_code
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def cost(todo: list[Plan]) -> str:
     left = [plan for plan in todo if not states.is_finished(plan)]
     for data in {plan.config.data.path: plan.config.data for plan in left if plan.config.data.path}.values():
         paths.local_files(data)
-    to_train = [plan for plan in left if not (states.is_trained(plan) and has_weights(plan.folder))]
+    to_train = [plan for plan in left if not (states.is_trained(plan) and checkpoint.every(plan.folder))]
     tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in to_train)
     commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
     counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"

@@ -24,11 +24,10 @@ from posbench.config import shipped
 from posbench.config.identity import NOT_IDENTITY, completed, one_number
 from posbench.config.schema import flat
 from posbench.errors import UserError
-from posbench.results.estimate import units_of_text
 from posbench.run import CONFIG
 from posbench.run import rows as run_rows
 from posbench.run.find import run_folders
-from posbench.run.rows import number, read_jsonl
+from posbench.run.rows import number
 from posbench.run.run import in_use, load_record
 
 SUFFIX = ".parquet"  # of a study in one file
@@ -45,7 +44,6 @@ _MARKS = ("variant", "main", "newest")
 _SUMS = ("unit_nll", "unit_ngram", "unit_cached_ngram")
 _LISTS = ("unit_documents", "unit_tokens", *_SUMS)
 _COLUMNS = [*_FACTS, *run_rows.COLUMNS, *_MARKS, *_LISTS]
-_BLOCKS, _OF_BLOCK = "evaluation_blocks.jsonl", ("document", "stretch", "n_tokens", "nll_sum", "ngram_sum")  # earlier
 _DERIVED = ("setting", "scheme", "label", "options", "repeated")
 _HINTS = typing.get_type_hints(run_rows.EvaluationRow)
 _TYPES = {name: "Int64" for name in _COLUMNS if name in _WHOLE or _HINTS.get(name) in (int, int | None)}
@@ -70,8 +68,8 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
         split: whose rows are the main ones of runs in folders; None: the one that each run asks for.
 
     Returns:
-        A row per run and `RowKey`; of a run without rows one row. The columns of `EvaluationRow` and the sums by unit,
-        beside the facts of the run, among them:
+        A row per run and `EVALUATION_KEY`; of a run without rows one row. The columns of `EvaluationRow` and the sums
+        by unit, beside the facts of the run, among them:
         `run_status`: done, running, stopped, died, unreadable, or why it failed (diverged, oom ...); `run_reason`.
         `trained_task`: None for text. `settings`: JSON of its configuration, dotted keys, without what is null.
         `setting`: digest of all that must be equal in runs that are compared (text, tokenizer, model, budget).
@@ -196,17 +194,14 @@ def _measured(folder: Path, asked: str) -> list[dict[str, Any]]:
     """Return a run's rows as columns, with their marks and their sums by unit of text."""
     rows = run_rows.evaluation_rows(folder)
     split = run_rows.headline_split(rows, asked)
-    steps = {row.checkpoint_step for row in rows if row.split == split}
-    by_step = [[row for row in rows if row.split == split and row.checkpoint_step == step] for step in steps]
-    main = {row.key for of_step in by_step for row in run_rows.on_shared_targets(of_step)}
+    main = {row.key for row in run_rows.on_shared_targets([row for row in rows if row.split == split])}
     last = max((row.checkpoint_step for row in rows if row.split == split and row.is_headline), default=None)
-    older = _sums_of_blocks(folder)
     return [
         row.to_json()
         | {"extension_options": _json(row.extension_options) if row.extension_options else None}
         | {"status": "failed" if row.status == "ok" and not row.measured else row.status}
         | {"variant": row.kind, "main": row.key in main, "newest": row.key in main and row.checkpoint_step == last}
-        | _lists(row.units or older.get((row.key, row.targets_sha256), {}))
+        | _lists(row.units or {})
         for row in rows
     ]
 
@@ -218,27 +213,6 @@ def _lists(units: Mapping[str, Any]) -> dict[str, Any]:
     if "nll" not in sums or not np.isfinite(sums["nll"]).all() or not (sums["tokens"] > 0).all():
         return {}
     return {name: sums.get(key) for name, key in zip(_LISTS, types, strict=True)}
-
-
-def _sums_of_blocks(folder: Path) -> dict[Any, dict[str, Any]]:
-    """Convert the file of blocks that earlier versions wrote: return a row's units by its key and targets."""
-    sets: dict[Any, list[dict[str, Any]]] = {}
-    for block in read_jsonl(folder / _BLOCKS):
-        key = tuple(map(block.get, run_rows.EVALUATION_KEY)), block.get("targets_sha256")
-        if block["block"] == 0:
-            sets[key] = []  # the last set of a row counts
-        if block.get("document") is not None:  # problems, and rows of the first versions, have none
-            sets.setdefault(key, []).append(block)
-    every = {}
-    for key, blocks in sets.items():
-        columns = {name: np.array([block.get(name) for block in blocks], dtype=np.float64) for name in _OF_BLOCK}
-        stretches = columns.pop("stretch")
-        documents = columns.pop("document").astype(np.int64)
-        unit = units_of_text(documents, stretches.astype(np.int64) if np.isfinite(stretches).all() else None)
-        firsts = documents[np.unique(unit, return_index=True)[1]]
-        sums = {name.removeprefix("n_").removesuffix("_sum"): np.bincount(unit, c) for name, c in columns.items()}
-        every[key] = {"document": firsts, **{name: nats for name, nats in sums.items() if np.isfinite(nats).all()}}
-    return every
 
 
 # -- what is compared, and what it is called ---------------------------------------------------------------------------

@@ -8,10 +8,8 @@ import hashlib
 import io
 import json
 import logging
-import os
 import pickle
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
-_STEP = re.compile(r"step-(\d{8,})")
-_SCHEMA, _KEEP = 1, 2
 PARTS = WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
 _MANIFEST = "manifest.json"
 
@@ -41,14 +37,14 @@ class Checkpoint(NamedTuple):
         return safetensors.torch.load_file(self.path / WEIGHTS)
 
     def optimizer(self) -> dict[str, Any]:
-        """The optimizer's state dict, its tensors on the CPU. Raises UserError if it is none of posbench's."""
+        """The optimizer's state dict, its tensors on the CPU."""
         import torch
 
+        path = self.path / OPTIMIZER
         try:  # weights_only spelt out: an environment variable can turn the default off
-            state: dict[str, Any] = torch.load(self.path / OPTIMIZER, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:  # torch's own message suggests disabling weights_only: not shown
-            wrong = f"{self.path / OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values"
-            raise UserError(wrong) from None
+            raise UserError(f"{path} is not an optimizer state: expected tensors and plain values") from None
         return state
 
     def state(self) -> dict[str, Any]:
@@ -56,35 +52,23 @@ class Checkpoint(NamedTuple):
         state: dict[str, Any] = json.loads((self.path / STATE).read_bytes())
         return state
 
-    def digest(self, part: str) -> str:
-        """The sha256 of a part."""
-        return files.sha256(self.path / part).hex()
-
-    def damage(self, parts: Iterable[str]) -> str | None:
-        """Which of the parts is not what the manifest says, and how; None if all are."""
+    def verifies(self, parts: Sequence[str]) -> bool:
+        """Whether these parts are what the manifest says."""
         try:
             manifest = json.loads((self.path / _MANIFEST).read_bytes())
-            entries, of_this_step = manifest["files"], (manifest["schema"], manifest["step"]) == (_SCHEMA, self.step)
-            wrong = next((name for name in parts if entries[name]["sha256"] != self.digest(name)), None)
-        except FileNotFoundError as error:
-            return f"{Path(error.filename).name}: missing"
-        except (ValueError, KeyError, TypeError):
-            of_this_step, wrong = False, None
-        if not of_this_step:
-            return f"{_MANIFEST}: not a manifest of this step"
-        return wrong and f"{wrong}: checksum differs"
+            digests = [manifest["files"][part]["sha256"] for part in parts]
+            step: int = manifest["step"]
+            return step == self.step and digests == [files.sha256(self.path / part).hex() for part in parts]
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            return False
 
 
 def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> Path:
-    """Write the checkpoint of a step into a run folder and keep the two newest.
+    """Write the checkpoint of a step and keep the two newest. RunFailed if the disk is full; earlier ones are intact.
 
     Args:
         model: state dict without tied duplicates.
-        optimizer: the optimizer's state dict; tensors and plain types only.
         state: what else a resumed run needs; plain JSON types.
-
-    Raises:
-        RunFailed: no room on the disk (reason `disk`); earlier checkpoints are intact.
     """
     import safetensors.torch
     import torch
@@ -94,80 +78,66 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
     data = safetensors.torch.save(weights, metadata={"format": "pt"}), buffer.getvalue(), json.dumps(state).encode()
     contents = dict(zip(PARTS, data, strict=True))
-    entries = {name: {"sha256": hashlib.sha256(part).hexdigest()} for name, part in contents.items()}
-    contents[_MANIFEST] = json.dumps({"schema": _SCHEMA, "step": step, "files": entries}).encode()
+    digests = {name: {"sha256": hashlib.sha256(part).hexdigest()} for name, part in contents.items()}
+    contents[_MANIFEST] = json.dumps({"step": step, "files": digests}).encode()
     with files.atomic_folder(path, sum(map(len, contents.values()))) as new:
         for name, part in contents.items():
             (new / name).write_bytes(part)
-        _remove([path] if os.path.lexists(path) else [])  # of this step already: damaged, or the same again
+        _remove([path] if path.exists() else [])  # of this step already: damaged, or the same again
     prune(folder, step)
     return path
 
 
 def prune(folder: Path, step: int) -> None:
     """Keep the two newest up to a step; a later one is damaged: the run skipped it when it resumed from an earlier."""
-    found = every(folder)
-    newest = [each for each in found if each.step <= step][:_KEEP]
-    _remove(each.path for each in found if each not in newest)
+    checkpoints = every(folder)
+    newest = [each for each in checkpoints if each.step <= step][:2]
+    _remove(each.path for each in checkpoints if each not in newest)
 
 
 def every(folder: Path) -> list[Checkpoint]:
     """A run's checkpoints, verified or not, newest first: by number, since clocks jump."""
     paths = (folder / "checkpoint").glob("step-*")
-    found = [Checkpoint(int(match[1]), path) for path in paths if (match := _STEP.fullmatch(path.name))]
-    return sorted(found, reverse=True)
+    return sorted((Checkpoint(int(path.name[5:]), path) for path in paths if path.name[5:].isdecimal()), reverse=True)
 
 
 def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
-    """The newest checkpoint of a run whose parts verify; None if there are no checkpoints.
+    """The newest checkpoint of a run whose parts verify; None if there is none, UserError if all are damaged.
 
-    Raises:
-        UserError: there are checkpoints and all are damaged.
-        OSError: the disk fails. No older checkpoint is used instead: it would be another model.
+    If the disk fails that is raised, and no older checkpoint is used instead: it would be another model.
     """
-    skipped: list[str] = []
-    for checkpoint in every(folder):
-        if damage := checkpoint.damage(parts):
-            skipped.append(f"{checkpoint.path.name} is incomplete ({damage})")
-            continue
-        for line in skipped:
-            logger.warning("%s: newest complete checkpoint is %s, which is used", line, checkpoint.path.name)
-        return checkpoint
-    if skipped:
-        raise UserError(f"no checkpoint in {folder} is complete: {'; '.join(skipped)}; --restart starts over")
+    checkpoints = every(folder)
+    for checkpoint in checkpoints:
+        if checkpoint.verifies(parts):
+            if checkpoint != checkpoints[0]:
+                logger.warning("%s is incomplete: %s is used", checkpoints[0].path.name, checkpoint.path.name)
+            return checkpoint
+    if checkpoints:
+        names = ", ".join(checkpoint.path.name for checkpoint in checkpoints)
+        raise UserError(f"no checkpoint in {folder} is complete ({names}): --restart starts over")
     return None
 
 
 def at(folder: Path, step: int, *parts: str) -> Checkpoint | None:
     """The checkpoint after that many steps; None if it is missing or a part is damaged."""
-    return next((each for each in every(folder) if each.step == step and not each.damage(parts)), None)
+    return next((each for each in every(folder) if each.step == step and each.verifies(parts)), None)
 
 
 def trained(folder: Path) -> Checkpoint:
     """The newest checkpoint of a run whose weights verify, to evaluate or to export; UserError if there is none."""
-    if (found := newest(folder, (WEIGHTS,))) is None:
+    if (checkpoint := newest(folder, (WEIGHTS,))) is None:
         raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
-    return found
+    return checkpoint
 
 
-def keep_weights(folder: Path, steps: int) -> int:
-    """Delete a finished run's checkpoints but the newest weights: all that is read. Returns bytes freed.
-
-    Nothing if the newest are damaged, or not those after all `steps`: training makes these again.
-    """
-    last = at(folder, steps, WEIGHTS)
-    if last is None:
-        return 0
-    before = files.size(folder / "checkpoint")
-    _remove(each.path for each in every(folder) if each != last)
-    (last.path / OPTIMIZER).unlink(missing_ok=True)
-    return before - files.size(folder / "checkpoint")
+def keep_weights(folder: Path, steps: int) -> None:
+    """Delete a finished run's checkpoints but the newest weights, if these verify: all that is read."""
+    if last := at(folder, steps, WEIGHTS):
+        _remove(each.path for each in every(folder) if each != last)
+        (last.path / OPTIMIZER).unlink(missing_ok=True)
 
 
 def _remove(paths: Iterable[Path]) -> None:
     """Delete checkpoints. Renamed first, so that a kill in the middle leaves no half checkpoint of a valid name."""
     for path in paths:
-        try:
-            files.delete(path.rename(files.temporary(path)))
-        except OSError as error:
-            logger.warning("could not remove the old checkpoint %s (%s)", path, error.strerror)
+        files.delete(path.rename(files.temporary(path)))

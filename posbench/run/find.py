@@ -1,5 +1,6 @@
 """Find what a command line names (run folders, studies, globs, ids of runs, external models), and delete runs."""
 
+import contextlib
 import glob
 import re
 from collections.abc import Collection, Iterable
@@ -7,8 +8,9 @@ from pathlib import Path
 
 from posbench import files
 from posbench.config.identity import moved_aside
-from posbench.errors import InUse, UserError
-from posbench.run import CONFIG, RECORD, run
+from posbench.errors import UserError
+from posbench.run import CONFIG, RECORD
+from posbench.run.run import load_record, owned
 
 _OUTPUTS = Path("outputs")  # below which a run is found by its id
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
@@ -19,11 +21,8 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
 
     Args:
         or_else: what else a path that does not exist could have been, for the message.
-
-    Raises:
-        UserError: a path that does not exist, or no run folder at all.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in map(of_id, paths):
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))]
         if not matches:
@@ -32,21 +31,16 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
         for top in matches:
             # The runs of a study, without nested ones such as tuning trials; else those of the studies in a folder.
             levels = ([*top.glob(pattern)] for pattern in (RECORD, f"[!.]*/{RECORD}", f"[!.]*/[!.]*/{RECORD}"))
-            folders = [record.parent for record in next(filter(None, levels), [])]
-            for folder in folders:
-                if not any(map(moved_aside, (folder.name, *folder.relative_to(top).parts))):
-                    found[folder.resolve()] = folder
-    if not found:
+            for record in next(filter(None, levels), []):
+                if not any(map(moved_aside, (record.parent.name, *record.relative_to(top).parts))):
+                    folders[record.parent.resolve()] = record.parent
+    if not folders:
         raise UserError(f"no run folder in {', '.join(map(str, paths))}: expected folders with a {RECORD} in them")
-    return sorted(found.values())
+    return sorted(folders.values())
 
 
 def of_id(path: Path) -> Path:
-    """The folder below `outputs` of the run with this id; any other path as it is.
-
-    Raises:
-        UserError: several studies have a run of this id.
-    """
+    """The folder below `outputs` of the run with this id; any other path as it is."""
     if len(path.parts) != 1 or path.exists():
         return path
     folders = sorted(record.parent for record in _OUTPUTS.glob(f"*/{glob.escape(path.name)}/{RECORD}"))
@@ -65,22 +59,17 @@ def is_model(word: str) -> bool:
 
 
 def delete(paths: Iterable[Path]) -> tuple[int, int]:
-    """Delete runs, each named by its folder or its id; none of them if one is no run folder, or in use.
-
-    Returns:
-        How many they were, and the bytes freed.
-    """
+    """Delete runs, each named by its folder or its id, none if one of them is no run folder; their number and bytes."""
     freed, folders = 0, {path.resolve(): path for path in map(of_id, paths)}
     for folder in folders.values():
-        nested = next(folder.glob(f"*/**/{RECORD}"), None)
         whole = all((folder / name).is_file() for name in (CONFIG, RECORD)) and not folder.is_symlink()
-        if not whole or nested or "id" not in run.load_record(folder):
+        if not whole or next(folder.glob(f"*/**/{RECORD}"), None) or "id" not in load_record(folder):
             expected = "expected runs with no others in them, by their folders or ids"
             raise UserError(f"{folder} is no run folder: nothing was deleted; {expected}")
-        if run.in_use(folder):
-            raise InUse(f"{folder} is in use by another process: nothing was deleted")
-    for folder in folders.values():
-        with run.owned(folder):
+    with contextlib.ExitStack() as held:
+        for folder in folders.values():
+            held.enter_context(owned(folder))
+        for folder in folders.values():
             freed += files.size(folder)
             files.delete(folder.rename(files.temporary(folder)))  # half a run is never left under its name
     return len(folders), freed

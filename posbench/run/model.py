@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from posbench.config.schema import Config, StartConfig
 from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
+from posbench.files import sha256
 from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
 from posbench.run import TOKENIZER, checkpoint
@@ -15,44 +16,27 @@ from posbench.run.run import load_config, load_record
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    """The tokenizer that a run was trained with.
-
-    Raises:
-        UserError: the folder has none, or another one than its record names.
-    """
+    """The tokenizer that a run was trained with; UserError if it is missing, or another than its record names."""
     if not (folder / TOKENIZER).is_file():
         raise UserError(f"{folder} has no {TOKENIZER}: the run ended before it had tokenized its text")
     tokenizer = from_file(folder / TOKENIZER)
-    recorded = load_record(folder).get("tokenizer_sha256")
-    if recorded not in (None, tokenizer.sha256):
+    if load_record(folder).get("tokenizer_sha256") not in (None, tokenizer.sha256):
         raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the run was trained with")
     return tokenizer
 
 
 def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
-    """A run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode.
-
-    Raises:
-        UserError: no checkpoint, none that is complete, or weights that are not of this configuration.
-    """
-    return with_weights(folder, config, tokenizer, checkpoint.trained(folder).weights()).eval()
-
-
-def with_weights(folder: Path, config: Config, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> GPT:
-    """A run's model with weights of its checkpoint, on the CPU; errors as `give_weights`."""
+    """A run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode."""
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
-    give_weights(model, weights, folder)
-    return model
+    give_weights(model, checkpoint.trained(folder).weights(), folder)
+    return model.eval()
 
 
 def weights_of(start: StartConfig) -> dict[str, Tensor]:
     """The weights of the run that training begins from. Raises UserError if they are gone, or others than before."""
-    folder = Path(start.run)
-    if not folder.is_dir():
-        raise UserError(f"start.run is {folder}: there is no such folder any more; bring it back, or begin anew")
-    found = checkpoint.at(folder, start.steps, checkpoint.WEIGHTS)
-    if found is None or found.digest(checkpoint.WEIGHTS) != start.weights_sha256:
-        raise UserError(f"start.run is {folder}: its weights are not those that this run was to begin from")
+    found = checkpoint.at(Path(start.run), start.steps, checkpoint.WEIGHTS)
+    if found is None or sha256(found.path / checkpoint.WEIGHTS).hex() != start.weights_sha256:
+        raise UserError(f"start.run is {start.run}: its weights are not those that this run was to begin from")
     return found.weights()
 
 
@@ -61,26 +45,20 @@ def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: object) -
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:  # torch's list of what does not fit
-        said = str(error).splitlines()[-1].strip()[:300]
-        raise UserError(f"the weights in {folder} do not match its configuration: {said}") from None
+        wrong = str(error).splitlines()[-1].strip()[:300]
+        raise UserError(f"the weights in {folder} do not match its configuration: {wrong}") from None
 
 
 @torch.inference_mode()
 def sample(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-    """The text with which a run's model goes on from a prompt, a token at a time; it sees as many as it trained on.
-
-    Args:
-        tokens: how many are drawn.
-        temperature: 0 takes the likeliest each time.
-    """
+    """The text with which a run's model goes on from a prompt, a token at a time; it sees as many as it trained on."""
     config, tokenizer = load_config(folder), tokenizer_of(folder)
     model, draw = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
-    ids = tokenizer.encode([prompt])[0].tolist()
-    if not ids:
+    if not (ids := tokenizer.encode([prompt])[0].tolist()):
         raise UserError("the prompt has no token: expected a text to go on from")
     for _ in range(tokens):
         seen = torch.tensor([ids[-config.training.train_length :]])
         logits = model.logits(model.hidden(seen).float())[0, -1]
-        weights = (logits / temperature).softmax(-1) if temperature else None
-        ids.append(int(logits.argmax() if weights is None else torch.multinomial(weights, 1, generator=draw)))
+        likely = (logits / temperature).softmax(-1) if temperature else (logits == logits.max()).float()
+        ids.append(int(torch.multinomial(likely, 1, generator=draw)))
     return tokenizer.decode(ids)

@@ -1,40 +1,23 @@
-"""Rows of a run: JSON lines, and what an evaluation row is, its key, its name as a curve, which rows make a curve.
-
-Files may come from other versions: unknown columns are left out, and a value that is missing is None.
-"""
+"""Rows of a run: JSON lines, and what an evaluation row is, its key, its name as a curve, which rows make a curve."""
 
 import dataclasses
 import json
 import math
-from collections import Counter
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from posbench.errors import UserError
 from posbench.run import ROWS
 
 PLAIN, WINDOWED = "plain", "windowed"
 PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
-_OLDER = "metrics.jsonl", "evaluation.jsonl"  # the two files of earlier versions
-
-
-class RowKey(NamedTuple):
-    """The key of a row in a run."""
-
-    protocol: str
-    length: int
-    stride: int | None
-    window: int | None
-    extension: str | None
-    task: str | None
-    split: str
-    checkpoint_step: int
-    problem_length: int | None = None
-    offset: int | None = None
-
-
-EVALUATION_KEY = RowKey._fields
+EVALUATION_KEY = (
+    "protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step", "problem_length",
+    "offset",
+)  # fmt: skip
+_curve_of = operator.attrgetter("split", "checkpoint_step", "protocol")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +71,7 @@ class EvaluationRow:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow":
-        """A line of the file."""
+        """A line of the file. Of other versions: unknown columns are left out, a value that is missing is None."""
         values: dict[str, Any] = {name: line.get(name) for name in (*COLUMNS, "units")}
         return cls(**values)
 
@@ -97,18 +80,13 @@ class EvaluationRow:
         return {name: getattr(self, name) for name in COLUMNS} | ({"units": self.units} if self.units else {})
 
     @property
-    def key(self) -> RowKey:
-        return RowKey(*(getattr(self, name) for name in EVALUATION_KEY))
+    def key(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in EVALUATION_KEY)
 
     @property
     def measured(self) -> bool:
         """Whether the row has a number. Numbers that were not finite are null."""
         return self.status == "ok" and self.nll is not None
-
-    @property
-    def is_repetitive(self) -> bool:
-        """Whether fewer than half of its problems differ; then the row has no interval over problems."""
-        return self.n_distinct is not None and self.n_blocks is not None and 2 * self.n_distinct < self.n_blocks
 
     @property
     def kind(self) -> str:
@@ -154,34 +132,19 @@ def plain(value: Any) -> Any:
 
 def number(value: object) -> float | None:
     """A finite number from a file, None if it is anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return float(value) if is_number else None  # type: ignore[arg-type]
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, none if there is no file. A last line cut short is passed over.
-
-    Raises:
-        UserError: a whole line is not a JSON object.
-    """
-    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    rows: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            rows.append({**json.loads(line)})
-        except (ValueError, TypeError):
-            raise UserError(f"line {len(rows) + 1} of {path} is not a JSON object") from None
-    return rows
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run folder in their order: those of training and validation, with `step`, and of evaluation."""
-    if (folder / ROWS).exists():
-        return read_jsonl(folder / ROWS)
-    training, evaluation = (read_jsonl(folder / name) for name in _OLDER)
-    names = {"validation/nll": "val/loss"}
-    renamed = [{names.get(k, k.replace("validation/", "val/")): v for k, v in row.items()} for row in training]
-    return [*renamed, *evaluation]
+    """The rows of a run folder in their order: those of training and validation, with `step`, and of evaluation.
+
+    A last line cut short is passed over; UserError if a whole one is not JSON.
+    """
+    *lines, _ = (folder / ROWS).read_bytes().split(b"\n") if (folder / ROWS).exists() else [b""]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise UserError(f"{folder / ROWS} has a line that is not JSON: {error}") from None
 
 
 def training_rows(folder: Path) -> list[dict[str, Any]]:
@@ -190,16 +153,11 @@ def training_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def every_row(folder: Path) -> list[EvaluationRow]:
-    """Evaluation rows, the last of each key and targets.
-
-    A row without a number lasts until the next of its key. It takes the place of a number on its own targets only.
-    """
-    found: dict[RowKey, dict[str | None, EvaluationRow]] = {}
-    for row in (EvaluationRow.from_json(row) for row in read_rows(folder) if "protocol" in row):
-        earlier = found.get(row.key, {})
-        measured = {targets: one for targets, one in earlier.items() if one.measured and targets != row.targets_sha256}
-        found[row.key] = {**measured, row.targets_sha256: row}
-    return [row for of_key in found.values() for row in of_key.values()]
+    """Evaluation rows, the last of each key and targets. A row without a number lasts until the next of its key."""
+    rows = [EvaluationRow.from_json(row) for row in read_rows(folder) if "protocol" in row]
+    last = {row.key: row for row in rows}
+    newest = {(row.key, row.targets_sha256): row for row in rows}
+    return [row for (key, _), row in newest.items() if row.measured or row is last[key]]
 
 
 def evaluation_rows(folder: Path) -> list[EvaluationRow]:
@@ -208,24 +166,16 @@ def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     So a later evaluation of a few lengths, on targets of their own, never breaks a curve that is there. Neither does
     one that has no number, say for lack of text.
     """
-    found = every_row(folder)
-    if len(found) == len({row.key for row in found}):
-        return found
-    curves: dict[tuple[str, int], list[EvaluationRow]] = {}
-    for row in found:
-        curves.setdefault((row.split, row.checkpoint_step), []).append(row)
-    paired = {(row.key, row.targets_sha256) for curve in curves.values() for row in on_shared_targets(curve)}
-    chosen = {
-        row.key: row for row in sorted(found, key=lambda row: (row.measured, (row.key, row.targets_sha256) in paired))
-    }
-    return [row for row in found if chosen[row.key] is row]
+    rows = every_row(folder)
+    paired = {id(row) for row in on_shared_targets(rows)}
+    chosen = {row.key: row for row in sorted(rows, key=lambda row: (row.measured, id(row) in paired))}
+    return [row for row in rows if chosen[row.key] is row]
 
 
 def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow]:
     """The rows that may form curves: of one split, from the newest checkpoint evaluated on it."""
-    of_split = [row for row in rows if row.split == split]
-    newest = max((row.checkpoint_step for row in of_split), default=0)
-    return [row for row in of_split if row.checkpoint_step == newest]
+    newest = max((row.checkpoint_step for row in rows if row.split == split), default=0)
+    return [row for row in rows if row.split == split and row.checkpoint_step == newest]
 
 
 def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
@@ -235,28 +185,19 @@ def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
 
 
 def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
-    """The rows that one line may join: for each protocol of text, the rows on its most common targets.
+    """The rows that one line may join: of each split, checkpoint and protocol of text, those on its shared targets.
 
-    What has no number stays, and so do probes and problems, whose rows have targets of their own by definition.
+    These are the targets that the training length was scored on, since the gate and every rise need it; then the most
+    common from that length on, then in all; of equally many the newer ones. What has no number stays, and so do probes
+    and problems, whose rows have targets of their own by definition.
     """
-    shared = shared_targets(rows)
+    ranks: dict[tuple[Any, ...], list[int]] = {}
+    for row in rows:
+        if row.protocol in PAIRED and row.measured:
+            place, ratio = (_curve_of(row), row.targets_sha256), row.length_ratio if row.kind == PLAIN else 0
+            points = ratio == 1, ratio >= 1, 1
+            ranks[place] = [sum(pair) for pair in zip(points, ranks.get(place, [0, 0, 0]), strict=True)]
+    shared = dict(sorted(ranks, key=ranks.__getitem__))  # the last of a place stays
     return [
-        row for row in rows if not row.measured or row.targets_sha256 == shared.get(row.protocol, row.targets_sha256)
+        row for row in rows if not row.measured or row.targets_sha256 == shared.get(_curve_of(row), row.targets_sha256)
     ]
-
-
-def shared_targets(rows: list[EvaluationRow]) -> dict[str, str | None]:
-    """For each protocol of text its most common targets.
-
-    Those that the training length was scored on come first: the gate and every rise need it. Then the most common from
-    that length on, then in all; of equally many the newer ones.
-    """
-    paired = [row for row in rows if row.protocol in PAIRED and row.measured]
-    counted = Counter((row.protocol, row.targets_sha256) for row in paired)
-    plain = [row for row in paired if row.kind == PLAIN]
-    far = Counter((row.protocol, row.targets_sha256) for row in plain if row.length_ratio >= 1)
-    based = {(row.protocol, row.targets_sha256) for row in plain if row.length_ratio == 1}
-    shared: dict[str, str | None] = {}
-    for protocol, targets in sorted(reversed(counted), key=lambda key: (key not in based, -far[key], -counted[key])):
-        shared.setdefault(protocol, targets)
-    return shared

@@ -8,11 +8,10 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from posbench.config.external import TrainedElsewhere, Trains
 from posbench.config.schema import to_container
@@ -26,25 +25,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Mode = Literal["online", "offline"]
 CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
-_SECONDS = 60.0  # for the server to answer, at the start and at the end
 _VALUES = {"nll": "loss"} | {name: name for name in ("accuracy", "exact_match", "ci_low", "ci_high")}
 _SHOWN = ("eval/loss", "eval/accuracy")  # curves with a panel; the others can be added to one
-
-
-class Results(NamedTuple):
-    """What the rows of a run come to."""
-
-    summary: Mapping[str, Any]
-    draw: Callable[[], "Figure"]
-
-
-ResultsOf = Callable[[Path], Results]
+ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], "Figure"]]]  # summary and curve of a run folder
 
 
 class Tracker:
-    """The mirror of a run; its session opens with the first row that is logged, or by `begin`.
-
-    What W&B does not take is a warning: the numbers are in `rows.jsonl`, another session sends them.
+    """The mirror of a run. What fails is a warning: `rows.jsonl` has the numbers, another session sends them.
 
     Args:
         open_session: returns W&B's run, or what has its methods.
@@ -52,51 +39,36 @@ class Tracker:
 
     def __init__(self, config: Trains, run: Run, results_of: ResultsOf, open_session: Callable[[Trains, Run], Any]):
         self._config, self._run, self._results_of, self._open_session = config, run, results_of, open_session
-        self._names, self._axes = Names(config), {CONTEXT}
-        self._began = False
-        self.session: Any = None  # None also after it has failed
+        self._targets: dict[Any, str | None] = {}
+        self._defined, self._seen = {CONTEXT}, 0
+        self.session: Any = None
 
-    def begin(self) -> None:
-        """Open the session, and send the rows that it has not got."""
-        if self._began:
-            return
-        self._began = True
+    def send(self) -> None:
+        """Send the rows that the session has not got; the first call opens it."""
         with self._failure_as_warning():
-            self.session = self._open_session(self._config, self._run)
-            for name in ("tokens", "step", "seconds", CONTEXT):
-                self.session.define_metric(name, hidden=True, summary="none")
-        for row_number, row in enumerate(self._run.rows):
-            self._send(row_number, row)
-
-    def log(self, row_number: int, row: Mapping[str, Any]) -> None:
-        """Send a row of `rows.jsonl`, unless the session has it."""
-        if self._began:
-            self._send(row_number, row)
-        else:
-            self.begin()
-
-    def _send(self, row_number: int, row: Mapping[str, Any]) -> None:
-        values = self._names.of(row)
-        if self.session is None:
-            return
-        with self._failure_as_warning():
-            for name in values.keys() - self._axes:
-                self._axes.add(name)
-                if name.startswith("eval/"):
-                    hidden = name not in _SHOWN
-                    self.session.define_metric(name, step_metric=CONTEXT, summary="none", hidden=hidden)
-                elif "/" in name:
-                    self.session.define_metric(name, step_metric="tokens")
-            if row_number >= self.session.starting_step:
-                self.session.log(values, step=row_number)
+            if self.session is None:
+                self.session = self._open_session(self._config, self._run)
+                for name in ("tokens", "step", "seconds", CONTEXT):
+                    self.session.define_metric(name, hidden=True, summary="none")
+            for row in self._run.rows[self._seen :]:
+                values = shown(row, self._config, self._targets)
+                for name in values.keys() - self._defined:
+                    if name.startswith("eval/"):
+                        hidden = name not in _SHOWN
+                        self.session.define_metric(name, step_metric=CONTEXT, summary="none", hidden=hidden)
+                    elif "/" in name:
+                        self.session.define_metric(name, step_metric="tokens")
+                self._defined |= values.keys()
+                if self._seen >= self.session.starting_step:
+                    self.session.log(values, step=self._seen)
+                self._seen += 1
 
     def finish(self) -> None:
         """Send what the run came to, with a picture of its curve, and wait a bounded time."""
         if self.session is None:
             return
         with self._failure_as_warning():
-            results, record = self._results_of(self._run.folder), self._run.record
-            counts = {f"parameters/{part}": count for part, count in record["parameters"].items()}
+            (summary, draw), record = self._results_of(self._run.folder), self._run.record
             facts = {
                 "status": record["status"],
                 "reason": record["reason"] or "",  # W&B would keep an earlier one
@@ -105,8 +77,8 @@ class Tracker:
                 "tokenizer/sha256": record["tokenizer_sha256"],
                 "tokens_per_second": (record["tokens"] or 0) / (record["train_seconds"] or 1) or None,
                 "command": record["command"] if self._config.tracking.details else None,
-                **counts,
-                **results.summary,
+                **{f"parameters/{part}": count for part, count in record["parameters"].items()},
+                **summary,
             }
             known = {name.replace(".", "_"): fact for name, fact in facts.items() if fact is not None}
             self.session.summary.update(known)
@@ -114,18 +86,18 @@ class Tracker:
                 import wandb
 
                 picture = Path(self.session.settings.sync_dir) / "curve.png"
-                results.draw().savefig(picture)
+                draw().savefig(picture)
                 self.session.log({"curve": wandb.Image(str(picture))}, step=len(self._run.rows) - 1)
             self.session.finish(exit_code={"done": 0, "stopped": 255}.get(record["status"], 1))
 
     @contextlib.contextmanager
-    def _failure_as_warning(self) -> Any:
+    def _failure_as_warning(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             logger.warning("tracking: %s: the run goes on without it, 'posbench sync' sends it later", reason)
-            self.session = None
+            self.session = self._run.tracker = None
 
 
 def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
@@ -136,39 +108,27 @@ def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
         run.tracker = Tracker(config, run, results_of, EventFiles)
 
 
-class Names:
-    """The names of a run's rows at a tracker. Rows of one name are of one checkpoint and text, on the same targets."""
+def shown(row: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]) -> dict[str, Any]:
+    """The numbers of a row by name. Rows of one name are of one checkpoint and text, on the same targets.
 
-    def __init__(self, config: Trains) -> None:
-        self._config = config
-        self._targets: dict[tuple[Any, ...], str | None] = {}
-
-    def of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The numbers of a row by name. Call it for all rows in order: the first has the plain name of its curve."""
-        if "protocol" not in row:
-            return {name: value for name, value in row.items() if number(value) is not None}
-        evaluated = EvaluationRow.from_json(row)
-        curve = self._curve(evaluated)
-        values = {f"{curve}/{name}": number(getattr(evaluated, column)) for column, name in _VALUES.items()}
-        ok = evaluated.status == "ok"
-        return {CONTEXT: evaluated.length} | {name: value for name, value in values.items() if ok and value is not None}
-
-    def _curve(self, row: EvaluationRow) -> str:
-        parts = ["eval"]
-        if row.split != self._config.evaluation.split:
-            parts.append(f"{row.split} text")
-        if row.tokens is not None and row.checkpoint_step < self._config.training.steps:
-            parts.append(f"{row.tokens} tokens")
-        if row.curve_name not in ("fixed_target", f"problems_{self._config.data.name}"):
-            parts.append(row.curve_name)
-        if row.measured and row.protocol in PAIRED:
-            place = row.split, row.checkpoint_step, row.protocol
-            if row.targets_sha256 != self._targets.setdefault(place, row.targets_sha256):
-                parts.append(f"targets {str(row.targets_sha256)[:6]}")
-        return "/".join(parts)
-
-
-# -- TensorBoard -------------------------------------------------------------------------------------------------------
+    Args:
+        targets: remembers the first targets of each curve, whose rows have its plain name; empty before the first row.
+    """
+    if "protocol" not in row:
+        return {name: value for name, value in row.items() if number(value) is not None}
+    made = EvaluationRow.from_json(row)
+    place, first = (made.split, made.checkpoint_step, made.protocol), made.targets_sha256
+    if made.measured and made.protocol in PAIRED:
+        first = targets.setdefault(place, first)
+    names = [
+        f"{made.split} text" if made.split != config.evaluation.split else None,
+        f"{made.tokens} tokens" if made.tokens is not None and made.checkpoint_step < config.training.steps else None,
+        made.curve_name if made.curve_name not in ("fixed_target", f"problems_{config.data.name}") else None,
+        f"targets {str(made.targets_sha256)[:6]}" if made.targets_sha256 != first else None,
+    ]
+    curve = "/".join(["eval", *filter(None, names)])
+    values = {f"{curve}/{name}": number(row.get(column)) for column, name in _VALUES.items() if made.status == "ok"}
+    return {CONTEXT: made.length} | {name: value for name, value in values.items() if value is not None}
 
 
 class EventFiles:
@@ -185,48 +145,40 @@ class EventFiles:
     def define_metric(self, *_: Any, **axis: Any) -> None: ...
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        at = values.get(CONTEXT, values.get("tokens"))
         for name, scalar in values.items():
             if "/" in name and name != CONTEXT:
-                self._writer.add_scalar(re.sub(r"[^-/\w.]", "_", name), scalar, at)  # the letters that a tag has
+                self._writer.add_scalar(name, scalar, values.get(CONTEXT, values.get("tokens")))
         self._writer.flush()
 
     def finish(self, exit_code: int) -> None:
-        for name, fact in self.summary.items():
-            if number(fact) is not None:
-                self._writer.add_scalar(name, fact)
         self._writer.close()
 
 
-# -- W&B ---------------------------------------------------------------------------------------------------------------
-
-
 def wandb_session(config: Trains, run: Run, mode: Mode | None = None) -> Any:
-    """Open a run's session at W&B.
-
-    Args:
-        mode: None: the configuration and the environment decide.
-    """
+    """Open a run's session at W&B; without a mode the configuration and the environment decide."""
     import wandb
 
     tracking, mode = config.tracking, mode or choose_mode(config.tracking.mode)
     if mode == "offline":  # each offline session has the whole run: an older one would send it twice
         for earlier in run.folder.glob("wandb/offline-run-*"):
             shutil.rmtree(earlier)
-    place: Any = place_of(config, run)
+    before, aside = run.record["wandb"] or {}, len(list(run.folder.parent.glob(f"{run.folder.name}.old-*")))
+    own = before.get("id") or f"{config.study}-{run.id}" + (f"-{aside + 1}" if aside else "")  # anew: another run there
+    place: Any = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else own}
+    for key in ("project", "entity"):
+        place[key] = os.environ.get(f"WANDB_{key.upper()}") or before.get(key) or getattr(tracking, key)
     run.update(wandb=place)
     logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
     # What the command line, the environment or the code hold stays here unless it is asked for.
     details: Any = dict.fromkeys(("disable_git", "x_disable_stats", "x_disable_machine_info"), not tracking.details)
+    settings = wandb.Settings(
+        silent=True, quiet=True, console="off", init_timeout=60, finish_timeout=60,
+        reinit="create_new",  # several runs in one process do not end each other
+        program="", x_disable_meta=True, save_code=False, disable_code=True, x_save_requirements=False, **details,
+    )  # fmt: skip
     session = wandb.init(
-        **place if not in_sweep() else {},
-        name=run.id, group=config.study, tags=[config.encoding.name, *tracking.tags], job_type="train",
-        config=to_container(config), dir=str(run.folder), resume="allow", mode=mode,
-        settings=wandb.Settings(
-            silent=True, quiet=True, console="off", init_timeout=_SECONDS, finish_timeout=_SECONDS,
-            reinit="create_new",  # several runs in one process do not end each other
-            program="", x_disable_meta=True, save_code=False, disable_code=True, x_save_requirements=False, **details,
-        ),
+        **{} if in_sweep() else place, name=run.id, group=config.study, job_type="train", resume="allow", mode=mode,
+        tags=[config.encoding.name, *tracking.tags], config=to_container(config), settings=settings, dir=run.folder,
     )  # fmt: skip
     logger.info("W&B: %s", session.url or session.settings.sync_dir)
     return session
@@ -242,47 +194,25 @@ def in_sweep() -> bool:
     return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
 
 
-def place_of(config: Trains, run: Run) -> dict[str, str | None]:
-    """The run at W&B that the folder had before, or a new one; in a W&B sweep the run that the agent names.
-
-    The user's environment stands above the record and the configuration.
-    """
-    before, tracking, env = run.record["wandb"] or {}, config.tracking, os.environ
-    aside = len(list(run.folder.parent.glob(f"{run.folder.name}.old-*")))  # begun anew: another run there, too
-    run_id = before.get("id") or f"{config.study}-{run.id}" + (f"-{aside + 1}" if aside else "")
-    return {
-        "id": env["WANDB_RUN_ID"] if in_sweep() else run_id,
-        "project": env.get("WANDB_PROJECT") or before.get("project") or tracking.project,
-        "entity": env.get("WANDB_ENTITY") or before.get("entity") or tracking.entity,
-    }
-
-
 def refuse_names(config: Trains) -> None:
     """Refuse names that W&B would refuse, once the run is on its way."""
-    tracking = config.tracking
-    limits = [("study", config.study, 64), ("tracking.project", tracking.project, 128)]
-    limits += [("tracking.tags", tag, 64) for tag in (*tracking.tags, config.encoding.name)]
-    for key, text, limit in limits if is_at_wandb(config) else ():
-        if not 0 < len(text) <= limit:
-            size = f"{len(text)} characters: W&B takes 1 to {limit}"
-            raise UserError(f"{key} is '{text}', {size} (tracking=none is without)")
-        if key == "tracking.project" and (refused := sorted(set("/\\#?%:") & set(text))):
-            raise UserError(f"{key} is '{text}': W&B takes no {' '.join(refused)} in a project's name")
+    tags = (("tracking.tags", tag) for tag in (*config.tracking.tags, config.encoding.name))
+    names = [("study", config.study), ("tracking.project", config.tracking.project), *tags]
+    for key, name in names if is_at_wandb(config) else ():
+        limit, refused = (128, "/\\#?%:") if key == "tracking.project" else (64, "")
+        if not 0 < len(name) <= limit or set(name) & set(refused):
+            takes = f"W&B takes 1 to {limit}" + (f", without {refused}" if refused else "")
+            raise UserError(f"{key} is '{name}', {len(name)} characters: {takes} (tracking=none is without)")
 
 
 def choose_mode(asked: str) -> Mode:
-    """`online` if there is an API key and nothing says `offline`, else `offline`; never asks for a key.
-
-    WANDB_MODE keeps a run on this machine whatever is asked for.
-    """
-    modes = {asked, os.environ.get("WANDB_MODE", "auto")}
+    """`online` if there is an API key and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
+    modes = {asked, os.environ.get("WANDB_MODE")}
     if modes & {"offline", "dryrun"}:
         return "offline"
-    if has_key():
-        return "online"
-    if "online" in modes:
-        logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
-    return "offline"
+    if not (key := has_key()) and "online" in modes:
+        logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'posbench sync' sends the run")
+    return "online" if key else "offline"
 
 
 def has_key() -> bool:
@@ -290,19 +220,11 @@ def has_key() -> bool:
     import wandb
 
     wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
-    try:
-        return wandb.login(prompt=False, verify=False)
-    except wandb.Error as error:
-        raise UserError(f"W&B's API key cannot be used: {str(error).splitlines()[0]}") from None
+    return wandb.login(prompt=False, verify=False)
 
 
 def sync(folders: list[Path], results_of: ResultsOf) -> None:
-    """Send the rows of run folders that W&B has not got.
-
-    Raises:
-        UserError: no API key, or a folder that is no run or in use.
-        PosbenchError: W&B cannot be reached or refuses.
-    """
+    """Send the rows of run folders that W&B has not got; PosbenchError if it cannot be reached or refuses."""
     if not has_key():
         raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
     for folder in folders:
@@ -311,10 +233,9 @@ def sync(folders: list[Path], results_of: ResultsOf) -> None:
             print(f"{folder}: nothing to send, results of a model that was not trained here")
             continue
         with Run.open(folder, config, command=None) as run:
-            tracker = Tracker(config, run, results_of, functools.partial(wandb_session, mode="online"))
-            tracker.begin()
-            session = tracker.session
-            tracker.finish()
+            online = functools.partial(wandb_session, mode="online")
+            run.tracker = tracker = Tracker(config, run, results_of, online)
+            tracker.send()
         if tracker.session is None:
             raise PosbenchError(f"W&B did not take {folder}")
-        print(f"{folder}: {max(0, len(run.rows) - session.starting_step)} rows: {session.url}")
+        print(f"{folder}: {max(0, len(run.rows) - tracker.session.starting_step)} rows: {tracker.session.url}")

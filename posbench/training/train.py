@@ -98,7 +98,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         if run:
             end(run, config)
             if run.tracker and tracking.in_sweep():
-                run.tracker.begin()  # the agent waits for this run, also where it was finished before
+                run.tracker.send()  # the agent waits for this run, also where it was finished before
             if not made and not n_rows:
                 logger.info("finished; nothing to do: %s", run.folder)
 
@@ -169,7 +169,7 @@ def fit(
     rows = own_rows(training.batch_size * parts, parts, world.rank, world.size) if world.size > 1 else None
     launched: list[Outcome] = []  # and not yet read
     if run and run.tracker:
-        run.tracker.begin()
+        run.tracker.send()
 
     def read(left: int) -> tuple[float, float]:
         """Read updates until `left` remain unread; return the loss and gradient norm of the last one read."""
@@ -214,7 +214,6 @@ def fit(
             stopped = stopped or world.stopped_by()
             if run and (to_save or stopped):
                 _save(run, learner, step, where, clock)
-                run.update_attempt(steps=step - began)
             if stopped:
                 break
         # No other ends before rank 0 has saved, whatever started them may then end it; a signal may come as it saves.

@@ -1,12 +1,13 @@
 """Damage, signals and races, each as often as says something: all noticed, all saved, one owner."""
 
+import contextlib
 import dataclasses
 import functools
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from posbench import report
 from posbench.config.schema import Config
 from posbench.errors import InUse
 from posbench.run import checkpoint
-from posbench.run.rows import read_jsonl
+from posbench.run.rows import read_rows
 from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
@@ -105,7 +106,7 @@ def test_a_run_that_is_told_to_stop_in_training_is_saved_at_once_and_goes_on_bit
         loaded = checkpoint.newest(folder)
         assert status == 143 and (record["status"], record["reason"]) == ("stopped", "signal")
         assert loaded and f"SIGTERM after step {loaded.step}; saved" in record["message"]
-        assert read_jsonl(metrics)[-1]["step"] == loaded.step  # no update was lost
+        assert read_rows(folder)[-1]["step"] == loaded.step  # no update was lost
         assert case.completed(folder) == []
         stops, longest = stops + 1, max(longest, seconds)
     print(f"{stops} SIGTERMs in training, of {tries} tries; the longest took {longest:.2f} s to end")
@@ -186,8 +187,8 @@ def test_a_report_of_a_run_that_trains_disturbs_nothing(case: Case, tmp_path: Pa
 def test_of_two_trainings_started_at_once_one_wins_and_the_other_changes_no_byte(case: Case, tmp_path: Path) -> None:
     winners = 0
     lone = tmp_path / "lone" / "run"
-    Run.open(lone, case.config, ["posbench", "train"]).close()
-    expected = snapshot(lone)
+    with Run.open(lone, case.config, ["posbench", "train"]):
+        expected = snapshot(lone)
     for trial in range(RACES):
         folder = tmp_path / str(trial) / "run"
         gate, answers, release = os.pipe(), os.pipe(), os.pipe()
@@ -200,11 +201,12 @@ def test_of_two_trainings_started_at_once_one_wins_and_the_other_changes_no_byte
         ) -> None:
             opened = Run.open
 
-            def held(*given: Any, **named: Any) -> Run:
-                run = opened(*given, **named)
-                os.write(answers[1], b"W")
-                os.read(release[0], 1)  # owner until both have answered
-                return run
+            @contextlib.contextmanager
+            def held(*given: Any, **named: Any) -> Iterator[Run]:
+                with opened(*given, **named) as run:
+                    os.write(answers[1], b"W")
+                    os.read(release[0], 1)  # owner until both have answered
+                    yield run
 
             Run.open = held  # type: ignore[method-assign]
             os.close(gate[1])
