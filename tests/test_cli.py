@@ -420,7 +420,7 @@ WRONG_TEXT = {
     "data.path=nix.txt": "data.path: no file matches 'nix.txt': did you mean 'text.txt'?",
     "data.path=latin.txt": "'latin.txt': not UTF-8 text (byte 0xe9)",
     "data.path=rows.jsonl": "'rows.jsonl' row 1: no column 'text', only body",
-    "data.tokenizer=nix.json": "data.tokenizer: there is no 'nix.json': expected bpe, bytes",
+    "data.tokenizer=nix.json": "data.tokenizer: 'nix.json' cannot be read: No such file",
     "runtime.outputs=text.txt": "text.txt/demo",
 }
 

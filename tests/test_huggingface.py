@@ -484,7 +484,7 @@ def test_mistakes_are_found_before_any_work_leaves_a_folder(
         ([llama, *EVALUATE, "bos=never"], "expected bos=document or bos=window"),
         ([llama, *EVALUATE, "data.tokenizer=bytes"], "data.tokenizer: not for a HuggingFace model"),
         ([llama, "data.path=txet.txt", *EVALUATE[1:]], "no file matches 'txet.txt'"),
-        (["EleutherAI/pythia-14m", "length=4096"], "model 'EleutherAI/pythia-14m' cannot be reached"),
+        (["EleutherAI/pythia-14m", "length=4096"], "'EleutherAI/pythia-14m' cannot be reached"),
     ):
         assert posbench("evaluate", *words) == 2
         assert message in capsys.readouterr().err.strip().splitlines()[-1]

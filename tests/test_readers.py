@@ -101,61 +101,49 @@ READ: dict[str, tuple[str, bytes, list[str]]] = {
 def test_documents_are_what_the_file_says(tmp_path: Path, case: str) -> None:
     name, content, expected = READ[case]
     (tmp_path / name).write_bytes(content)
-    assert found(tmp_path / name) == {"": expected}
+    assert documents_of(tmp_path / name) == {"": expected}
 
 
-def found(path: Path, **changes: Any) -> dict[str, list[str]]:
-    settings = config(path=path, **changes)
+def documents_of(path: Path) -> dict[str, list[str]]:
+    settings = config(path=path)
     texts = text.documents(settings, text.locate(settings))
     return {split: list(each) for split, each in texts.items()}
 
 
-# File, content and the line.
+# File | content | the error, in one line.
 WRONG: list[tuple[str, bytes, str]] = [
-    ("a.txt", b" \n\n\t\n", "no text in '.*a.txt': 0 documents"),
-    ("a.txt", b"", "no text in '"),
-    ("a.jsonl", b"", "no text in '"),
+    ("a.txt", b" \n\n\t\n", "no text: 0 documents"),
+    ("a.jsonl", b"", "no text: 0 documents"),
     ("a.csv", b"", "row 1: no column 'text', only none"),
-    ("a.parquet", b"", "a.parquet' row 1: "),
     ("a.parquet", b"PAR1 not", "a.parquet' row 1: Parquet"),
     ("a.arrow", b"no arrow", "a.arrow' row 1: "),
     ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
     ("a.jsonl", b'{"text": "ok"}\n{"text": "\xff"}\n', r"row 2: not UTF-8 text \(byte 0xff\)"),
-    ("a.csv", b"text\ncaf\xe9\n", r"not UTF-8 text \(byte 0xe9\)"),
     ("a.csv.gz", gzip.compress(b"text\n" + b"a\n" * 9**6 + b"\xe2\x82", mtime=0), r"not UTF-8 text"),
     ("a.txt", "A text".encode("utf-16"), r"not UTF-8 text|UTF-16"),
     ("a.txt", TEXT.encode("utf-16-le"), "UTF-16, not UTF-8: iconv -f UTF-16"),
     ("a.csv.gz", gzip.compress("text\na\n".encode("utf-16-be")), "UTF-16, not UTF-8"),
-    ("a.jsonl", lines(range(3)), "row 1: column 'text' holds int: expected text"),
-    ("a.jsonl", lines(DOCS) + b'{"text": 5}\n', "row 25: column 'text' holds int"),
+    ("a.jsonl", lines(DOCS) + b'{"text": 5}\n', "row 25: column 'text' holds int: expected text"),
     ("a.jsonl", lines([["a"]]), "column 'text' holds list: expected text"),
     ("a.jsonl", lines(DOCS) + b'{"n": 5}\n', "row 25: no column 'text', only n"),
     ("a.jsonl", b'{"texts": "a", "id": 1}\n', "row 1: no column 'text', only texts, id: did you mean 'texts'"),
     ("a.jsonl", lines(DOCS) + b'{"text": \n', "row 25: Expecting value"),
-    ("a.jsonl", b"[1]\n", "row 1: not a JSON object"),
+    ("a.jsonl", b"[1]\n", "row 1: no column 'text', only none"),
     ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
     ("a.json", b'[{"text": "a"}, {"te', "a.json' row 1: Unterminated string"),
     ("a.json", b'[{"text": "a"}, {"text": 5}]', "row 2: column 'text' holds int"),
-    ("a.json", b'{"data": [{"text": "a"}]}', "row 1: no column 'text', only data"),
     ("a.json", b"[" * 10**6, "a.json' row 1: .*recursion"),
     ("a.csv", b"id;text\n0;Hello\n", "no column 'text', only id;text"),
-    ("a.csv", b"texts,id\na,1\n", "no column 'text', only texts, id: did you mean 'texts'"),
-    ("a.csv", b"text,n\nhello, world,1\n", "row 1: 3 cells under 2 columns: quote"),
-    ("a.csv", b"text\nbye\nHello, world\n", "row 2: 2 cells under 1 columns"),
+    ("a.csv", b"text\nbye\nHello, world\n", "row 2: 2 cells under 1 columns: quote"),
     ("a.csv", b'text,n\n"hello,1\nbye,2\n', "row 1: unexpected end of data: a cell that begins with a quotation mark"),
     ("a.tsv", b'text\tn\n"Hello," she said.\t1\n', "row 1: .*begins with a quotation mark must end with one"),
-    ("a.tsv", b'text\tn\n"Hello\t1\n"Bye\t2\n', "row 1: .*begins with a quotation mark must end with one"),
-    ("a.parquet", parquet(list(range(3))), "row 1: column 'text' holds int"),
-    ("a.parquet", parquet([["a"], ["b"]]), "column 'text' holds list<.*string>: expected text"),
-    ("a.parquet", parquet([{"x": "a"}]), "column 'text' holds struct<x: string>: expected text"),
+    ("a.parquet", parquet([["a"], ["b"]]), "column 'text' holds list: expected text"),
+    ("a.parquet", parquet([{"x": "a"}]), "column 'text' holds dict: expected text"),
     ("a.parquet", parquet(DOCS, "body"), "no column 'text', only n, body"),
-    ("a.txt.gz", gzip.compress(TEXT.encode())[:60], "a.txt.gz': Compressed file ended"),
-    ("a.txt.gz", b"no gzip", "a.txt.gz': Not a gzipped file"),
-    ("a.txt.bz2", b"no bzip", "a.txt.bz2': Invalid data stream"),
-    ("a.txt.zst", b"no zstd", "a.txt.zst': "),
-    ("a.txt.zst", b"\x28\xb5\x2f\xfd\x00\xa8" + (41).to_bytes(3, "little") + b"hello", "zstd -d unpacks .* --long"),
-    ("a.parquet.gz", b"x", "ends in '.gz': expected .txt, .jsonl, .parquet"),
-    ("a.pdf", b"%PDF", "ends in '.pdf': expected .txt"),
+    ("a.txt.gz", gzip.compress(TEXT.encode())[:60], "a.txt.gz': Truncated compressed stream"),
+    ("a.txt.bz2", b"no bzip", "a.txt.bz2': .*data is not bz2-compressed"),
+    ("a.txt.zst", zst(TEXT.encode() * 99)[:-9], "a.txt.zst': Truncated compressed stream"),
+    ("a.pdf", b"%PDF", r"no file matches '.*a.pdf' \(expected .txt"),
 ]  # fmt: skip
 
 
@@ -163,8 +151,9 @@ WRONG: list[tuple[str, bytes, str]] = [
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, number: int) -> None:
     name, content, line = WRONG[number]
     (tmp_path / name).write_bytes(content)
+    settings = config(path=tmp_path / name)
     with pytest.raises(UserError, match=line) as caught:
-        found(tmp_path / name)
+        text.load(settings, text.locate(settings), tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -200,43 +189,31 @@ for names in (
 def test_folders_and_globs_have_their_files_in_their_splits(tmp_path: Path, case: str) -> None:
     files, path, expected = FILES[case]
     write(tmp_path / "data", files)
-    documents = found(tmp_path / "data" / path)
+    documents = documents_of(tmp_path / "data" / path)
     assert {split: sorted(texts) for split, texts in documents.items()} == expected
-
-
-def test_three_hundred_files_are_in_order(tmp_path: Path) -> None:
-    write(tmp_path / "many", {f"{i:03}.txt": f"text {i}" for i in range(300)})
-    assert found(tmp_path / "many") == {"": [f"text {i}" for i in range(300)]}
 
 
 @pytest.mark.parametrize(
     ("files", "path", "line"),
     [
         ({"valid.txt": "a", "test.txt": "b"}, ".", "has test and validation files but no train file"),
-        (
-            {"train/a.txt": "a", "valid/b.txt": "b", "c.txt": "c"},
-            ".",
-            r"c.txt' is of no split, while 2 of 3 files have names .*: move it",
-        ),
+        ({"train/a.txt": "a", "valid/b.txt": "b", "c.txt": "c"}, ".", r"c.txt' is of no split, while 2 of 3 .*: move"),
         ({"dracula.txt": "a"}, "dracula.text", r"no file matches '.*dracula.text': did you mean 'dracula.txt'"),
-        ({"a.pdf": "a"}, ".", r"no file in the folder '.*' can be read: expected .txt"),
+        ({"a.pdf": "a"}, ".", r"no file matches '.*' \(expected .txt"),
         ({}, "nothing.txt", "no file matches"),
     ],
 )
 def test_files_that_are_not_meant_so_are_one_line(tmp_path: Path, files: dict[str, str], path: str, line: str) -> None:
     write(tmp_path / "data", files)
     with pytest.raises(UserError, match=line):
-        found(tmp_path / "data" / path)
+        documents_of(tmp_path / "data" / path)
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path / "texts", {"a.txt": "a", "b.txt": "b"})
+    write(tmp_path / "texts", {f"{i:03}.txt": f"text {i}" for i in range(300)})
     for path in ("~/texts", "~/texts/*.txt"):
-        settings = config(path=path)
-        assert [*text.locate(settings).files[""]] == ["a.txt", "b.txt"]
-    with pytest.raises(UserError, match=r"data.path is '~nobody-here/a': there is no such user"):
-        text.locate(config(path="~nobody-here/a"))
+        assert documents_of(Path(path)) == {"": [f"text {i}" for i in range(300)]}
 
 
 # -- articles ----------------------------------------------------------------------------------------------------------

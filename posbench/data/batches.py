@@ -1,11 +1,11 @@
-"""Batches of text blocks, for training and for a quick validation loss. Training sees data only as batches.
+"""Batches of text blocks, for training and for a quick validation loss.
 
 The batch of a step is a pure function of (seed, step): a resumed run needs no state to see the same data, and runs of
 one seed see the same data whatever their encoding.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,18 +22,16 @@ class Batch(NamedTuple):
 
     ids: Tensor  # (B, T) int64
     labels: Tensor  # (B, T) int64, `IGNORED` where not scored
-    n_scored: int  # labels that are scored, counted where the data is so that no device has to be waited for
+    n_scored: int  # labels that are scored, by all processes of a run; counted here so that no device is waited for
     positions: Tensor | None = None  # (B, T) int64; None = the encoding's own
-    n_scored_by_all: int | None = None  # by all processes of a run, if these are the rows of one; None = n_scored
 
     @classmethod
-    def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None, by_all: int | None = None) -> "Batch":
-        return cls(ids, labels, int((labels != IGNORED).sum()), positions, by_all)
+    def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> "Batch":
+        return cls(ids, labels, int((labels != IGNORED).sum()), positions)
 
     def rows(self, some: Sequence[int]) -> "Batch":
-        """Return those rows, for one of several processes."""
-        positions = None if self.positions is None else self.positions[some]
-        return Batch.of(self.ids[some], self.labels[some], positions, self.n_scored)
+        """Return those rows, for one of several processes; `n_scored` stays that of all."""
+        return self._each(lambda column: column[some])
 
     def parts(self, count: int) -> "list[Batch]":
         """Split into so many batches of equal size. Some may have no label to score."""
@@ -42,12 +40,12 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; to CUDA asynchronously, from pinned memory."""
+        pinned = self._each(Tensor.pin_memory) if device.type == "cuda" else self
+        return pinned._each(lambda column: machine.sent(column, device))
 
-        def sent(column: Tensor) -> Tensor:
-            return machine.sent(column.pin_memory() if device.type == "cuda" else column, device)
-
-        positions = None if self.positions is None else sent(self.positions)
-        return self._replace(ids=sent(self.ids), labels=sent(self.labels), positions=positions)
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        positions = None if self.positions is None else change(self.positions)
+        return self._replace(ids=change(self.ids), labels=change(self.labels), positions=positions)
 
 
 def own_rows(rows: int, parts: int, rank: int, size: int) -> list[int]:
@@ -57,16 +55,10 @@ def own_rows(rows: int, parts: int, rank: int, size: int) -> list[int]:
 
 
 class TrainingBatches:
-    """Epochs of non-overlapping blocks in a random order, cut from a random offset in each epoch.
-
-    Args:
-        ids: (n_tokens,) the training text.
-        train_length: tokens per block; its labels reach one token further.
-        seed: of the data order alone.
-    """
+    """Epochs of non-overlapping blocks of `train_length` tokens in random order, from a random offset in each epoch."""
 
     def __init__(self, ids: np.ndarray, train_length: int, batch_size: int, seed: int) -> None:
-        _require(ids, train_length, "training")
+        _refuse_short(ids, train_length, "training")
         self._ids, self._train_length, self._batch_size, self._seed = ids, train_length, batch_size, seed
         # One block fewer than could fit, so that the offset has room to vary.
         self.blocks_per_epoch = max(1, (len(ids) - train_length) // train_length)
@@ -102,13 +94,12 @@ def united(spans: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([every[np.r_[0, breaks], 0], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
 
 
-def validation_batches(ids: np.ndarray, length: int, batch_size: int, limit: int) -> Iterator[Batch]:
-    """Yield the same blocks each time: at most `limit`, spread evenly; UserError if the text has not even one."""
-    _require(ids, length, "validation")
+def validation_batches(ids: np.ndarray, length: int, batch_size: int, limit: int) -> list[Batch]:
+    """Return the same blocks each time: at most `limit`, spread evenly."""
+    _refuse_short(ids, length, "validation")
     blocks = (len(ids) - 1) // length
     chosen = np.unique(np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)) * length
-    for start in range(0, len(chosen), batch_size):
-        yield _blocks(ids, chosen[start : start + batch_size].tolist(), length)
+    return [_blocks(ids, chosen[at : at + batch_size].tolist(), length) for at in range(0, len(chosen), batch_size)]
 
 
 def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
@@ -116,9 +107,7 @@ def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
     return Batch.of(blocks[:, :-1], blocks[:, 1:])
 
 
-def _require(ids: np.ndarray, length: int, name: str) -> None:
-    if len(ids) < length + 1:
-        raise UserError(
-            f"the {name} text has {len(ids)} tokens: a block of {length} needs {length + 1}; "
-            "give more text or a shorter length"
-        )
+def _refuse_short(ids: np.ndarray, length: int, name: str) -> None:
+    if len(ids) <= length:
+        need = f"a block of {length} needs {length + 1}; give more text or a shorter length"
+        raise UserError(f"the {name} text has {len(ids)} tokens: {need}")

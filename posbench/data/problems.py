@@ -1,18 +1,15 @@
 """Problems of a synthetic task: fresh ones to train on, and fixed ones to validate and test on.
 
-A training batch is a pure function of (seed, step), as for text. A row of it is one problem, whose length is drawn
-evenly from those that are trained; the separator fills the rest, and only predictions of the answer are scored:
+A row of a training batch is one problem, whose length is drawn evenly from those that are trained; the separator fills
+the rest, and only predictions of the answer are scored:
 
     ids      <|endoftext|>  s7  s2  =   s7  s2  <|endoftext|>  <|endoftext|> ...
     labels         -        -   -   s7  s2  <|endoftext|>  -        -        ...
-
-What is tested is drawn from a seed of its own, the same for every run, so that all runs answer the same problems.
 """
 
 import dataclasses
 import hashlib
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,44 +26,8 @@ from posbench.model.loss import IGNORED
 from posbench.randomness import derive
 from posbench.tasks.base import Problems, Task
 
-logger = logging.getLogger(__name__)
-
-FIXED_SEED = 0  # of all problems that are not trained on, in streams that no training reads
+FIXED_SEED = 0  # of all problems that are not trained on, in streams that no training reads: runs answer the same ones
 VALIDATION_PROBLEMS = 256  # of the longest trained length; accuracy during training is measured on them
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskData:
-    """A task as data to train on, and what `run.json` records of it under `data`; beside `tokens.Tokens`, of text."""
-
-    task: Task
-    offset: int  # a training problem's first token stands at a position from 0 to this
-    tokenizer: Tokenizer
-    record: dict[str, Any]
-
-    def batches(self, training: TrainingConfig, seed: int) -> "ProblemBatches":
-        """Return the training batches of a configuration, by update."""
-        per_step = training.batch_size * training.accumulation
-        return ProblemBatches(self.task, training.train_length, per_step, seed, self.offset)
-
-    def validation_batches(self, training: TrainingConfig) -> list[Batch]:
-        """Return fixed problems of the longest trained length, the same each time."""
-        ids, labels = _read(fixed(self.task, "validation", self.task.longest, VALIDATION_PROBLEMS))
-        size = training.batch_size
-        return [Batch.of(ids[at : at + size], labels[at : at + size]) for at in range(0, len(ids), size)]
-
-
-def prepare(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
-    """Return the data of a run: the problems of a task, or the tokens of a text; `cache` is `runtime.cache`, for text.
-
-    Both have a `tokenizer`, a `record` for `run.json`, `batches` to train on and `validation_batches`.
-    """
-    if config.task is None:
-        return tokens.prepare(config, tokens.cache_folder(cache))
-    task = task_of(config)
-    record = {"name": config.name, "sha256": _digest(task, config.offset), "task": config.task, "offset": config.offset}
-    logger.info("data '%s': problems of length %d to %d", config.name, task.shortest, task.longest)
-    return TaskData(task, config.offset, of_symbols(task.symbols), record)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +38,7 @@ class ProblemBatches:
     train_length: int  # tokens per row
     batch_size: int  # rows of an update
     seed: int  # of the problems alone
-    offset: int = 0  # each row's positions begin at 0 to this
+    offset: int  # each row's positions begin at 0 to this
 
     def batch(self, step: int, some: Sequence[int] | None = None) -> Batch:
         """Return the batch of a step, counted from 0, or some rows of it; all are drawn, one after the other."""
@@ -97,6 +58,39 @@ class ProblemBatches:
         return batch if some is None else batch.rows(some)
 
 
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """A task as data to train on, and what `run.json` records of it under `data`; beside `tokens.Tokens`, of text."""
+
+    task: Task
+    offset: int  # a training problem's first token stands at a position from 0 to this
+    tokenizer: Tokenizer
+    record: dict[str, Any]
+
+    def batches(self, training: TrainingConfig, seed: int) -> ProblemBatches:
+        """Return the training batches of a configuration, by update."""
+        rows = training.batch_size * training.accumulation
+        return ProblemBatches(self.task, training.train_length, rows, seed, self.offset)
+
+    def validation_batches(self, training: TrainingConfig) -> list[Batch]:
+        """Return fixed problems of the longest trained length, the same each time."""
+        ids, labels = _read(fixed(self.task, "validation", self.task.longest, VALIDATION_PROBLEMS))
+        parts = zip(torch.split(ids, size := training.batch_size), torch.split(labels, size), strict=True)
+        return [Batch.of(*part) for part in parts]
+
+
+def prepare(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
+    """Return the data of a run: the problems of a task, or the tokens of a text; `cache` is `runtime.cache`."""
+    if config.task is None:
+        return tokens.prepare(config, tokens.cache_folder(cache))
+    task, offset = task_of(config), config.offset
+    options = json.dumps({**dataclasses.asdict(task), "name": task.name, "offset": offset}, sort_keys=True)
+    tested = [sha256(fixed(task, "test", length, 64)) for length in sorted({task.shortest, task.longest})]
+    digest = hashlib.sha256("\n".join([options, *tested]).encode()).hexdigest()
+    record = {"name": config.name, "sha256": digest, "task": config.task, "offset": offset}
+    return TaskData(task, offset, of_symbols(task.symbols), record)
+
+
 def fixed(task: Task, split: str, length: int, count: int, variant: str = "") -> Problems:
     """Return problems that are the same for every run; each variant, such as depth=0.5, has some of its own."""
     stream = derive(FIXED_SEED, "fixed problems", split, task.name, variant, length)
@@ -104,21 +98,12 @@ def fixed(task: Task, split: str, length: int, count: int, variant: str = "") ->
 
 
 def sha256(problems: Problems) -> str:
-    """Identity of problems; rows that share it are paired."""
-    digest = hashlib.sha256(str(problems.ids.shape).encode())
-    for part in (problems.ids, problems.scored):
-        digest.update(np.ascontiguousarray(part).tobytes())
-    return digest.hexdigest()
+    """Return the identity of problems; rows that share it are paired."""
+    shape, ids, scored = str(problems.ids.shape), problems.ids, problems.scored
+    return hashlib.sha256(shape.encode() + ids.tobytes() + scored.tobytes()).hexdigest()
 
 
 def _read(problems: Problems) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and labels: (count, size) int64 each."""
     labels = np.where(problems.scored, problems.ids[:, 1:], IGNORED)
     return torch.from_numpy(problems.ids[:, :-1]), torch.from_numpy(labels)
-
-
-def _digest(task: Task, offset: int) -> str:
-    """Identity of the data: the options, and test problems of the trained lengths."""
-    said = json.dumps({**dataclasses.asdict(task), "name": task.name, "offset": offset}, sort_keys=True)
-    tested = [sha256(fixed(task, "test", length, 64)) for length in sorted({task.shortest, task.longest})]
-    return hashlib.sha256("\n".join([said, *tested]).encode()).hexdigest()

@@ -10,19 +10,18 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from posbench import files
 from posbench.config.schema import Config, DataConfig, TrainingConfig
 from posbench.data import text
 from posbench.data.batches import Batch, TrainingBatches, validation_batches
-from posbench.data.paths import expanded
-from posbench.data.text import Texts
 from posbench.data.tokenizer import Tokenizer, find, from_file, raw_bytes, train_bpe
 from posbench.terminal import console
 
@@ -30,9 +29,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 5  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
-BATCH_CHARACTERS = 2**20  # encoded at a time
 VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
-SMALL_TEXT = 50_000  # training tokens: fewer are worth a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,49 +56,40 @@ class Tokens:
     folder: Path  # of the cache
 
     def batches(self, training: TrainingConfig, seed: int) -> TrainingBatches:
-        """What a configuration trains on, by update."""
+        """Return what a configuration trains on, by update."""
         per_step = training.batch_size * training.accumulation
         return TrainingBatches(self.train.ids, training.train_length, per_step, seed)
 
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
-        """A fixed part of the validation text, in blocks of the training length."""
+        """Return a fixed part of the validation text, in blocks of the training length."""
         length = training.train_length
         return list(validation_batches(self.validation.ids, length, training.batch_size, VALIDATION_BLOCKS))
 
 
 def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> Tokens:
-    """Return the tokens that a configuration means, from the cache or made now.
+    """Return the tokens that a configuration means, from the cache (see `cache_folder`) or made now.
 
     Args:
-        cache: folder shared by runs, see `cache_folder`.
         separator: id of the token before each document, where a tokenizer from elsewhere is to have another than ours.
-
-    Raises:
-        UserError: there is no such text or tokenizer, or it cannot be read.
-        RunFailed: no room in the cache (reason `disk`).
     """
     given, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
     source = text.locate(config)
     folder = cache / "tokens" / _key(config, source, given, separator)[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{folder}.lock")
-    try:
-        held = lock.acquire(timeout=1)
-    except Timeout:
-        logger.info("waiting for another process, which prepares %s", folder)
-        held = lock.acquire()
-    with held:
+    with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             _write(config, source, given, folder)
     record = json.loads((folder / "meta.json").read_text(encoding="utf-8")) | {"name": config.name}
     if revision:
         record["tokenizer_revision"] = revision
-    tokenizer = from_file(folder / "tokenizer.json", separator)
-    splits = {split: _open(folder / split, tokenizer, record.get("stretches", {}).get(split)) for split in text.SPLITS}
-    count, line = record["tokens"]["train"], "data '%s': %s training tokens, sha256 of the text %s"
-    logger.info(line, config.name, f"{count:,}", record["sha256"][:12])
-    if count < SMALL_TEXT:
-        logger.warning("data '%s' is so small that a model memorises it: give a megabyte of text or more", config.name)
+    line = "data '%s': %s training tokens, sha256 of the text %s"
+    logger.info(line, config.name, f"{record['tokens']['train']:,}", record["sha256"][:12])
+    tokenizer, splits = from_file(folder / "tokenizer.json", separator), {}
+    for split in text.SPLITS:
+        counts = record.get("stretches", {}).get(split)  # of each source document in turn
+        sources = None if counts is None else np.repeat(np.arange(len(counts)), counts)
+        ids = np.memmap(folder / f"{split}.ids", _dtype(tokenizer), "r")
+        splits[split] = TokenSplit(ids, np.load(folder / f"{split}.starts.npy"), sources)
     return Tokens(**splits, tokenizer=tokenizer, record=record, folder=folder)
 
 
@@ -114,7 +102,7 @@ def prepare_all(configs: Iterable[Config]) -> list[Tokens]:
 
 def cache_folder(setting: str | None) -> Path:
     """Return the cache folder: the setting, or `posbench` in the user's cache."""
-    return expanded(setting, "runtime.cache") if setting else files.user_cache()
+    return Path(os.path.expanduser(setting)) if setting else files.user_cache()
 
 
 def _key(config: DataConfig, source: text.Source, given: Tokenizer | None, separator: int | None) -> str:
@@ -136,68 +124,39 @@ def _write(config: DataConfig, source: text.Source, given: Tokenizer | None, fol
         files.delete(stale)
     with files.atomic_folder(folder) as new:
         splits, record = text.load(config, source, new)
-        tokenizer = given or _tokenizer(config, splits["train"])
+        tokenizer = given or raw_bytes()
+        if config.tokenizer == "bpe":
+            tokenizer = train_bpe(_sample(splits["train"]), config.vocab_size)
         tokenizer.save(new / "tokenizer.json")
         total = sum(int(texts.sizes.sum()) for texts in splits.values())
         progress = console.Work(total, "tokens of %s of %s characters, about %s left")
         counts = {split: _save(tokenizer, texts, new / split, progress) for split, texts in splits.items()}
         (new / "meta.json").write_text(json.dumps(record | {"tokens": counts}, indent=1), "utf-8")
-        (new / text.DOCUMENTS).unlink()
+        for documents in new.glob("*.documents"):
+            documents.unlink()
 
 
-def _tokenizer(config: DataConfig, train: Texts) -> Tokenizer:
-    """The tokenizer that is trained for a text, or raw bytes."""
-    if config.tokenizer == "bytes":
-        return raw_bytes()
-    bpe = train_bpe(_sample(train), config.vocab_size)
-    if bpe.vocab_size < config.vocab_size:
-        line = "data '%s' has too little text for data.vocab_size=%d: its vocabulary has %d tokens"
-        logger.warning(line, config.name, config.vocab_size, bpe.vocab_size)
-    return bpe
-
-
-def _sample(texts: Texts) -> Iterator[str]:
+def _sample(train: text.Texts) -> Iterator[str]:
     """Documents in a fixed random order, until they hold `BPE_CHARACTERS`."""
-    left = BPE_CHARACTERS
-    for i in np.random.default_rng(0).permutation(len(texts)):
-        yield texts[i][:left]
-        left -= int(texts.sizes[i])
-        if left <= 0:
-            return
+    order = np.random.default_rng(0).permutation(len(train))
+    for i, end in zip(order, train.sizes[order].cumsum(), strict=True):
+        if (room := BPE_CHARACTERS - int(end - train.sizes[i])) > 0:
+            yield train[i][:room]
 
 
-def _save(tokenizer: Tokenizer, texts: Texts, path: Path, progress: console.Work) -> int:
-    """Write one split's ids and document starts; return its number of tokens. Documents are encoded in pieces."""
+def _save(tokenizer: Tokenizer, texts: text.Texts, path: Path, progress: console.Work) -> int:
+    """Write one split's ids and document starts; return its number of tokens."""
     starts, size = [], 0
-    every = ((number == 0, piece) for each in texts for number, piece in enumerate(tokenizer.pieces(each)))
     with path.with_suffix(".ids").open("xb") as file:
-        while batch := list(_taken(every)):
-            for (begins, piece), ids in zip(batch, tokenizer.encode([piece for _, piece in batch]), strict=True):
-                if begins:
-                    starts.append(size)
-                    ids = np.append(np.uint32(tokenizer.separator), ids)
-                size += len(ids)
-                file.write(ids.astype(_dtype(tokenizer)).tobytes())
-                progress.add(len(piece))
+        for begins, characters, ids in tokenizer.encode_pieces(texts):
+            if begins:
+                starts.append(size)
+                ids = np.append(np.uint32(tokenizer.separator), ids)
+            size += len(ids)
+            file.write(ids.astype(_dtype(tokenizer)).tobytes())
+            progress.add(characters)
     np.save(path.with_suffix(".starts.npy"), np.array([*starts, size], np.int64))
     return size
-
-
-def _taken(pieces: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
-    """The next pieces, until they have `BATCH_CHARACTERS`."""
-    size = 0
-    for begins, piece in pieces:
-        yield begins, piece
-        size += len(piece)
-        if size >= BATCH_CHARACTERS:
-            return
-
-
-def _open(path: Path, tokenizer: Tokenizer, counts: list[int] | None) -> TokenSplit:
-    """Map one split; `counts` says how many of its documents were cut from each source, None that they are whole."""
-    ids = np.memmap(path.with_suffix(".ids"), dtype=_dtype(tokenizer), mode="r")
-    sources = None if counts is None else np.repeat(np.arange(len(counts)), counts)
-    return TokenSplit(ids, np.load(path.with_suffix(".starts.npy")), sources)
 
 
 def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:

@@ -155,15 +155,14 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     Raises:
         ValueError: no label of the batch is scored.
     """
-    n_scored = batch.n_scored if batch.n_scored_by_all is None else batch.n_scored_by_all
-    if not n_scored:
+    if not batch.n_scored:
         raise ValueError(f"the batch of step {step + 1} has no label that is scored")
     tell_progress(learner.model, step / learner.training.steps)
     loss = torch.zeros((), device=learner.device)
     learner.optimizer.zero_grad(set_to_none=True)
     for part in [part.to(learner.device) for part in batch.parts(learner.training.accumulation)]:
         # The number of such parts in the batch. Dividing by it is exact when parts are equal.
-        times = n_scored / part.n_scored if part.n_scored else math.inf
+        times = batch.n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(learner.device, learner.dtype):
             draw = generator(learner.seed, "positions", step, device=learner.device)  # the same for all parts
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
