@@ -42,6 +42,8 @@ def compared(name: str, dtype: torch.dtype = torch.float32, **limits: Any) -> di
     def defined(*given: Tensor) -> Tensor:
         return schemes.by_definition(encoding, given, positions, 1, **limits)[:, :, -(last or LENGTH) :]
 
+    if not torch.is_grad_enabled():
+        return differences({"output": chosen(*inputs)}, {"output": defined(*inputs)})
     results = [schemes.with_gradients(encoding, inputs, form) for form in (chosen, defined)]
     return differences({key: value.clone() for key, value in results[0].items()}, results[1])
 
@@ -73,13 +75,7 @@ def test_every_kernel_equals_the_definition_in_values_and_gradients(
         }
         assert all(found[key] < within[key] for key in found), (limits, found)
         with torch.no_grad():  # other kernels may serve
-            encoding, (q, k, v, x) = schemes.build(name, {}, SHAPE), schemes.layer_inputs(SHAPE, LENGTH)
-            layer = make_layer(encoding, torch.arange(LENGTH)[None], 1, x, consecutive=True)
-            given = (q, k, v, x), layer.positions, 1
-            wanted = {key: value for key, value in limits.items() if key != "last"}
-            exact = schemes.by_definition(encoding, *given, **wanted)[:, :, -limits.get("last", LENGTH) :]
-            out = module.attention(encoding, q, k, v, layer, **limits)
-        assert max(differences({"output": out}, {"output": exact}).values()) < CLOSE, limits
+            assert compared(name, **limits)["output"] < CLOSE, limits
 
 
 @pytest.mark.parametrize("amx", [False, True])
@@ -90,38 +86,45 @@ def test_in_bf16_every_kernel_stays_near_the_definition(name: str, amx: bool, mo
     assert max(compared(name, torch.bfloat16).values()) < BF16
 
 
-def test_the_fused_kernel_serves_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+FUSED = """
+none  fp32            | width
+none  bf16            |
+none  bf16 amx        | width
+none  fp32 window     | mask
+alibi fp32            | mask
+alibi bf16            |
+alibi bf16 amx        | mask
+alibi fp32 long       | channels
+alibi fp32 long window | mask
+fox   fp32 long       | channels
+t5    fp32            |
+t5    fp32 evaluation | mask
+cope  fp32 evaluation |
+pope  fp32            |
+"""
+
+
+@pytest.mark.parametrize("row", FUSED.strip().splitlines())
+def test_the_fused_kernel_serves_where_it_is_faster(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On CPUs in bf16 only with AMX; for biases by their mask, as channels where long, not where they are learned."""
+    given, _, expected = row.partition("|")
+    name, dtype, *settings = given.split()
     real, calls = torch.nn.functional.scaled_dot_product_attention, []
 
     def counted(*given: Any, **options: Any) -> Tensor:
-        calls.append("mask" if options.get("attn_mask") is not None else given[0].shape[-1])
+        channels = "width" if given[0].shape[-1] == SHAPE.head_dim else "channels"
+        calls.append("mask" if options.get("attn_mask") is not None else channels)
         return real(*given, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
-
-    def kinds(name: str, dtype: torch.dtype, train: bool = True, amx: bool = False, **limits: Any) -> set[Any]:
-        monkeypatch.setattr(machine, "has_amx", lambda: amx)
-        calls.clear()
-        encoding = schemes.build(name, {}, SHAPE)
-        q, k, v, x = schemes.layer_inputs(SHAPE, LENGTH)
-        with torch.set_grad_enabled(train):
-            layer = make_layer(encoding, torch.arange(LENGTH)[None], 1, x, consecutive=True)
-            module.attention(encoding, *(each.to(dtype) for each in (q, k, v)), layer, **limits)
-        return set(calls)
-
-    width = SHAPE.head_dim
-    for amx in (False, True):
-        assert kinds("none", torch.float32, amx=amx) == {width}
-        assert kinds("none", torch.bfloat16, amx=amx) == ({width} if amx else set())
-        assert kinds("alibi", torch.float32, amx=amx) == {"mask"}
-        assert kinds("alibi", torch.bfloat16, amx=amx) == ({"mask"} if amx else set())
-    assert kinds("none", torch.float32, window=9) == {"mask"}
-    assert kinds("t5", torch.float32, train=False) == {"mask"} and kinds("t5", torch.float32) == set()
-    assert kinds("cope", torch.float32, train=False) == kinds("pope", torch.float32) == set()
-    monkeypatch.setattr(module, "CHANNELS_FROM", LENGTH)
-    assert kinds("alibi", torch.float32) == {2 * width} and kinds("fox", torch.float32) == {2 * width}
-    assert kinds("alibi", torch.float32, window=9) == {"mask"}
+    monkeypatch.setattr(machine, "has_amx", lambda: "amx" in settings)
+    monkeypatch.setattr(module, "CHANNELS_FROM", LENGTH if "long" in settings else LENGTH + 1)
+    encoding, inputs = schemes.build(name, {}, SHAPE), schemes.layer_inputs(SHAPE, LENGTH)
+    *qkv, x = (each.to(torch.bfloat16 if dtype == "bf16" else torch.float32) for each in inputs)
+    with torch.set_grad_enabled("evaluation" not in settings):
+        layer = make_layer(encoding, torch.arange(LENGTH)[None], 1, x, consecutive=True)
+        module.attention(encoding, *qkv, layer, 9 if "window" in settings else None)
+    assert set(calls) == set(expected.split())
 
 
 @pytest.mark.parametrize("name", ["alibi", "fox", "t5"])
@@ -174,25 +177,12 @@ def test_logits_of_hidden_keys_that_are_no_numbers_hide_nothing_else(
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), [q, k, v]))
 
 
-def test_a_mask_that_an_evaluation_asks_for_first_serves_training_too() -> None:
-    module._kept_mask.cache_clear()
-    layer = make_layer(schemes.build("none", {}, SHAPE), torch.arange(9)[None])
-    layer = layer.replace(rows=slice(3, 9), keys=slice(0, 9))
-    with torch.inference_mode():
-        first = module.mask_of(layer, 4, 1, torch.float32)
-    assert module.mask_of(layer, 4, 1, torch.float32) is first and not first.is_inference()
-    gap = torch.arange(3, 9)[:, None] - torch.arange(9)
-    assert torch.equal(first == 0, (gap >= 0) & ((gap < 4) | (torch.arange(9) < 1)))
-
-
 # -- the definition, as it is offered to others ------------------------------------------------------------------------
 
 EQUAL_TO_NONE = {"none", "drope", "cope"}  # docs/python.md says so: cope's table begins at zero
-EQUAL_AT_LAYER_3 = EQUAL_TO_NONE | {"layered"}  # whose fourth layer has no encoding
 AT_THE_INPUT = {
     "abacus", "binary", "cape", "index", "learned", "minmax", "coupling", "shape", "sine", "sinusoidal",
 }  # and no more  # fmt: skip
-CHOOSE_POSITIONS = {"bipe", "cape", "randomized", "shape"}
 
 
 def offered(name: str) -> Encoding:
@@ -203,25 +193,19 @@ def offered(name: str) -> Encoding:
 
 
 @pytest.mark.parametrize("name", posbench.encodings.names())
-def test_an_encoding_by_itself_changes_the_output_or_is_refused_or_known_to_be_none(name: str) -> None:
+def test_an_encoding_by_itself_changes_the_output_or_is_known_to_be_none_or_asks_for_what_it_lacks(name: str) -> None:
     torch.manual_seed(0)
     encoding, ids = offered(name), torch.arange(24).view(2, 12) % 19
-    (q, k, v), layer_input = torch.randn(3, 2, 4, 12, 16), torch.randn(2, 12, 64)
-    try:
-        output = posbench.attention_output(encoding, q, k, v)
-    except UserError as error:
-        assert str(error).startswith(f"'{name}' ") and "pass " in str(error) and "\n" not in str(error)
-    else:
-        assert not encoding.hooks & {"embed", "positions"}
-        changed = not torch.equal(output, posbench.attention_output(offered("none"), q, k, v))
-        assert changed == (name not in EQUAL_TO_NONE)
-    # What docs/python.md calls right for every encoding:
+    (q, k, v), x = torch.randn(3, 2, 4, 12, 16), torch.randn(2, 12, 64)
+    if encoding.hooks & {"embed", "positions"}:
+        with pytest.raises(UserError, match=f"^'{name}' .*pass "):
+            posbench.attention_output(encoding, q, k, v)
     positions = encoding.positions(ids, None)
     embeddings = torch.randn(2, 12, encoding.token_dim())
-    x = encoding.embed(embeddings, positions, ids)
-    assert x.shape == (2, 12, 64) and (name not in AT_THE_INPUT or not torch.equal(x, embeddings))
-    for layer, equal in ((0, EQUAL_TO_NONE | AT_THE_INPUT), (3, EQUAL_AT_LAYER_3 | AT_THE_INPUT)):
-        output = posbench.attention_output(encoding, q, k, v, x=layer_input, layer=layer, positions=positions)
-        none = posbench.attention_output(offered("none"), q, k, v)
-        assert output.shape == q.shape and torch.equal(output, none) == (name in equal)
-    assert ("positions" in encoding.hooks) == (name in CHOOSE_POSITIONS)
+    embedded = encoding.embed(embeddings, positions, ids)
+    assert embedded.shape == (2, 12, 64) and (name not in AT_THE_INPUT or not torch.equal(embedded, embeddings))
+    none = posbench.attention_output(offered("none"), q, k, v)
+    for layer in (0, 3):
+        equal = name in EQUAL_TO_NONE | AT_THE_INPUT or (name == "layered" and layer == 3)  # has none in the fourth
+        output = posbench.attention_output(encoding, q, k, v, x=x, layer=layer, positions=positions)
+        assert torch.equal(output, none) == equal

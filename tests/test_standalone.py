@@ -21,30 +21,40 @@ CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 def built(case: tuple[str, dict[str, Any]]) -> tuple[Encoding, list[Tensor], Tensor | None]:
     """A scheme, q, k, v and x of T tokens, and positions where it chooses them."""
     encoding = schemes.build(*case, SHAPE)
-    inputs = [one.detach() for one in schemes.layer_inputs(SHAPE, T)]
     chosen = encoding.positions(torch.zeros(2, T, dtype=torch.long), None) if "positions" in encoding.hooks else None
-    return encoding, inputs, chosen
+    return encoding, list(schemes.layer_inputs(SHAPE, T)), chosen
 
 
 @CASES
 @torch.no_grad()
-def test_it_is_the_definition(case: tuple[str, dict[str, Any]]) -> None:
+def test_it_is_the_definition_also_in_16_bits(case: tuple[str, dict[str, Any]]) -> None:
     encoding, (q, k, v, x), positions = built(case)
     for causal in (True, False):
         expected = posbench.attention_output(encoding, q, k, v, x, 1, positions, causal)
         out = posbench.attention(encoding, q, k, v, positions, 1, x, causal=causal)
         torch.testing.assert_close(out, expected, **CLOSE)
+    q, k, v, x = (each.bfloat16() for each in (q, k, v, x))
+    exact = posbench.attention_output(encoding, q, k, v, x, 1, positions)
+    out = posbench.attention(encoding, q, k, v, positions, 1, x)
+    assert out.dtype == torch.bfloat16
+    assert float((out - exact).pow(2).mean().sqrt()) < 0.03 * float(exact.pow(2).mean().sqrt())
 
 
 @CASES
 @torch.no_grad()
-def test_a_cache_gives_the_rows_of_the_whole_or_is_refused(case: tuple[str, dict[str, Any]]) -> None:
+def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_earlier_tokens_is_declared(
+    case: tuple[str, dict[str, Any]],
+) -> None:
     encoding, (q, k, v, x), positions = built(case)
+    whole = posbench.attention(encoding, q, k, v, positions, 1, x)
+    for name, given in (("q", (torch.cat((q[:, :, :-1] + 1, q[:, :, -1:]), 2), k, v, positions, 1, x)),
+                        ("x", (q, k, v, positions, 1, torch.cat((x[:, :-1] + 1, x[:, -1:]), 1)))):  # fmt: skip
+        changed = posbench.attention(encoding, *given)[:, :, -1]
+        assert torch.allclose(changed, whole[:, :, -1], **CLOSE) == (name not in encoding.history), name
     if encoding.length_dependent or "q" in encoding.history:
         with pytest.raises(UserError, match="no key-value cache"):
             posbench.attention(encoding, q[:, :, -1:], k, v, positions, 1, x)
         return
-    whole = posbench.attention(encoding, q, k, v, positions, 1, x)
     for first, end in ((0, 12), (12, 13), (13, 14), (14, T)):  # a prompt, two tokens one by one, five at once
         read = x[:, :end] if "x" in encoding.history else x[:, first:end]
         where = None if positions is None else positions[:, :end]
@@ -55,62 +65,29 @@ def test_a_cache_gives_the_rows_of_the_whole_or_is_refused(case: tuple[str, dict
             posbench.attention(encoding, q[:, :, -1:], k, v, positions, 1, x[:, -1:])
 
 
-@CASES
-@torch.no_grad()
-def test_what_is_read_of_earlier_tokens_is_declared(case: tuple[str, dict[str, Any]]) -> None:
-    encoding, (q, k, v, x), positions = built(case)
-    last = posbench.attention(encoding, q, k, v, positions, 1, x)[:, :, -1]
-    for name, earlier in (("q", q[:, :, :-1]), ("x", x[:, :-1])):
-        kept = earlier.clone()
-        earlier.copy_(torch.randn_like(kept))
-        changed = posbench.attention(encoding, q, k, v, positions, 1, x)[:, :, -1]
-        earlier.copy_(kept)
-        assert torch.allclose(changed, last, **CLOSE) == (name not in encoding.history), name
-
-
-@pytest.mark.parametrize("name", schemes.NAMES)
-@torch.no_grad()
-def test_models_in_16_bits_need_no_autocast(name: str) -> None:
-    encoding, inputs, positions = built((name, {}))
-    q, k, v, x = (one.bfloat16() for one in inputs)
-    out = posbench.attention(encoding, q, k, v, positions, 1, x)
-    exact = posbench.attention_output(encoding, q, k, v, x, 1, positions)
-    assert out.dtype == torch.bfloat16
-    assert float((out - exact).pow(2).mean().sqrt()) < 0.03 * float(exact.pow(2).mean().sqrt())
-
-
-@pytest.mark.parametrize("name", ["rope", "alibi", "fox"])
-def test_keys_may_have_fewer_heads(name: str) -> None:
-    encoding = posbench.build_encoding(
-        name, d_model=32, n_heads=4, n_layers=1, train_length=32, head_dim=16, n_kv_heads=2
-    )
-    q, k, v, x = torch.randn(2, 4, T, 16), torch.randn(2, 2, T, 16), torch.randn(2, 2, T, 16), torch.randn(2, T, 32)
-    every = [one.repeat_interleave(2, 1) for one in (k, v)]
-    out = posbench.attention(encoding, q, k, v, x=x, window=6)
-    torch.testing.assert_close(out, posbench.attention(encoding, q, *every, x=x, window=6), **CLOSE)
-
-
-def test_mistakes_are_told_in_one_line() -> None:
-    rope = posbench.build_encoding("rope", d_model=32, n_heads=4, n_layers=2, train_length=32)
-    alibi = posbench.build_encoding("alibi", d_model=32, n_heads=4, n_layers=2, train_length=32)
-    q = k = v = torch.randn(1, 4, T, 8)
-    for given, said in (
-        ({"window": 0}, "window is 0"),
-        ({"window": 4, "causal": False}, "causal=True"),
-        ({"layer": 2}, "layer is 2"),
-        ({"positions": torch.arange(3)}, "positions is"),
-        ({"k": k[:, :, :5]}, "k is"),
-        ({"encoding": alibi.to(torch.bfloat16)}, "was cast to torch.bfloat16"),
-    ):
-        with pytest.raises(UserError, match=said) as caught:
-            posbench.attention(**{"encoding": rope, "q": q, "k": k, "v": v} | given)
-        assert "\n" not in str(caught.value)
-    fox = posbench.build_encoding("fox", d_model=32, n_heads=4, n_layers=2, train_length=32)
-    with pytest.raises(UserError, match="pass x"):
-        posbench.attention(fox, q, k, v)
-    sinusoidal = posbench.build_encoding("sinusoidal", d_model=32, n_heads=4, n_layers=2, train_length=32)
-    with pytest.raises(UserError, match="acts on the model"):
-        posbench.attention(sinusoidal, q, k, v)
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("rope", {"q": (1, T, 4, 8)}, r"q is \(1, 19, 4, 8\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)"),
+        ("rope", {"k": (1, 4, 5, 8)}, r"k is \(1, 4, 5, 8\): expected that of q, \(1, 4, 19, 8\), or with fewer heads"),
+        ("rope", {"v": (1, 3, T, 8)}, "v is"),
+        ("rope", {"x": (1, T, 8)}, r"x is \(1, 19, 8\): expected \(B, T, D\), here \(1, 19, 32\)"),
+        ("rope", {"positions": (3,)}, r"positions is \(1, 3\): expected \(19,\) or \(1, 19\)"),
+        ("rope", {"layer": 2}, "layer is 2: expected 0 to 1"),
+        ("rope", {"window": 0}, "window is 0"),
+        ("rope", {"window": 4, "causal": False}, "causal=True"),
+        ("alibi", {"cast": True}, "was cast to torch.bfloat16"),
+        ("fox", {}, "pass x"),
+        ("sinusoidal", {}, "acts on the model's input"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(name: str, given: dict[str, Any], message: str) -> None:
+    encoding = posbench.build_encoding(name, d_model=32, n_heads=4, n_layers=2, train_length=32)
+    encoding = encoding.to(torch.bfloat16) if given.pop("cast", False) else encoding
+    shapes = dict.fromkeys("qkv", (1, 4, T, 8)) | {key: size for key, size in given.items() if isinstance(size, tuple)}
+    with pytest.raises(UserError, match=message) as caught:
+        posbench.attention(encoding, **given | {key: torch.zeros(size) for key, size in shapes.items()})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["learned", "tupe"])
@@ -128,22 +105,17 @@ def test_positions_beyond_a_table_are_undefined(name: str) -> None:
 def test_a_module_around_it_compiles_without_a_graph_break(name: str) -> None:
     encoding, (q, k, v, x), _ = built((name, {}))
 
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoding = encoding
-
-        def forward(self, q: Tensor, x: Tensor) -> Tensor:
-            return posbench.attention(self.encoding, q, k, v, layer=1, x=x)
+    def attend(q: Tensor, x: Tensor) -> Tensor:
+        return posbench.attention(encoding, q, k, v, layer=1, x=x)
 
     def in_one_graph() -> None:
-        compiled = torch.compile(Layer(), backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(q, x), Layer()(q, x), **CLOSE)
+        compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(q, x), attend(q, x), **CLOSE)
 
     assert in_child(in_one_graph) == 0  # the compiler starts threads of autograd, after which no test can fork
 
 
-def test_in_transformers_it_is_the_librarys_own_rope_with_and_without_a_cache() -> None:
+def test_in_transformers_it_is_the_librarys_own_rope_with_and_without_a_cache_and_with_fewer_heads_of_keys() -> None:
     transformers = pytest.importorskip("transformers")
     encoding = posbench.build_encoding(
         "rope", d_model=64, n_heads=4, n_layers=2, train_length=32, n_kv_heads=2, layout="half"
@@ -164,13 +136,11 @@ def test_in_transformers_it_is_the_librarys_own_rope_with_and_without_a_cache() 
         )  # fmt: skip
         return transformers.SmolLM3ForCausalLM(config).eval()
 
-    ours, theirs = model("of_a_test", 0), model("eager", 1)
-    ids = torch.randint(50, (2, 9))
-    with torch.no_grad():
-        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, **CLOSE)
-        assert not torch.allclose(model("eager", 0)(ids).logits, theirs(ids).logits, atol=1e-3)
+    ours, theirs, ids = model("of_a_test", 0), model("eager", 1), torch.randint(50, (2, 9))
     how = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
-    told = [torch.stack(one.generate(ids, use_cache=cached, **how).logits) for one, cached in
-            ((ours, True), (ours, False), (theirs, True))]  # fmt: skip
-    torch.testing.assert_close(told[0], told[1], **CLOSE)
-    torch.testing.assert_close(told[0], told[2], **CLOSE)
+    runs = ((ours, True), (ours, False), (theirs, True))
+    logits = [torch.stack(each.generate(ids, use_cache=cached, **how).logits) for each, cached in runs]
+    torch.testing.assert_close(logits[0], logits[1], **CLOSE)
+    torch.testing.assert_close(logits[0], logits[2], **CLOSE)
+    with torch.no_grad():
+        assert not torch.allclose(model("eager", 0)(ids).logits, theirs(ids).logits, atol=1e-3)

@@ -257,7 +257,7 @@ def test_digits_have_the_papers_rows_and_in_training_begin_anywhere(
 def test_the_plain_answer_of_position_coupling_is_numbered_as_the_numbers_are() -> None:
     ids = ids_in(ADDED, "<|endoftext|> 6 5 3 + 0 4 9 = 2 0 7 0 <|endoftext|>")
     plain: Any = encodings.build("coupling", with_vocabulary(*ADDED), {"answer": "plain"})
-    assert plain.places(ids)[0].tolist() == [0, 3, 4, 5, 6, 3, 4, 5, 1, 2, 3, 4, 5, 0]
+    assert plain.places(plain.kinds[ids])[0].tolist() == [0, 3, 4, 5, 6, 3, 4, 5, 1, 2, 3, 4, 5, 0]
 
 
 def test_abacus_leaves_other_tokens_alone_and_seeds_draw_other_offsets() -> None:

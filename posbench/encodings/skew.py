@@ -28,8 +28,9 @@ class Skew(Encoding):
     def __init__(self, shape: Shape, block: int | None, heads: int, unit: int, layers: int) -> None:
         """Make the generators, which are 0: blocks of some channels, for one or all heads and one or all layers."""
         super().__init__(shape)
-        fits = block is None or (block >= 2 and shape.head_dim % block == 0)
-        self.expect(fits, "block", block, f"a divisor of the {shape.head_dim} channels of a head, at least 2")
+        if block is not None:
+            fits = block >= 2 and shape.head_dim % block == 0
+            self.expect(fits, "block", block, f"a divisor of the {shape.head_dim} channels of a head, at least 2")
         self.unit, self.block = unit, shape.head_dim if block is None else block
         entries = self.block * (self.block - 1) // 2  # above the diagonal of a block, row by row
         self.above = nn.Parameter(torch.zeros(layers, heads, shape.head_dim // self.block, entries))
