@@ -13,7 +13,7 @@ from posbench import encodings
 from posbench.encodings.alibi import default_slopes
 from posbench.encodings.base import Shape
 from posbench.model.attention import logits_by_rows, make_layer, prepared
-from posbench.model.standalone import attention_logits, attention_output
+from posbench.model.standalone import attention_logits
 
 SHAPE = Shape(32, 2, 2, 16)  # heads 16 wide
 SLOPES = default_slopes(2)
@@ -124,59 +124,3 @@ def test_alibi_gives_every_head_its_own_slope_whatever_their_number() -> None:
     for heads in range(1, 65):
         slopes = default_slopes(heads)
         assert len(set(slopes)) == heads and all(0 < slope < 1 for slope in slopes)
-
-
-def test_debertas_buckets_are_distances_up_to_half_of_them_and_shared_beyond() -> None:
-    bucketed: Any = encodings.build("deberta", Shape(16, 2, 1, 512), {"num_buckets": 256})
-    buckets = bucketed.bucket(torch.tensor([-600, -129, 0, 1, 128, 129, 200, 300, 511, 600]))
-    assert buckets.tolist() == [-270, -129, 0, 1, 128, 129, 169, 207, 255, 270]
-    plain: Any = encodings.build("deberta", SHAPE, {"max_distance": 8})
-    bucketed = encodings.build("deberta", SHAPE, {"max_distance": 20, "num_buckets": 8})
-    bucketed.load_state_dict(plain.state_dict())
-    q, k, *_ = schemes.layer_inputs(SHAPE, 5)  # distances up to 4, half of the buckets
-    torch.testing.assert_close(attention_logits(bucketed, q, k), attention_logits(plain, q, k), atol=0, rtol=0)
-
-
-def test_scale_token_keeps_the_papers_ratio_to_the_token_embeddings() -> None:
-    for token_rms in (0.02, 0.05):
-        shape = Shape(64, 4, 1, 64, token_rms=token_rms)
-        code = encodings.build("sinusoidal", shape).embed(torch.zeros(1, 64, 64), torch.arange(64)[None])
-        assert float(code.pow(2).mean().sqrt()) == pytest.approx(token_rms * math.sqrt(0.5), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["index", "minmax", "binary", "sine", "sinusoidal"])
-def test_concatenation_keeps_the_models_width_and_leaves_the_tokens_alone(name: str) -> None:
-    encoding = encodings.build(name, Shape(64, 4, 1, 64), {"combine": "concat"})
-    x = schemes.random(2, 7, encoding.token_dim())
-    out = encoding.embed(x, torch.arange(7)[None])
-    assert x.shape[-1] < 64 and out.shape == (2, 7, 64) and torch.equal(out[..., : x.shape[-1]], x)
-
-
-def test_ssmax_of_bam_scales_whole_logits_by_the_logarithm_of_keys() -> None:
-    q, k, *_ = schemes.layer_inputs(SHAPE, 100)
-    plain, sharp = (encodings.build("bam", SHAPE, {"ssmax": ssmax}) for ssmax in (False, True))
-    logits = attention_logits(plain, q, k, layer=1)
-    expected = (logits * torch.arange(1, 101).log()[:, None]).masked_fill(logits.isinf(), -math.inf)
-    torch.testing.assert_close(attention_logits(sharp, q, k, layer=1), expected, atol=1e-4, rtol=1e-5)
-
-
-def test_logits_of_algebraic_fall_by_its_decay_per_token() -> None:
-    q, k, *_ = schemes.layer_inputs(SHAPE, 100)
-    rope = attention_logits(encodings.build("rope", SHAPE, {"base": 500.0}), q, k)
-    distance = (torch.arange(100)[:, None] - torch.arange(100)).clamp(min=0)
-    encoding = encodings.build("algebraic", SHAPE, {"base": 500.0, "decay": 0.9})
-    torch.testing.assert_close(attention_logits(encoding, q, k, layer=1), rope * 0.9**distance, atol=1e-5, rtol=1e-5)
-
-
-def test_xpos_shrinks_each_pair_at_its_own_pace_and_stays_within_fp32_to_its_end() -> None:
-    shape = Shape(16, 2, 1, 16)
-    xpos = encodings.build("xpos", shape)
-    assert xpos.max_length == 128 * 8
-    q = torch.zeros(1, 2, 1024, 8)
-    q[..., 6:] = 1  # the slowest pair: it turns by 1e-3 per position and decays by zeta = 1.15 / 1.4 per B
-    logits = attention_logits(xpos, q, q)[0, 0] * math.sqrt(8)
-    for distance in (0, 8, 100):
-        expected = 2 * math.cos(distance * 1e-3) * (1.15 / 1.4) ** (distance / 8)
-        assert float(logits[900, 900 - distance]) == pytest.approx(expected, rel=1e-4)
-    q, k, v, _ = schemes.layer_inputs(shape, 1024, batch=1)
-    assert attention_output(xpos, q, k, v).isfinite().all()
