@@ -32,26 +32,26 @@ VALIDATION_PROBLEMS = 256  # of the longest trained length; accuracy during trai
 
 @dataclasses.dataclass(frozen=True)
 class ProblemBatches:
-    """Fresh problems for every update."""
+    """Fresh problems for every update, each of a length that is drawn evenly."""
 
-    task: Task
+    data: "TaskData"
     train_length: int  # tokens per row
     batch_size: int  # rows of an update
     seed: int  # of the problems alone
-    offset: int  # each row's positions begin at 0 to this
 
     def batch(self, step: int, some: Sequence[int] | None = None) -> Batch:
         """Return the batch of a step, counted from 0, or some rows of it; all are drawn, one after the other."""
         rng = np.random.default_rng(derive(self.seed, "problems", step))
-        lengths = rng.integers(self.task.shortest, self.task.longest, self.batch_size, endpoint=True)
+        task, offset = self.data.task, self.data.offset
+        lengths = rng.integers(task.shortest, task.longest, self.batch_size, endpoint=True)
         ids = torch.zeros(self.batch_size, self.train_length, dtype=torch.int64)
         labels, positions = torch.full_like(ids, IGNORED), None
         for length in np.unique(lengths):
             rows = np.flatnonzero(lengths == length)
-            read, answers = _read(self.task.problems(rng, int(length), len(rows)))
+            read, answers = _read(task.problems(rng, int(length), len(rows)))
             ids[rows, : read.shape[1]], labels[rows, : read.shape[1]] = read, answers
-        if self.offset:
-            first = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
+        if offset:
+            first = torch.from_numpy(rng.integers(0, offset, self.batch_size, endpoint=True))
             # No row has a token of its problem beyond the last position, only of what fills it.
             positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)
         batch = Batch.of(ids, labels, positions)
@@ -60,7 +60,7 @@ class ProblemBatches:
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
-    """A task as data to train on, and what `run.json` records of it under `data`; beside `tokens.Tokens`, of text."""
+    """A task as data to train on, and what `run.json` records of it; beside `tokens.Tokens`, of text."""
 
     task: Task
     offset: int  # a training problem's first token stands at a position from 0 to this
@@ -69,14 +69,12 @@ class TaskData:
 
     def batches(self, training: TrainingConfig, seed: int) -> ProblemBatches:
         """Return the training batches of a configuration, by update."""
-        rows = training.batch_size * training.accumulation
-        return ProblemBatches(self.task, training.train_length, rows, seed, self.offset)
+        return ProblemBatches(self, training.train_length, training.batch_size * training.accumulation, seed)
 
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
         """Return fixed problems of the longest trained length, the same each time."""
-        ids, labels = _read(fixed(self.task, "validation", self.task.longest, VALIDATION_PROBLEMS))
-        parts = zip(torch.split(ids, size := training.batch_size), torch.split(labels, size), strict=True)
-        return [Batch.of(*part) for part in parts]
+        whole = Batch.of(*_read(fixed(self.task, "validation", self.task.longest, VALIDATION_PROBLEMS)))
+        return whole.parts(-(-VALIDATION_PROBLEMS // training.batch_size))
 
 
 def prepare(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:

@@ -1,6 +1,5 @@
-"""Text in three splits, from the standard library, from files, or from the HuggingFace hub.
+"""Text in three splits, from the standard library, from files, or from the HuggingFace hub. How it is split:
 
-`locate` says which text is meant, all that a run on cached tokens needs; `load` reads it and splits it:
 - `given`: by the source. If validation or test is missing, the other one is halved.
 - `document`: whole documents are held out. Training documents that share a passage with them are dropped.
 - `stretches`, under 20 documents: separate stretches of each one's text, `data.test_pieces` in all.
@@ -10,7 +9,6 @@ import array
 import functools
 import hashlib
 import itertools
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +22,6 @@ from posbench.config.schema import DataConfig
 from posbench.data import paths, readers
 from posbench.errors import UserError
 
-logger = logging.getLogger(__name__)
-
 SPLITS = ("train", "validation", "test")
 HELD_OUT, BUILTIN_HELD_OUT = (0.05, 0.05), (0.06, 0.20)  # shares of validation and test
 FEWEST_DOCUMENTS = 20  # to split by document
@@ -37,17 +33,19 @@ LARGE, EVERY = 50_000_000, 16  # characters from which every 16th passage is loo
 ARTICLE_HEADING = re.compile(r" = (?!=).*(?<!=) = ?")  # ` = Title = `, with exactly one pair, begins a WikiText article
 _FACTORS = np.random.default_rng(0).integers(2**64, size=PASSAGE_WORDS, dtype=np.uint64) | np.uint64(1)
 
+Parts = list[tuple[int, int, int]]  # (document, first character, end)
+
 
 class Source(NamedTuple):
-    """Which text a configuration means."""
+    """Which text a configuration means: the hub's commit, a digest, and how to read its documents by split."""
 
-    revision: str | None  # its commit on the hub
+    revision: str | None
     digest: str  # over the names and bytes of its files, or the hub's names and commit
-    read: Callable[[], dict[str, Iterable[str]]]  # documents by split ("" = not given)
+    read: Callable[[], dict[str, Iterable[str]]]  # the only split is "" where none is given
 
 
 class Texts(Sequence[str]):
-    """Documents of a memory-mapped file, or pieces of them, each read when it is asked for."""
+    """Documents of a memory-mapped file, each read when it is asked for; their `sizes` are in characters."""
 
     def __init__(self, data: np.ndarray, spans: np.ndarray) -> None:
         self._data, self._spans, self.sizes = data, spans, spans[:, 2]  # (n, 3): first byte, end, characters
@@ -80,6 +78,25 @@ def locate(config: DataConfig) -> Source:
     return Source(None, digest, lambda: {s: readers.read_all(f.values(), config.column) for s, f in by_split.items()})
 
 
+def documents(config: DataConfig, source: Source) -> dict[str, Iterable[str]]:
+    """Return the documents of each split that a source has, without blank ones."""
+    joined = {split: join_articles(texts) if config.articles else texts for split, texts in source.read().items()}
+    return {split: itertools.islice(filter(str.strip, t), config.max_documents) for split, t in joined.items()}
+
+
+def join_articles(texts: Iterable[str]) -> Iterable[str]:
+    """Join WikiText, given line by line or whole, to articles: a first-level heading after a blank line begins one."""
+    article, blank = [""], True
+    for line in itertools.chain.from_iterable(text.removesuffix("\n").split("\n") for text in texts):
+        line = line.removesuffix("\r")
+        if blank and ARTICLE_HEADING.fullmatch(line):
+            yield "".join(article)
+            article = []
+        article.append(line + "\n")
+        blank = not line.strip()
+    yield "".join(article)
+
+
 def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Texts], dict[str, Any]]:
     """Read the documents of a located source into files of a folder; return them by split, and what is recorded."""
     splits = {split: _write(folder / f"{split}.documents", each) for split, each in documents(config, source).items()}
@@ -102,34 +119,11 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
     if not all(map(len, splits.values())):
         why = f"documents are equal or share {PASSAGE_WORDS} words, as a licence in each"
         raise UserError(f"data '{config.name}': a split is empty, since {why}: take that out, or give splits")
-    if copied:
-        line = "data '%s': %.1f %% of held-out passages of %d words stand in training text, of which %d documents go"
-        logger.info(line, config.name, 100 * shared, PASSAGE_WORDS, len(dropped))
-    record["copies"] = {"passage_words": PASSAGE_WORDS, "every": every, "shared": round(shared, 6)}
     share = round(float(train.sizes[dropped].sum() / train.sizes.sum()), 6)
+    record["copies"] = {"passage_words": PASSAGE_WORDS, "every": every, "shared": round(shared, 6)}
     record["copies"] |= {"dropped_documents": len(dropped), "dropped_text": share}
     record["sha256"] = _digest(part for split in SPLITS for part in (split.encode(), *map(str.encode, splits[split])))
     return splits, record | {"documents": {split: len(splits[split]) for split in SPLITS}}
-
-
-def documents(config: DataConfig, source: Source) -> dict[str, Iterable[str]]:
-    """Return the documents of each split that a source has, without blank ones."""
-    joined = {split: join_articles(texts) if config.articles else texts for split, texts in source.read().items()}
-    return {split: itertools.islice(filter(str.strip, t), config.max_documents) for split, t in joined.items()}
-
-
-def join_articles(texts: Iterable[str]) -> Iterable[str]:
-    """Join WikiText, given line by line or whole, to articles: a first-level heading after a blank line begins one."""
-    article: list[str] = []
-    blank = True
-    for line in itertools.chain.from_iterable(text.removesuffix("\n").split("\n") for text in texts):
-        line = line.removesuffix("\r")
-        if blank and ARTICLE_HEADING.fullmatch(line):
-            yield "".join(article)
-            article = []
-        article.append(line + "\n")
-        blank = not line.strip()
-    yield "".join(article)
 
 
 def _write(path: Path, texts: Iterable[str]) -> Texts:
@@ -146,8 +140,7 @@ def _write(path: Path, texts: Iterable[str]) -> Texts:
     return Texts(np.memmap(path, np.uint8, "r"), np.stack([ends - n_bytes, ends, characters], 1))
 
 
-def _cut(texts: Texts, parts: Iterable[tuple[int, int, int]], path: Path) -> Texts:
-    """Write parts (document, first character, end) as documents."""
+def _cut(texts: Texts, parts: Parts, path: Path) -> Texts:
     whole = functools.lru_cache(1)(texts.__getitem__)
     return _write(path, (whole(number)[first:end] for number, first, end in parts))
 
@@ -159,9 +152,10 @@ def _completed(given: dict[str, Texts], folder: Path) -> dict[str, Texts]:
     (texts,) = (texts for split, texts in given.items() if split != "train")
     if len(texts) >= FEWEST_DOCUMENTS:
         return _by_document(texts, texts, (0.5, 0.5)) | {"train": given["train"]}
-    halves = [(i, size // 2, size) for i, size in enumerate(texts.sizes.tolist())]
-    validation = _cut(texts, ((i, 0, half) for i, half, _ in halves), folder / "first.documents")
-    return {"train": given["train"], "validation": validation, "test": _cut(texts, halves, folder / "second.documents")}
+    middles = [(i, size // 2, size) for i, size in enumerate(texts.sizes.tolist())]
+    parts = {"validation": [(i, 0, half) for i, half, _ in middles], "test": middles}
+    halves = {split: _cut(texts, parts[split], folder / f"{split}.half.documents") for split in SPLITS[1:]}
+    return {"train": given["train"]} | halves
 
 
 def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], wanted: int = 0) -> dict[str, Texts]:
@@ -184,8 +178,8 @@ def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], wa
     return dict(zip(SPLITS, map(texts.select, parts), strict=True))
 
 
-def _stretches(sizes: Sequence[int], wanted: int) -> tuple[dict[str, list[tuple[int, int, int]]], list[int]]:
-    """Return parts (text, first character, end) by split, and the number of held-out stretches of each text.
+def _stretches(sizes: Sequence[int], wanted: int) -> tuple[dict[str, Parts], list[int]]:
+    """Return parts of texts by split, and the number of held-out stretches of each text.
 
     A text is cut into equal parts. In the middle of each stands a hole: a validation stretch, then a test stretch; what
     lies between two holes is a training document. All texts give the same share of their characters: 5 % for
@@ -195,24 +189,24 @@ def _stretches(sizes: Sequence[int], wanted: int) -> tuple[dict[str, list[tuple[
     share = min(max(HELD_OUT[1], wanted * STRETCH / sum(sizes)), 1 - TRAINING - HELD_OUT[0])
     most, fewest = (-(-number // len(sizes)) for number in (wanted, min(wanted, FEWEST_STRETCHES)))
     counts = [min(most, max(fewest, int(share * size / STRETCH))) for size in sizes]
-    parts: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}
+    parts: dict[str, Parts] = {split: [] for split in SPLITS}
     for text, (size, holes) in enumerate(zip(sizes, counts, strict=True)):
         validation, test = int(HELD_OUT[0] * size / holes), int(share * size / holes)
         end = 0
         for i in range(holes):
             start = (2 * i + 1) * size // (2 * holes) - (validation + test) // 2
-            edges = (end, start, start + validation, end := start + validation + test)
-            for split, (first, last) in zip(SPLITS, itertools.pairwise(edges), strict=True):
-                parts[split].append((text, first, last))
+            parts["train"].append((text, end, start))
+            end = start + validation + test
+            parts["validation"].append((text, start, start + validation))
+            parts["test"].append((text, start + validation, end))
         parts["train"].append((text, end, size))
     return parts, counts
 
 
 def copies(train: Iterable[str], held_out: Iterable[str], every: int = 1) -> tuple[list[int], float]:
-    """Look in training documents for every so-manieth passage of held-out ones, so that longer copies are all found.
+    """Return the numbers of training documents that hold every so-manieth held-out passage, and how many these are.
 
-    Returns:
-        The numbers of training documents that hold such a passage, and the share of the passages that they hold.
+    The second is a share of those passages. A copy that is longer than a passage by `every` - 1 words is always found.
     """
     known = {passage for text in held_out for passage in _passages(text)[::every].data}
     copied = {i: hits for i, text in enumerate(train) if (hits := known.intersection(_passages(text).data))}

@@ -26,8 +26,7 @@ from posbench.errors import UserError
 logger = logging.getLogger(__name__)
 
 SEPARATOR = "<|endoftext|>"
-PIECE = 2**16  # characters: a longer text is encoded in pieces, which bounds memory and uses all threads
-AT_ONCE = 64  # pieces
+PIECE, AT_ONCE = 2**16, 64  # characters of a piece, and pieces encoded at once: bounds memory, and uses all threads
 BORDER = re.compile(r"(?<=\S) (?=\S)")  # byte-level pre-tokenizers part words there
 _PROBE = "Of the 3 it is (a \"test\") at: 45 x = y - z, été 你 好 don't A B c d . , I'm in a the end"  # full of borders
 # Letters, digits, signs or spaces without anything else between them, which a byte-level pre-tokenizer takes for one
@@ -37,10 +36,7 @@ _ENDLESS = re.compile("|".join(f"{kind}{{{LONGEST_WORD}}}" for kind in (r"[^\W\d
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` that never finds special tokens in text and knows the bytes behind each id.
-
-    `separator` is the id of the token that begins a document; of a model from elsewhere, one of its own.
-    """
+    """A `tokenizers.Tokenizer` that never finds special tokens in text and knows the bytes behind each id."""
 
     def __init__(self, inner: tokenizers.Tokenizer, separator: int | None = None) -> None:
         inner.no_padding()
@@ -52,6 +48,7 @@ class Tokenizer:
             inner.add_special_tokens([SEPARATOR])
         inner.encode_special_tokens = True
         self._inner = inner
+        # The id of the token that begins a document; of a model from elsewhere, one of its own.
         self.separator: int = inner.get_vocab()[SEPARATOR] if separator is None else separator
         self.vocab_size: int = max(inner.get_vocab().values()) + 1
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
@@ -67,21 +64,19 @@ class Tokenizer:
 
     def encode_pieces(self, texts: Iterable[str]) -> Iterator[tuple[bool, int, np.ndarray]]:
         """Yield pieces of texts, at least one of each: whether it begins a text, its number of characters, its ids."""
-        every = ((number == 0, piece) for text in texts for number, piece in enumerate(self._pieces(text)))
+        cut = (pieces(t) if len(t) >= LONGEST_WORD and self._parts_at_borders else [t] for t in texts)
+        every = ((number == 0, piece) for of_text in cut for number, piece in enumerate(of_text))
         while batch := list(itertools.islice(every, AT_ONCE)):
             encoded = self._inner.encode_batch_fast([piece for _, piece in batch], add_special_tokens=False)
             for (begins, piece), each in zip(batch, encoded, strict=True):
                 yield begins, len(piece), np.array(each.ids, np.uint32)
 
-    def _pieces(self, text: str) -> Iterable[str]:
-        return pieces(text) if len(text) >= LONGEST_WORD and self._parts_at_borders else [text]
-
     @functools.cached_property
     def _parts_at_borders(self) -> bool:
+        ends = [0, *(border.start() for border in BORDER.finditer(_PROBE)), None]
         with contextlib.suppress(Exception):  # of a tokenizer that knows its own words alone
-            ends = [0, *(border.start() for border in BORDER.finditer(_PROBE)), None]
             parts = self.encode(_PROBE[start:end] for start, end in itertools.pairwise(ends))
-            return [*itertools.chain(*parts)] == [*self.encode([_PROBE])[0]]
+            return np.array_equal(np.concatenate(parts), self.encode([_PROBE])[0])
         return False
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -128,7 +123,7 @@ class Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE. Deterministic; on little text the vocabulary comes out smaller than asked."""
+    """Train byte-level BPE. On little text the vocabulary comes out smaller than asked."""
     inner = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[SEPARATOR], show_progress=False)
     trainer.initial_alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -177,10 +172,7 @@ def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut a text where a byte-level pre-tokenizer always parts words, and inside a word without end.
-
-    At least one piece, of about `PIECE` characters. Joined they are the text.
-    """
+    """Cut a text where byte-level pre-tokenizers always part words, and inside a word without end."""
     start, ends, half = 0, [len(text)], LONGEST_WORD // 2
     # A word without end has a block of half its length without a space, or of spaces. Looking for it takes longer.
     if any(len(text[at : at + half].split()) < 2 for at in range(0, len(text), half)):

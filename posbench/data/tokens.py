@@ -1,8 +1,6 @@
 """Tokens of a corpus: encoded once, kept in a cache folder, memory-mapped.
 
-A split is one stream of ids in which every document begins with the separator. The cache folder's name is a digest of
-the text and of all that shapes the tokens. It is written aside and renamed into place under a lock: it is there as a
-whole or not at all. Finding it needs no `datasets`.
+The folder's name is a digest of the text and of all that shapes the tokens. It is there as a whole or not at all.
 """
 
 import dataclasses
@@ -34,14 +32,13 @@ VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training
 
 @dataclasses.dataclass(frozen=True)
 class TokenSplit:
-    """One split's stream. Document i is `ids[starts[i]:starts[i + 1]]`, its separator first.
-
-    Where stretches of a text are held out, each stands here as a document, and `sources` says what it was cut from.
-    """
+    """One split's stream. Document i is `ids[starts[i]:starts[i + 1]]`, its separator first."""
 
     ids: np.ndarray  # (n_tokens,) uint16 or uint32, memory-mapped
     starts: np.ndarray  # (n_documents + 1,) int64, the last one is n_tokens
-    sources: np.ndarray | None = None  # (n_documents,) int64: number of the source document; None: each is whole
+    sources: np.ndarray | None = (
+        None  # (n_documents,): the text that each, a stretch, was cut from; None: all are whole
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,20 +54,17 @@ class Tokens:
 
     def batches(self, training: TrainingConfig, seed: int) -> TrainingBatches:
         """Return what a configuration trains on, by update."""
-        per_step = training.batch_size * training.accumulation
-        return TrainingBatches(self.train.ids, training.train_length, per_step, seed)
+        return TrainingBatches(self.train.ids, training.train_length, training.batch_size * training.accumulation, seed)
 
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
         """Return a fixed part of the validation text, in blocks of the training length."""
-        length = training.train_length
-        return list(validation_batches(self.validation.ids, length, training.batch_size, VALIDATION_BLOCKS))
+        return validation_batches(self.validation.ids, training.train_length, training.batch_size, VALIDATION_BLOCKS)
 
 
 def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> Tokens:
-    """Return the tokens that a configuration means, from the cache (see `cache_folder`) or made now.
+    """Return the tokens that a configuration means, from the cache or made now.
 
-    Args:
-        separator: id of the token before each document, where a tokenizer from elsewhere is to have another than ours.
+    `separator` is the id of the token before each document, where a tokenizer from elsewhere is to have one of its own.
     """
     given, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
     source = text.locate(config)
@@ -80,10 +74,8 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> To
         if not folder.is_dir():
             _write(config, source, given, folder)
     record = json.loads((folder / "meta.json").read_text(encoding="utf-8")) | {"name": config.name}
-    if revision:
-        record["tokenizer_revision"] = revision
-    line = "data '%s': %s training tokens, sha256 of the text %s"
-    logger.info(line, config.name, f"{record['tokens']['train']:,}", record["sha256"][:12])
+    record |= {"tokenizer_revision": revision} if revision else {}
+    logger.info("data '%s': %s training tokens", config.name, f"{record['tokens']['train']:,}")
     tokenizer, splits = from_file(folder / "tokenizer.json", separator), {}
     for split in text.SPLITS:
         counts = record.get("stretches", {}).get(split)  # of each source document in turn
@@ -106,7 +98,6 @@ def cache_folder(setting: str | None) -> Path:
 
 
 def _key(config: DataConfig, source: text.Source, given: Tokenizer | None, separator: int | None) -> str:
-    """A digest of all that shapes the tokens: the text, how it is split, and the tokenizer."""
     shape: dict[str, Any] = {"format": FORMAT, "text": source.digest, "separator": separator}
     for name in ("source", "column", "splits", "articles", "max_documents", "tokenizer", "test_pieces"):
         shape[name] = getattr(config, name)
@@ -118,7 +109,6 @@ def _key(config: DataConfig, source: text.Source, given: Tokenizer | None, separ
 
 
 def _write(config: DataConfig, source: text.Source, given: Tokenizer | None, folder: Path) -> None:
-    """Read, split and encode the text into the cache."""
     logger.info("preparing the tokens of data '%s'", config.name)
     for stale in folder.parent.glob(f".tmp-*-{folder.name}"):  # of a process that was killed
         files.delete(stale)
