@@ -166,4 +166,4 @@ def table(frame: pd.DataFrame) -> Table:
         Column("quartiles", "quartiles", lambda row, _: f"{row['of_none_low']:.2f}-{row['of_none_high']:.2f}"),
         Column("mib", "MiB", ",.0f"),
     ]
-    return Table("", frame.assign(mib=frame["peak_bytes"] / 2**20), columns, f"Training, {frame.attrs['how']}").filled()
+    return Table("", frame.assign(mib=frame["peak_bytes"] / 2**20), columns, f"Training, {frame.attrs['how']}")

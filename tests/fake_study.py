@@ -33,7 +33,7 @@ class Truth:
     rise: float
     last_ratio: int = 16  # undefined beyond
     ngram: float | None = None  # what the best n-gram model has on the same targets
-    paired: bool = False  # whether its sums by unit are known, too; rows of earlier versions lack them
+    units: bool = True  # whether sums by unit are known; rows of earlier versions lack them
     parameters: int = 0
     used: int | None = None  # tokens of context; below it each halving costs 0.1 nats. None: nothing below 1x
     earlier: tuple["Truth", ...] = ()  # on the way, after one million tokens each
@@ -150,7 +150,10 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
         if row["status"] == "ok":
             sums = per_block * TARGETS
             units = {"document": [*range(BLOCKS)], "tokens": [TARGETS] * BLOCKS, "nll": sums.tolist()}
-            row |= _numbers(sums) | {"ngram_nll": truth.ngram, "units": units | _ngram_sums(truth)}
+            row |= _numbers(sums) | {
+                "ngram_nll": truth.ngram,
+                "units": units | _ngram_sums(truth) if truth.units else None,
+            }
         rows.append(row)
     write_rows(folder / "rows.jsonl", rows)
 
@@ -166,7 +169,7 @@ def _row(config: Config, ratio: float, window: int | None, truth: Truth) -> dict
 
 
 def _ngram_sums(truth: Truth) -> dict[str, list[float]]:
-    if truth.ngram is None or not truth.paired:
+    if truth.ngram is None:
         return {}
     noise = np.random.default_rng(7).normal(0, 0.2, BLOCKS)
     return {"ngram": ((truth.ngram + TEXT + noise - noise.mean()) * TARGETS).tolist()}

@@ -89,10 +89,10 @@ def test_a_claim_that_cannot_be_tested_is_one_line(changed: dict[str, Any], mess
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 TRUTHS = {
-    "alibi": Truth(3.66, 0.001, ngram=4.0, paired=True),
-    "rope": Truth(3.66, 0.2, ngram=4.0, paired=True),
-    "none": Truth(4.2, 0.0, ngram=4.0, paired=True),
-    "fox": Truth(3.66, 0.001, ngram=4.0, paired=True, used=8),  # reads little
+    "alibi": Truth(3.66, 0.001, ngram=4.0),
+    "rope": Truth(3.66, 0.2, ngram=4.0),
+    "none": Truth(4.2, 0.0, ngram=4.0),
+    "fox": Truth(3.66, 0.001, ngram=4.0, used=8),  # reads little
 }
 
 

@@ -75,7 +75,7 @@ def _tested(entry: Entry, runs: Runs) -> dict[str, Any]:
 
 def _gate(losses: Losses, name: str) -> str:
     """Return why nothing is said of a scheme; empty if it has learned and reads half of its training length."""
-    if compare.beats(losses, name, compare.NGRAM) != "yes":
+    if compare.beats(losses, name, "ngram") != "yes":
         return f"{name} is not shown to have learned more than an n-gram model"
     shorter = [length for length in losses.lengths(name) if length < losses.train_length]
     used = compare.uses(losses, name) or min(shorter, default=losses.train_length)

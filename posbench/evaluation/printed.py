@@ -41,7 +41,6 @@ def print_results(folder: Path, split: str | None = None) -> None:
     run, of_task = frame.iloc[0], bool(frame["trained_task"].notna().any())
     if run["run_status"] == "unreadable":
         raise UserError(f"{folder}: {run['run_reason']}")
-    frame = frame.assign(curve=frames.curve_names(frame))
     main = frame[frame["main"]]
     rows = main[main["checkpoint_step"] == main["checkpoint_step"].max()]
     in_curve = as_trained(rows) if of_task else rows["curve"].isin(SERIES)
@@ -70,7 +69,7 @@ def _table(title: str, lines: Sequence[Row], names: Sequence[str], legend: str) 
         for name, rank in zip(names, spare, strict=False)
     ]
     frame = pd.DataFrame([{name: line.get(name, "") for name in names} for line in lines], columns=list(names))
-    return Table(title, frame, columns, legend).filled()
+    return Table(title, frame, columns, legend)
 
 
 def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:

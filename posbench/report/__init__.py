@@ -13,7 +13,7 @@ import pandas as pd
 from posbench import files
 from posbench.errors import UserError
 from posbench.report import answer, tables
-from posbench.report.render import Table, csv_text
+from posbench.report.render import csv_text
 from posbench.results import compare, tasks
 from posbench.results import frame as frames
 from posbench.terminal import console as terminal
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters, of files and pipes
 MOST_ROWS = 8  # in the terminal; the page and the CSV file have all
-NAME = "curves"  # .png, .pdf
 
 
 def main(
@@ -53,41 +52,38 @@ def main(
     from posbench.report import charts, page
 
     frame = frames.read(paths)
-    runs = frame.drop_duplicates("folder")
-    readable = frame[frame["run_status"] != "unreadable"]
+    runs, readable = frame.drop_duplicates("folder"), frame[frame["run_status"] != "unreadable"]
     if not len(readable):
         raise UserError(f"none of the runs can be read: {runs['run_reason'].iloc[0]}")
     folder = out or Path(os.path.commonpath([Path(run).absolute().parent for run in runs["folder"]])) / "report"
-    title = ", ".join(sorted(set(runs["study"].dropna())))
-    warnings, sections = _warnings(frame, runs), _sections(readable, least, reference, figure)
+    title, warnings = ", ".join(sorted(set(runs["study"].dropna()))), _warnings(frame, runs)
+    compare.reference_label(readable, reference)  # an unknown one is refused
+    sections = _sections(readable, least, reference, figure)
     chosen = [name.strip() for name in columns.split(",")] if columns else []
-    known = dict.fromkeys(column.name for section in sections if section.main for column in section.main.columns)
+    known = {column.name: column for section in sections if section.main for column in section.main.columns}
     if strange := [name for name in chosen if name not in known]:
         raise UserError(f"no column is called '{strange[0]}': expected some of {', '.join(known)}")
-    try:
-        for number, section in enumerate(sections, start=1):
-            place = folder if number == 1 else folder / f"set-{number}"
-            place.mkdir(parents=True, exist_ok=True)
-            if section.figure is not None:
-                charts.save(section.figure, place, NAME)
-            if section.main is not None:
-                latex = section.main.selected(chosen) if chosen else section.main
-                files.write(place / "table.csv", section.main.csv().encode())
-                files.write(place / "table.tex", latex.latex(f"posbench-{number}").encode())
-        lists = [name for name in frame if name.startswith("unit_")]
-        files.write(folder / "rows.csv", csv_text(frame.drop(columns=[*lists, "settings", "scheme"])).encode())
-        files.write(folder / "index.html", page.render(title, warnings, sections, runs).encode())
-    except OSError as error:
-        raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
+    for number, section in enumerate(sections, start=1):
+        place = folder if number == 1 else folder / f"set-{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        if section.figure:
+            for kind in ("png", "pdf"):
+                files.write(place / f"curves.{kind}", charts.drawn(section.figure, kind))
+        if section.main:
+            first, *others = section.main.columns
+            wanted = [first, *(known[name] for name in chosen)] if chosen else [first, *others]
+            files.write(place / "table.csv", csv_text(section.main.frame).encode())
+            files.write(place / "table.tex", section.main.part(wanted).latex(f"posbench-{number}").encode())
+    lists = [name for name in frame if name.startswith("unit_")]
+    files.write(folder / "rows.csv", csv_text(frame.drop(columns=[*lists, "settings", "scheme"])).encode())
+    files.write(folder / "index.html", page.render(title, warnings, sections, runs).encode())
 
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    drawn = any(section.figure is not None for section in sections)
-    console.print(
-        f"{f'Figure: {folder / NAME}.png; page' if drawn else 'Page'}: {folder / 'index.html'}", soft_wrap=True
-    )
-    for line in warnings:
+    drawn = any(section.figure for section in sections)
+    where = f"Figure: {folder / 'curves.png'}; page" if drawn else "Page"
+    for line in (f"{where}: {folder / 'index.html'}", *warnings):
         console.print(line, soft_wrap=True)
     for section in sections:
         for line in (f"{section.heading or title}: {section.facts}", *section.answer):
@@ -95,7 +91,7 @@ def main(
             console.print(sentence)
             if command:  # is copied in one piece
                 console.print(command, soft_wrap=True)
-        if section.main is not None:
+        if section.main:
             section.main.print(console, MOST_ROWS)
 
 
@@ -103,30 +99,24 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """Return lines on runs that are left out, failed, or differ in the code of an encoding."""
     lines, not_done = [], runs[~runs["run_status"].isin(["done", "unreadable"])]
     if len(not_done):
-        statuses = ", ".join(f"{number} {status}" for status, number in Counter(not_done["run_status"]).most_common())
+        statuses = ", ".join(f"{number} {status}" for status, number in not_done["run_status"].value_counts().items())
         first = "".join(f", the first: {' '.join(why.split())}" for why in not_done["run_reason"].dropna()[:1])
         lines.append(f"Of {plural(len(runs), 'run')} not done: {statuses}{first}")
     for run in runs[runs["run_status"] == "unreadable"].itertuples():
         lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
-    if again := int(runs["repeated"].sum()):
-        where = runs.loc[runs["repeated"], "folder"].iloc[0]
-        lines.append(f"Left out: {plural(again, 'run')} of a setting and seed that another run has, as {where}")
+    if len(again := runs.loc[runs["repeated"], "folder"]):
+        number = plural(len(again), "run")
+        lines.append(f"Left out: {number} of a setting and seed that another run has, as {again.iloc[0]}")
     splits = frame[frame["main"]].groupby("folder")["split"].first()
-    apart = frame[(frame["status"] == "ok") & ~frame["main"] & (frame["split"] == frame["folder"].map(splits))]
-    if len(apart):
-        number = f"{apart['folder'].nunique()} of {len(runs)} runs"
-        lines.append(
-            f"Left out: rows on other targets than the curve of their run, of {number}. "
-            f"'posbench evaluate {apart['folder'].iloc[0]}' tells how to have all on the same targets"
-        )
+    others = (frame["status"] == "ok") & ~frame["main"] & (frame["split"] == frame["folder"].map(splits))
+    if len(apart := frame.loc[others, "folder"]):
+        number = f"{apart.nunique()} of {len(runs)} runs"
+        how = f"'posbench evaluate {apart.iloc[0]}' tells how to have all on the same targets"
+        lines.append(f"Left out: rows on other targets than the curve of their run, of {number}. {how}")
     installed = runs.loc[runs["run_status"] == "done", "installed_encodings"].dropna().map(json.loads)
     versions = Counter(name for name, _ in {pair for digests in installed for pair in digests.items()})
-    lines += [
-        f"'{name}' was trained with {count} versions of its file: 'posbench train ... --restart' trains anew"
-        for name, count in versions.items()
-        if count > 1
-    ]
-    return lines
+    anew = "versions of its file: 'posbench train ... --restart' trains anew"
+    return lines + [f"'{name}' was trained with {count} {anew}" for name, count in versions.items() if count > 1]
 
 
 def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, figure: "FigureKind") -> "list[Section]":
@@ -134,35 +124,27 @@ def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, f
     from posbench.report import charts
     from posbench.report.page import Section
 
-    known = sorted({*frame["label"], *frame["encoding"].dropna()})
-    if reference not in (None, *known):
-        raise UserError(f"no scheme is called '{reference}': expected one of {', '.join(known)}")
     sets = [same for _, same in frame.groupby("setting")]
-    sets.sort(
-        key=lambda same: (same["trained_task"].iloc[0] or "", not same["newest"].any(), -same["folder"].nunique())
-    )
+    sets.sort(key=lambda of: (of["trained_task"].iloc[0] or "", not of["newest"].any(), -of["folder"].nunique()))
     settings: dict[str, dict[str, str]] = {}
     for _, alike in frame.groupby(frame["trained_task"].fillna("")):
         settings |= frames.differing_settings(alike)
     sections = []
     for number, same in enumerate(sets, start=1):
-        task, setting = same["trained_task"].iloc[0], same["setting"].iloc[0]
-        apart = ", ".join(f"{key} {value}" for key, value in settings.get(setting, {}).items())
+        task = same["trained_task"].iloc[0]
+        apart = ", ".join(f"{key} {value}" for key, value in settings.get(same["setting"].iloc[0], {}).items())
         name = f"Task {task}" if task else f"Set {number}" if len(sets) > 1 else ""
-        heading = f"{name}: {apart}" if apart else name
+        heading, facts = f"{name}: {apart}" if apart else name, answer.facts(same)
         base = reference if reference in {*same["label"], *same["encoding"]} else None
-        more: list[Table] = []
         if task:
             table = tasks.compare_tasks(same, base)
-            sentences, picture = answer.of_task(same, table), charts.of_task(same)
-            main = tables.task_table(table) if len(table) else None
+            main, more, picture = tables.task_table(table) if len(table) else None, [], charts.of_task(same)
+            sentences = answer.of_task(same, table)
         else:
             table = compare.compare(same, base, compare.LEAST if least is None else least)
-            sentences, picture = answer.of_text(same, table), charts.of_text(same, table, figure)
             main, more = tables.main_table(table), [tables.facts_table(table), *tables.training_tables(same)]
-        sections.append(
-            Section(heading, answer.facts(same), sentences, picture, main, [*more, *tables.by_length(same)])
-        )
+            sentences, picture = answer.of_text(same, table), charts.of_text(same, table, figure)
+        sections.append(Section(heading, facts, sentences, picture, main, [*more, *tables.by_length(same)]))
     return sections
 
 

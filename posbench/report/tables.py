@@ -8,7 +8,7 @@ import pandas as pd
 from posbench.report.render import Column, Row, Table, number
 from posbench.results import compare
 from posbench.results.compare import ENDPOINT_RATIO, NOT_RESOLVED, RISE_LIMIT, USES_LIMIT
-from posbench.results.frame import GATE, curve_names
+from posbench.results.frame import GATE
 
 LONGEST_LABEL = 40  # characters in a terminal
 GROUPED, UNRESOLVED = "*", "?"
@@ -24,18 +24,21 @@ def cut(text: str, longest: int = LONGEST_LABEL) -> str:
     return text if len(text) <= longest else f"{text[: longest - half - 3]}...{text[-half:]}"
 
 
-def label(row: Row, name: str) -> str:
-    """Return the label of a scheme."""
-    return cut(str(row[name]))
-
-
 def whole(row: Row, name: str) -> str:
     """Return a large number in few characters: 1.05M."""
-    value = row.get(name)
-    if value is None or pd.isna(value):
-        return ""
-    size, unit = next(((size, unit) for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= size), (1, ""))
-    return f"{value / size:.3g}{unit}"
+    value = float(number(row, name, "") or math.nan)
+    units = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (0, ""))
+    return next((f"{value / (size or 1):.3g}{unit}" for size, unit in units if value >= size), "")
+
+
+def known(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
+    """Return a cell that has the status in place of a number that is not known."""
+
+    def shown(row: Row, name: str) -> str:
+        status = number(row, f"{name}_status", "") or "ok"
+        return cell(row, name) if status == "ok" else "" if status == "missing" else status.replace("_", " ")
+
+    return shown
 
 
 def with_half(row: Row, name: str) -> str:
@@ -59,36 +62,14 @@ def between(low: str = "min", high: str = "max", form: str = "+.3f") -> Callable
 
 def word(row: Row, name: str) -> str:
     """Return the word for a difference: `UNRESOLVED`, or empty where nothing may be said."""
-    text = row.get(name)
-    text = text.removeprefix("rises ").removeprefix("learned by ") if isinstance(text, str) else ""
+    text = number(row, name, "").removeprefix("rises ").removeprefix("learned by ")
     return UNRESOLVED if text == NOT_RESOLVED else text
-
-
-def word_or_why(row: Row, name: str) -> str:
-    """Return the word for a difference, or why there is none."""
-    return next((text for text in (row.get(name), row.get(f"{name[:-5]}_why")) if text and isinstance(text, str)), "")
-
-
-def unless(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
-    """Return a cell that has the status in place of a number that is not known."""
-
-    def shown(row: Row, name: str) -> str:
-        status = row.get(f"{name}_status")
-        known = status in (None, "ok") or pd.isna(status)
-        return cell(row, name) if known else "" if status == "missing" else str(status).replace("_", " ")
-
-    return shown
 
 
 def share(row: Row, name: str) -> str:
     """Return a median share of seeds, with the lowest and highest where they differ."""
-    apart = row[f"{name}_min"] != row[f"{name}_max"] and between(form=".2f")(row, name)
-    return f"{number(row, name, '.2f')}{f' {apart}' if apart else ''}"
-
-
-def steps(row: Row, name: str) -> str:
-    """Return after how many steps most seeds had learned."""
-    return number(row, name, ".0f").replace("inf", "never")
+    apart = between(form=".2f")(row, name) if row[f"{name}_min"] != row[f"{name}_max"] else ""
+    return f"{number(row, name, '.2f')} {apart}".rstrip()
 
 
 def runs(row: Row, name: str) -> str:
@@ -97,7 +78,7 @@ def runs(row: Row, name: str) -> str:
     return ", ".join(part for part in (str(row[name]), row["not_done"], left_out) if part)
 
 
-ENCODING = Column("encoding", "encoding", label, text=True, of="label")
+ENCODING = Column("encoding", "encoding", lambda row, name: cut(row[name]), text=True, of="label")
 RUNS = Column("runs", "runs", runs, spare=8, text=True, of="seeds")
 LEARNED = Column("learned", "learned", word, text=True, note="learned: below the n-gram model")
 ADJUSTED = between("adjusted_low", "adjusted_high")
@@ -107,17 +88,12 @@ ADJUSTED = between("adjusted_low", "adjusted_high")
 
 
 def main_table(table: pd.DataFrame) -> Table:
-    """Return the table of schemes on text: at the training length and beyond it.
-
-    Args:
-        table: of `results.compare.compare`.
-    """
+    """Return the table of schemes on text, of `results.compare.compare`: at the training length and beyond it."""
     length, count, ratios = (table.attrs[name] for name in ("train_length", "schemes", "ratios"))
     base = table.attrs["reference"] if "nll_difference" in table else None
     main_ratio = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else max(ratios, default=0)
     odd = (table["not_done"] != "").any() or (table["left_out"] > 0).any()
     all_learned = set(table.get("learned", [])) <= {"yes", None}
-    readers = {compare.READER_NAMES[name]: table[name].median() for name in compare.READERS if name in table}
 
     def above(row: Row, name: str) -> str:
         return "reference" if row["label"] == base else number(row, name, "+.3f")
@@ -127,11 +103,11 @@ def main_table(table: pd.DataFrame) -> Table:
         return f"≥ {text}" if row.get("holds_further") is True else text
 
     adjusted = f"intervals and words against {base}: adjusted for {2 * (count - 1)} comparisons"
+    held = f"holds to: adds at most {RISE_LIMIT:g}, adjusted for {count} encodings"
     rises = []
     for at, ratio in enumerate(ratios):
-        note = f"at {ratio:g}x: what that context adds" if ratio == main_ratio else ""
-        spare = 2 if ratio == main_ratio else 9 + at
-        rises.append(Column(f"rise_{ratio:g}x", f"at {ratio:g}x", unless(with_half), spare, note=note))
+        note, spare = ("", 9 + at) if ratio != main_ratio else (f"at {ratio:g}x: what that context adds", 2)
+        rises.append(Column(f"rise_{ratio:g}x", f"at {ratio:g}x", known(with_half), spare, note=note))
         rises += [Column("rise_word", "", word, 4, text=True)] if ratio == ENDPOINT_RATIO else []
     columns = [
         ENCODING,
@@ -142,13 +118,11 @@ def main_table(table: pd.DataFrame) -> Table:
         Column("adjusted", "adjusted", ADJUSTED, 7, of="nll_difference"),
         Column("word", "", word, 5, text=True, of="nll_word"),
         *rises,
-        Column(
-            "holds_to", "holds to", holds, note=f"holds to: adds at most {RISE_LIMIT:g}, adjusted for {count} encodings"
-        ),
+        Column("holds_to", "holds to", holds, note=held),
         Column("uses", "uses", ".0f", 6, note=f"uses: tokens within {USES_LIMIT:g} of all"),
     ]
-    legend = ", ".join(f"{name} {loss:.3f}" for name, loss in readers.items() if not pd.isna(loss))
-    return Table("", table, columns, legend, MARKS).filled()
+    readers = [f"{name} {table[reader].median():.3f}" for reader, name in compare.READERS.items() if reader in table]
+    return Table("", table, columns, ", ".join(text for text in readers if not text.endswith("nan")), MARKS)
 
 
 def facts_table(table: pd.DataFrame) -> Table:
@@ -160,7 +134,8 @@ def facts_table(table: pd.DataFrame) -> Table:
             Column(name, f"{head} {table.attrs['reference']}", with_half),
             Column(f"{name}_adjusted", "adjusted", ADJUSTED, of=name),
             Column(f"{name}_seeds", "seeds", between(), of=name),
-            Column(f"{measure}_word", "", word_or_why, text=True),
+            Column(f"{measure}_word", "", text=True),
+            Column(f"{measure}_why", "", text=True),
         ]
     columns += [
         Column("nll_sd", "SD of seeds", ".3f"),
@@ -182,31 +157,23 @@ def facts_table(table: pd.DataFrame) -> Table:
         "highest; n-gram: loss of the best n-gram model of the training text on the same targets; above windowed: loss "
         "at the longest context less that with attention narrowed to the training length"
     )
-    return Table("Each encoding", table, columns, note).filled()
+    return Table("Each encoding", table, columns, note)
 
 
 def training_tables(frame: pd.DataFrame) -> list[Table]:
     """Return a table of the main numbers by tokens trained; none where only one checkpoint was evaluated."""
-    budgets = sorted(frame.loc[frame["main"] & frame["tokens"].notna(), "tokens"].unique())
-    if len(budgets) < 2:
-        return []
-    stages = []
-    for tokens in budgets:
+    budgets, stages = sorted(frame.loc[frame["main"] & frame["tokens"].notna(), "tokens"].unique()), []
+    for tokens in budgets if len(budgets) > 1 else ():
         table = compare.compare(frame.assign(newest=frame["main"] & (frame["tokens"] == tokens).fillna(False)))
         if table.attrs["schemes"]:
             stages.append(table[table["nll"].notna()].assign(after=int(tokens)))
+    if not stages:
+        return []
     rows = pd.concat(stages, ignore_index=True).sort_values(["label", "after"], ignore_index=True)
     rises = [name.removesuffix("_status") for name in rows if name.endswith("_status")]
-    columns = [
-        ENCODING,
-        Column("after", "tokens", whole),
-        Column("seeds", "seeds"),
-        Column("nll", "loss", ".3f"),
-        LEARNED,
-        *(Column(name, f"at {name[5:]}", unless(with_half)) for name in rises),
-        Column("uses", "uses", ".0f"),
-    ]
-    return [Table("Over training", rows, columns).filled()]
+    columns = [ENCODING, Column("after", "tokens", whole), Column("seeds", "seeds"), Column("nll", "loss", ".3f")]
+    columns += [LEARNED, *(Column(name, f"at {name[5:]}", known(with_half)) for name in rises)]
+    return [Table("Over training", rows, [*columns, Column("uses", "uses", ".0f")])]
 
 
 def by_length(frame: pd.DataFrame) -> list[Table]:
@@ -216,10 +183,9 @@ def by_length(frame: pd.DataFrame) -> list[Table]:
     a seed has its status.
     """
     rows = frame[~frame["repeated"] & (frame["run_status"] == "done") & frame["newest"]]
-    rows = rows.assign(curve=curve_names(rows), length=rows["problem_length"].fillna(rows["length"]))
-    rows = rows[rows["curve"] != "fixed_target"]
+    rows = rows.assign(length=rows["problem_length"].fillna(rows["length"]))
     means: dict[tuple[str, str], dict[str, str]] = {}
-    for (label, curve, length), same in rows.groupby(["label", "curve", "length"]):
+    for (label, curve, length), same in rows[rows["curve"] != "fixed_target"].groupby(["label", "curve", "length"]):
         bad = next((status for status in same["status"] if status != "ok"), None)
         mean = same["accuracy"].fillna(same["nll"]).astype("float64").mean()
         means.setdefault((label, curve), {})[str(length)] = bad or f"{mean:.3f}"
@@ -233,11 +199,7 @@ def by_length(frame: pd.DataFrame) -> list[Table]:
 
 
 def task_table(table: pd.DataFrame) -> Table:
-    """Return the table of schemes on a task.
-
-    Args:
-        table: of `results.tasks.compare_tasks`.
-    """
+    """Return the table of schemes on a task, of `results.tasks.compare_tasks`."""
     ratios = sorted(float(name[9:-8]) for name in table if name.startswith("accuracy_") and name.endswith("x_status"))
     against = f"words: against {table.attrs['reference']}, exact tests adjusted for {table.attrs['tests']}"
     learned = f"learned: seeds with {GATE:.0%} of the answers' tokens right at every trained length"
@@ -246,14 +208,15 @@ def task_table(table: pd.DataFrame) -> Table:
         Column("learned", "learned", lambda row, name: f"{row[name]} of {row['seeds']}", note=learned),
         Column("interval", "95 %", between("low", "high", ".2f"), 5, of="learned"),
         Column("learned_word", "", word, 4, text=True),
-        Column("steps", "steps", steps, 6, of="steps_to_gate", note="steps: until then"),
-    ]
+        Column("steps", "steps", lambda row, name: number(row, name, ".0f").replace("inf", "never"), 6,
+               of="steps_to_gate", note="steps: until then"),
+    ]  # fmt: skip
     for ratio in ratios:
         name, spare = f"accuracy_{ratio:g}x", {1.0: 3, 2.0: 0, 4.0: 1}.get(ratio, 9)
         first = ratio == (2 if 2 in ratios else ratios[0])
         shares = f"at {ratio:g}x: right tokens at {ratio:g} times the longest trained length, median [lowest, highest]"
-        columns.append(Column(name, f"at {ratio:g}x", unless(share), spare, note=shares if first else ""))
+        columns.append(Column(name, f"at {ratio:g}x", known(share), spare, note=shares if first else ""))
         columns.append(Column(f"{name}_word", "", word, spare + 1, text=True, note=against if first else ""))
-    trivial = {f"{ratio:g}x": table[f"accuracy_{ratio:g}x_trivial"].median() for ratio in ratios if ratio in (1, 2, 4)}
-    known = ", ".join(f"{ratio} {accuracy:.2f}" for ratio, accuracy in trivial.items() if not pd.isna(accuracy))
-    return Table("", table, columns, known and f"trivial reader: {known}", MARKS).filled()
+    trivial = [(ratio, table[f"accuracy_{ratio:g}x_trivial"].median()) for ratio in ratios if ratio in (1, 2, 4)]
+    readers = ", ".join(f"{ratio:g}x {accuracy:.2f}" for ratio, accuracy in trivial if not pd.isna(accuracy))
+    return Table("", table, columns, readers and f"trivial reader: {readers}", MARKS)

@@ -6,10 +6,9 @@ and for `uses`. So each of these three families has a wrong word in at most 5 % 
 resolved" is not "equal".
 """
 
-import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -28,9 +27,8 @@ ENOUGH_SEEDS_IN_GROUPS = 8  # the same where seeds fall into two groups
 HALF = 1 / 2  # of the tokens in one document: nothing is said of other text
 ALPHA = 0.05
 NOT_RESOLVED: Final = "not resolved"
-READERS = NGRAM, CACHED_NGRAM = "ngram", "cached_ngram"  # the simple readers, with losses on a scheme's own targets
-READER_NAMES = {NGRAM: "n-gram model", CACHED_NGRAM: "n-gram with cache"}
-Outcome = Literal["yes", "no", "not resolved"]
+NOT_BEATEN = ("no", NOT_RESOLVED)  # a simple reader: nothing is said that needs it; a gate that is not known is open
+READERS = {"ngram": "n-gram model", "cached_ngram": "n-gram with cache"}  # with losses on a scheme's own targets
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------
@@ -39,19 +37,11 @@ Outcome = Literal["yes", "no", "not resolved"]
 class Losses:
     """The losses of schemes by label, variant and length, all on the same targets in the same precision.
 
+    `sums` are nats, (seeds, units), with the simple readers as further variants; `statuses` tell why there are none:
+    undefined, failed, too_short, or missing (not asked of all seeds). `seeds` are numbers of seeds by label.
+
     Args:
         rows: of one protocol, a run for each label and seed. Runs on other targets than most are left out.
-
-    Attributes:
-        train_length: in tokens.
-        seeds: number of seeds by label that are on these targets.
-        statuses: by label, variant and length that any seed was asked for: ok, or why there is no loss (undefined,
-            failed, too_short; missing: not asked of all seeds).
-        sums: (seeds, units) nats where the status is ok; those of the simple readers have their names as variants. One
-            unit where a row lacks its sums by document.
-        tokens: (units,).
-        bits_per_byte: of a nat per token.
-        documents, largest_document: their number, and the share of the tokens in one; 0 where they are not known.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -62,33 +52,33 @@ class Losses:
         rows = rows[~others & ~rows["folder"].isin(rows["folder"][others & at_one])]
         if rows.duplicated(["label", "seed", "variant", "length"]).any():
             raise ValueError("one seed of a scheme counts once")
-        ok = rows[rows["status"] == "ok"]
         self.seeds: dict[str, int] = rows.groupby("label")["seed"].nunique().to_dict()
-        by_unit = ok[ok["unit_tokens"].notna()].iloc[:1]
-        tokens = by_unit["unit_tokens"].iloc[0] if len(by_unit) else ok["n_tokens"].iloc[:1].fillna(1)
-        self.tokens: Floats = np.asarray(tokens, dtype=np.float64)
-        self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)
-        in_documents = [self.tokens[each == at] for each in by_unit["unit_documents"] for at in np.unique(each)]
-        self.documents = len(in_documents)
-        self.largest_document = max((float(part.sum() / self.tokens.sum()) for part in in_documents), default=0.0)
+        rows = rows.sort_values("seed")
+        ok = rows[rows["status"] == "ok"]
+        if ok["unit_tokens"].isna().any():  # rows of earlier versions: all text is one unit
+            tokens = ok["n_tokens"].fillna(1).astype(float)
+            means = {"unit_tokens": 1.0, "unit_nll": ok["nll"], "unit_ngram": ok["ngram_nll"]}
+            sums_by_name = {name: [None if pd.isna(x) else [x] for x in tokens * mean] for name, mean in means.items()}
+            cached = [None if sums is None else [np.sum(sums)] for sums in ok["unit_cached_ngram"]]
+            ok = ok.assign(**sums_by_name, unit_documents=None, unit_cached_ngram=cached)
+        first = ok.iloc[:1]
+        self.tokens: Floats = np.array([*first["unit_tokens"], [1]][0], dtype=np.float64)
+        self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)  # of a nat
+        documents = [self.tokens[each == at] for each in first["unit_documents"].dropna() for at in np.unique(each)]
+        self.documents = len(documents)
+        self.largest_document = max((float(part.sum() / self.tokens.sum()) for part in documents), default=0.0)
         self.statuses: dict[tuple[str, str, int], str] = {}
         self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
-        for (label, variant, length), same in rows.sort_values("seed").groupby(["label", "variant", "length"]):
-            bad = same.loc[same["status"] != "ok", "status"]
-            status = bad.iloc[0] if len(bad) else "ok" if len(same) == self.seeds[label] else "missing"
+        for (label, variant, length), same in rows.groupby(["label", "variant", "length"]):
+            bad = [status for status in same["status"] if status != "ok"]
+            status = bad[0] if bad else "ok" if len(same) == self.seeds[label] else "missing"
             self.statuses[label, variant, int(length)] = status
-            names = {variant: "nll"} | (dict(zip(READERS, READERS, strict=True)) if variant == PLAIN else {})
-            sums = {kind: self._sums(same, name) for kind, name in names.items()} if not len(bad) else {}
-            self.sums |= {(label, kind, int(length)): of_kind for kind, of_kind in sums.items() if of_kind is not None}
-
-    def _sums(self, rows: pd.DataFrame, name: str) -> pd.DataFrame | None:
-        """Return the sums by unit of a scheme or a reader; of rows that lack them the sums of all; None without any."""
-        by_unit, means = rows[f"unit_{name}"], rows.get("nll" if name == "nll" else f"{name}_nll")
-        if by_unit.notna().all():
-            return pd.DataFrame(np.stack(list(by_unit)).astype(np.float64), index=rows["seed"])
-        if means is None or means.isna().any():
-            return None
-        return pd.DataFrame((means * self.tokens.sum()).to_numpy()[:, None], index=rows["seed"])
+            by_unit = ok.loc[same.index if not bad else []].set_index("seed")
+            for kind in (variant, *READERS) if variant == PLAIN else (variant,):
+                sums_of_seeds = by_unit[f"unit_{kind if kind in READERS else 'nll'}"]
+                if len(by_unit) and sums_of_seeds.notna().all():
+                    values = np.stack(list(sums_of_seeds)).astype(np.float64)
+                    self.sums[label, kind, int(length)] = pd.DataFrame(values, by_unit.index)
 
     def lengths(self, label: str | None = None) -> list[int]:
         """Return the lengths, in tokens, that any scheme was asked for, or all seeds of one; no text was too short."""
@@ -106,85 +96,57 @@ class Losses:
 
     def estimate(self, sums: pd.DataFrame) -> Estimate:
         """Estimate the mean, nats per token, for other seeds on other text."""
-        by_unit = sums.shape[1] == len(self.tokens)
-        return estimate(sums.to_numpy(), self.tokens if by_unit else self.tokens.sum(keepdims=True))
-
-    def of_checkpoints(self, sums: pd.DataFrame) -> Estimate:
-        """Estimate the mean over documents alone, for these very checkpoints."""
-        return self.estimate(sums.mean().to_frame().T)
+        return estimate(sums.to_numpy(), self.tokens if sums.shape[1] > 1 else self.tokens.sum(keepdims=True))
 
     def for_words(self, sums: pd.DataFrame) -> Estimate:
-        """Estimate what words about one scheme go by: as `estimate`, of few seeds as `of_checkpoints`."""
-        return self.estimate(sums) if len(sums) >= ENOUGH_SEEDS else self.of_checkpoints(sums)
+        """Estimate what words about one scheme go by: of few seeds over documents alone, for these very checkpoints."""
+        return self.estimate(sums if len(sums) >= ENOUGH_SEEDS else sums.mean().to_frame().T)
 
 
 def difference(sums: pd.DataFrame | None, base: pd.DataFrame | None) -> pd.DataFrame | None:
     """Return the difference paired by seed and unit; None where one is missing or no seed is in both."""
-    if sums is None or base is None:
-        return None
-    if sums.shape[1] != base.shape[1]:  # one lacks its sums by document
-        sums, base = sums.sum(axis=1).to_frame(), base.sum(axis=1).to_frame()
-    paired = (sums - base).dropna()
-    return paired if len(paired) else None
+    paired = None if sums is None or base is None else (sums - base).dropna()
+    return None if paired is None or paired.empty else paired
 
 
 # -- one scheme --------------------------------------------------------------------------------------------------------
 
 
-def beats(losses: Losses, label: str, reader: str) -> Outcome | None:
-    """Tell whether a scheme beats a simple reader at the training length, by its 95 % interval; None: not known.
+def beats(losses: Losses, label: str, reader: str) -> str | None:
+    """Tell whether a scheme beats a simple reader at the training length: yes, no, not resolved; None: not known.
 
-    It has learned if it beats `NGRAM`, and uses its context if it beats `CACHED_NGRAM`.
+    It has learned if it beats `ngram`, and uses its context if it beats `cached_ngram`, by the 95 % interval.
     """
     length = losses.train_length
     above = difference(losses.level(label, length), losses.level(label, length, reader))
     if above is None:
         return None
     gap = losses.for_words(above)
-    if math.isnan(gap.error):  # rows of earlier versions: the difference decides
+    if math.isnan(gap.error):  # of one unit: the difference decides
         return "yes" if gap.mean < 0 else "no"
     return "yes" if gap.high() < 0 else "no" if gap.low() > 0 else NOT_RESOLVED
 
 
-def may_claim(gate: str | None) -> bool:
-    """Tell whether a scheme may be judged that has to beat a simple reader first: it does, or that is not known."""
-    return gate in (None, "yes")
-
-
 def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
-    """Return the longest context, in tokens, that adds at most `RISE_LIMIT` by its one-sided bound, as shorter ones.
-
-    None if nothing beyond the training length was measured.
-    """
+    """Return the longest context that, as shorter ones, adds at most `RISE_LIMIT`; None if none longer was measured."""
     longer = [length for length in losses.lengths(label) if length > losses.train_length]
     return max(_within(losses, label, longer, RISE_LIMIT, alpha), default=losses.train_length) if longer else None
 
 
 def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
-    """Return the shortest context, in tokens, that costs at most `USES_LIMIT` by its one-sided bound, as longer ones.
-
-    None if nothing shorter than that context was measured: less could be as good.
-    """
+    """Return the shortest context that, as longer ones, costs at most `USES_LIMIT`; None if less was not measured."""
     shorter = [length for length in reversed(losses.lengths(label)) if length < losses.train_length]
     enough = _within(losses, label, shorter, USES_LIMIT, alpha)
     return min(enough, default=losses.train_length) if len(enough) < len(shorter) else None
 
 
-def _within(losses: Losses, label: str, lengths: Sequence[int], limit: float, alpha: float) -> list[int]:
+def _within(losses: Losses, label: str, lengths: Sequence[int], limit: float, alpha: float) -> Sequence[int]:
     """Return the first lengths whose rise is known and within a limit by its one-sided upper bound."""
-    rises = {length: losses.rise(label, length) for length in lengths}
-    bounds = {n: math.inf if rise is None else losses.for_words(rise).high(2 * alpha) for n, rise in rises.items()}
-    return list(
-        itertools.takewhile(lambda length: bounds[length] <= limit, lengths)
-    )  # of one unit there is no bound: nan
-
-
-def word(gap: Estimate, alpha: float, more: str, less: str, least: float = LEAST) -> str:
-    """Return the word for a difference that its interval at this level tells from 0, else `NOT_RESOLVED`."""
-    low, high = gap.low(alpha), gap.high(alpha)
-    if abs(gap.mean) < least or not (low > 0 or high < 0):
-        return NOT_RESOLVED
-    return more if low > 0 else less
+    for at, length in enumerate(lengths):
+        rise = losses.rise(label, length)
+        if rise is None or not losses.for_words(rise).high(2 * alpha) <= limit:  # of one unit the bound is nan
+            return lengths[:at]
+    return lengths
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -197,19 +159,18 @@ def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFra
 
 
 def reference_label(frame: pd.DataFrame, wanted: str | None = None) -> str | None:
-    """Return the label of the scheme that others are compared with: of that label, else of that encoding, else None.
-
-    Of several the one with most finished seeds.
+    """Return the label of the scheme that others are compared with, of several of an encoding that with most seeds.
 
     Args:
-        frame: of one setting.
-        wanted: a label or an encoding; None: `REFERENCE`.
+        wanted: a label or an encoding; UserError if there is none. None: `REFERENCE`, if it is there.
     """
-    runs = frame.drop_duplicates("folder")
-    matching = runs[runs["label"] == (wanted or REFERENCE)]
-    matching = matching if len(matching) else runs[runs["encoding"] == (wanted or REFERENCE)]
+    runs, name = frame.drop_duplicates("folder"), wanted or REFERENCE
+    matching = runs[runs["label" if name in set(runs["label"]) else "encoding"] == name]
     finished = (matching["run_status"] == "done").groupby(matching["label"]).sum()
-    return str(finished.idxmax()) if len(finished) else None
+    if wanted and finished.empty:
+        known = ", ".join(sorted({*frame["label"], *frame["encoding"].dropna()}))
+        raise UserError(f"no scheme is called '{wanted}': expected one of {known}")
+    return None if finished.empty else str(finished.idxmax())
 
 
 def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LEAST) -> pd.DataFrame:
@@ -221,67 +182,40 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
         least: nats per token; a smaller difference has no word.
 
     Returns:
-        A row per scheme, the lowest loss first, those without a finished run last. All in nats per token unless said.
-        `label`, `encoding`, `seeds` (that have a loss at 1x), `runs`, `not_done` ("2 diverged"), `left_out` (seeds on
-        other targets), `parameters`, `encoding_parameters`, `trained_tokens`, `learning_rate`, `tokens_per_second`.
-        `nll`: at the training length, with `nll_sd` over seeds and `nll_text_error`, the standard error over documents
-        for these checkpoints; `perplexity`, `bits_per_byte`; `ngram`, `cached_ngram` and whether it beats
-        them: `learned`, `uses_context`.
-        `rise_2x`, ...: what so many training lengths add, and `rise_2x_status` (ok, undefined ...).
-        `above_windowed`: the loss at the longest length less that with attention narrowed to the training length.
-        `nll_difference`: from the reference; `rise_difference`: of the rise at 4x; each with `_adjusted_low` and
-        `_adjusted_high` (Bonferroni); `nll_word`, `rise_word` (empty where there is none) and `nll_why`, `rise_why`.
-        Each of these has `_low` and `_high` (95 %), `_min` and `_max` over seeds, `_groups` (seeds fall in two).
-        `holds_to` in tokens, `holds_further` (nothing longer was measured), `uses` in tokens (not of a scheme that does
-        not beat `cached_ngram`).
-        `attrs`: `reference`, `train_length`, `ratios` (longer ones), `schemes` (k), `documents`, `tokens`,
-        `largest_document` (the share of the tokens in one).
-
-    Raises:
-        UserError: there is no such reference.
+        A row per scheme, the lowest loss first, those without a finished run last; losses in nats per token.
+        `left_out` seeds are on other targets. `nll_sd` is over seeds, `nll_text_error` over documents for these
+        checkpoints. `rise_2x`, ...: what so many training lengths add. `above_windowed`: the loss at the longest length
+        less that with attention narrowed to the training length. `nll_difference` and, at 4x, `rise_difference` from
+        the reference: with `_adjusted_low` and `_high`; `nll_word` is empty where `nll_why` tells why. Each of these
+        has `_low` and `_high` (95 %), `_min` and `_max` over seeds, `_groups` (seeds fall in two).
+        `holds_further`: nothing longer was measured. `attrs` hold what is the same for all.
     """
     if frame["setting"].nunique() > 1:
         raise ValueError("schemes are compared in one setting")
     base = reference_label(frame, reference)
-    if reference is not None and base is None:
-        known = ", ".join(sorted({*frame["label"], *frame["encoding"].dropna()}))
-        raise UserError(f"no scheme is called '{reference}': expected one of {known}")
     losses = Losses(main_rows(frame))
     shown = [label for label in losses.seeds if losses.level(label, losses.train_length) is not None]
     base = base if base in shown else None
+    facts = ["label", "encoding", "parameters", "encoding_parameters", "trained_tokens", "learning_rate"]
     schemes = []
     for label, runs in frame[~frame["repeated"]].drop_duplicates("folder").groupby("label"):
-        row = _facts(runs) | {"left_out": (runs["run_status"] == "done").sum() - losses.seeds.get(label, 0), "seeds": 0}
-        row |= numbers(losses, label, len(shown)) if label in shown else {}
-        if losses.largest_document >= HALF:
-            row = {name: value for name, value in row.items() if name not in ("holds_to", "holds_further", "uses")}
-        row |= against(losses, label, base, len(shown), least) if base not in (None, label) and label in shown else {}
+        done, not_done = runs[runs["run_status"] == "done"], runs.loc[runs["run_status"] != "done", "run_status"]
+        row = {**(done if len(done) else runs).iloc[0][facts], "seeds": 0}
+        row["not_done"] = ", ".join(f"{count} {status}" for status, count in not_done.value_counts().items())
+        row["left_out"] = len(done) - losses.seeds.get(label, 0)
+        row["tokens_per_second"] = (done["trained_tokens"].astype("float64") / done["train_seconds"]).median()
+        if label in shown:
+            row |= numbers(losses, label, len(shown))
+            row |= against(losses, label, base, len(shown), least) if base not in (None, label) else {}
         schemes.append(row)
     table = pd.DataFrame(schemes)
     if shown:
         table = table.sort_values(["nll", "label"], na_position="last", ignore_index=True)
-    table.attrs = {
-        "reference": base,
-        "train_length": losses.train_length,
-        "ratios": [length / losses.train_length for length in losses.lengths() if length > losses.train_length],
-        "schemes": len(shown),
-        "documents": losses.documents,
-        "largest_document": losses.largest_document,
-        "tokens": int(losses.tokens.sum()),
-    }
+    ratios = [length / losses.train_length for length in losses.lengths() if length > losses.train_length]
+    table.attrs = {"reference": base, "train_length": losses.train_length, "ratios": ratios, "schemes": len(shown)}
+    of_text = {"documents": losses.documents, "largest_document": losses.largest_document}
+    table.attrs |= {**of_text, "tokens": int(losses.tokens.sum())}
     return table
-
-
-def _facts(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return a scheme's facts beside its losses."""
-    done, not_done = runs[runs["run_status"] == "done"], runs.loc[runs["run_status"] != "done", "run_status"]
-    names = ("label", "encoding", "parameters", "encoding_parameters", "trained_tokens", "learning_rate")
-    return {
-        **(done if len(done) else runs).iloc[0][list(names)],
-        "runs": len(runs),
-        "not_done": ", ".join(f"{count} {status}" for status, count in not_done.value_counts().items()),
-        "tokens_per_second": (done["trained_tokens"].astype("float64") / done["train_seconds"]).median(),
-    }
 
 
 def numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
@@ -293,7 +227,7 @@ def numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
     row = _interval("nll", losses, level) | {
         "seeds": len(level),
         "nll_sd": float(np.std(mean.seeds, ddof=1)) if len(level) > 1 else math.nan,
-        "nll_text_error": losses.of_checkpoints(level).error,
+        "nll_text_error": losses.estimate(level.mean().to_frame().T).error,
         "perplexity": math.exp(mean.mean),
         "bits_per_byte": mean.mean * losses.bits_per_byte,
     }
@@ -308,10 +242,10 @@ def numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
     if longer:
         narrowed = losses.level(label, longer[-1], WINDOWED)
         row |= _interval("above_windowed", losses, difference(losses.level(label, longer[-1]), narrowed))
-    if may_claim(row["learned"]):
+    if row["learned"] not in NOT_BEATEN and losses.largest_document < HALF:
         reach = holds_to(losses, label, ALPHA / schemes)
         row |= {"holds_to": reach, "holds_further": reach == max(losses.lengths(label))}
-        row["uses"] = uses(losses, label, ALPHA / schemes) if may_claim(row["uses_context"]) else None
+        row["uses"] = uses(losses, label, ALPHA / schemes) if row["uses_context"] not in NOT_BEATEN else None
     return row
 
 
@@ -319,27 +253,27 @@ def against(losses: Losses, label: str, reference: str, schemes: int, least: flo
     """Return the columns of a scheme's differences from the reference: of the loss at 1x, and of the rise at 4x."""
     row: dict[str, Any] = {}
     pair, alpha = (label, reference), ALPHA / max(1, 2 * (schemes - 1))
-    gates = {name: beats(losses, name, NGRAM) for name in pair}
-    gate = next((f"{name} has not learned" if known == "no" else f"whether {name} has learned is not resolved"
-                 for name, known in gates.items() if not may_claim(known)), "")  # fmt: skip
+    texts = {"no": "{} has not learned", NOT_RESOLVED: "whether {} has learned is not resolved"}
+    gates = [(name, beats(losses, name, "ngram")) for name in pair]
+    gate = next((texts[gate].format(name) for name, gate in gates if gate in texts), "")
     one = f"one document has {losses.largest_document:.0%} of the targets" if losses.largest_document >= HALF else ""
-    for name, ratio, measure, words, why in (
+    for name, ratio, measure, (more, less), why in (
         ("nll", 1, losses.level, ("worse", "better"), one),
         ("rise", ENDPOINT_RATIO, losses.rise, ("rises more", "rises less"), gate or one),
     ):
         length, verdict = ratio * losses.train_length, NOT_RESOLVED
         paired = difference(measure(label, length), measure(reference, length))
         if paired is None:
-            statuses = {who: losses.statuses.get((who, PLAIN, length), "missing") for who in pair}
-            bad = [
-                f"{who} is {status.replace('_', ' ')} at {ratio}x" for who, status in statuses.items() if status != "ok"
-            ]
+            statuses = [(who, losses.statuses.get((who, PLAIN, length), "missing")) for who in pair]
+            bad = [f"{who} is {status.replace('_', ' ')} at {ratio}x" for who, status in statuses if status != "ok"]
             why = gate if name == "rise" and gate else next(iter(bad), "no seed in common")
         else:
             gap = losses.estimate(paired)
+            low, high, groups = gap.low(alpha), gap.high(alpha), in_two_groups(gap.seeds)
             row |= _interval(f"{name}_difference", losses, paired)
-            row |= {f"{name}_difference_adjusted_{end}": getattr(gap, end)(alpha) for end in ("low", "high")}
-            verdict, groups = word(gap, alpha, *words, least), in_two_groups(gap.seeds)
+            row |= {f"{name}_difference_adjusted_low": low, f"{name}_difference_adjusted_high": high}
+            if abs(gap.mean) >= least and (low > 0 or high < 0):
+                verdict = more if low > 0 else less
             enough = ENOUGH_SEEDS_IN_GROUPS if groups else ENOUGH_SEEDS
             if len(paired) < (ENOUGH_SEEDS if verdict == NOT_RESOLVED else enough):
                 why = why or f"{len(paired)} of {enough} seeds{', which fall in two groups' if groups else ''}"
@@ -360,9 +294,7 @@ def _interval(name: str, losses: Losses, sums: pd.DataFrame | None) -> dict[str,
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the curves of one setting's schemes: a row per label, variant and length that was asked for.
 
-    `ratio` (length / training length), `status`; in nats per token `nll` with `nll_low` and `nll_high`, the 95 %
-    interval over seeds on this text (of one seed: over documents), and `rise`, what the context adds to the plain loss
-    at 1x, as columns of `compare`.
+    `nll` has the 95 % interval over seeds on this text (of one seed: over documents); `rise` is above the plain loss.
     """
     losses, points = Losses(main_rows(frame)), []
     for (label, variant, length), status in losses.statuses.items():

@@ -36,11 +36,11 @@ class Estimate:
         return float(special.stdtrit(self.df, 1 - alpha / 2)) * self.error if self.error else 0.0
 
     def low(self, alpha: float = 0.05) -> float:
-        """Return the lower end of the two-sided interval that misses with probability alpha."""
+        """Return the lower end of that interval."""
         return self.mean - self.half(alpha)
 
     def high(self, alpha: float = 0.05) -> float:
-        """Return the upper end of the two-sided interval that misses with probability alpha."""
+        """Return the upper end of that interval."""
         return self.mean + self.half(alpha)
 
 
@@ -54,16 +54,14 @@ def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
     that checkpoint; of one unit it goes over seeds alone and speaks of this text; of one of each there is none.
 
     Args:
-        sums: (seeds, units), nats.
-        tokens: (units,).
+        sums: (seeds, units), nats; tokens: (units,).
     """
     n_seeds, n_units = sums.shape
     mean = float(sums.sum() / (n_seeds * tokens.sum()))
     residuals = (sums - mean * tokens) / tokens.mean()
     by_seed, by_unit = residuals.mean(1), residuals.mean(0)
     means = tuple((mean + by_seed).tolist())
-    over_seeds = float(by_seed.var(ddof=1)) / n_seeds if n_seeds > 1 else math.nan
-    over_units = float(by_unit.var(ddof=1)) / n_units if n_units > 1 else math.nan
+    over_seeds, over_units = (float(x.var(ddof=1)) / len(x) if len(x) > 1 else math.nan for x in (by_seed, by_unit))
     if n_seeds == 1:
         return Estimate(mean, math.sqrt(over_units), max(1, n_units - 1), means, n_units)
     if n_units == 1:
@@ -82,14 +80,10 @@ def in_two_groups(values: Sequence[float]) -> bool:
     the range of the rest. It is a hint to look at each seed and no test: of five normal values with a spread much
     larger than `LEAST_GAP` one set in four meets it, of ten one in a hundred.
     """
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    if len(ordered) < 4 or not np.isfinite(ordered).all():
+    if len(values) < 4:
         return False
-    gaps, span = np.diff(ordered), ordered[-1] - ordered[0]
-    widest = gaps.max()
-    if widest < LEAST_GAP:
-        return False
-    alone = gaps.argmax() in (0, len(gaps) - 1) and widest >= 2 * (span - widest)
+    gaps, span = np.diff(np.sort(values)), max(values) - min(values)
+    alone = max(gaps[0], gaps[-1]) >= max(LEAST_GAP, 2 / 3 * span)
     return bool(alone or gaps[1:-1].max() >= max(LEAST_GAP, span / 2))
 
 
@@ -100,11 +94,8 @@ def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:
     held out, or parts of the documents. Intervals over segments speak for these very documents.
 
     Args:
-        documents: (blocks,) the document of each block, in the order of the text.
-        stretches: (blocks,) the held-out stretch of each; None if all of a document's text is in one.
-
-    Returns:
-        (blocks,) the unit of each.
+        documents: the document of each block, in the order of the text.
+        stretches: the held-out stretch of each block; None if all of a document's text is in one.
     """
     numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
     if len(numbers) >= FEW_DOCUMENTS:

@@ -3,8 +3,7 @@
 A row has the facts of its run, its numbers, and its sums by unit of text as lists of equal length: `unit_documents`
 (the document that each unit stands in), `unit_tokens`, and in nats `unit_nll`, `unit_ngram` and `unit_cached_ngram` (of
 the simple readers, see `evaluation.ngrams`). A run without results keeps one row, so that it is counted. What is
-undefined has its `status` and `reason` and no number: select `status == "ok"` before lists are stacked. Whatever is
-printed, drawn or exported is a selection or a pivot of this frame.
+undefined has its `status` and no number. Whatever is printed, drawn or exported is a selection or a pivot of it.
 """
 
 import functools
@@ -33,18 +32,15 @@ from posbench.run.run import in_use, load_record
 SUFFIX = ".parquet"  # of a study in one file
 GATE = 0.99  # share of right tokens at every trained length from which on a run has learned a task
 
-_TEXTS = (
+_TEXTS = [
     "folder", "run", "study", "encoding", "run_status", "run_reason", "trained_task", "text", "text_sha256",
     "text_split", "tokenizer_sha256", "installed_encodings", "command", "settings",
-)  # fmt: skip
-_WHOLE = ("seed", "train_length", "trained_tokens", "parameters", "encoding_parameters", "steps_to_gate")
-_NUMBERS = ("learning_rate", "train_seconds", "cpu_seconds", "evaluate_seconds")
-_FACTS = (*_TEXTS, *_WHOLE, *_NUMBERS)
-_MARKS = ("variant", "main", "newest")
-_SUMS = ("unit_nll", "unit_ngram", "unit_cached_ngram")
-_LISTS = ("unit_documents", "unit_tokens", *_SUMS)
-_COLUMNS = [*_FACTS, *run_rows.COLUMNS, *_MARKS, *_LISTS]
-_DERIVED = ("setting", "scheme", "label", "options", "repeated")
+]  # fmt: skip
+_WHOLE = ["seed", "train_length", "trained_tokens", "parameters", "encoding_parameters", "steps_to_gate"]
+_NUMBERS = ["learning_rate", "train_seconds", "cpu_seconds"]
+_SUMS = {"unit_nll": "nll", "unit_ngram": "ngram", "unit_cached_ngram": "cached_ngram"}  # with their names in `units`
+_UNITS = {"unit_documents": "document", "unit_tokens": "tokens"} | _SUMS
+_COLUMNS = [*_TEXTS, *_WHOLE, *_NUMBERS, *run_rows.COLUMNS, "variant", "main", "newest", *_UNITS]
 _HINTS = typing.get_type_hints(run_rows.EvaluationRow)
 _TYPES = {name: "Int64" for name in _COLUMNS if name in _WHOLE or _HINTS.get(name) in (int, int | None)}
 _TYPES |= {name: "float64" for name in _COLUMNS if name in _NUMBERS or _HINTS.get(name) in (float, float | None)}
@@ -68,18 +64,13 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
         split: whose rows are the main ones of runs in folders; None: the one that each run asks for.
 
     Returns:
-        A row per run and `EVALUATION_KEY`; of a run without rows one row. The columns of `EvaluationRow` and the sums
-        by unit, beside the facts of the run, among them:
-        `run_status`: done, running, stopped, died, unreadable, or why it failed (diverged, oom ...); `run_reason`.
-        `trained_task`: None for text. `settings`: JSON of its configuration, dotted keys, without what is null.
-        `setting`: digest of all that must be equal in runs that are compared (text, tokenizer, model, budget).
-        `scheme`: JSON of what makes its scheme beside the name of the encoding.
-        `label`: the encoding, with the options that tell it from the others of its setting.
-        `options`: those that tell runs of one encoding apart anywhere in the frame.
-        `repeated`: whether another run has the same setting, scheme and seed, which counts once.
-        `variant`: plain, windowed, or the name of an extension.
-        `main`: whether the row is of the split that its run asks for, on the targets that its curve shares; `newest`:
-        and of the newest checkpoint.
+        A row per run and `EVALUATION_KEY`, with the columns of `EvaluationRow`, the sums by unit, and among others:
+        `run_status`: done, running, stopped, died, unreadable, or why it failed (diverged, oom ...).
+        `setting`: digest of all that must be equal in runs that are compared (text, model, budget); `scheme`:
+        JSON of what may differ, beside the encoding. `label`: the encoding, with the options that tell it from others
+        of its setting; `options`: those that tell runs of one encoding apart anywhere in the frame.
+        `repeated`: another run has the same setting, scheme and seed. `main`: the row is of the split that its run asks
+        for, on the targets that its curve shares; `newest`: and of the newest checkpoint.
 
     Raises:
         UserError: a path that does not exist, or no run at all. A run that cannot be read is a row that says so.
@@ -104,11 +95,10 @@ def save(frame: pd.DataFrame, path: Path) -> None:
         sums = [None if nats is None else (np.round(nats * 2**16) / 2**16).astype(np.float32) for nats in frame[name]]
         stored = stored.assign(**{name: sums})
     stored = stored.astype(dict.fromkeys(("ci_low", "ci_high", "seconds"), np.float32))
-    others = [name for name in stored if name not in _LISTS] + [f"{n}.list.element" for n in _LISTS if n != "unit_nll"]
-    stored.to_parquet(
-        path, index=False, compression="zstd", compression_level=19, use_dictionary=others,
-        column_encoding={"unit_nll.list.element": "BYTE_STREAM_SPLIT"},
-    )  # fmt: skip
+    others = [name for name in stored if name not in _UNITS] + [f"{n}.list.element" for n in _UNITS if n != "unit_nll"]
+    encodings = {"unit_nll.list.element": "BYTE_STREAM_SPLIT"}
+    how = {"compression": "zstd", "compression_level": 19, "use_dictionary": others, "column_encoding": encodings}
+    stored.to_parquet(path, index=False, **how)
 
 
 def _load(path: Path) -> pd.DataFrame:
@@ -149,15 +139,14 @@ def _facts(folder: Path) -> dict[str, Any]:
     """Return the facts of a run; no encoding is imported for it."""
     record, container = load_record(folder), shipped.load(folder / CONFIG)
     elsewhere = "reading" in container and _START not in container  # a model that was only evaluated here
-    container = container if elsewhere else completed(container)
-    settings = {key: value for key, value in one_number(flat(container)).items() if value is not None}
+    settings = one_number(flat(container if elsewhere else completed(container)))
+    settings = {key: value for key, value in settings.items() if value is not None}
     if "start.run" in settings:
         settings["start.encoding"] = match[1] if (match := _RUN_NAME.match(Path(settings["start.run"]).name)) else None
     status, task = record["status"], settings.get("data.task.name")
-    if status == "failed":
-        status = record.get("reason") or status
-    if status == "running" and not in_use(folder):
-        status = "died"
+    status = record.get("reason") or status if status == "failed" else status
+    status = "died" if status == "running" and not in_use(folder) else status
+    training = run_rows.training_rows(folder) if task else []
     data, parameters = record.get("data") or {}, record.get("parameters") or {}
     return {
         "study": settings.get("study"),
@@ -171,23 +160,17 @@ def _facts(folder: Path) -> dict[str, Any]:
         "trained_task": task,
         "parameters": parameters.get("total"),
         "encoding_parameters": parameters.get("encoding"),
-        **{name: number(record.get(name)) for name in ("train_seconds", "cpu_seconds", "evaluate_seconds")},
-        "steps_to_gate": _steps_to_gate(run_rows.training_rows(folder)) if task else None,
+        **{name: number(record.get(name)) for name in ("train_seconds", "cpu_seconds")},
+        "steps_to_gate": min(
+            (r["step"] for r in training if (number(r.get("val/accuracy")) or 0) >= GATE), default=None
+        ),
         "text": data.get("name"),
-        "text_sha256": data.get("sha256"),
-        "text_split": data.get("split"),
+        **{f"text_{name}": data.get(name) for name in ("sha256", "split")},
         "tokenizer_sha256": record.get("tokenizer_sha256"),
         "installed_encodings": _json(record.get("installed_encodings") or {}),
         "command": record.get("command"),
         "settings": _json(settings),
     }
-
-
-def _steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the first step whose validation reached the gate; of rows of one step the later one counts."""
-    by_step = {number(row.get("step")): number(row.get("val/accuracy")) for row in metrics}
-    reached = [step for step, share in by_step.items() if step is not None and share is not None and share >= GATE]
-    return int(min(reached)) if reached else None
 
 
 def _measured(folder: Path, asked: str) -> list[dict[str, Any]]:
@@ -201,48 +184,38 @@ def _measured(folder: Path, asked: str) -> list[dict[str, Any]]:
         | {"extension_options": _json(row.extension_options) if row.extension_options else None}
         | {"status": "failed" if row.status == "ok" and not row.measured else row.status}
         | {"variant": row.kind, "main": row.key in main, "newest": row.key in main and row.checkpoint_step == last}
-        | _lists(row.units or {})
+        | {name: np.array(row.units[key]) for name, key in _UNITS.items() if row.units and key in row.units}
         for row in rows
     ]
-
-
-def _lists(units: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns `_LISTS` of a row; none where a sum is not known."""
-    types = {"document": np.int32, "tokens": np.int32, **dict.fromkeys(("nll", "ngram", "cached_ngram"), np.float64)}
-    sums = {key: np.asarray(units[key], dtype=kind) for key, kind in types.items() if key in units}
-    if "nll" not in sums or not np.isfinite(sums["nll"]).all() or not (sums["tokens"] > 0).all():
-        return {}
-    return {name: sums.get(key) for name, key in zip(_LISTS, types, strict=True)}
 
 
 # -- what is compared, and what it is called ---------------------------------------------------------------------------
 
 
 def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with the columns `_DERIVED`, which depend on what else is in it."""
+    """Return the frame with the columns that depend on what else is in it."""
     runs = frame.drop_duplicates("folder").set_index("folder")
     settings = [json.loads(text) if text else {} for text in runs["settings"]]
+    asked = [_json(_asked(of_run)) for of_run in settings]
+    texts = [*zip(runs["text_sha256"], runs["text_split"], runs["tokenizer_sha256"], strict=True)]
+    known = {key: text for key, text in zip(asked, texts, strict=True) if any(text[:2])}
     runs["scheme"] = [_json(_scheme(of_run)) for of_run in settings]
-    runs["setting"] = _digests([_json(_asked(of_run)) for of_run in settings], runs)
-    runs["label"] = runs["options"] = ""
+    runs["setting"] = [  # a run that ended before it knew its text joins one that asked alike
+        hashlib.sha256(_json([key, text if any(text[:2]) else known.get(key, text)]).encode()).hexdigest()[:12]
+        for key, text in zip(asked, texts, strict=True)
+    ]
     for column, keys in (("label", ["setting", "encoding"]), ("options", ["encoding"])):
+        runs[column] = ""
         for _, same in runs.groupby(keys):
             names = _names(same["scheme"].unique(), str(same["encoding"].iloc[0]) if column == "label" else None)
             runs.loc[same.index, column] = same["scheme"].map(names)
     finished_first = runs.sort_values("run_status", key=lambda status: status != "done", kind="stable")
     again = finished_first.duplicated(["setting", "encoding", "scheme", "seed"])
     runs["repeated"] = again & (runs["text_sha256"].notna() | runs["text_split"].notna())
-    derived = runs[list(_DERIVED)].reindex(frame["folder"]).set_axis(frame.index)
-    return pd.concat([frame, derived], axis=1)
-
-
-def _digests(asked: Sequence[str], runs: pd.DataFrame) -> list[str]:
-    """Return the digest of each run's setting; a run that ended before it knew its text joins one that asked alike."""
-    texts = list(zip(runs["text_sha256"], runs["text_split"], runs["tokenizer_sha256"], strict=True))
-    pairs = list(zip(asked, texts, strict=True))
-    known = {key: text for key, text in reversed(pairs) if any(text[:2])}
-    settings = (_json([key, text if any(text[:2]) else known.get(key, text)]) for key, text in pairs)
-    return [hashlib.sha256(setting.encode()).hexdigest()[:12] for setting in settings]
+    derived = runs[["setting", "scheme", "label", "options", "repeated"]].reindex(frame["folder"])
+    parts = frame[["protocol", "task", "offset", "extension", "window"]].astype(object)
+    curves = [run_rows.curve_name(*p) if p[0] else "" for p in parts.where(parts.notna(), None).itertuples(index=False)]
+    return pd.concat([frame, derived.set_axis(frame.index)], axis=1).assign(curve=curves)
 
 
 def _asked(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,28 +247,24 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
     """
     every = {scheme: json.loads(scheme) for scheme in schemes}
     begun = _differing([options for options in every.values() if _START in options])
-    keys = [key for key in _differing(list(every.values())) if not key.startswith(f"{_START}.") or key in begun]
+    keys = [key for key in _differing([*every.values()]) if not key.startswith(f"{_START}.") or key in begun]
     if _START in keys and len({_json({**options, _RATE: None}) for options in every.values()}) == len(every):
         keys = [key for key in keys if key != _RATE]
-    parts: dict[str, list[str]] = {}
+    usual = {}
+    for key in keys:
+        counts = Counter(_json(options.get(key)) for options in every.values())
+        value, count = counts.most_common(1)[0]
+        off = next((off for off in _OFF if off in counts), None)
+        usual[key] = _OFF[0] if key.startswith(_START) else value if 2 * count > counts.total() else off
+    names = {}
     for scheme, options in every.items():
         pattern = _patterns().get(_json({k: v for k, v in options.items() if k.startswith("encoding.")}))
-        parts[scheme] = [pattern or encoding] if encoding else []
-        for key in keys:
-            value, name = options.get(key), key if key.startswith(_START) else key.rpartition(".")[2]
-            if not (encoding and pattern and key.startswith("encoding.")) and _json(value) != _usual(
-                key, every.values()
-            ):
-                parts[scheme].append(f"{name}={shown(value)}")
-    return {scheme: " ".join(words) for scheme, words in parts.items()}
-
-
-def _usual(key: str, every: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the value of an option, as JSON, that is not spelt out; None if there is none."""
-    counts = Counter(_json(options.get(key)) for options in every)
-    value, count = counts.most_common(1)[0]
-    off = next((off for off in _OFF if off in counts), None)
-    return _OFF[0] if key.startswith(_START) else value if 2 * count > counts.total() else off
+        spelt = [key for key in keys if _json(options.get(key)) != usual[key]]
+        spelt = [key for key in spelt if not (encoding and pattern and key.startswith("encoding."))]
+        short = [key if key.startswith(_START) else key.rpartition(".")[2] for key in spelt]
+        words = [f"{name}={shown(options.get(key))}" for name, key in zip(short, spelt, strict=True)]
+        names[scheme] = " ".join([pattern or encoding, *words] if encoding else words)
+    return names
 
 
 @functools.cache
@@ -313,15 +282,8 @@ def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     runs = frame[frame["settings"].notna()].drop_duplicates("setting").set_index("setting")
     texts = runs[["text_sha256", "text_split", "tokenizer_sha256"]].to_dict("index")
     asked = {str(setting): _asked(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
-    keys = _differing(list(asked.values()))
+    keys = _differing([*asked.values()])
     return {setting: {key: shown(values.get(key)) for key in keys} for setting, values in asked.items()}
-
-
-def curve_names(frame: pd.DataFrame) -> list[str]:
-    """Return the name of the curve that each row belongs to, as `EvaluationRow.curve_name`; empty without a row."""
-    columns = frame[["protocol", "task", "offset", "extension", "window"]].astype(object)
-    rows = columns.where(columns.notna(), None).itertuples(index=False)
-    return [run_rows.curve_name(*row) if row[0] else "" for row in rows]
 
 
 def shown(value: Any) -> str:

@@ -5,6 +5,7 @@ or not: to keep only those that learned would select by the outcome. A seed that
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,18 +53,16 @@ def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per scheme of one setting and place where it was tested.
+    """Return a row per scheme of one setting and place where it was tested: variation, variant, offset, length ratio.
 
-    A place is `of_task`, `variant` (plain, an extension ...), `offset` of the positions, and `length_ratio` (problem
-    length / longest trained one). `status`, `seeds`; `accuracy` (of tokens), the median over all seeds with `_min` and
-    `_max`; `trivial`, that of the task's trivial reader. Shares from 0 to 1.
+    `accuracy` (of tokens) is the median over all seeds, NaN unless `status` is ok.
     """
     places = []
     for (label, *place), same in task_rows(frame).groupby(["label", *_PLACE]):
         status = next((status for status in same["status"] if status != "ok"), "ok")
+        shares = same["accuracy"] if status == "ok" else same["accuracy"] * math.nan
         row = {"label": label, **dict(zip(_PLACE, place, strict=True)), "status": status, "seeds": len(same)}
         row |= {name: same[name].iloc[0] for name in ("as_trained", "trivial")}
-        shares = same["accuracy"] if status == "ok" else same["accuracy"] * math.nan
         row |= {"accuracy": shares.median(), "accuracy_min": shares.min(), "accuracy_max": shares.max()}
         places.append(row)
     return pd.DataFrame(places)
@@ -77,34 +76,27 @@ def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataF
         reference: a label or an encoding; None: as for text, else `none`, else the first.
 
     Returns:
-        A row per scheme, the most accurate beyond trained lengths first, what has not learned last. `label`,
-        `encoding`, `seeds` (whose outcome is known), `learned` (how many did) with `learned_low` and `learned_high`
-        (Clopper & Pearson, 1934, as shares), `ranked` (half of them or more), `steps_to_gate` (median; infinite where
-        most never got there), and `accuracy_1x` ... as of `accuracies`. Against the reference, by exact tests over
-        permutations of seeds: `learned_p`, `accuracy_2x_p`, `accuracy_4x_p`, adjusted by Bonferroni for all tests of
-        the table; each with its `_difference`, its `_word`, and `_why` there is none, or what else is to be said.
-        `attrs`: `reference`, `tests`.
+        A row per scheme, the most accurate beyond trained lengths first, what has not learned last. `seeds` (whose
+        outcome is known), `learned` (how many did), with the 95 % interval of Clopper & Pearson (1934) as shares;
+        `ranked` (half of them or more), `steps_to_gate` (median; infinite where most never got there), and
+        `accuracy_1x` ... as of `accuracies`. Against the reference, by exact tests over permutations of seeds:
+        `learned_p`, `accuracy_2x_p`, `accuracy_4x_p`, adjusted by Bonferroni for all tests of the table; each with its
+        `_difference`, its `_word`, and `_why` there is none, or what else is to be said. `attrs`: `reference`, `tests`.
     """
     rows, places = task_rows(frame), accuracies(frame)
     if not len(rows):
         return pd.DataFrame()
-    wanted = (reference_label(frame, reference), reference_label(frame, "none"), rows["label"].min())
+    wanted = (reference_label(frame, reference), "none", rows["label"].min())
     base = next(label for label in wanted if label in set(rows["label"]))
-    of_base, schemes = rows[rows["label"] == base], []
+    of_base, schemes, tests = rows[rows["label"] == base], [], []
     for label, same in rows.groupby("label"):
-        scheme = _scheme(same, places[(places["label"] == label) & places["as_trained"]])
-        schemes.append(scheme | (_tests(same, of_base) if label != base else {}))
-    tested = [(row, name[:-2]) for row in schemes for name in row if name.endswith("_p")]
-    for row, name in tested:
-        row[f"{name}_p"] = min(1.0, len(tested) * row[f"{name}_p"])
-        if len(tested) * row.pop(f"{name}_least") >= ALPHA:
-            row |= {f"{name}_word": "", f"{name}_why": "too few seeds for any outcome"}
-        elif row[f"{name}_p"] >= ALPHA or abs(row[f"{name}_difference"]) < LEAST:
-            row[f"{name}_word"] = NOT_RESOLVED
-        elif row.get(name, math.nan) <= row.get(f"{name}_trivial", math.nan):
-            row[f"{name}_why"] = "no better than the trivial reader"
+        schemes.append(_scheme(same, places[(places["label"] == label) & places["as_trained"]]))
+        tests += [(schemes[-1], *test) for test in (_asked(same, of_base) if label != base else [])]
+    number = sum(not why for _, _, why, _ in tests)
+    for row, name, why, shares in tests:
+        row |= {f"{name}_word": "", f"{name}_why": why} if why else _tested(row, name, shares, number)
     table = pd.DataFrame(sorted(schemes, key=lambda row: row.pop("order")))
-    table.attrs = {"reference": base, "tests": len(tested)}
+    table.attrs = {"reference": base, "tests": number}
     return table
 
 
@@ -115,11 +107,9 @@ def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
     runs = rows.drop_duplicates("folder")
     learned, ranked = int(runs["seed_learned"].sum()), bool(runs["seed_learned"].mean() >= HALF)
     share = stats.binomtest(learned, len(runs)).proportion_ci(method="exact")
-    row: dict[str, Any] = {
-        "label": runs["label"].iloc[0], "encoding": runs["encoding"].iloc[0], "seeds": len(runs), "learned": learned,
-        "learned_low": float(share.low), "learned_high": float(share.high), "ranked": ranked,
-        "steps_to_gate": float(np.median(runs["steps_to_gate"].fillna(math.inf))),
-    }  # fmt: skip
+    row: dict[str, Any] = {"label": runs["label"].iloc[0], "encoding": runs["encoding"].iloc[0], "seeds": len(runs)}
+    row |= {"learned": learned, "learned_low": float(share.low), "learned_high": float(share.high), "ranked": ranked}
+    row["steps_to_gate"] = float(np.median(runs["steps_to_gate"].fillna(math.inf)))
     for place in places.to_dict("records"):
         name = f"accuracy_{place['length_ratio']:.3g}x"
         row |= {f"{name}{end}": place[f"accuracy{end}"] for end in ("", "_min", "_max")}
@@ -129,33 +119,29 @@ def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
     return row | {"order": order}
 
 
-def _tests(scheme: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
-    """Return the tests of a scheme against the reference, p not yet adjusted, or why there is none.
-
-    Seeds are not paired: were equal seeds correlated, the tests are conservative. They speak of these test problems.
-    `_least` is the smallest p that so many seeds can give.
-    """
-    runs = [rows.drop_duplicates("folder")["seed_learned"].astype(float) for rows in (scheme, base)]
-    number, gate = min(map(len, runs)), ""
-    few = f"{number} of {ENOUGH_SEEDS} seeds" if number < ENOUGH_SEEDS else ""
-    if min(learned.mean() for learned in runs) < HALF:
-        gate = "not learned" if runs[0].mean() < HALF else "the reference has not learned"
-    row: dict[str, Any] = {"learned_word": "", "learned_why": few}
-    row |= {} if few else _permuted("learned", runs, "learned by more seeds", "learned by fewer seeds")
+def _asked(scheme: pd.DataFrame, base: pd.DataFrame) -> Iterator[tuple[str, str, list[pd.Series]]]:
+    """Yield the tests of a scheme against the reference: the column, why there is none, and the shares of both."""
+    learned = [rows.drop_duplicates("folder")["seed_learned"].astype(float) for rows in (scheme, base)]
+    seeds = min(map(len, learned))
+    few = f"{seeds} of {ENOUGH_SEEDS} seeds" if seeds < ENOUGH_SEEDS else ""
+    gate = "not learned" if learned[0].mean() < HALF else ""
+    gate = gate or ("the reference has not learned" if learned[1].mean() < HALF else "")
+    yield "learned", few, learned
     for ratio in RATIOS:
         at = [rows[rows["as_trained"] & (rows["length_ratio"] == ratio)] for rows in (scheme, base)]
-        name, both = f"accuracy_{ratio:g}x", pd.concat(at)
+        both = pd.concat(at)
         bad = both.loc[both["status"] != "ok", "status"].str.replace("_", " ")
         others = (both[["targets_sha256", "dtype"]].nunique() > 1).any()
-        why = few or gate or "".join(bad[:1]) or ("other problems or precision" if others else "")
-        why = why if why or [*map(len, at)] == [*map(len, runs)] else "not tested in all seeds"
-        row |= {f"{name}_word": "", f"{name}_why": why}
-        row |= {} if why else _permuted(name, [rows["accuracy"] for rows in at], "better", "worse")
-    return row
+        missing = "" if [*map(len, at)] == [*map(len, learned)] else "not tested in all seeds"
+        why = few or gate or "".join(bad[:1]) or ("other problems or precision" if others else missing)
+        yield f"accuracy_{ratio:g}x", why, [rows["accuracy"] for rows in at]
 
 
-def _permuted(name: str, shares: list[pd.Series], more: str, less: str) -> dict[str, Any]:
-    """Return the exact test of two sets of seeds, as columns of this name."""
+def _tested(row: dict[str, Any], name: str, shares: list[pd.Series], tests: int) -> dict[str, Any]:
+    """Return the exact test of two sets of seeds, one of so many, as columns of this name.
+
+    Seeds are not paired: were equal seeds correlated, the test is conservative. It speaks of these test problems.
+    """
     from scipy import stats
 
     test = stats.permutation_test(
@@ -163,9 +149,14 @@ def _permuted(name: str, shares: list[pd.Series], more: str, less: str) -> dict[
         permutation_type="independent", vectorized=True, n_resamples=MOST_ORDERS, batch=10_000,
         rng=np.random.default_rng(0),
     )  # fmt: skip
-    return {
-        f"{name}_p": float(test.pvalue),
-        f"{name}_least": max(2 / math.comb(sum(map(len, shares)), len(shares[0])), 2 / MOST_ORDERS),
-        f"{name}_difference": float(test.statistic),
-        f"{name}_word": more if test.statistic > 0 else less,
-    }
+    p, why = min(1.0, tests * float(test.pvalue)), ""
+    words = ("learned by fewer seeds", "learned by more seeds") if name == "learned" else ("worse", "better")
+    word = words[int(test.statistic > 0)]
+    if tests * max(2 / math.comb(sum(map(len, shares)), len(shares[0])), 2 / MOST_ORDERS) >= ALPHA:
+        word, why = "", "too few seeds for any outcome"
+    elif p >= ALPHA or abs(test.statistic) < LEAST:
+        word = NOT_RESOLVED
+    elif row.get(name, math.nan) <= row.get(f"{name}_trivial", math.nan):
+        why = "no better than the trivial reader"
+    columns = {"p": p, "difference": float(test.statistic), "word": word, "why": why}
+    return {f"{name}_{key}": value for key, value in columns.items()}
