@@ -5,7 +5,7 @@ different encodings overlay, because training rows have `tokens` as their axis a
 """
 
 import contextlib
-import functools
+import dataclasses
 import logging
 import os
 import shutil
@@ -31,23 +31,20 @@ ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], "Figure"]]]  
 
 
 class Tracker:
-    """The mirror of a run. What fails is a warning: `rows.jsonl` has the numbers, another session sends them.
+    """The mirror of a run. What fails is a warning: `rows.jsonl` has the numbers, another session sends them."""
 
-    Args:
-        open_session: returns W&B's run, or what has its methods.
-    """
-
-    def __init__(self, config: Trains, run: Run, results_of: ResultsOf, open_session: Callable[[Trains, Run], Any]):
-        self._config, self._run, self._results_of, self._open_session = config, run, results_of, open_session
+    def __init__(self, config: Trains, run: Run, results_of: ResultsOf) -> None:
+        self._config, self._run, self._results_of = config, run, results_of
         self._targets: dict[Any, str | None] = {}
         self._defined, self._seen = {CONTEXT}, 0
-        self.session: Any = None
+        self.session: Any = None  # W&B's run, or what has its methods
 
     def send(self) -> None:
         """Send the rows that the session has not got; the first call opens it."""
         with self._failure_as_warning():
             if self.session is None:
-                self.session = self._open_session(self._config, self._run)
+                open_session = EventFiles if self._config.tracking.backend == "tensorboard" else wandb_session
+                self.session = open_session(self._config, self._run)
                 for name in ("tokens", "step", "seconds", CONTEXT):
                     self.session.define_metric(name, hidden=True, summary="none")
             for row in self._run.rows[self._seen :]:
@@ -102,10 +99,8 @@ class Tracker:
 
 def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
     """Give a run its tracker, if its configuration and the environment ask for one."""
-    if is_at_wandb(config):
-        run.tracker = Tracker(config, run, results_of, wandb_session)
-    elif config.tracking.backend == "tensorboard":
-        run.tracker = Tracker(config, run, results_of, EventFiles)
+    if is_at_wandb(config) or config.tracking.backend == "tensorboard":
+        run.tracker = Tracker(config, run, results_of)
 
 
 def shown(row: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]) -> dict[str, Any]:
@@ -154,11 +149,11 @@ class EventFiles:
         self._writer.close()
 
 
-def wandb_session(config: Trains, run: Run, mode: Mode | None = None) -> Any:
-    """Open a run's session at W&B; without a mode the configuration and the environment decide."""
+def wandb_session(config: Trains, run: Run) -> Any:
+    """Open a run's session at W&B."""
     import wandb
 
-    tracking, mode = config.tracking, mode or choose_mode(config.tracking.mode)
+    tracking, mode = config.tracking, choose_mode(config.tracking.mode)
     if mode == "offline":  # each offline session has the whole run: an older one would send it twice
         for earlier in run.folder.glob("wandb/offline-run-*"):
             shutil.rmtree(earlier)
@@ -227,14 +222,15 @@ def sync(folders: list[Path], results_of: ResultsOf) -> None:
     """Send the rows of run folders that W&B has not got; PosbenchError if it cannot be reached or refuses."""
     if not has_key():
         raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
+    os.environ["WANDB_MODE"] = "online"  # as it is asked for here
     for folder in folders:
         config = load_any_config(folder)
         if isinstance(config, TrainedElsewhere):
             print(f"{folder}: nothing to send, results of a model that was not trained here")
             continue
+        tracking = dataclasses.replace(config.tracking, backend="wandb", mode="auto")
         with Run.open(folder, config, command=None) as run:
-            online = functools.partial(wandb_session, mode="online")
-            run.tracker = tracker = Tracker(config, run, results_of, online)
+            run.tracker = tracker = Tracker(dataclasses.replace(config, tracking=tracking), run, results_of)
             tracker.send()
         if tracker.session is None:
             raise PosbenchError(f"W&B did not take {folder}")
