@@ -274,7 +274,7 @@ def test_an_installed_encodings_yaml_is_found_in_its_package_and_is_data_only(
     path = tmp_path / "site/brought/posbench_configs/encoding/brought.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("name: brought\nslopes: [1, 1, 1, 1]\n")
-    code = "from posbench.encodings.alibi import ALiBi\n\n\nclass Brought(ALiBi):\n    pass\n"
+    code = "from posbench.encodings.distance import ALiBi\n\n\nclass Brought(ALiBi):\n    pass\n"
     with support.encoding_installed(tmp_path / "site", "brought", code, module="brought.inside"):
         assert installed.config_folders() == [path.parent.parent] and "brought" not in sys.modules
         assert compose.single(["encoding=brought"]).encoding.options == {"slopes": [1, 1, 1, 1]}

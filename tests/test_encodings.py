@@ -1,7 +1,6 @@
 """The contract, for every scheme found, with randomised parameters (zero-initialised tables would hide errors)."""
 
 import contextlib
-import functools
 import inspect
 import itertools
 import re
@@ -20,12 +19,12 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
 from posbench.model import attention
-from posbench.model.attention import make_layer
 from posbench.model.standalone import attention_logits, attention_output
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.parameters())
 NAMES = pytest.mark.parametrize("name", schemes.NAMES)
+CONFIGS = Path(__file__).parents[1] / "configs" / "encoding"
 Case = tuple[str, dict[str, Any]]
 
 # Whether attention is told that positions are 0 .. T-1. It then uses a scheme's cheaper form, otherwise its hooks.
@@ -33,8 +32,8 @@ COUNTED = (False, True)
 
 # fp32 sums in another order; convolutions over logits (dape_v2) differ by up to 3.4e-5 on some CPUs
 CLOSE = {"atol": 4e-5, "rtol": 2e-5}
-# Beyond every default table and window (16 of shaw, 64 of cope, 128 of t5), a block of PaTH's 64 keys and a tile of 128
-# rows; five times the training length.
+# Beyond every default table and window (16 of shaw, 64 of cope, 128 of t5), a block of PaTH's keys and of rows; five
+# times the training length.
 LONG = 150
 
 
@@ -43,7 +42,7 @@ def tokens(encoding: Encoding, length: int, batch: int = 2, seed: int = 5) -> Te
 
 
 def below(encoding: Encoding) -> int:
-    """The end of the tested positions: far beyond training if the scheme allows it."""
+    """Return the end of the tested positions: far beyond training if the scheme allows it."""
     return min(1024, encoding.max_length or 1024)
 
 
@@ -70,46 +69,33 @@ def where(**setting: Any) -> Iterator[None]:
 
 
 @CASES
-def test_the_future_does_not_change_the_past(case: Case) -> None:
-    encoding = schemes.build(*case, SHAPE)
-    before = tokens(encoding, 20)
-    after = before.clone()
-    after[:, 12:] = tokens(encoding, 8, seed=6)
-    first, second = (schemes.one_layer(encoding, x) for x in (before, after))
-    torch.testing.assert_close(first[:, :, :12], second[:, :, :12], **CLOSE)
-    assert not torch.allclose(first[:, :, 12:], second[:, :, 12:])
-
-
-@CASES
-def test_a_longer_input_leaves_earlier_outputs_unless_declared(case: Case) -> None:
+def test_the_future_does_not_change_the_past_nor_does_a_longer_input_unless_declared(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
     long = tokens(encoding, min(LONG, encoding.max_length or LONG))
+    changed = torch.cat((long[:, :12], tokens(encoding, 8, seed=6)), dim=1)
     for counted in COUNTED:
-        short, whole = (schemes.one_layer(encoding, x, consecutive=counted)[:, :, :17] for x in (long[:, :17], long))
+        short, other, whole = (
+            schemes.one_layer(encoding, x, consecutive=counted) for x in (long[:, :20], changed, long)
+        )
         with where(counted=counted):
+            torch.testing.assert_close(short[:, :, :12], other[:, :, :12], **CLOSE)
+            assert not torch.allclose(short[:, :, 12:], other[:, :, 12:])
             if encoding.length_dependent:
-                assert not torch.allclose(short, whole, **CLOSE)
+                assert not torch.allclose(short, whole[:, :, :20], **CLOSE)
             else:
-                torch.testing.assert_close(short, whole, **CLOSE)
+                torch.testing.assert_close(short, whole[:, :, :20], **CLOSE)
 
 
 @pytest.mark.sample(3)
 @CASES
 def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
-    longest = tokens(encoding, encoding.max_length or LONG)
+    longest = encoding.max_length or LONG
     for counted in COUNTED:
-        assert schemes.one_layer(encoding, longest, consecutive=counted).isfinite().all(), f"{counted=}"
-    if encoding.max_length is None:
-        return
-    length = encoding.max_length + 1
-    q, k, v, x = schemes.layer_inputs(SHAPE, length)
-    both = rf"(?=.*\b{length}\b)(?=.*\b{encoding.max_length}\b)"
-    for counted in COUNTED:
-        with where(counted=counted), pytest.raises(UserError, match=both):
-            schemes.one_layer(encoding, tokens(encoding, length), consecutive=counted)
-    with pytest.raises(UserError, match=both):
-        attention_output(encoding, q, k, v, x)
+        assert schemes.one_layer(encoding, tokens(encoding, longest), consecutive=counted).isfinite().all()
+        if encoding.max_length is not None:
+            with pytest.raises(UserError, match=rf"(?=.*\b{longest + 1}\b)(?=.*\b{longest}\b)"):
+                schemes.one_layer(encoding, tokens(encoding, longest + 1), consecutive=counted)
 
 
 # -- every way to compute it is the same -------------------------------------------------------------------------------
@@ -138,42 +124,34 @@ def test_the_chosen_attention_equals_the_definition(case: Case, again: bool, mon
         length = min(length, encoding.max_length or length)
         last, whole = limits.get("last", length), {name: limits[name] for name in limits if name != "last"}
         positions = schemes.positions_of(kind, 2, length, below(encoding))
-        chosen = functools.partial(_chosen, encoding, positions, limits, counted)
-        defined = functools.partial(_defined, encoding, positions, whole, last)
+
+        def chosen(
+            *inputs: Tensor, positions: Tensor = positions, counted: bool = counted, limits: Any = limits
+        ) -> Any:
+            return schemes.layer_attention(encoding, *inputs, positions, 1, consecutive=counted, **limits)
+
+        def defined(*inputs: Tensor, positions: Tensor = positions, whole: Any = whole, last: int = last) -> Any:
+            return schemes.by_definition(encoding, inputs, positions, 1, **whole)[:, :, -last:]
+
         inputs = schemes.layer_inputs(SHAPE, length)
         with where(length=length, kind=kind, counted=counted, **limits):
             assert_same(*(schemes.with_gradients(encoding, inputs, compute) for compute in (chosen, defined)))
 
 
-def _chosen(encoding: Encoding, positions: Tensor, limits: Any, counted: bool, *inputs: Tensor) -> Tensor:
-    return schemes.layer_attention(encoding, *inputs, positions, 1, consecutive=counted, **limits)
-
-
-def _defined(encoding: Encoding, positions: Tensor, limits: Any, last: int, *inputs: Tensor) -> Tensor:
-    return schemes.by_definition(encoding, inputs, positions, 1, **limits)[:, :, -last:]
-
-
 @pytest.mark.sample(3)
 @CASES
 def test_blocks_and_last_rows_of_the_definition_are_those_of_the_whole(case: Case) -> None:
-    encoding, inputs = schemes.build(*case, SHAPE), schemes.layer_inputs(SHAPE, 19)
+    encoding, (q, k, v, x) = schemes.build(*case, SHAPE), schemes.layer_inputs(SHAPE, 19)
     for kind, which in itertools.product(("consecutive", "gaps"), ({}, {"causal": False}, {"window": 6})):
         positions = schemes.positions_of(kind, 2, 19, below(encoding))
-
-        def computed(block: int | None, positions: Tensor = positions, which: Any = which) -> dict[str, Tensor]:
-            def compute(*inputs: Tensor) -> Tensor:
-                return schemes.by_definition(encoding, inputs, positions, 1, block, **which)
-
-            return schemes.with_gradients(encoding, inputs, compute)
-
         with where(kind=kind, **which):
-            assert_same(computed(block=5), computed(block=None))
-        if "window" in which:
-            continue
-        q, k, v, x = inputs
-        for form, qkv in ((attention_output, (q, k, v)), (attention_logits, (q, k))):
-            whole, last = (form(encoding, *qkv, x, 1, positions, last=rows, **which) for rows in (None, 3))
-            torch.testing.assert_close(last, whole[:, :, -3:])
+            blocks, whole = (
+                schemes.by_definition(encoding, (q, k, v, x), positions, 1, size, **which) for size in (5, None)
+            )
+            torch.testing.assert_close(blocks, whole, **CLOSE)
+            for form, qkv in ((attention_output, (q, k, v)), (attention_logits, (q, k))) if kind == "gaps" else ():
+                all_rows, rows = (form(encoding, *qkv, x, 1, positions, last=last) for last in (None, 3))
+                torch.testing.assert_close(rows, all_rows[:, :, -3:])
 
 
 @pytest.mark.slow
@@ -192,7 +170,7 @@ def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
     torch.testing.assert_close(compiled(embeddings, q), step(embeddings, q), **CLOSE)
 
 
-# -- positions ---------------------------------------------------------------------------------------------------------
+# -- positions and number formats --------------------------------------------------------------------------------------
 
 
 @CASES
@@ -204,21 +182,15 @@ def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None
         return torch.stack([schemes.one_layer(encoding, x, positions, n) for n in range(SHAPE.n_layers)])
 
     between = torch.arange(9)[None] + torch.tensor([0.0, 0.3, 0.6]).repeat(3)  # so that distances are fractions too
-    reads_positions = schemes.declared(case[0], "reads_positions", lambda options: True)
-    if not reads_positions(schemes.completed(*case, SHAPE)):
+    if not schemes.declared(case[0], "reads_positions", lambda _: True)(schemes.completed(*case, SHAPE)):
         assert torch.equal(every_layer(between), every_layer(torch.arange(9)[None]))
-        return
-    try:
+    elif encoding.whole_positions:
+        with pytest.raises(UserError):
+            every_layer(between)
+    else:
         out = every_layer(between)
-    except UserError:
-        assert encoding.whole_positions
-        return
-    assert out.isfinite().all() and not encoding.whole_positions
-    for whole in (between.floor(), between.round()):
-        assert not torch.allclose(out, every_layer(whole), **CLOSE)
-
-
-# -- number formats ----------------------------------------------------------------------------------------------------
+        assert out.isfinite().all()
+        assert not any(torch.allclose(out, every_layer(at), **CLOSE) for at in (between.floor(), between.round()))
 
 
 @pytest.mark.sample(3)
@@ -248,83 +220,55 @@ def test_angles_biases_and_codes_are_fp32_under_autocast(case: Case) -> None:
 
     def everything() -> list[Tensor]:
         embedded = encoding.embed(tokens(encoding, 19), positions)
-        logits = attention_logits(encoding, q, k, x, 1, positions)
-        return [embedded, logits, attention_output(encoding, q, k, v, x, 1, positions)]
+        return [embedded, attention_logits(encoding, q, k, x, 1, positions),
+                attention_output(encoding, q, k, v, x, 1, positions)]  # fmt: skip
 
     plain = everything()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = everything()
-    for expected, actual in zip(plain, cast, strict=True):
-        assert actual.dtype == expected.dtype
-        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)  # bf16 would differ by 4e-3
+        torch.testing.assert_close(everything(), plain, atol=1e-5, rtol=1e-5)  # bf16 would differ by 4e-3
 
 
 # -- parameters and checkpoints ----------------------------------------------------------------------------------------
 
 
 @CASES
-def test_a_checkpoint_holds_the_learned_parameters_and_nothing_else(case: Case) -> None:
-    encoding = schemes.build(*case, SHAPE)
+def test_a_checkpoint_holds_the_learned_parameters_of_the_published_number_and_a_seed_makes_them_again(
+    case: Case,
+) -> None:
+    encodings_of_7, x = [], None
+    for _ in range(2):
+        torch.manual_seed(7)
+        encodings_of_7.append(schemes.untrained(*case, SHAPE))
+    encoding, again = encodings_of_7
     x = tokens(encoding, 19)
     before = schemes.one_layer(encoding, x)
+    schemes.one_layer(again, tokens(again, 32))  # leaves nothing behind
+    assert torch.equal(schemes.one_layer(again, x), before)
     saved = {key: value.clone() for key, value in encoding.state_dict().items()}
     assert saved.keys() == dict(encoding.named_parameters()).keys()
     other = schemes.build(*case, SHAPE, seed=1)
     other.load_state_dict(saved)
     torch.testing.assert_close(schemes.one_layer(other, x), before, atol=0, rtol=0)
-
-
-@CASES
-def test_parameter_count_is_the_published_one(case: Case) -> None:
-    name, options = case
-    expected = schemes.declared(name, "parameter_count", lambda shape, options: 0)
+    expected = schemes.declared(case[0], "parameter_count", lambda shape, options: 0)
     for shape in (SHAPE, Shape(d_model=48, n_heads=6, n_layers=3, train_length=40)):
-        encoding = schemes.untrained(name, options, shape)
-        count = sum(parameter.numel() for parameter in encoding.parameters())
-        published = expected(shape, schemes.completed(name, options, shape))
-        assert count == published, f"parameter_count(shape, options) of tests/oracles/{name}.py gives {published}"
+        count = sum(parameter.numel() for parameter in schemes.untrained(*case, shape).parameters())
+        assert count == expected(shape, schemes.completed(*case, shape)), f"parameter_count of oracles/{case[0]}.py"
 
 
 @CASES
-def test_the_gradient_reaches_every_parameter(case: Case) -> None:
-    encoding = schemes.build(*case, SHAPE)
-    x = tokens(encoding, SHAPE.train_length)
-    outs = [schemes.one_layer(encoding, x, layer=layer) for layer in range(SHAPE.n_layers)]
-    total = sum((out * schemes.random(*out.shape, seed=4)).sum() for out in outs)
-    if isinstance(total, Tensor) and total.requires_grad:
-        total.backward()
-    for key, parameter in encoding.named_parameters():
-        assert parameter.grad is not None, key
-        assert parameter.grad.isfinite().all(), key
-        reached = parameter.grad != 0
-        assert reached.any() if schemes.declared(case[0], "PARTLY_UNUSED", "") else reached.all(), key
-
-
-@pytest.mark.sample(3)
-@CASES
-def test_the_untrained_scheme_gets_a_finite_gradient(case: Case) -> None:
-    for counted in COUNTED:
-        encoding = schemes.untrained(*case, SHAPE)
-        x = tokens(encoding, 19)
-        outs = [schemes.one_layer(encoding, x, layer=layer, consecutive=counted) for layer in range(SHAPE.n_layers)]
-        assert all(out.isfinite().all() for out in outs), f"{counted=}"
+def test_a_finite_gradient_reaches_every_parameter_trained_or_not(case: Case) -> None:
+    for make, counted in itertools.product((schemes.build, schemes.untrained), COUNTED):
+        encoding = make(*case, SHAPE)
+        x = tokens(encoding, SHAPE.train_length)
+        outs = [schemes.one_layer(encoding, x, layer=n, consecutive=counted) for n in range(SHAPE.n_layers)]
+        assert all(out.isfinite().all() for out in outs)
         if any(True for _ in encoding.parameters()):
-            sum(out.sum() for out in outs).backward()
+            sum((out * schemes.random(*out.shape, seed=4)).sum() for out in outs).backward()
         for key, parameter in encoding.named_parameters():
-            assert parameter.grad is not None and parameter.grad.isfinite().all(), f"{key}, {counted=}"
-
-
-@pytest.mark.sample(3)
-@CASES
-def test_the_same_seed_gives_the_same_scheme_and_output(case: Case) -> None:
-    outputs = []
-    for _ in range(2):
-        torch.manual_seed(7)
-        encoding = schemes.untrained(*case, SHAPE)
-        outputs.append(schemes.one_layer(encoding, tokens(encoding, 19)))
-        schemes.one_layer(encoding, tokens(encoding, 32))  # leaves nothing behind
-        outputs.append(schemes.one_layer(encoding, tokens(encoding, 19)))
-    assert all(torch.equal(outputs[0], out) for out in outputs)
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), key
+            reached = parameter.grad != 0
+            if make is schemes.build:
+                assert reached.any() if schemes.declared(case[0], "PARTLY_UNUSED", "") else reached.all(), key
 
 
 @pytest.mark.sample(3)
@@ -339,63 +283,17 @@ def test_one_head_and_one_token_are_no_special_case(case: Case) -> None:
             torch.testing.assert_close(counted, out, **CLOSE)
 
 
-# -- what is written beside the code -----------------------------------------------------------------------------------
-
-
 @NAMES
 def test_a_scheme_has_a_yaml_of_its_defaults_and_a_docstring_with_source_behaviour_and_check(name: str) -> None:
-    text = (Path(__file__).parents[1] / "configs" / "encoding" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == schemes.NAMES
+    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) == {"name": name, **encodings.options_of(name)}
     document = inspect.cleandoc(encodings.documentation(encodings.load(name)))
     for start in ("Source: ", "Beyond training length: ", "Checked against: "):
         assert re.search(rf"^{start}\S", document, re.MULTILINE), f"no line '{start}'"
 
 
-def test_every_yaml_is_a_scheme() -> None:
-    folder = Path(__file__).parents[1] / "configs" / "encoding"
-    assert sorted(path.stem for path in folder.glob("*.yaml")) == schemes.NAMES
-
-
-# -- the registry and its sentences ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        ("rop", {}, "unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)"),
-        ("rope", {"base": -1}, "encoding.base is -1 for 'rope': "),
-        ("alibi", {"base": 1}, "'alibi' has no option 'base': it accepts slopes; did you mean to choose 'rope'?"),
-        ("alibi", {"slopes": [1.0]}, "encoding.slopes is [1.0] for 'alibi': expected 4 "),
-        ("shaw", {"max_distance": 0}, "encoding.max_distance is 0 for 'shaw': "),
-        ("sinusoidal", {"scale": -2}, "encoding.scale is -2 for 'sinusoidal': "),
-    ],
-)
-def test_a_wrong_choice_is_answered_in_one_line(name: str, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError) as error:
-        encodings.build(name, SHAPE, options)
-    assert str(error.value).startswith(sentence)
-    assert "\n" not in str(error.value)
-
-
-def test_shapes_that_do_not_divide_are_answered_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"head_dim is 33 \(d_model 99 / n_heads 3\): .* nearest d_model: 96 or 102"):
-        encodings.build("rope", Shape(99, 3, 1, 8))
-    assert Shape(30, 4, 2, 32, head_dim=16).head_dim == 16
-
-
-def test_a_scheme_that_reads_the_layer_input_asks_for_it() -> None:
-    encoding = encodings.build("fox", SHAPE)
-    q, k, _, _ = schemes.layer_inputs(SHAPE, 4)
-    with pytest.raises(UserError, match="pass x"):
-        encoding.prepare(q, k, make_layer(encoding, torch.arange(4)[None]))
-
-
 # -- an encoding of one's own that is not what it was meant to be ------------------------------------------------------
-
-
-class Misspelt(Encoding):
-    def distance_bais(self, distance: Tensor, layer: Layer) -> Tensor:
-        return -distance.float()
 
 
 class Slopes(Encoding):
@@ -459,12 +357,6 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
         encoding = encodings.build("slopes", SHAPE, {"mistake": mistake})
         output = attention_output(encoding, *schemes.layer_inputs(SHAPE, 20))
         assert encoding.remarks() == [] and output.shape == (2, 4, 20, 8)
-
-
-def test_an_encoding_without_a_hook_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encodings, "_registered", {})
-    (remark,) = encodings.build(encodings.register(Misspelt).name, SHAPE).remarks()
-    assert remark == "'misspelt' overrides no hook, so it gives no position: is one misspelt?"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.alibi import default_slopes
 from posbench.encodings.base import Shape
+from posbench.encodings.distance import default_slopes
 from posbench.model.attention import logits_by_rows, make_layer, prepared
 from posbench.model.standalone import attention_logits
 

@@ -12,33 +12,32 @@ from posbench.model.loss import linear_cross_entropy
 
 
 @pytest.mark.parametrize("at_once", [2**29, 128 * 7])
-@pytest.mark.parametrize(("width", "vocabulary"), [(24, 50), (16, 128), (16, 257)])
+@pytest.mark.parametrize(("width", "vocabulary"), [(24, 50), (16, 257)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_loss_and_gradients_are_torchs_of_the_whole_logits(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, width: int, vocabulary: int, at_once: int
 ) -> None:
     monkeypatch.setattr(module, "HEAD_AT_ONCE", at_once)
     monkeypatch.setattr(module, "AT_ONCE", 3 * vocabulary)
-    draw = torch.Generator().manual_seed(0)
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    draw, exact = torch.Generator().manual_seed(0), torch.promote_types(dtype, torch.float32)
     given = [torch.randn(size, generator=draw, dtype=exact) for size in ((40, width), (vocabulary, width))]
     labels = torch.randint(vocabulary, (40,), generator=draw)
 
-    def found(loss_of: Any) -> list[Tensor]:
-        hidden, weight = (one.clone().requires_grad_() for one in given)
+    def results(loss_of: Any) -> list[Tensor]:
+        hidden, weight = (each.clone().requires_grad_() for each in given)
         with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
             loss = loss_of(hidden, weight) / 3  # what is divided comes back from above
         return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
 
-    ours = found(lambda hidden, weight: linear_cross_entropy(hidden, weight, labels))
-    theirs = found(lambda hidden, weight: F.cross_entropy(F.linear(hidden, weight).to(exact), labels))
+    ours = results(lambda hidden, weight: linear_cross_entropy(hidden, weight, labels))
+    theirs = results(lambda hidden, weight: F.cross_entropy(F.linear(hidden, weight).to(exact), labels))
     close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    for one, expected in zip(ours, theirs, strict=True):
-        assert one.dtype == expected.dtype and one.shape == expected.shape
-        assert float((one - expected).norm()) < close * float(expected.norm())
+    for actual, expected in zip(ours, theirs, strict=True):
+        assert actual.dtype == expected.dtype and actual.shape == expected.shape
+        assert float((actual - expected).norm()) < close * float(expected.norm())
 
 
-def test_fp16_keeps_what_a_loss_scale_saves_and_of_no_token_the_loss_is_0() -> None:
+def test_fp16_keeps_what_a_loss_scale_saves() -> None:
     draw = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(4096, 16, generator=draw), torch.randn(50, 16, generator=draw) * 0.1
     labels = torch.randint(50, (4096,), generator=draw)
@@ -51,22 +50,16 @@ def test_fp16_keeps_what_a_loss_scale_saves_and_of_no_token_the_loss_is_0() -> N
         ours = gradients(linear_cross_entropy(*leaves, labels))
     for one, expected in zip(ours, gradients(F.cross_entropy(F.linear(*leaves), labels)), strict=True):
         assert float((one - expected).norm()) < 5e-3 * float(expected.norm())
-    none = linear_cross_entropy(leaves[0][:0], leaves[1], labels[:0])
-    assert none == 0 and not torch.autograd.grad(none, leaves[1])[0].any()
 
 
-def test_the_loss_of_the_head_makes_no_gradient_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights require gradients while a model is only scored, too."""
+def test_no_gradient_is_made_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, plain = [], module._loss
     monkeypatch.setattr(module, "_loss", lambda *given: asked.append(given[2]) or plain(*given))
-    hidden, weight = torch.randn(5, 8), torch.randn(16, 8, requires_grad=True)
-    labels = torch.randint(16, (5,))
+    hidden, weight, labels = torch.randn(5, 8), torch.randn(16, 8, requires_grad=True), torch.randint(16, (5,))
     for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
         with mode():
-            loss = linear_cross_entropy(hidden, weight, labels)
+            linear_cross_entropy(hidden, weight, labels)
     assert asked == [False, False, True]
-    loss.backward()
-    assert weight.grad is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -84,20 +77,3 @@ def test_extreme_logits_give_no_nan_those_that_are_none_do_and_labels_that_are_n
     for label in (-100, 20):
         with pytest.raises((IndexError, RuntimeError)):
             linear_cross_entropy(torch.randn(3, 3).to(dtype), identity, torch.tensor([0, label, 1]))
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_it_is_the_same_from_one_graph(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    torch._dynamo.reset()
-    counting = CompileCounterWithBackend(backend)
-    plain, fused = module._loss, torch.compile(module._loss, backend=counting)
-    for rows in (96, 64):  # another number of tokens: the same graph serves
-        logits, labels = 5 * torch.randn(rows, 50), torch.randint(50, (rows, 1))
-        results = []
-        for function in (plain, fused):
-            gradient = logits.clone()
-            results.append((function(gradient, labels, True), gradient))
-        torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
-    assert counting.frame_count <= 2

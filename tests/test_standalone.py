@@ -68,7 +68,7 @@ def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_e
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("rope", {"q": (1, T, 4, 8)}, r"q is \(1, 19, 4, 8\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)"),
+        ("rope", {"q": (1, T, 32)}, r"q is \(1, 19, 32\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)"),
         ("rope", {"k": (1, 4, 5, 8)}, r"k is \(1, 4, 5, 8\): expected that of q, \(1, 4, 19, 8\), or with fewer heads"),
         ("rope", {"v": (1, 3, T, 8)}, "v is"),
         ("rope", {"x": (1, T, 8)}, r"x is \(1, 19, 8\): expected \(B, T, D\), here \(1, 19, 32\)"),

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.alibi import default_slopes
 from posbench.encodings.arithmetic import among, ids_of, places, remarks_without
 from posbench.encodings.base import Shape, check_length
+from posbench.encodings.distance import default_slopes
 from posbench.encodings.wrapper import NO_OPTIONS, Wrapper
 from posbench.errors import UserError
 from posbench.options import Positive

@@ -6,11 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.encodings.absolute import Learned, Sinusoidal
-from posbench.encodings.alibi import ALiBi
 from posbench.encodings.base import Encoding, Extended, Layer, Stretch, check_length
-from posbench.encodings.fire import FIRE
+from posbench.encodings.distance import FIRE, ALiBi, T5Bias
 from posbench.encodings.rope import double
-from posbench.encodings.t5 import T5Bias
 from posbench.options import AtLeast1
 
 

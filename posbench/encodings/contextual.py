@@ -1,0 +1,265 @@
+"""Order from the content: gates of every token, gates of every pair, and a stick that keys break."""
+
+import math
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Layer, Shape
+
+
+class FoX(Encoding):
+    """Forgetting attention (FoX): the data decides how fast the past fades.
+
+    Every token has a forget gate per head. Those of all tokens after a key, the query's included, lower its logit:
+
+        f_t = sigmoid(w_h·x_t + b_h),   bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative ln f
+
+    With w = 0 this is ALiBi with slope -ln sigmoid(b). Order is that of the tokens; position numbers are not used. At
+    the start b = 0 halves a key's weight per token; the model learns to copy far faster from `gate_bias: 2`.
+
+    Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130.
+    Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
+    Checked against: fla-core naive_forgetting_attn and x-transformers DataDependentAlibi.
+    """
+
+    history = frozenset({"x"})
+
+    def __init__(self, shape: Shape, gate_bias: float = 0.0) -> None:
+        super().__init__(shape)
+        self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
+        self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        """Return the sums of the log gates, (B, H, T)."""
+        x = self.given(layer.x, "reads its gates from")
+        gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
+        return self.log_gates(gates).mT.contiguous().cumsum(-1)
+
+    def log_gates(self, gates: Tensor) -> Tensor:
+        """Return the logarithm of the share of earlier weights that each token keeps."""
+        return F.logsigmoid(gates)
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        return layer.state[:, :, layer.rows, None] - layer.state[:, :, None, layer.keys]
+
+    def key_bias(self, layer: Layer) -> Tensor:
+        return -layer.state
+
+
+class CABLE(FoX):
+    """Context-aware biases (CABLE): a key's logit falls by a length of every token after it, the query's included.
+
+        logits_ij = q_i·k_j / sqrt(d) - sum over t = j+1 .. i of softplus(w_h·x_t + b_h)
+
+    That is `fox` with the signs of w and b turned. Order is that of the tokens; position numbers are not used.
+
+    Source: Veisi et al., "Context-aware Biases for Length Extrapolation" (2025), arXiv:2503.08067, as the authors' code
+    has it (axiomlab/Cable), but with the 1/sqrt(d).
+    Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
+    Checked against: plain loops, and fla-core naive_forgetting_attn with turned signs.
+    """
+
+    def log_gates(self, gates: Tensor) -> Tensor:
+        return -F.softplus(gates)
+
+
+class FoXPro(FoX):
+    """FoX in its "Pro" block: keys and values blended with those of the token before, norms, and a gate on the output.
+
+        kv_shift       k'_t = a_t k_(t-1) + (1 - a_t) k_t,   a_t = sigmoid(w_h·x_t) per head; likewise v, with other a_t
+        qk_norm        q and k are divided by their rms in each head, after the shift; a learned weight per channel
+        output_norm    so is the output of each head
+        output_gate    the output is multiplied by sigmoid(W x), channel by channel, after its norm
+
+    Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130, as in
+    the authors' layer without RoPE: epsilon 1e-5 under q and k, 1e-6 under the output; maps start from N(0, 0.02).
+    Beyond training length: defined everywhere; like FoX it fades, at a rate that the text chooses.
+    Checked against: fla-core naive_forgetting_attn, given q, k and v that plain loops have shifted and normed.
+    """
+
+    name = "fox_pro"
+
+    def __init__(
+        self, shape: Shape, gate_bias: float = 0.0, kv_shift: bool = True, qk_norm: bool = True,
+        output_norm: bool = True, output_gate: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(shape, gate_bias)
+
+        def linear(width: int) -> nn.Parameter:  # reads the layer's input
+            return nn.Parameter(torch.randn(shape.n_layers, width, shape.d_model) * 0.02)
+
+        def ones(heads: int) -> nn.Parameter:
+            return nn.Parameter(torch.ones(shape.n_layers, heads, 1, shape.head_dim))
+
+        heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads, "output": shape.n_heads}
+        normed = ["q", "k"] * qk_norm + ["output"] * output_norm
+        self.shifts = nn.ParameterDict({name: linear(heads[name]) for name in ["k", "v"] * kv_shift})
+        self.norms = nn.ParameterDict({name: ones(heads[name]) for name in normed})
+        self.output_gate = linear(shape.n_heads * shape.head_dim) if output_gate else None
+        used = {"rotate": kv_shift or qk_norm, "map_values": kv_shift, "map_outputs": output_norm or output_gate}
+        vars(self)["overridden"] = self.overridden - {hook for hook in used if not used[hook]}
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return self._normed("q", q, layer, 1e-5), self._normed("k", self._shifted("k", k, layer), layer, 1e-5)
+
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return self._shifted("v", v, layer)
+
+    def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
+        out = self._normed("output", out, layer, 1e-6)
+        if self.output_gate is None:
+            return out
+        gates = self._gates(self.output_gate, layer)[:, layer.rows]  # (B, Tq, H Dh)
+        return out * gates.view(*gates.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+
+    def _shifted(self, name: str, a: Tensor, layer: Layer) -> Tensor:
+        if name not in self.shifts:
+            return a
+        share = self._gates(self.shifts[name], layer).mT[..., None]  # (B, Hkv, T, 1)
+        before = F.pad(a[:, :, :-1], (0, 0, 1, 0))
+        return torch.lerp(a, before, share.repeat_interleave(a.shape[1] // share.shape[1], dim=1))
+
+    def _normed(self, name: str, a: Tensor, layer: Layer, epsilon: float) -> Tensor:
+        if name not in self.norms:
+            return a
+        weight: Tensor = self.norms[name][layer.index]
+        return F.rms_norm(a, a.shape[-1:], eps=epsilon) * weight.repeat_interleave(a.shape[1] // len(weight), dim=0)
+
+    def _gates(self, weight: Tensor, layer: Layer) -> Tensor:
+        """Return gates (B, T, ...) from weights of all layers."""
+        return F.linear(self.given(layer.x, "reads shifts and gates from"), weight[layer.index]).sigmoid()
+
+
+PAIRED = 4  # tokens whose pairs are computed one by one, a power of two
+
+
+class Wall(Encoding):
+    """Wall attention: forget gates for every channel.
+
+        f_t = sigmoid(W x_t + b), a number per channel,    P = cumulative sum of ln f
+        logits_ij = sum over channels n of q_in k_jn exp(P_in - P_jn) / sqrt(d)
+
+    A faded logit goes to 0, not to minus infinity. Gates start with b = 8, open. Order is that of the tokens.
+
+    Source: fla's layer and plain form (contributed by Tilde Research, 2026; no paper), without its optional gate
+    per head and its output gate.
+    Beyond training length: defined everywhere; like FoX it fades, at rates that the text chooses.
+    Checked against: fla naive_wall_attn.
+    """
+
+    history = frozenset({"x"})
+
+    def __init__(self, shape: Shape, gate_bias: float = 8.0) -> None:
+        super().__init__(shape)
+        size = (shape.n_layers, shape.n_heads * shape.head_dim)
+        self.weight = nn.Parameter(torch.randn(*size, shape.d_model) * 0.02)
+        self.gate_bias = nn.Parameter(torch.full(size, gate_bias))
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        """Return the sums of the log gates, (B, H, T, Dh)."""
+        x = self.given(layer.x, "reads its gates from")
+        gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
+        return F.logsigmoid(gates).cumsum(1).view(*gates.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        # q exp(P) and k exp(-P) would overflow after some hundred tokens. If m is the last of some keys, exp(P_m - P_j)
+        # and, for later queries, exp(P_i - P_m) are at most 1: one product serves a text's second half and its first.
+        # Each half is split in the same way, down to a few tokens, whose pairs are computed one by one.
+        assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
+        of_q, of_k, q = layer.state[:, :, layer.rows], layer.state[:, :, layer.keys], self.logit_scale * q
+        first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
+        before, own, after = logits.tensor_split((first, first + count), dim=-1)
+        if first:
+            before = _across(q, of_q, k[:, :, :first], of_k[:, :, :first])
+        later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
+        faded = torch.where(later, own, _among(q, k[:, :, first : first + count], of_q))
+        return torch.cat((before, faded, after), dim=-1)
+
+
+def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
+    """Return logits (..., M, N) of queries (..., M, Dh) and keys (..., N, Dh) before them all, with their sums."""
+    last = of_k[..., -1:, :].detach()  # its value cancels
+    return (q * (of_q - last).exp()) @ (k * (last - of_k).exp()).mT
+
+
+def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
+    """Return logits (B, H, T, T) of the same tokens' queries and keys (B, H, T, Dh); valid for keys up to the query."""
+    length, size = q.shape[2], PAIRED
+    short = max(size, 1 << (length - 1).bit_length()) - length
+    q, k = (F.pad(x, (0, 0, 0, short)) for x in (q, k))
+    total = torch.cat((total, total[:, :, -1:].expand(-1, -1, short, -1)), dim=2)
+    q_in, k_in, of = (x.view(*x.shape[:2], -1, size, x.shape[3]) for x in (q, k, total))  # (B, H, blocks, size, Dh)
+    faded = (of[..., :, None, :] - of[..., None, :, :]).clamp(max=0).exp()
+    logits = (q_in[..., :, None, :] * k_in[..., None, :, :] * faded).sum(-1)
+    while logits.shape[2] > 1:  # joins blocks in twos
+        (_, query), (key, _), (before, later) = (
+            x.view(*x.shape[:2], -1, 2, size, x.shape[3]).unbind(3) for x in (q, k, total)
+        )
+        above = F.pad(logits[:, :, ::2], (0, size))
+        below = torch.cat((_across(query, later, key, before), logits[:, :, 1::2]), dim=-1)
+        logits, size = torch.cat((above, below), dim=-2), 2 * size
+    return logits[:, :, 0, :length, :length]
+
+
+class CoPE(Encoding):
+    """Contextual position encoding (CoPE): positions count only the tokens that matter, by a gate for each pair.
+
+        g_ij = sigmoid(z_ij),  z_ij = q_i·k_j / sqrt(d)         p_ij = sum over t = j .. i of g_it, at most P - 1
+        logits_ij = z_ij + (1 - w)·q_i·e[floor p_ij] + w·q_i·e[ceil p_ij],   w = p_ij - floor p_ij
+
+    The P vectors e start at zero, are shared by the heads and separate per layer. Order is that of the tokens.
+
+    Source: Golovneva et al., "Contextual Position Encoding: Learning to Count What's Important", arXiv:2405.18719.
+    Beyond training length: defined everywhere; counts beyond P - 1 are held there.
+    Checked against: x-transformers CoPE.
+    """
+
+    def __init__(self, shape: Shape, max_position: Annotated[int, Ge(2)] = 64) -> None:
+        super().__init__(shape)
+        self.table = nn.Parameter(torch.zeros(shape.n_layers, max_position, shape.head_dim))
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        at_whole = q @ self.table[layer.index].mT  # (B, H, Tq, P), q unscaled as in the paper
+        gates = logits.sigmoid() * layer.visible
+        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
+        below = count.long().clamp(min=0)  # NaN becomes a whole number below 0
+        slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)  # none beyond the last
+        return logits + at_whole.gather(-1, below) + count.frac() * slope
+
+
+class StickBreaking(Encoding):
+    """Stick-breaking attention: each key, from the nearest on, breaks a share sigmoid(z) off the rest of a stick.
+
+        A_ij = sigmoid(z_ij) · prod_{j < l < i} (1 - sigmoid(z_il)),        z_ij = q_i·k_j / sqrt(d)
+        o_i = sum_{j < i} A_ij v_j + rest_i v_i,        rest_i = prod_{l < i} (1 - sigmoid(z_il)) = 1 - sum_{j < i} A_ij
+
+    With `attend_current` the query's own key breaks the stick, too, before all others; with `remainder: false` the
+    rest is dropped. Keys after the query never break it. Order is that of the tokens.
+
+    Source: Tan et al., "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study" (2024),
+    arXiv:2410.17980, section 2; rest_i v_i as in the authors' code (IBM/dolomite-engine, `sb_remainder`).
+    Beyond training length: defined everywhere; far keys share what the near ones left, so little changes.
+    Checked against: fla naive_stickbreaking_attn and worked weights.
+    """
+
+    name = "stick_breaking"
+
+    def __init__(self, shape: Shape, attend_current: bool = False, remainder: bool = True) -> None:
+        super().__init__(shape)
+        self.attend_current, self.remainder = attend_current, remainder
+
+    def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
+        assert isinstance(layer.keys, slice)
+        own = layer.rows.start - layer.keys.start  # column of the first query's own key
+        breaks = layer.visible & torch.ones_like(layer.visible).tril(own if self.attend_current else own - 1)
+        hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
+        # In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
+        z = logits + hidden
+        taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
+        out = (z - taken).exp() @ v.to(z.dtype)
+        rest = (-taken[..., :1]).exp()
+        return out + rest * v[:, :, own : own + out.shape[2]] if self.remainder else out

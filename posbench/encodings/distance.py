@@ -1,0 +1,333 @@
+"""Biases that depend on the distance of query and key: ALiBi, BAM, KERPLE, T5, Sandwich, FIRE and a plain network."""
+
+import math
+from typing import Annotated, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Le
+from torch import Tensor, nn
+
+from posbench.encodings import rope as rotary
+from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.options import Count, Positive
+
+
+class ALiBi(Encoding):
+    """Attention with linear biases (ALiBi): a penalty that grows with distance, at a fixed slope per head.
+
+        logits_ij = q_i·k_j / sqrt(d) - m_h · |i - j|,   m_h = 2^(-8h/H) for h = 1 .. H
+
+    If H is no power of two, the nearest one below, c, gives c slopes, and every other slope of 2c heads the rest.
+
+    Source: Press, Smith and Lewis, "Train Short, Test Long" (2021), arXiv:2108.12409, section 3.
+    Beyond training length: defined everywhere; far keys get ever less weight, and loss usually stays flat.
+    Checked against: transformers BLOOM (causal) and x-transformers AlibiPositionalBias.
+    """
+
+    slopes: Tensor
+
+    def __init__(self, shape: Shape, slopes: list[float] | None = None) -> None:
+        super().__init__(shape)
+        chosen = default_slopes(shape.n_heads) if slopes is None else slopes
+        self.expect(len(chosen) == shape.n_heads, "slopes", slopes, f"{shape.n_heads} numbers, one per head")
+        self.register_buffer("slopes", torch.tensor(chosen, dtype=torch.float32), persistent=False)
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        return -by_head(self.slopes, distance) * distance.abs()
+
+    def key_bias(self, layer: Layer) -> Tensor | None:
+        if not layer.consecutive:  # else distances may be clamped, which no number per key says
+            return None
+        return self.slopes[:, None] * (layer.positions - layer.positions[:, -1:])[:, None]
+
+
+def default_slopes(n_heads: int) -> list[float]:
+    """Return the authors' slopes for any number of heads."""
+    c = 1 << (n_heads.bit_length() - 1)  # largest power of two up to n_heads
+    regular = [2 ** (-8 * h / c) for h in range(1, c + 1)]
+    return regular + [2 ** (-4 * h / c) for h in range(1, 2 * c + 1, 2)][: n_heads - c]
+
+
+def by_head(numbers: Tensor, distance: Tensor) -> Tensor:
+    """Return numbers per head (H,) as (H, 1, ..., 1), which broadcasts with distances (*S) to (H, *S)."""
+    return numbers.view(-1, *[1] * distance.dim())
+
+
+class BAM(Encoding):
+    """Bayesian attention mechanism (BAM): a prior over distances whose shape each head and layer learns.
+
+        logits_ij = q_i·k_j / sqrt(d) - exp(a)·(|j - i - mu| + 1e-5)^b,   mu = 2·sinh(m)
+
+    b = 1, the start, is ALiBi, b = 0 is no bias; with b < 0 a head ignores its neighbourhood. m is 0 unless `location`
+    lets heads learn it. `ssmax` multiplies query i's logits, bias included, by s·ln(i + 1), s learned from 1.
+
+    Source: Bianchessi et al., "Bayesian Attention Mechanism: A Probabilistic Framework for Positional Encoding and
+    Context Length Extrapolation" (2025), arXiv:2505.22842; in the authors' code layers share a prior and m is learned.
+    Beyond training length: defined everywhere; where b < 1, far keys fade less and less.
+    Checked against: plain loops from the authors' equation.
+    """
+
+    def __init__(self, shape: Shape, location: bool = False, ssmax: bool = False) -> None:
+        super().__init__(shape)
+        size = shape.n_layers, shape.n_heads
+        self.scale = nn.Parameter(torch.tensor(default_slopes(shape.n_heads)).log().repeat(shape.n_layers, 1))
+        self.exponent = nn.Parameter(torch.ones(size))
+        self.location = nn.Parameter(torch.zeros(size)) if location else None
+        self.sharpness = nn.Parameter(torch.ones(size)) if ssmax else None
+        vars(self)["overridden"] = self.overridden - (set() if ssmax else {"scores"})
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        scale, exponent = (by_head(part[layer.index], distance) for part in (self.scale, self.exponent))
+        if self.location is not None:
+            distance = distance + 2 * by_head(self.location[layer.index].sinh(), distance)
+        return -scale.exp() * (distance.abs() + 1e-5) ** exponent  # a power that may be negative
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        if self.sharpness is None:
+            return logits
+        seen = torch.arange(layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device)
+        return logits * self.sharpness[layer.index][:, None, None] * seen[:, None].log()
+
+
+class KerpleLog(Encoding):
+    """KERPLE with the logarithmic kernel: each head learns the size and the scale of its penalty.
+
+        logits_ij = q_i·k_j / sqrt(d) - r1_h · ln(1 + r2_h · |i - j|),   r1, r2 ≥ 0.01
+
+    r1 starts uniform in 0 .. 2, r2 in 0 .. 1; layers share both. Below 0.01 they count as 0.01 and still get gradients.
+
+    Source: Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation" (2022),
+    arXiv:2205.09921, section 4; starting values and the lower bound from the authors' code (chijames/KERPLE).
+    Beyond training length: defined everywhere; what a doubled distance costs is constant, and loss usually stays flat.
+    Checked against: plain loops from the paper's equation.
+    """
+
+    name = "kerple_log"
+    starts = 2.0, 1.0  # below which r1 and r2 are drawn
+    most = math.inf, math.inf  # what r1 and r2 count as at most
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.r1, self.r2 = (nn.Parameter(torch.rand(shape.n_heads) * below) for below in self.starts)
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        pairs = zip((self.r1, self.r2), self.most, strict=True)
+        r1, r2 = (by_head(r.clamp(0.01, most).detach() + (r - r.detach()), distance) for r, most in pairs)
+        return -r1 * self.kernel(distance.abs(), r2)
+
+    def kernel(self, distance: Tensor, r2: Tensor) -> Tensor:
+        return (r2 * distance).log1p()
+
+
+class KerplePower(KerpleLog):
+    """KERPLE with the power kernel: each head learns a slope and an exponent. With exponent 1 it is ALiBi.
+
+        logits_ij = q_i·k_j / sqrt(d) - r1_h · |i - j|^(r2_h),   r1 ≥ 0.01,  0.01 ≤ r2 ≤ 2
+
+    r1 starts uniform in 0 .. 1 and r2 in 0 .. 2. Both are shared by all layers, and bounded as in `kerple_log`.
+
+    Source: Chi et al. (2022), arXiv:2205.09921, section 4; starting values and bounds from the authors' code.
+    Beyond training length: defined everywhere; far keys get ever less weight, as with ALiBi.
+    Checked against: plain loops from the paper's equation; ALiBi, where the exponent is 1.
+    """
+
+    name = "kerple_power"
+    starts = 1.0, 2.0
+    most = math.inf, 2.0
+
+    def kernel(self, distance: Tensor, r2: Tensor) -> Tensor:
+        return distance**r2
+
+
+class T5Bias(Encoding):
+    """T5's bucketed relative bias: each head learns a number per bucket of distances, the same in every layer.
+
+        logits_ij = q_i·k_j / sqrt(d) + E[bucket(i - j), h]
+        bucket(r) = r                                                             for r < n/2
+        bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))   otherwise
+
+    E starts normal, with deviation d_model^-1/2. AdamW moves a number by at most about the learning rate per
+    update, so that E would stay small in short trainings: its learning rate is `rate` times that of others.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"
+    (2020), arXiv:1910.10683, section 2.1, the causal form of the decoder, with the 1/sqrt(d) that T5 leaves out.
+    Beyond training length: defined everywhere; far distances look alike, buckets never met stay untrained.
+    Checked against: transformers T5Attention, x-transformers RelativePositionBias.
+    """
+
+    name = "t5"
+
+    def __init__(
+        self, shape: Shape, num_buckets: Annotated[int, Ge(2)] = 32, max_distance: int = 128, rate: Positive = 10.0
+    ) -> None:
+        super().__init__(shape)
+        self.expect(2 * max_distance > num_buckets, "max_distance", max_distance, "more than half of num_buckets")
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.table = nn.Parameter(torch.empty(num_buckets, shape.n_heads).normal_(std=shape.d_model**-0.5))
+        self.rates = {} if rate == 1 else {"table": rate}
+
+    def remarks(self) -> list[str]:
+        trained = self.shape.train_length
+        exceeds = f"t5: max_distance {self.max_distance} exceeds train_length {trained}: the last ones stay untrained"
+        return [f"{exceeds}; encoding.max_distance={trained} trains all"] if self.max_distance > trained else []
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        return F.embedding(self.bucket(distance), self.table).movedim(-1, 0)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Return bucket numbers of distances of any shape, computed in fp32 as T5 does."""
+        exact = self.num_buckets // 2
+        r = distance.float().clamp(min=0)
+        growth = torch.log(r.clamp(min=exact) / exact) / math.log(self.max_distance / exact)
+        far = exact + (growth * (self.num_buckets - exact)).long()
+        return torch.where(r < exact, r.long(), far.clamp(max=self.num_buckets - 1))
+
+
+class Sandwich(Encoding):
+    """Sandwich: the inner product of sinusoidal positions, as a bias.
+
+        logits_ij = q_i·k_j / sqrt(d) + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),   h = 1 .. H, D = `width`
+
+    Source: Chi et al., "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis"
+    (2022), arXiv:2212.10356, appendix E, as meta-pytorch/attention-gym has it: waves are counted from p = 0.
+    Beyond training length: defined everywhere; it falls slowly with distance, and loss usually stays flat.
+    Checked against: plain loops, and the inner products of transformers DistilBERT's sinusoidal positions.
+    """
+
+    strength: Tensor
+
+    def __init__(self, shape: Shape, width: int = 128) -> None:
+        super().__init__(shape)
+        self.expect(width >= 2 and width % 2 == 0, "width", width, "an even number of at least 2")
+        self.frequencies = rotary.frequencies(width, 10000.0)
+        strength = shape.n_heads / (8 * torch.arange(1, shape.n_heads + 1, dtype=torch.float32))
+        self.register_buffer("strength", strength, persistent=False)
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        parts = torch.split(distance.flatten(), 2**16)  # whose angles take D/2 fp64 numbers each
+        total = torch.cat([rotary.angles(part, self.frequencies).cos().sum(-1) for part in parts])
+        return by_head(self.strength, distance) * total.float().to(distance.device).view(distance.shape)
+
+
+class DynamicBias(Encoding):
+    """A network turns distances into biases (continuous position bias), the same in all layers.
+
+        logits_ij = q_i·k_j / sqrt(d) + f(s(i - j))_h,   s(r) = sign(r)·ln(1 + |r|)   or, with `log: false`, r itself
+
+    f is 1 -> width -> ... -> H with SiLU and `depth` hidden layers, by default a quarter of the model's width wide.
+
+    Source: Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution" (2021), arXiv:2111.09883, in
+    one dimension; the network as in x-transformers (Swin's has one hidden layer of 512, ReLU).
+    Beyond training length: defined everywhere; the network goes on as a line or so past the inputs that it met.
+    Checked against: x-transformers DynamicPositionBias, and its network run at each pair.
+    """
+
+    name = "dynamic_bias"
+
+    def __init__(
+        self, shape: Shape, log: bool = True, width: Count | None = None, depth: Annotated[int, Ge(1), Le(100)] = 2
+    ) -> None:
+        super().__init__(shape)
+        self.log = log
+        width = width or max(1, shape.d_model // 4)
+        hidden = [nn.Sequential(nn.Linear(width if at else 1, width), nn.SiLU()) for at in range(depth)]
+        self.network = nn.Sequential(*hidden, nn.Linear(width, shape.n_heads))
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        inputs = distance.sign() * distance.abs().log1p() if self.log else distance.float()
+        bias: Tensor = self.network(inputs[..., None])
+        return bias.movedim(-1, 0)
+
+
+class FIRE(Encoding):
+    """FIRE, functional interpolation for relative positions: a network of shares of the longest distance.
+
+        logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,      psi(r) = ln(|c r| + 1)
+
+    f is 1 -> 32 -> H with ReLU; f, c (0.1 at first) and a multiplier of the threshold (1 at first) are learned, per
+    layer. Up to the threshold, which is a quarter of train_length or `null`, all of it, only the distance matters.
+
+    Source: Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers" (2023),
+    arXiv:2310.04418, section 3, with a threshold of 512 of 2048 tokens.
+    Beyond training length: defined everywhere; inputs stay within the trained range.
+    Checked against: the network run on each pair in a plain loop, and worked arguments.
+    """
+
+    def __init__(self, shape: Shape, threshold: Positive | Literal["quarter"] | None = "quarter") -> None:
+        super().__init__(shape)
+        self.threshold = shape.train_length / 4 if threshold == "quarter" else float(threshold or shape.train_length)
+        self.c = nn.Parameter(torch.full((shape.n_layers,), 0.1))
+        self.multiplier = nn.Parameter(torch.ones(shape.n_layers))
+        self.networks = nn.ModuleList(
+            nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, shape.n_heads)) for _ in range(shape.n_layers)
+        )
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        c, threshold = self.c[layer.index], (self.multiplier[layer.index] * self.threshold).abs()
+        longest = torch.maximum(layer.positions[:, layer.rows, None], threshold)
+        shares = _psi(layer.distance, c) / (_psi(longest, c) + 1e-6)  # (1|B, Tq, Tk)
+        return _network(cast("nn.Sequential", self.networks[layer.index]), shares).movedim(0, 1)
+
+
+def _psi(distance: Tensor, c: Tensor) -> Tensor:
+    return (c * distance).abs().log1p()
+
+
+def _network(network: nn.Sequential, shares: Tensor) -> Tensor:
+    """Return a layer's network of shares (*S), (H, *S), at a lower cost: 33 straight pieces between 32 kinks."""
+    first, last = cast("nn.Linear", network[0]), cast("nn.Linear", network[2])
+    weight, bias = first.weight[:, 0], first.bias
+    # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
+    kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
+    middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
+    active = (middles[:, None] * weight + bias > 0).to(weight.dtype)  # (33, 32): which units are on in which piece
+    slopes, intercepts = (active * weight) @ last.weight.mT, (active * bias) @ last.weight.mT + last.bias  # (33, H)
+    piece = torch.searchsorted(kinks, shares.detach()).flatten()
+
+    def each(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing
+        return table.mT.gather(1, piece.expand(table.shape[1], -1)).view(-1, *shares.shape)
+
+    return each(slopes) * shares + each(intercepts)
+
+
+class GrapeA(Encoding):
+    """GRAPE-A: a penalty linear in distance, at a slope that keys or queries gate.
+
+        logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij,   m_h ALiBi's slopes
+        G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both
+
+    u and v are normalised to length 1, and softplus(ω) starts at 1.
+
+    Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, as the authors' code
+    has it (model-architectures/GRAPE: grape-a-keygated, -querygated, -querykeygated), without its norm of q and k.
+    Beyond training length: defined everywhere; far keys get ever less weight unless gates close, as with ALiBi.
+    Checked against: plain loops from the equation.
+    """
+
+    name = "grape_a"
+    slopes: Tensor
+
+    def __init__(self, shape: Shape, gate: Literal["key", "query", "both"] = "key") -> None:
+        super().__init__(shape)
+        self.register_buffer("slopes", torch.tensor(default_slopes(shape.n_heads)), persistent=False)
+        self.strength = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1)))  # softplus 1
+        size = shape.n_layers, shape.n_heads, shape.head_dim
+        self.query = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "key" else None
+        self.key = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "query" else None
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Tensor]:  # the slopes by query and key, (B, H, T)
+        slopes = (self.slopes * F.softplus(self.strength[layer.index]))[:, None]
+
+        def gated(x: Tensor, directions: Tensor | None) -> Tensor:
+            if directions is None:
+                return x.new_zeros(x.shape[:-1])
+            along = F.normalize(directions[layer.index], dim=-1)[..., None]
+            return slopes * F.softplus((x @ along).squeeze(-1) * self.shape.head_dim**-0.5)
+
+        return [gated(q, self.query), gated(k, self.key)]
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        queries, keys = layer.state
+        slopes = queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys]
+        return -layer.distance[:, None].abs() * slopes

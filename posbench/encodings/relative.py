@@ -1,0 +1,252 @@
+"""Attention between words and vectors of positions or distances: Shaw, Transformer-XL, DeBERTa, TUPE, Inkling."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings import rope as rotary
+from posbench.encodings.absolute import check_whole
+from posbench.encodings.base import Encoding, Layer, Shape, part_of
+from posbench.encodings.distance import T5Bias
+from posbench.errors import UserError
+from posbench.options import Above1, Count
+
+
+class Shaw(Encoding):
+    """Relative position representations (Shaw et al.): a learned vector per clipped distance, for keys and for values.
+
+        logits_ij = q_i·(k_j + a_r) / sqrt(d),   output_i = sum over j of α_ij (v_j + b_r),   r = clip(j - i, -K, K)
+
+    a and b are shared by the heads and separate per layer. With a causal mask only rows that look back are used.
+
+    Source: Shaw et al., "Self-Attention with Relative Position Representations" (2018), arXiv:1803.02155.
+    Beyond training length: defined everywhere; distances beyond K are one class, as in training.
+    Checked against: transformers Wav2Vec2-BERT (keys); plain loops from the paper (values).
+    """
+
+    def __init__(self, shape: Shape, max_distance: Count = 16, values: bool = True) -> None:
+        super().__init__(shape)
+        self.max_distance = max_distance
+        size = (shape.n_layers, 2 * max_distance + 1, shape.head_dim)
+        self.keys = nn.Parameter(torch.randn(size) * 0.02)
+        self.values = nn.Parameter(torch.randn(size) * 0.02) if values else None
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        by_row = q @ self.keys[layer.index].mT * self.logit_scale  # (B, H, Tq, 2K+1)
+        if layer.consecutive and layer.causal:  # all but the last K keys are K or more back
+            far, near, _ = by_row.tensor_split((1, 1 + self.max_distance), dim=-1)
+            return _laid_out(near - far, k.shape[2]) + far
+        return by_row.gather(-1, self._table_rows(layer).expand(*q.shape[:3], -1))
+
+    def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
+        if self.values is None:
+            return super().attend(logits, v, layer)
+        weights, table = logits.softmax(-1), self.values[layer.index]
+        out = weights @ v.to(weights.dtype)
+        if layer.consecutive and layer.causal:
+            far, near, _ = table.tensor_split((1, 1 + self.max_distance))
+            return out + _diagonals(weights, self.max_distance) @ (near - far) + far  # the weights of a row sum to 1
+        bins = weights.new_zeros(*weights.shape[:-1], len(table))
+        return out + bins.scatter_add(-1, self._table_rows(layer).expand_as(weights), weights) @ table
+
+    def _table_rows(self, layer: Layer) -> Tensor:
+        """Return the table row of each pair, (1|B, 1, Tq, Tk): row 0 is K or more back, row K the query itself."""
+        furthest = self.max_distance
+        return ((-layer.distance).clamp(-furthest, furthest).round().long() + furthest)[:, None]
+
+
+# Rows with one number too many, read as rows without it, each begin one place later than the row before.
+def _laid_out(near: Tensor, keys: int) -> Tensor:
+    """Return values (B, H, Tq, K) for the K keys up to each of the last queries as (B, H, Tq, keys), 0 elsewhere."""
+    batch, heads, rows, width = near.shape
+    wide = F.pad(near, (keys - rows, rows)).flatten(2)[..., :-rows]
+    return wide.view(batch, heads, rows, -1)[..., width - 1 :]
+
+
+def _diagonals(x: Tensor, width: int) -> Tensor:
+    """Return of x (B, H, Tq, Tk) the last `width` keys up to each of the last queries: (B, H, Tq, width)."""
+    batch, heads, rows, keys = x.shape
+    wide = F.pad(F.pad(x, (width - 1, 0)).flatten(2), (0, rows))
+    return wide.view(batch, heads, rows, -1)[..., keys - rows : keys - rows + width]
+
+
+class TransformerXL(Encoding):
+    """Transformer-XL's relative attention: queries meet the content of keys and a sinusoid of their distance.
+
+        logits_ij = [(q_i + u_h)·k_j + (q_i + v_h)·(W_h rho_(i-j))] / sqrt(d),   rho_r = [sin f_p r | cos f_p r]
+
+    f_p = base^(-2p/D), p = 0 .. D/2-1 with D the width of the model; u, v (H, d) and W (H, d, D) are learned per
+    layer. With [a | b] = Wᵀ(q_i + v), a sinusoid of i - j splits into a product of D channels, whose key side
+    depends only on j:
+
+        a sin(f i - f j) + b cos(f i - f j) = (a sin f i + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
+
+    Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context" (2019),
+    arXiv:1901.02860, section 3.3. Without its memory of earlier segments and its clamping of far distances.
+    Beyond training length: defined everywhere; distances never trained have sinusoids never seen.
+    Checked against: transformers XLNet; plain loops from the paper at positions that jump.
+    """
+
+    name = "transformer_xl"
+
+    def __init__(self, shape: Shape, base: Above1 = 10000.0) -> None:
+        super().__init__(shape)
+        if shape.d_model % 2:
+            raise UserError(f"d_model is {shape.d_model}: {self.name} has as many sines as cosines and needs it even")
+        self.base = base
+        heads = (shape.n_layers, shape.n_heads, shape.head_dim)
+        self.content = nn.Parameter(torch.randn(heads) * 0.02)  # u
+        self.position = nn.Parameter(torch.randn(heads) * 0.02)  # v
+        self.projection = nn.Parameter(torch.randn(*heads, shape.d_model) * 0.02)  # W
+
+    def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sines and cosines of positions, (1|B, 1, T, D/2) each."""
+        angles = rotary.angles(positions, rotary.frequencies(self.shape.d_model, self.base))
+        turns = rotary.turns(angles, positions.device)
+        return turns.imag, turns.real
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return q + self.content[layer.index, :, None], k
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        """Return the sides of the position term, of queries (B, H, T, D), scaled, and of keys (1|B, 1, T, D)."""
+        sine, cosine = layer.tables
+        projected = (q + self.position[layer.index, :, None]) * self.logit_scale @ self.projection[layer.index]
+        a, b = projected.chunk(2, dim=-1)
+        return torch.cat((a * sine + b * cosine, b * sine - a * cosine), -1), torch.cat((cosine, sine), -1)
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        queries, keys = layer.state
+        return queries[:, :, layer.rows] @ part_of(keys, layer.keys).mT
+
+
+class DeBERTa(Encoding):
+    """DeBERTa's disentangled attention: content and position are two vectors, of whose products three are kept.
+
+        logits_ij = [q_i·k_j + q_i·(K p_r) + (Q p_r)·k_j] / sqrt(3d),   r = clip(i - j, -S, S - 1)
+
+    The 2S vectors p are shared by all layers; Q and K map them into each layer's heads. With `num_buckets` b (v2
+    and v3: 256) S is b; distances up to b/2 have their own vectors, and farther ones share:
+
+        bucket(r) = sign(r)·(b/2 + ceil((b/2 - 1)·ln(2|r|/b) / ln(2(max_distance - 1)/b)))   for |r| > b/2
+
+    Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention" (2020), arXiv:2006.03654,
+    section 3, with the last term at i - j, as in the authors' code. Without `share_att_key`, biases, and its
+    absolute positions.
+    Beyond training length: defined everywhere; distances beyond S, by default the training length, are one class.
+    Checked against: transformers DeBERTa-v2, with and without buckets.
+    """
+
+    def __init__(self, shape: Shape, max_distance: Count | None = None, num_buckets: int | None = None) -> None:
+        super().__init__(shape)
+        self.max_distance = max_distance or shape.train_length
+        fits = num_buckets is None or (num_buckets % 2 == 0 and 4 <= num_buckets < self.max_distance)
+        self.expect(fits, "num_buckets", num_buckets, f"an even number from 4 to below {self.max_distance}, or null")
+        self.num_buckets, self.span = num_buckets, num_buckets or self.max_distance
+        heads = (shape.n_layers, shape.n_heads, shape.head_dim, shape.d_model)
+        self.table = nn.Parameter(torch.randn(2 * self.span, shape.d_model) * 0.02)  # p
+        self.keys, self.queries = (nn.Parameter(torch.randn(heads) * 0.02) for _ in "KQ")
+
+    @property
+    def logit_scale(self) -> float:
+        return float((3 * self.shape.head_dim) ** -0.5)
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        return q  # before anything around this encoding scales them
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        q, whole = part_of(layer.state, layer.rows), layer.distance.round()
+        rows = (whole if self.num_buckets is None else self.bucket(whole)).long() + self.span
+        rows = rows.clamp(0, 2 * self.span - 1)[:, None].expand(*q.shape[:3], -1)
+        to_position = q @ (self.table @ self.keys[layer.index].mT).mT  # (B, H, Tq, 2S)
+        from_position = k @ (self.table @ self.queries[layer.index].mT).mT  # (B, H, Tk, 2S)
+        return (to_position.gather(-1, rows) + from_position.gather(-1, rows.mT).mT) * self.logit_scale
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Return signed bucket numbers of whole distances of any shape, computed in fp32 as DeBERTa does."""
+        middle = self.span // 2
+        far = distance.abs().float().clamp(min=middle)
+        growth = (far / middle).log() / torch.tensor((self.max_distance - 1) / middle).log()
+        beyond = distance.sign() * ((growth * (middle - 1)).ceil() + middle)
+        return torch.where(distance.abs() <= middle, distance, beyond)
+
+
+class TUPE(Encoding):
+    """TUPE: transformers with untied positional encoding, where words attend to words and positions to positions.
+
+        logits_ij = [q_i·k_j + (Q n_i)·(K n_j)] / sqrt(2d) + b_(i-j),   n_i = LayerNorm(p_i)
+
+    The train_length vectors p, the normalisation and Q, K (with biases) are shared by all layers. With `relative`,
+    the paper's TUPE-R, b is T5's bucketed bias, with T5's defaults and one table for all layers; without it,
+    TUPE-A, 0.
+
+    Source: Ke, He and Liu, "Rethinking Positional Encoding in Language Pre-training" (2020), arXiv:2006.15595,
+    section 3; the normalisation and the biases are the authors' code's. Without its untying of [CLS].
+    Beyond training length: undefined, since p has no further vectors; such inputs are refused.
+    Checked against: plain loops from the paper; the bias, transformers T5Attention.
+    """
+
+    whole_positions = True
+
+    def __init__(self, shape: Shape, relative: bool = False) -> None:
+        super().__init__(shape)
+        self.max_length = shape.train_length
+        self.table = nn.Parameter(torch.randn(shape.train_length, shape.d_model) * 0.02)
+        self.norm = nn.LayerNorm(shape.d_model)
+        self.projection = nn.Linear(shape.d_model, 2 * shape.n_heads * shape.head_dim)  # Q and K
+        nn.init.normal_(self.projection.weight, std=0.02)
+        nn.init.zeros_(self.projection.bias)
+        self.relative = T5Bias(shape, rate=1.0) if relative else None
+        vars(self)["overridden"] = self.overridden - (set() if relative else {"distance_bias"})
+
+    @property
+    def logit_scale(self) -> float:
+        return float((2 * self.shape.head_dim) ** -0.5)
+
+    def make_tables(self, positions: Tensor) -> tuple[Tensor, ...]:  # of queries and keys, (1|B, H, T, Dh) each
+        check_whole(self, positions)
+        heads = self.projection(self.norm(F.embedding(positions, self.table)))
+        return heads.unflatten(-1, (2, self.shape.n_heads, -1)).transpose(1, 3).unbind(2)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        queries, keys = (table.expand(len(q), -1, -1, -1) for table in layer.tables)
+        return torch.cat((q, queries), dim=-1), torch.cat((k, keys), dim=-1)
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
+        return None if self.relative is None else self.relative.distance_bias(distance, layer)
+
+
+class ProjectedBias(Encoding):
+    """A bias that each query mixes from learned curves over distance.
+
+        logits_ij = q_i·k_j / sqrt(d) + sum_c (W_h x_i)_c · curve_c(i - j),   0 beyond `extent` distances
+
+    All heads of a layer share the curves, which end at train_length. Both factors start normal with deviation 0.02.
+
+    Source: relative logits of the Inkling model (Thinking Machines), which has no paper; read in transformers'
+    models.
+    Beyond training length: defined everywhere; keys beyond the extent carry no bias, so that all of them look
+    equally far.
+    Checked against: transformers InklingRelativeLogits and x-transformers RelativeProjPositionalBias.
+    """
+
+    name = "projected_bias"
+    whole_positions = True
+
+    def __init__(self, shape: Shape, extent: Count | None = None, curves: Count = 16) -> None:
+        super().__init__(shape)
+        self.extent = extent or shape.train_length
+        self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, curves, shape.d_model) * 0.02)
+        self.curves = nn.Parameter(torch.randn(shape.n_layers, curves, self.extent) * 0.02)
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:  # the weight of each curve, (B, H, T, curves)
+        mixtures = F.linear(self.given(layer.x, "mixes its curves by"), self.weight[layer.index].flatten(0, 1))
+        return mixtures.view(*mixtures.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        distance = layer.distance[:, None]
+        if distance.is_floating_point():
+            raise UserError(f"'{self.name}' has no bias between whole distances: expected integer positions")
+        by_distance = layer.state[:, :, layer.rows] @ self.curves[layer.index]  # (B, H, Tq, extent)
+        index = distance.clamp(0, self.extent - 1).expand(*by_distance.shape[:3], -1)
+        return by_distance.gather(-1, index).masked_fill((distance < 0) | (distance >= self.extent), 0)
