@@ -24,28 +24,16 @@ from posbench import encodings
 from posbench.encodings import register
 
 if TYPE_CHECKING:
-    from posbench.api import LoadedRun as LoadedRun
-    from posbench.api import evaluate as evaluate
-    from posbench.api import load as load
-    from posbench.api import plot as plot
-    from posbench.api import runs as runs
-    from posbench.api import sweep as sweep
-    from posbench.api import train as train
-    from posbench.encodings.base import Encoding as Encoding
-    from posbench.model.standalone import attention as attention
-    from posbench.model.standalone import attention_logits as attention_logits
-    from posbench.model.standalone import attention_output as attention_output
+    from posbench.api import LoadedRun, evaluate, load, plot, runs, sweep, train
+    from posbench.encodings.base import Encoding
+    from posbench.model.standalone import attention, attention_logits, attention_output
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    name: module
-    for module, names in {
-        "encodings.base": "Encoding",
-        "api": "LoadedRun evaluate load plot runs sweep train",
-        "model.standalone": "attention attention_logits attention_output",
-    }.items()
-    for name in names.split()
+    "encodings.base": ("Encoding",),
+    "api": ("LoadedRun", "evaluate", "load", "plot", "runs", "sweep", "train"),
+    "model.standalone": ("attention", "attention_logits", "attention_output"),
 }
 __all__ = [
     "Encoding", "LoadedRun", "attention", "attention_logits", "attention_output", "build_encoding", "encodings",
@@ -65,17 +53,13 @@ def build_encoding(
     n_kv_heads: int = 0,
     **options: Any,
 ) -> "Encoding":
-    """Build an encoding for a model shape.
+    """Build an encoding for a model shape; posbench.errors.UserError for an unknown one or for a wrong option.
 
     Args:
-        train_length: tokens.
         vocabulary: token texts by id, for encodings that read them.
         head_dim: channels of a head; 0 = d_model / n_heads.
         n_kv_heads: heads of keys and values, each shared by a group of queries' heads; 0 = n_heads.
         options: the encoding's own.
-
-    Raises:
-        posbench.errors.UserError: unknown encoding or option, or a value it does not accept.
     """
     from posbench.encodings.base import Shape
 
@@ -86,9 +70,10 @@ def build_encoding(
 def __getattr__(name: str) -> Any:
     if name == "report":  # a module that can be called
         return importlib.import_module("posbench.report")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'posbench' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"posbench.{_HOMES[name]}"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"posbench.{module}"), name)
+    raise AttributeError(f"module 'posbench' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

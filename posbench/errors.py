@@ -1,13 +1,5 @@
 """The errors a user can meet: one line each, with the exit code that belongs to it.
 
-PosbenchError            1
-    UserError            2    mistyped, out of range, not there
-        OptionError      2    an option of an encoding, by its full key
-        Undefined        2    an encoding or extension does not exist at a length; in an evaluation, a result
-        InUse           75    another process owns the run folder
-    RunFailed            1    with the reason that `run.json` records
-    Stopped      128 + signal
-
 A function whose name begins with `refuse` raises UserError for what its docstring names.
 """
 
@@ -32,8 +24,7 @@ class OptionError(UserError):
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key} {text}")
-        self.key = key
-        self.text = text
+        self.key, self.text = key, text
 
     def under(self, key: str) -> "OptionError":
         """The same error for an encoding whose options have another prefix: encoding.inner_options.base."""
@@ -85,12 +76,7 @@ def did_you_mean(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> UserError:
-    """The error about a name that does not exist: the nearest one that does, and where all are listed.
-
-    Args:
-        kind: what was expected, such as `encoding`.
-        listed: what stands in brackets at the end; all that are known unless it is given.
-    """
+    """The error about a name of a kind that does not exist: the nearest one that does, and which there are."""
     known = list(known)
     listed = listed or f"there are {', '.join(known)}"
     return UserError(f"unknown {kind} '{name}'{did_you_mean(name, known)} ({listed})")

@@ -5,6 +5,7 @@ Each computes its share of every batch and every evaluation. Rank 0 has the run 
 
 import contextlib
 import datetime
+import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -130,6 +131,8 @@ def joined(place: Place | None) -> Iterator[World]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     ours = {"timeout": _TIMEOUT, "rank": place.rank, "world_size": place.size}
     _exchange(dist.init_process_group, backend, place.url, **ours)
+    if place.rank > 0:
+        logging.getLogger("posbench").handlers = [logging.NullHandler()]
     try:
         yield World(place.rank, place.size, place.local_rank)
     except BaseException:

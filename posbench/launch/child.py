@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import signal
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +28,7 @@ def start(
     """Start a process that does work, which can be pickled, and ends with its exit code.
 
     Args:
-        environment: variables beside those of this process.
+        environment: variables beside those of this process, OMP_NUM_THREADS among them.
         output: the file for what it prints; None: it prints where this process does.
     """
     os.environ["PYTHONSAFEPATH"] = "1"  # or Python would import from the current folder, which may be a stranger's
@@ -51,11 +50,6 @@ def send(processes: Iterable[BaseProcess], number: int) -> None:
         if process.exitcode is None and process.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
-
-
-def killed_by(code: int) -> str | None:
-    """The name of the signal that a process's exit code tells of; None if it ended by itself."""
-    return signal.Signals(-code).name if code < 0 else None
 
 
 def last_words(output: Path) -> str:

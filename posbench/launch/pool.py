@@ -21,7 +21,6 @@ from posbench.run.run import Run
 from posbench.terminal.signals import stop_signals
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.5  # to look for signals; the end of a process is seen at once
 _LINE_EVERY_SECONDS = 30.0
 
 
@@ -47,7 +46,7 @@ def run(todo: list[Plan], slots: list[dict[str, str]]) -> dict[str, Status]:
                 running[process.sentinel] = process, plan, slot, before
                 status[plan.id] = states.RUNNING
                 logger.info("%s", states.line(plan, states.RUNNING, todo))
-            for ended in multiprocessing.connection.wait(list(running), timeout=POLL_SECONDS):
+            for ended in multiprocessing.connection.wait(list(running), timeout=0.5):  # which looks for signals
                 process, plan, slot, before = running.pop(ended)  # type: ignore[arg-type]
                 process.join()
                 free.append(slot)
@@ -88,12 +87,11 @@ def outcome(plan: Plan, code: int, before: dict[str, Any], received: Sequence[in
         return states.DONE
     if received:
         status = Status("stopped", "signal", "stopped before it could save")
-    elif killed := child.killed_by(code):
-        memory = ", perhaps since memory ran out" if killed == "SIGKILL" else ""
-        status = Status("failed", "signal", f"killed by {killed}{memory}")
+    elif code < 0:
+        memory = ", perhaps since memory ran out" if code == -signal.SIGKILL else ""
+        status = Status("failed", "signal", f"killed by {signal.Signals(-code).name}{memory}")
     else:
         status = Status("failed", "error", child.last_words(plan.output) or f"ended with exit code {code}")
-    # A folder that cannot be written, or that another process owns, keeps its record.
     with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
         run.finish(*status)
     return status

@@ -1,7 +1,4 @@
-"""What every run imports. A sweep's fork server imports it once: four to five CPU seconds that each run then saves.
-
-The server is a session of its own, so that a signal to the sweep's terminal or group reaches runs through the sweep.
-"""
+"""What every run imports, and a sweep's fork server once: four to five CPU seconds that each run then saves."""
 
 import os
 
@@ -13,4 +10,4 @@ import posbench.launch.run
 import posbench.terminal.console
 import posbench.training.train  # noqa: F401
 
-os.setsid()
+os.setsid()  # a signal to the sweep's terminal or group reaches runs through the sweep

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 import math
 import os
 import signal
@@ -55,9 +54,8 @@ def train(plan: Plan, restart: bool = False) -> bool:
     work = functools.partial(training.train, plan.config, plan.folder, list(plan.command), restart)
     if here or size == 1:
         with joined(here) as world:
-            _log_of_rank(world.rank)
             work(world)
-            return world.rank == 0
+        return world.rank == 0
     try:
         start(size, runtime.device, runtime.threads, work)
     except RunFailed as error:  # rank 0 knows at most that another has ended
@@ -80,9 +78,7 @@ def evaluate(folder: Path, asked: Asked) -> None:
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     """Evaluate finished runs one after the other and print their curves. A run that fails does not stop the others.
 
-    Raises:
-        UserError: a setting that one of the runs cannot meet; nothing was evaluated.
-        PosbenchError: some runs were not evaluated; with a single one, its own error.
+    Raises UserError for a setting that one of the runs cannot meet, before any is evaluated.
     """
     asked = {folder: apply(load_config(folder), overrides) for folder in folders}
     console.log_to_terminal()
@@ -107,9 +103,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
 def start(size: int, device: str, threads: int | None, work: Callable[[World], object]) -> None:
     """Do work in so many processes of this machine. Signals are passed on; when one fails, the others are ended.
 
-    Raises:
-        SystemExit: rank 0 failed, and has said why.
-        RunFailed: another rank failed, or one was killed: which, and why.
+    Raises RunFailed, which says which one failed and why; SystemExit if rank 0 has said it.
     """
     on_gpus = machine.resolve(device).type == "cuda"
     if size > (most := torch.cuda.device_count() if on_gpus else machine.cores()):
@@ -124,11 +118,10 @@ def start(size: int, device: str, threads: int | None, work: Callable[[World], o
                 job = functools.partial(_rank, Place(rank, size, rank, f"file://{shared}/store"), work)
                 output = Path(shared, f"{rank}.log") if rank else None
                 ranks.append(child.start(child.SPAWNED, job, environment, output))
-            passed_on, until = 0, math.inf
+            until = math.inf
             while any([process.exitcode is None for process in ranks]) and time.monotonic() < until:
-                for number in received[passed_on:]:
-                    passed_on += 1
-                    child.send(ranks, number)
+                while received:
+                    child.send(ranks, received.pop(0))
                 if any(process.exitcode for process in ranks):
                     until = min(until, time.monotonic() + _GRACE_SECONDS)
                 time.sleep(0.05)
@@ -140,27 +133,21 @@ def start(size: int, device: str, threads: int | None, work: Callable[[World], o
         if not (failed := sorted((code == _PEER_LOST, rank, code) for rank, code in enumerate(codes) if code)):
             return
         _, rank, code = failed[0]
-        why = child.last_words(Path(shared, f"{rank}.log"))
+        words = child.last_words(Path(shared, f"{rank}.log"))
     if rank == 0 and code > 0:
         raise SystemExit(code)
-    killed = child.killed_by(code)
-    error = RunFailed(f"rank {rank} of {size} " + (f"was killed by {killed}" if killed else f"failed: {why}"))
-    error.exit_code = 128 - code if killed else code
+    why = f"failed: {words}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+    error = RunFailed(f"rank {rank} of {size} {why}")
+    error.exit_code = code if code > 0 else 128 - code
     raise error
 
 
 def _rank(here: Place, work: Callable[[World], object]) -> None:
     """Do work as one of several processes; exit silently if another has ended: `start` says which, and why."""
     console.log_to_terminal()
-    _log_of_rank(here.rank)
     machine.keep_freed_memory()
     try:
         with joined(here) as world:
             work(world)
     except PeerLost:
         raise SystemExit(_PEER_LOST) from None
-
-
-def _log_of_rank(rank: int) -> None:
-    if rank > 0:
-        logging.getLogger("posbench").handlers = [logging.NullHandler()]

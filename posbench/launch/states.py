@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from posbench.errors import UserError
 from posbench.launch.plans import Plan
-from posbench.run.rows import PLAIN, evaluation_rows, newest_of_split, number, training_rows
+from posbench.run.rows import PLAIN, evaluation_rows, newest_of_split, training_rows
 from posbench.run.run import ADDING, load_config, load_record
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ def status(plan: Plan) -> Status:
     A run that is done counts as running while rows are added, and as failed where `reason` says that this ended early.
     """
     recorded = record(plan)
-    name, reason, message = str(recorded.get("status", "waiting")), recorded.get("reason"), recorded.get("message")
+    name, reason = str(recorded.get("status", "waiting")), recorded.get("reason")
     if name == "done" and reason is not None:
         name = "running" if reason == ADDING else "failed"
-    return Status(name, reason, message)
+    return Status(name, reason, recorded.get("message"))
 
 
 def is_trained(plan: Plan) -> bool:
@@ -55,12 +55,6 @@ def is_finished(plan: Plan) -> bool:
         return is_trained(plan) and load_config(plan.folder).evaluation == plan.config.evaluation
     except UserError:
         return False
-
-
-def progress(plan: Plan) -> tuple[int, float | None]:
-    """Updates made and the newest training loss in nats per token."""
-    rows = [row for row in training_rows(plan.folder) if "train/loss" in row]
-    return (int(rows[-1]["step"]), number(rows[-1]["train/loss"])) if rows else (0, None)
 
 
 def loss_at_train_length(plan: Plan) -> float | None:
@@ -78,9 +72,8 @@ def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
     counts = Counter(each.name for each in status.values())
     logger.info("%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
     for plan in (plan for plan in todo if status[plan.id] == RUNNING):
-        step, loss = progress(plan)
-        shown = "-" if loss is None else f"{loss:.3f}"
-        logger.info("  %s: step %s/%s, loss %s", plan.id, step, plan.config.training.steps, shown)
+        last = (training_rows(plan.folder) or [{"step": 0}])[-1]
+        logger.info("  %s: step %s of %s", plan.id, last["step"], plan.config.training.steps)
 
 
 def log_failures(todo: list[Plan], status: Mapping[str, Status]) -> None:

@@ -16,7 +16,6 @@ import torch
 
 from posbench import machine
 from posbench.config.overrides import OF_A_SWEEP, read, split
-from posbench.data import paths
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, pool, slurm, states, tuning
@@ -47,8 +46,6 @@ def sweep(
         slurm_options: for sbatch; missing runs are submitted as one array, and nothing is run here.
 
     Raises:
-        UserError: a mistake in the arguments; nothing was run.
-        Stopped: a signal; what was running has saved itself.
         PosbenchError: some runs failed; all others are done.
     """
     own = {key: text for key, text in map(split, arguments) if key in OF_A_SWEEP}
@@ -86,14 +83,8 @@ def sweep(
 
 
 def cost(todo: list[Plan]) -> str:
-    """The commands of plans that are not finished, one per line, then how many runs and tokens those are.
-
-    Raises:
-        UserError: as `paths.local_files`.
-    """
+    """The commands of plans that are not finished, one per line, then how many runs and tokens those are."""
     left = [plan for plan in todo if not states.is_finished(plan)]
-    for data in {plan.config.data.path: plan.config.data for plan in left if plan.config.data.path}.values():
-        paths.local_files(data)
     to_train = [plan for plan in left if not (states.is_trained(plan) and checkpoint.every(plan.folder))]
     tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in to_train)
     commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
@@ -140,19 +131,14 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     one for each of them. More runs than GPUs share these in turn.
     """
     runtime = todo[0].config.runtime
-    processes = runtime.processes or 1
-    fit, gpus = max(1, machine.cores() // (runtime.threads or 1) // processes), [dict[str, str]()]
-    if machine.resolve(runtime.device).type != "cpu":
-        gpus = _gpus(processes) if runtime.device in ("auto", "cuda") else gpus
-        fit = len(gpus)
+    each, gpus = runtime.processes or 1, [dict[str, str]()]
+    on_cpu = machine.resolve(runtime.device).type == "cpu"
+    if not on_cpu and runtime.device in ("auto", "cuda"):
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+        groups = [names[first : first + each] for first in range(0, len(names) - each + 1, each)]
+        gpus = [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups] or gpus
+    fit = max(1, machine.cores() // (runtime.threads or 1) // each) if on_cpu else len(gpus)
     n_slots = n_jobs or min(len(todo), fit)
-    threads = {"OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * processes))}
+    threads = {"OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * each))}
     return pool.run(todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)])
-
-
-def _gpus(each: int) -> list[dict[str, str]]:
-    """Environments that confine runs to `each` GPUs of their own: one for every run that fits."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
-    groups = [names[first : first + each] for first in range(0, len(names) - each + 1, each)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups] or [{}]

@@ -27,8 +27,7 @@ PAYS_FROM = 2e14
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     """The learning rate of update `step` (from 0) of `total`: a pure function, so resuming cannot lose it.
 
-    Linear warm-up, then a cosine down to `final_learning_rate` x peak; or a constant whose last `decay_fraction`
-    falls linearly to it.
+    Linear warm-up, then a cosine down to `final_learning_rate` x peak; or a constant whose last `decay_fraction` falls.
     """
     warmup, final = training.warmup_steps, training.final_learning_rate
     if step < warmup:
@@ -113,20 +112,17 @@ class Outcome(NamedTuple):
     """The result of an update, possibly still being computed on CUDA: reading it waits, nothing else does."""
 
     step: int
-    rate: float
     # Loss, gradient norm, whether an update failed up to this one, whether this was left out; then processes' signals.
     numbers: Tensor
     arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
     learner: Learner
 
     def read(self) -> tuple[float, float]:
-        """The mean loss in nats per scored token and the gradient norm before clipping.
-
-        From now on the world knows which signals its processes had received.
+        """The mean loss in nats per scored token and the gradient norm before clipping; now the world hears of signals.
 
         Raises:
-            RunFailed: the loss or the gradient is not finite. The weights are as they were before the update, whatever
-                updates were begun after it.
+            RunFailed: one of them is not finite. The weights are as they were before the update, whatever was begun
+                after it.
         """
         if self.arrived is not None:
             self.arrived.synchronize()
@@ -134,9 +130,7 @@ class Outcome(NamedTuple):
         self.learner.world.hear(signals)
         if self.learner.scale is not None and not math.isfinite(norm):
             failed = failed or self.learner.scale.get_scale() < 1  # else a smaller scale may mend it
-        hint = "a lower training.learning_rate usually helps"
-        if self.step == 0:
-            hint = "before any update, so not by the learning rate: check what the encoding's hooks compute"
+        hint = "a lower training.learning_rate usually helps" if self.step else "check the encoding's hooks"
         for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
             if not math.isfinite(number):
                 raise RunFailed(f"{what} is {number} at step {self.step + 1}: {hint}", reason="diverged")
@@ -151,9 +145,6 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     Args:
         batch: the whole batch; of several processes, the rows of this one (`batches.own_rows`).
         step: number of the update, from 0; random positions are drawn from it.
-
-    Raises:
-        ValueError: no label of the batch is scored.
     """
     if not batch.n_scored:
         raise ValueError(f"the batch of step {step + 1} has no label that is scored")
@@ -176,7 +167,7 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     if numbers.device.type == "cuda":
         numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-    return Outcome(step, rate, numbers, arrived, learner)
+    return Outcome(step, numbers, arrived, learner)
 
 
 def tell_progress(model: nn.Module, done: float) -> None:

@@ -66,11 +66,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     with signals_as_errors():  # the text comes first: a mistake in it leaves no folder behind
         tokens = world.after_first(lambda: prepare(config.data, config.runtime.cache))
     if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
-        expected = f"data.tokenizer={config.start.run}/{TOKENIZER}"
-        raise UserError(f"the text has another tokenizer than the run that training begins from: expected {expected}")
-    where = Where(
-        str(chosen), machine.dtype_name(dtype), threads, world.size, compiled=is_compiled(config, device, world)
-    )
+        raise UserError(f"expected data.tokenizer={config.start.run}/{TOKENIZER}, that of the run that it begins from")
+    where = Where(str(chosen), machine.dtype_name(dtype), threads, world.size, is_compiled(config, device, world))
     with (
         Run.open(folder, config, command, restart=restart) if first else contextlib.nullcontext() as run,
         signals_as_errors(),
@@ -150,8 +147,6 @@ def fit(
     evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
     """Train to the token budget from wherever the run stands; returns the number of updates made now.
-
-    All processes of a run make these calls in this order.
 
     Args:
         run: None in a process beyond the first.
