@@ -228,11 +228,6 @@ def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
         assert all(line.startswith(start) for line, start in zip(said, expected, strict=True))
 
 
-def test_a_dry_run_refuses_a_text_that_a_run_would_refuse() -> None:
-    with pytest.raises(UserError, match="no file matches 'nowhere"):
-        sweep.sweep(["encoding=rope", "data.path=nowhere.txt"], dry_run=True)
-
-
 # -- running -----------------------------------------------------------------------------------------------------------
 
 ONE = {"OMP_NUM_THREADS": "1"}
