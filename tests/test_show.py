@@ -144,7 +144,7 @@ def test_without_its_text_a_run_says_why(run: Path) -> None:
         (["rope", "bse=100"], None, None, "did you mean 'base'"),
         (["base=100", "rope"], None, None, "expected the name of an encoding"),
         (["alibi", "base=100"], None, None, "'alibi' has no option 'base'.*did you mean to choose 'rope'"),
-        (["{run}", "base=3"], None, None, "is a run with fixed options"),
+        (["{run}", "base=3"], None, None, "unknown encoding"),
         (["{run}/.."], None, None, r"is not a run folder: it has no config\.yaml"),
         (["{run}"], "a b", "a,b", "unknown encoding"),
         (["rope"], PHRASE, None, "go together"),

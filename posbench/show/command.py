@@ -34,32 +34,30 @@ def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, wor
     if (phrase is None) != (words is None):
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
     torch.set_num_threads(1)  # more gain nothing at these sizes, and are twenty times as slow beside a sweep
-    if phrase is None or words is None:
-        pictures = [_picture(*typed) for typed in split(names)]
-    else:
+    if phrase and words:
         pictures = [panels.moving(dict(builder(*typed) for typed in split(names)), phrase, words)]
+    else:
+        pictures = [_picture(*typed) for typed in split(names)]
     files.write(png, charts.drawn(draw(pictures), "png"))
     print(png)
 
 
 def _picture(name: str, options: list[str]) -> Picture:
-    folder = of_id(Path(name))
-    if name in encodings.names() or not folder.is_dir():
-        return panels.picture(*builder(name, options))
-    if options:
-        raise UserError(f"{name} is a run with fixed options: give {options[0]} after the name of an encoding")
     from posbench.show import trained
 
+    folder = of_id(Path(name))
+    if name in encodings.names() or options or not folder.is_dir():
+        return panels.picture(*builder(name, options))
     return trained.picture(folder)
 
 
 def split(words: list[str]) -> list[tuple[str, list[str]]]:
-    """Split words into names, each with the key=value words after it; UserError if one of these comes first."""
+    """Split words into names, each with the key=value words after it."""
     asked: list[tuple[str, list[str]]] = []
     for word in words:
         if "=" not in word:
             asked.append((word, []))
-        elif not asked or word.startswith("encoding="):
+        elif not asked:
             raise UserError(f"'{word}': expected the name of an encoding, then its options, as in rope base=100")
         else:
             asked[-1][1].append(word.removeprefix("encoding."))
@@ -88,11 +86,10 @@ def draw(pictures: Sequence[Picture]) -> charts.Picture:
             title = f"{picture.title} (dotted: training length, {picture.train_length})"
             part.suptitle(title, fontsize=10, weight="bold", wrap=True)
             lines = [
-                line for p in picture.panels for line in [*p.curves.values(), *([] if p.image is None else p.image)]
+                line for p in picture.panels for line in (*p.curves.values(), *(() if p.image is None else p.image))
             ]
-            for axes, panel in itertools.zip_longest(
-                part.subplots(height, columns, squeeze=False).flat, picture.panels
-            ):
+            every = part.subplots(height, columns, squeeze=False).flat
+            for axes, panel in itertools.zip_longest(every, picture.panels):
                 if panel is None:
                     axes.set_axis_off()
                     continue

@@ -32,16 +32,13 @@ DISTANCE = "distance in tokens"
 
 
 def build(name: str, options: Mapping[str, Any], shape: Shape, draw: bool = True) -> Encoding:
-    """Build an encoding, always the same, with raw codes (scale 1) and, unless `draw` is false, learned tables drawn.
-
-    Maps that read the contents (in `prepare`, or networks in submodules) keep their initial values, which are random.
-    """
+    """Build an encoding, always the same, with raw codes (scale 1) and, if `draw`, learned tables drawn."""
     options = ({"scale": 1.0} if "scale" in encodings.options_of(name) else {}) | dict(options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = encodings.build(name, shape, options)
-        for parameter_name, parameter in encoding.named_parameters(recurse=False) if draw else ():
-            if parameter.dim() > 1 and (parameter_name == "table" or "prepare" not in encoding.hooks):
+        for key, parameter in encoding.named_parameters(recurse=False) if draw else ():
+            if parameter.dim() > 1 and (key == "table" or "prepare" not in encoding.hooks):  # no maps of contents
                 torch.nn.init.normal_(parameter)
     return encoding
 
@@ -72,7 +69,7 @@ def turned(encoding: Encoding, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return a query and a key of ones after `rotate`, in the first head: (1, T) to (T, anything) each."""
     length, shape = positions.shape[-1], encoding.shape
     ones = torch.ones(1, shape.n_heads, length, shape.head_dim)
-    x = _tokens(1, shape.d_model).expand(-1, length, -1)
+    x = random(1, 1, shape.d_model, seed=1).expand(-1, length, -1)
     used, layer = encoding.at(make_layer(encoding, positions, x=x))
     q, k = used.rotate(ones, ones, layer)
     return q[0, 0], k[0, 0]
@@ -90,27 +87,24 @@ def code(encoding: Encoding, positions: Tensor) -> Tensor:
 
 
 def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
-    """Return what the last query's logits get from position alone, all tokens being alike, from the margin on.
-
-    (1, T) to (contents, H, T - `MARGIN`).
-    """
+    """Return what the last query's logits get from position alone, tokens being alike: (contents, H, T - MARGIN)."""
     length, shape = positions.shape[-1], encoding.shape
-    q, k = _tokens(2 * CONTENTS, shape.head_dim)[:, None].expand(-1, shape.n_heads, length, -1).chunk(2)
-    x = _tokens(CONTENTS, shape.d_model).expand(-1, length, -1)
-    _, logits, _ = pairs_of(encoding, q, k, x, positions, last=1)
+    q, k = random(2 * CONTENTS, 1, shape.head_dim, seed=1)[:, None].expand(-1, shape.n_heads, length, -1).chunk(2)
+    x = random(CONTENTS, 1, shape.d_model, seed=1).expand(-1, length, -1)
+    logits = pairs_of(encoding, q, k, x, positions, last=1)[1]
     return (logits - q[..., -1:, :] @ k.mT * used_in(encoding).logit_scale)[..., 0, MARGIN:]
 
 
-def _tokens(count: int, width: int) -> Tensor:
-    """Return random tokens (count, 1, width), the same at every call."""
-    return torch.randn(count, 1, width, generator=torch.Generator().manual_seed(1))
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """Return normal numbers, the same at every call."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def pairs_of(
     encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, layer: int = 0, last: int | None = None,
     window: int | None = None, sinks: int = 0,
-) -> tuple[Layer, Tensor, Tensor]:  # fmt: skip
-    """Return a layer with the rows at hand, by the definition, and their logits and weights (B, H, last or T, keys).
+) -> tuple[Layer, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return a layer with its rows, their logits, weights, and what is added to logits, (B, H, last or T, keys) each.
 
     Under a normaliser of the encoding's own the weights are the outputs for identity matrices as values, and the logits
     their logarithms.
@@ -118,8 +112,9 @@ def pairs_of(
     described = make_layer(encoding, positions, layer, x)
     used, q, k, v, block = whole_block(encoding, q, k, torch.zeros_like(q), described, window, sinks, last)
     logits = logits_by_rows(used, q, k, block, narrower(window, used.window), sinks)
+    plain = q @ k.mT * used.logit_scale
     if "attend" not in used.hooks:
-        return block, logits, logits.softmax(-1)
+        return block, logits, logits.softmax(-1), logits - plain
     (keys, width), parts = v.shape[-2:], []
     nothing = used.attend(logits, torch.zeros_like(v), block)
     for start in range(0, keys, width):
@@ -127,8 +122,9 @@ def pairs_of(
         parts.append(used.attend(logits, values, block) - nothing)
     weights = torch.cat(parts, dim=-1)[..., :keys]
     shares = weights / weights.sum(-1, keepdim=True)  # with a sink, weights sum to less than 1
-    renormalised = not torch.allclose(shares, logits.softmax(-1), atol=1e-5)
-    return block, weights.clamp(min=torch.finfo(weights.dtype).tiny).log() if renormalised else logits, weights
+    if not torch.allclose(shares, logits.softmax(-1), atol=1e-5):
+        logits = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+    return block, logits, weights, logits - plain
 
 
 def by_distance(pairs: Tensor, layer: Layer, length: int) -> Tensor:
@@ -139,17 +135,20 @@ def by_distance(pairs: Tensor, layer: Layer, length: int) -> Tensor:
 
 
 def read(encoding: Encoding, tokens: Tensor, bare: bool = False) -> tuple[Tensor, ...]:
-    """Embed tokens (B, T, D): q, k, v (B, H, T, Dh) under random projections that are always the same, x, positions.
-
-    Args:
-        bare: leave out what the encoding adds to the input.
-    """
+    """Embed tokens (B, T, D), bare or encoded: q, k, v under projections that are always the same, x, positions."""
     shape, positions = encoding.shape, positions_of(encoding, tokens.shape[1])
     x = encoding.embed(tokens, positions, torch.zeros(tokens.shape[:2], dtype=torch.long))
     x = x - input_code(encoding, positions) if bare and "embed" in hooks_of(encoding) else x
-    weights = torch.randn(3, 1, shape.d_model, shape.d_model, generator=torch.Generator().manual_seed(0))
-    q, k, v = (x @ (weights / shape.d_model**0.5)).unflatten(-1, (shape.n_heads, -1)).transpose(2, 3)
+    weights = random(3, 1, shape.d_model, shape.d_model) / shape.d_model**0.5
+    q, k, v = (x @ weights).unflatten(-1, (shape.n_heads, -1)).transpose(2, 3)
     return q, k, v, x, positions
+
+
+def change(encoding: Encoding, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits of tokens less those without encoding, and their weights, (B, H, T, T) each."""
+    (q, k, _, x, positions), (bare_q, bare_k, *_) = (read(encoding, tokens, bare) for bare in (False, True))
+    _, logits, weights, _ = pairs_of(encoding, q, k, x, positions)
+    return logits - bare_q @ bare_k.mT * used_in(encoding).logit_scale, weights
 
 
 # -- panels ------------------------------------------------------------------------------------------------------------
@@ -179,7 +178,7 @@ def picture(label: str, build: Build) -> Picture:
     """Return the panels of an encoding; UserError if `SHAPE` does not fit it."""
     encoding = build(SHAPE)
     added = [_added(encoding)] if hooks_of(encoding) & PAIRWISE else []
-    untrained = ", untrained: random parameters" if any(True for _ in encoding.parameters()) else ""
+    untrained = ", untrained: random parameters" if [*encoding.parameters()] else ""
     return Picture(label + untrained, [*of_positions(encoding), *added, _attention(encoding)])
 
 
@@ -224,9 +223,8 @@ def _added(encoding: Encoding) -> Panel:
 def _attention(encoding: Encoding) -> Panel:
     """Draw the mean weight by distance for random tokens under random projections; 1 is an even share."""
     length = positions_of(encoding, 2 * encoding.shape.train_length).shape[1]
-    tokens = torch.randn(SAMPLES, length, encoding.token_dim(), generator=torch.Generator().manual_seed(0))
-    q, k, _, x, positions = read(encoding, tokens)
-    rows, _, weights = pairs_of(encoding, q, k, x, positions, last=QUERIES)
+    q, k, _, x, positions = read(encoding, random(SAMPLES, length, encoding.token_dim()))
+    rows, _, weights, _ = pairs_of(encoding, q, k, x, positions, last=QUERIES)
     shares = by_distance(weights * torch.arange(1, length + 1)[rows.rows, None], rows, length)
     curves = {"mean over heads": shares.mean((0, 1))[: length - QUERIES + 1].numpy()}
     return Panel("Mean attention, random tokens", DISTANCE, "times an even share", curves, log=True)
@@ -237,11 +235,7 @@ def _attention(encoding: Encoding) -> Panel:
 
 @torch.no_grad()
 def moving(builds: Mapping[str, Build], phrase: str, pair: str) -> Picture:
-    """Return what position adds to the logit of two words, `daughter,called`, as their phrase moves along a sentence.
-
-    Raises:
-        UserError: these are not two words of the phrase, or it is as long as the training length.
-    """
+    """Return what position adds to the logit of two words, `daughter,called`, as their phrase moves."""
     words, both, panels = phrase.lower().split(), [word.strip() for word in pair.lower().split(",")], []
     if unknown := next((word for word in both if word not in words), None):
         raise UserError(f"'{unknown}' is not a word of the phrase{did_you_mean(unknown, words)}")
@@ -260,12 +254,9 @@ def moved(encoding: Encoding, words: list[str], key: int, query: int, length: in
     The phrase begins at 0, 4, 8 ... of a sentence of random tokens. Equal words are equal random vectors.
     """
     width, added = encoding.token_dim(), np.full(length, np.nan)
-    vectors = [torch.randn(width, generator=torch.Generator().manual_seed(zlib.crc32(w.encode()))) for w in words]
-    sentence = torch.randn(1, length, width, generator=torch.Generator().manual_seed(0))
+    vectors, sentence = [random(width, seed=zlib.crc32(w.encode())) for w in words], random(1, length, width)
     for start in range(0, min(length, encoding.max_length or length) - len(words) + 1, 4):
         tokens = sentence[:, : encoding.max_length].clone()
         tokens[0, start : start + len(words)] = torch.stack(vectors)
-        (q, k, _, x, positions), (bare_q, bare_k, *_) = (read(encoding, tokens, bare) for bare in (False, True))
-        logits = pairs_of(encoding, q, k, x, positions)[1] - bare_q @ bare_k.mT * used_in(encoding).logit_scale
-        added[start + query] = logits[0, 0, start + query, start + key]
+        added[start + query] = change(encoding, tokens)[0][0, 0, start + query, start + key]
     return added

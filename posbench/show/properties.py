@@ -61,11 +61,7 @@ def said(row: Row, name: str) -> str:
 
 @torch.no_grad()
 def measure(words: list[str] | None = None) -> pd.DataFrame:
-    """Return a row of numbers per encoding; UserError for an unknown name or option.
-
-    Args:
-        words: names, each followed by its options (rope base=100); None: all encodings.
-    """
+    """Return a row of numbers per encoding; words are names, each followed by its options. None: all encodings."""
     rows = []
     for label, build in [command.builder(*typed) for typed in command.split(words or encodings.names())]:
         rows.append({"encoding": label, **_numbers(build(SHAPE, draw=False), build(SHAPE))})
@@ -73,13 +69,18 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
 
 
 def _numbers(initial: Encoding, encoding: Encoding) -> dict[str, float | str]:
-    gaps = torch.cdist(code := _input_code(encoding, LENGTH), code)
+    code, raw = (
+        panels.input_code(each, panels.positions_of(each, length))
+        if "embed" in panels.hooks_of(each)
+        else torch.full((length, 1), math.nan)
+        for each, length in ((encoding, LENGTH), (initial, SHAPE.train_length))
+    )
+    gaps = torch.cdist(code, code)
     vectors = panels.code(encoding, torch.arange(2 * LENGTH)[None])
     differences = (vectors[:, None] - vectors).norm(dim=-1).fill_diagonal_(math.inf)
     moved = panels.moved(encoding, ["a", "phrase", "with", "the", "query", "and", "its", "key"], 4, 7, LONGEST)
-    tokens = _random(encoding, 2 * LENGTH)[None]
+    tokens = panels.random(1, 2 * LENGTH, encoding.token_dim())
     longer = _output(encoding, tokens)[:, :, :LENGTH] - _output(encoding, tokens[:, :LENGTH])
-    raw = _input_code(initial, SHAPE.train_length)
     return {
         "order": _order(encoding),
         "unique": float(differences.min()),  # of two codes
@@ -94,17 +95,6 @@ def _numbers(initial: Encoding, encoding: Encoding) -> dict[str, float | str]:
     }
 
 
-def _input_code(encoding: Encoding, length: int) -> Tensor:
-    """Return the code of the input (T, D); NaN if there is none."""
-    if "embed" not in panels.hooks_of(encoding):
-        return torch.full((length, 1), math.nan)
-    return panels.input_code(encoding, panels.positions_of(encoding, length))
-
-
-def _random(encoding: Encoding, length: int = LENGTH) -> Tensor:
-    return torch.randn(length, encoding.token_dim(), generator=torch.Generator().manual_seed(0))
-
-
 def _output(encoding: Encoding, tokens: Tensor, last: int | None = None) -> Tensor:
     """Return what a causal layer makes of tokens (B, T, D): (B, 1, last or T, D)."""
     q, k, v, x, positions = panels.read(encoding, tokens)
@@ -116,7 +106,8 @@ def _order(encoding: Encoding) -> float:
     first, second = torch.triu_indices(LENGTH - 1, LENGTH - 1, offset=1)
     index, rows = torch.arange(LENGTH).repeat(len(first) + 1, 1), torch.arange(len(first))
     index[rows, first], index[rows, second] = second, first
-    outputs = torch.cat([_output(encoding, _random(encoding)[batch], last=1) for batch in torch.split(index, 32)])
+    tokens = panels.random(LENGTH, encoding.token_dim())
+    outputs = torch.cat([_output(encoding, tokens[batch], last=1) for batch in torch.split(index, 32)])
     changes = (outputs[:-1] - outputs[-1]).abs().flatten(1).amax(-1)
     return float((changes > 1e-6 * outputs[-1].abs().max()).double().mean())
 
@@ -136,12 +127,10 @@ def _continuous(encoding: Encoding) -> float:
 
 def _purpose(encoding: Encoding) -> str:
     """Compare logits, and outputs at equal weights, with those of no encoding."""
-    tokens = _random(encoding)[None]
-    q, k, _, x, positions = panels.read(encoding, tokens)
-    bare_q, bare_k, bare_v, *_ = panels.read(encoding, tokens, bare=True)
-    _, logits, weights = panels.pairs_of(encoding, q, k, x, positions)
-    change = logits - bare_q @ bare_k.mT * panels.used_in(encoding).logit_scale
+    tokens = panels.random(1, LENGTH, encoding.token_dim())
+    change, weights = panels.change(encoding, tokens)
     change = torch.where(torch.isfinite(change), change, math.nan)
-    acts = {"scores": change - change.nanmean(-1, keepdim=True), "values": _output(encoding, tokens) - weights @ bare_v}
+    values = _output(encoding, tokens) - weights @ panels.read(encoding, tokens, bare=True)[2]
+    acts = {"scores": change - change.nanmean(-1, keepdim=True), "values": values}
     acting = [name for name, change in acts.items() if change.abs().nan_to_num().max() > 1e-5]
     return "both" if len(acting) == 2 else "".join(acting) or "neither"

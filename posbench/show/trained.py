@@ -15,7 +15,6 @@ from posbench.data import tokens as data
 from posbench.errors import UserError
 from posbench.model.attention import attention, make_layer
 from posbench.model.gpt import GPT
-from posbench.model.standalone import whole_block
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config, load_record
 from posbench.show import panels
@@ -75,9 +74,7 @@ def _by_distance(model: GPT, ids: Tensor) -> Tensor:
 
         def attend(q: Tensor, k: Tensor, v: Tensor, read: Tensor, layer: int = layer) -> Tensor:
             last = max(1, min(QUERIES, length // 8))
-            rows, logits, weights = panels.pairs_of(encoding, q, k, read, positions, layer, last, window, sinks)
-            bare = whole_block(encoding, q, k, v, described.replace(index=layer, x=read), last=last)
-            added = logits - bare[1] @ bare[2].mT * bare[0].logit_scale
+            rows, _, weights, added = panels.pairs_of(encoding, q, k, read, positions, layer, last, window, sinks)
             means.append(panels.by_distance(torch.cat([added, weights]), rows, length))
             return attention(encoding, q, k, v, described.replace(index=layer, x=read), window, sinks)
 
