@@ -11,7 +11,7 @@ import yaml
 
 from posbench import tasks
 from posbench.config import compose, overrides, schema
-from posbench.config.shipped import choices, configs_dir, nested
+from posbench.config.shipped import NESTED, choices, configs_dir
 from posbench.listing import comments
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", types.NoneType: "`null`"}
@@ -83,7 +83,7 @@ def _page() -> str:
         said = {f"{section}.{key}": text for key, text in _said(section).items()} | train
         parts.append(table(_rows(cls, f"{section}.", defaults, said)))
         if section == "data":
-            parts += [_task(name, path) for name, path in nested(section).items()]
+            parts += [_task(name, path) for name, path in choices(section, pattern=NESTED).items()]
     parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep")]
     parts.append(_WITHOUT_SECTION + _words())
     return "\n".join(part for part in parts if part)

@@ -13,7 +13,7 @@ import torch
 from fake_study import demo_config
 
 from posbench import machine
-from posbench.config.schema import Config, from_container
+from posbench.config.schema import Config, validate
 
 _OFFLINE = Path(__file__).with_name("offline")
 
@@ -88,7 +88,8 @@ def template() -> Config:
 @pytest.fixture
 def tiny_config() -> Config:
     """A configuration whose model runs in milliseconds; tests replace what they are about."""
-    return from_container(
+    return validate(
+        Config,
         {
             "study": "test",
             "seed": 0,

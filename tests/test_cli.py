@@ -144,12 +144,12 @@ train encoding=all | did you mean 'glob(*)'?
 train tracking=off | did you mean 'none'? (choices: none, tensorboard, wandb)
 train tracking=offline | did you mean 'tracking.mode=offline'?
 train model=gtp | unknown model 'gtp': did you mean 'gpt'? (choices: gpt, llama, qwen3)
-train data=_base | unknown data '_base': a file or folder of your own is data.path=
+train data=_base | unknown data '_base' (a text of your own is data.path=
 train rope | cannot read 'rope': did you mean 'encoding=rope'?
 sweep six | cannot read 'six': did you mean 'sweep=six'?
 train foo | cannot read 'foo': expected key=value, such as encoding=alibi or seed=1
 train ~encoding | cannot read '~encoding'
-train +experiment=demo | unknown key '+experiment': keys have no sign here, experiment=demo
+train +experiment=demo | unknown key '+experiment': did you mean 'experiment'?
 train encodin=rope | unknown key 'encodin': did you mean 'encoding'?
 train training.learning_rat=3 | did you mean 'training.learning_rate'?
 train protocl=fixed_target | unknown key 'protocl': did you mean 'protocol'?
@@ -158,12 +158,12 @@ train nothing.at_all=1 | unknown key 'nothing.at_all' ('posbench train --cfg' sh
 train hydra/launcher=joblib | unknown key 'hydra/launcher'
 train lr=3 | unknown key 'lr' (it is training.learning_rate)
 train block_size=3 | (it is training.train_length)
-train epochs=3 | (a budget is in tokens: training.tokens; a step has 
-train optimizer.name=adam | (the optimizer is AdamW, set by training.learning_rate, betas, 
-train model.dropout=0.1 | (the models have no dropout
+train epochs=3 | (it is training.tokens: a step has 
+train optimizer.name=adam | (it is AdamW, set by training.learning_rate, betas, 
+train model.dropout=0.1 | (it is not in these models
 train wandb=offline | (it is tracking: 
 train tune=true | unknown key 'tune' (it is for posbench sweep)
-sweep encoding=rope seeds=5 | (several seeds are a list: posbench sweep seed=0,1,2,3,4 or 
+sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4 or 
 train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
 train data.path=a.txt,b.txt | 'posbench sweep' runs each of them (several files as one text are a folder or a glob)
 train seed=abc | seed is 'abc': expected a whole number
@@ -172,29 +172,28 @@ train seed=true | seed is 'true': expected a whole number
 train training.tokens=1M | training.tokens is '1M': expected a whole number, such as 1e6
 train study=null | study is null: expected text
 train study=../x | study is '../x': expected letters, digits,
-train data.name=??? | data.name has no value: give it one, data.name=...
-train model.norm=layernrm | expected layernorm or rmsnorm, did you mean 'layernorm'?
-train protocol=fixed | evaluation.protocols is 'fixed': expected fixed_target or nonoverlap
-train runtime.compile=maybe | runtime.compile is 'maybe': expected true or false or auto
+train data.name=??? | Missing mandatory value: data.name
+train model.norm=layernrm | expected 'layernorm' or 'rmsnorm', did you mean 'layernorm'?
+train protocol=fixed | evaluation.protocols is 'fixed': expected 'fixed_target', 'nonoverlap' or
+train runtime.compile=maybe | runtime.compile is 'maybe': expected True, False or 'auto'
 train model.d_model=99 | model.d_model is 99: it does not divide among 4 heads, nearest: 96 or 100
-train model.attention.sinks=1 | expected model.attention.window beside it
+train model.attention.sinks=1 | expected model.attention.window
 train training.tokens=10 | training.tokens is 10: expected at least 2048, one update
 train training.betas=[0.9,1] | training.betas is 1: expected less than 1
 train training.betas=[0.9] | training.betas is [0.9]: expected two numbers, such as [0.9,0.95]
-train ratio=2,1 | evaluation.ratios is [2.0, 1.0]: expected ascending numbers
+train ratio=2,1 | evaluation.ratios is [2.0, 1.0]: expected each once, and numbers ascending
 train targets=65 | evaluation.targets is 65: expected at most training.train_length, 64
-train length=0 | length is 0: expected lengths in tokens, such as 32,128
+train length=0 | length is 0: expected lengths in tokens, such as 128,256
 train device=gpu | runtime.device is 'gpu', which this machine does not have (here: auto, 
 train processes=3 | does not divide among 3 processes, nearest: 30 or 33
-train encoding.name=alibi | it is chosen with its options, encoding=alibi
+train encoding.name=alibi | unknown key 'encoding.name' (it is chosen with its options
 train encoding.base=-1 | encoding.base is -1 for 'rope'
 train encoding.bse=2 | 'rope' has no option 'bse'
 train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes; did you mean to choose 'rope'?
 sweep encoding=rope,alibi encoding.base=1,2 | 'posbench sweep encoding=rope encoding.base=1,2 study=NAME' and '
-train data.source=text | it is chosen with its options, data=text
-train data.column=body | data.column is 'body', which data=builtin does not read: data=text and data=hub
+train data.source=text | (it is chosen with its options: encoding=alibi, data=text
 train data=wikitext-2 data.path=a.txt | data.path is 'a.txt', which data=hub does not read: data=text does
-train data=wikitext-2 data.dataset=x/y | another data set is data=hub data.dataset=x/y
+train data=wikitext-2 data.dataset=x/y | another one is data=hub data.dataset=x/y
 train training.tokens=${training.foo} | training.foo
 """
 
@@ -448,7 +447,7 @@ def test_evaluate_takes_studies_and_one_run_that_fails_does_not_stop_the_others(
     capsys.readouterr()
     for word, message in {
         "lenght=32": "unknown key 'lenght': did you mean 'length'?",
-        "training.tokens=5": "unknown key 'training.tokens' (evaluate takes ",
+        "training.tokens=5": "unknown key 'training.tokens'",
         "at_tokens=5": "unknown key 'evaluation.at_tokens'",
         "offsets=5": "evaluation.offsets is [5]: expected []: they are for tasks",
         "length": "cannot read 'length'",

@@ -13,7 +13,7 @@ import yaml
 from posbench.config import compose, identity, overrides, schema
 from posbench.config.external import load_saved
 from posbench.config.overrides import apply
-from posbench.config.schema import Config, TrainingConfig, from_container, to_container
+from posbench.config.schema import Config, DataConfig, to_container, validate
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import UserError
 
@@ -230,7 +230,7 @@ def test_every_number_has_bounds_that_its_message_names(tiny_config: Config, key
             section = section[part]
         section[name] = [value, 0.9][: 2 if name == "betas" else 1] if isinstance(section[name], list) else value
         with pytest.raises(UserError) as caught:
-            from_container(plain)
+            validate(Config, plain)
             pytest.fail(f"{key}={value} is taken")
         assert re.search(rf"{name} .*(\d|number)", str(caught.value)) and "\n" not in str(caught.value)
 
@@ -256,13 +256,13 @@ TEXT = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
 
 
 @dataclasses.dataclass(frozen=True)
-class LaterTraining(TrainingConfig):
-    dropout: float = 0.0
+class LaterData(DataConfig):
+    shuffle: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class LaterConfig(Config):
-    training: LaterTraining
+    data: LaterData
 
 
 def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,15 +271,13 @@ def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: p
     assert before.id == at_the_former_rate("encoding=rope").id == "rope-s0-21bc4a21"
     of_before, asked = to_container(composed(*TEXT, "data.test_pieces=null")), composed(*TEXT)
     del of_before["data"]["test_pieces"]
-    assert from_container(of_before).id == "rope-s0-5165727c" != asked.id  # which splits the text otherwise
-    monkeypatch.setattr(schema, "Config", LaterConfig)
-    monkeypatch.setitem(identity.LATER, "training.dropout", 0.0)
-    monkeypatch.setitem(identity.LATER_OPTIONS, "rope.partial", None)
-    later = from_container(to_container(before))
-    assert isinstance(later, LaterConfig) and later.encoding.options["partial"] is None
-    assert later.id == before.id and from_container(to_container(later)) == later
-    dropout = dataclasses.replace(later, training=dataclasses.replace(later.training, dropout=0.1))
-    assert dropout.id != before.id
+    assert validate(Config, of_before).id == "rope-s0-5165727c" != asked.id  # which splits the text otherwise
+    monkeypatch.setitem(identity.LATER["data"], "shuffle", False)
+    monkeypatch.setitem(identity.LATER_OPTIONS, "rope", {"partial": None})
+    later = validate(LaterConfig, to_container(before))
+    assert not later.data.shuffle and later.encoding.options["partial"] is None
+    assert later.id == before.id and validate(LaterConfig, to_container(later)) == later
+    assert dataclasses.replace(later, data=dataclasses.replace(later.data, shuffle=True)).id != before.id
 
 
 # An encoding, its options | those whose default changed, at the former one | its name from before, a literal.
@@ -311,7 +309,7 @@ def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_tod
     saved = to_container(before)
     for option in former:  # files of before lack what was not given
         saved["encoding"].get("inner_options", {}).pop(option.partition("=")[0].rpartition(".")[2], None)
-    assert from_container(saved) == before
+    assert validate(Config, saved) == before
 
 
 def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs() -> None:
@@ -322,7 +320,7 @@ def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs(
     saved = to_container(now)
     layers = [{"name": "fire"}, {"name": "dape", "inner": "fire", "inner_options": {}}]
     saved["encoding"]["inner_options"] = {"layers": layers}
-    before = from_container(saved)
+    before = validate(Config, saved)
     first, second = before.encoding.options["inner_options"]["layers"]
     assert first["threshold"] is None and second["inner_options"]["threshold"] is None
     assert before.id == "temperature-s0-32c64441"

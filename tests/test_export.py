@@ -18,7 +18,7 @@ import yaml
 
 import posbench
 from posbench import encodings
-from posbench.config.schema import Config, from_container, to_container
+from posbench.config.schema import Config, to_container, validate
 from posbench.data import tokenizer as tokenizers
 from posbench.errors import UserError
 from posbench.huggingface import export
@@ -55,7 +55,7 @@ def configured(template: Config, encoding: dict[str, Any], block: dict[str, Any]
     plain["encoding"] = encoding
     plain["model"] |= block or {}
     plain["training"] |= {"train_length": 24, "tokens": 8 * 24 * 4}
-    return from_container(plain)
+    return validate(Config, plain)
 
 
 def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer | None = None) -> Path:

@@ -116,17 +116,15 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
 
 # Words | the error.
 REFUSED = """
-data=task/copy | expected problems (experiment=tasks brings them), since the data is a task
-evaluation=problems | expected fixed_target or nonoverlap (evaluation=extrapolation), since the data is text
+data=task/copy | expected problems (experiment=tasks)
+evaluation=problems | expected fixed_target or nonoverlap, since the data is text
 data=task/cpoy experiment=tasks | did you mean 'task/copy'?
 data=task/copy experiment=tasks data.task.longest=30 | of length 30 and data.offset=0 take 62 tokens
 data=task/copy experiment=tasks data.offset=1 | of length 20 and data.offset=1 take 43 tokens
 data=task/copy experiment=tasks data.task.vocabulary=1 | data.task.vocabulary is 1 for 'copy'
-data=task/copy experiment=tasks data.task.name=sort | it is chosen with its options, data=task/copy
+data=task/copy experiment=tasks data.task.name=sort | it is chosen with its options
 data=task/copy experiment=tasks tasks=repeat | probes are of text
 data=task/copy experiment=tasks length=128 | give ratio=2,4
-data=task/copy experiment=tasks data.tokenizer=bytes | which data=task does not read
-data.offset=1 | data=task/copy does
 """
 
 

@@ -12,27 +12,25 @@ if TYPE_CHECKING:
 
 
 def encoding_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Encoding":
-    """The encoding of a configuration. Raises UserError if an option is wrong, or the file of its class is another.
+    """Build the encoding of a configuration, with token texts by id, if there is a tokenizer.
 
-    Args:
-        vocabulary: token texts by id; none before there is a tokenizer.
+    Raises:
+        UserError: an option is wrong, or the file of its class is another.
     """
     from posbench.encodings.base import Shape  # torch comes with it
 
-    model, length, asked = config.model, config.original_length, config.encoding
+    model, asked = config.model, config.encoding
     if asked.file:
         from posbench.encodings.own import from_file
 
         encodings.register(from_file(asked.file, asked.file_sha256)[0])
-    kv_heads = model.n_kv_heads or 0
-    shape = Shape(
-        model.d_model, model.n_heads, model.n_layers, length, vocabulary, model.token_rms, n_kv_heads=kv_heads
-    )
+    sizes = (model.d_model, model.n_heads, model.n_layers, config.original_length)
+    shape = Shape(*sizes, vocabulary, model.token_rms, n_kv_heads=model.n_kv_heads or 0)
     return encodings.build(asked.name, shape, asked.options)
 
 
 def build_encoding(config: Config) -> "Encoding":
-    """The same, alone a few megabytes; whoever asks draws the same random numbers afterwards."""
+    """Build the same for a look at it: whoever asks draws the same random numbers afterwards."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -40,9 +38,9 @@ def build_encoding(config: Config) -> "Encoding":
 
 
 def task_of(data: DataConfig) -> Task:
-    """The task of data that is one. Raises UserError for an unknown task and for an option that is wrong."""
-    assert data.task is not None
-    return tasks.build(data.task["name"], {key: value for key, value in data.task.items() if key != "name"})
+    """Build the task of data that is one. Raises UserError for an unknown task and for an option that is wrong."""
+    options = dict(data.task or {})
+    return tasks.build(options.pop("name"), options)
 
 
 def check_task(config: Config) -> None:

@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,26 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings, installed
 from posbench.config import start, suggest
 from posbench.config.built import build_encoding, check_task
-from posbench.config.identity import spelt, with_paths, written_out
+from posbench.config.identity import is_there, spelt, with_paths, written_out
 from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, ratios, value, values
-from posbench.config.schema import Config, from_container
+from posbench.config.schema import Config, validate
 from posbench.config.shipped import GROUPS, configs_dir, every
 from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
-_SOURCES = {"data.path": "text", "data.dataset": "hub"}  # a key that chooses the data which reads it
+_SOURCES = {"path": "text", "dataset": "hub"}  # a key of the data that chooses the source which reads it
 _OPEN = ("encoding.", "data.task.", "data.splits.")  # where encodings, tasks and data sets have keys of their own
+_WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")  # chosen by groups alone
 Folders = tuple[Path, ...]  # where YAML files are beside ours, the first one above the others
 
 
 def configs(words: list[str], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
-    """Every combination of the values in key=value words, each as words of its own, with its configuration.
+    """Return every combination of the values in key=value words, as words of its own, with its configuration.
 
     Args:
         config_dir: a folder of further groups and files.
@@ -51,23 +51,21 @@ def configs(words: list[str], config_dir: Path | None = None) -> list[tuple[list
 
 
 def single(words: list[str], config_dir: Path | None = None) -> Config:
-    """The configuration of one run; arguments as `configs`."""
+    """Return the configuration of one run; arguments as `configs`."""
     axes, folders = _axes(words, config_dir)
     for key, texts in axes.items():
         if len(texts) > 1:
             hint = " (several files as one text are a folder or a glob)" if key == "data.path" else ""
-            wrong = f"{key}={','.join(texts)} gives several values"
-            raise UserError(f"{wrong}: 'posbench sweep' runs each of them{hint}")
+            raise UserError(f"{key}={','.join(texts)} gives several values: 'posbench sweep' runs each of them{hint}")
     return _config({key: text for key, (text,) in axes.items()}, folders)
 
 
 def _axes(words: list[str], config_dir: Path | None) -> tuple[dict[str, list[str]], Folders]:
-    """The values of each typed key, and where YAML files are."""
+    """Return the values of each typed key, and where YAML files are."""
     folders = _folders(config_dir)
-    begins = any(word.startswith(f"{start.KEY}=") and word != f"{start.KEY}=null" for word in words)
-    given = pairs([start.spelt(word) for word in words] if begins else words)
+    given = pairs(words)
     axes = {key: values(key, text, every(key, folders) if key in GROUPS else ()) for key, text in given.items()}
-    return axes | ({start.KEY: start.runs(given[start.KEY])} if begins else {}), folders
+    return axes | ({start.KEY: start.runs(given[start.KEY])} if start.KEY in given else {}), folders
 
 
 def _refuse_mixed_options(axes: dict[str, list[str]]) -> None:
@@ -84,11 +82,8 @@ def _refuse_mixed_options(axes: dict[str, list[str]]) -> None:
             )
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def _folders(config_dir: Path | None) -> Folders:
-    """Where YAML files are beside ours: the user's own folder, and those of installed packages."""
+    """Return where YAML files are beside ours: the user's own folder, and those of installed packages."""
     if config_dir:
         _composed.cache_clear()  # its files may have changed
         if not config_dir.is_dir():
@@ -104,118 +99,108 @@ def _folders(config_dir: Path | None) -> Folders:
 
 @functools.lru_cache(maxsize=128)  # all encodings; Hydra takes a tenth of a second for each
 def _composed(chosen: tuple[str, ...], folders: Folders) -> DictConfig:
-    """What Hydra makes of the chosen files. A caller's own Hydra is there again afterwards."""
+    """Return what Hydra makes of the chosen files. A caller's own Hydra is there again afterwards."""
     theirs = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     search = ",".join(json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders)
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(configs_dir()), job_name="posbench"):
-            return compose("train", overrides=[*([f"hydra.searchpath=[{search}]"] if folders else []), *chosen])
+            return compose("train", overrides=[f"hydra.searchpath=[{search}]", *chosen])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise UserError(_first_line(error)) from None
+        raise UserError(_line(error)) from None
     finally:
         GlobalHydra.instance().hydra = theirs
 
 
-def _first_line(error: BaseException) -> str:
-    """The first line of the innermost error: Hydra and OmegaConf write several, and this one says what is wrong."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key} has no value: give it one, {error.full_key}=..."
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    inner = error.__cause__
-    return f"{line.rstrip('.:')}: {_first_line(inner)}" if isinstance(inner, OmegaConfBaseException) else line
+def _line(error: BaseException | None) -> str:
+    """Return an error as one line: of Hydra and OmegaConf, which write several, the first of the innermost."""
+    while isinstance(error, OmegaConfBaseException | HydraException) and error.__cause__:
+        error = error.__cause__
+    text = str(error).strip()
+    return " ".join(text.split()) if isinstance(error, yaml.YAMLError) else text.partition("\n")[0]
 
 
 # -- one configuration -------------------------------------------------------------------------------------------------
 
 
 def _config(given: dict[str, str], folders: Folders) -> Config:
-    """The checked configuration of typed values by their full keys."""
-    chosen = {key: text for key, text in given.items() if key in GROUPS}
-    cfg = _choose(chosen, folders)
-    for key, source in _SOURCES.items():
-        if "data" not in given and given.get(key, "null") != "null" and cfg.data.get("source") != source:
-            cfg = _choose({**chosen, "data": source}, folders)
-    begins = value(start.KEY, given.get(start.KEY, "null"))
-    if begins is not None:
-        start.begun(cfg, begins, given)
-    chosen_data = copy.copy(cfg.get("data"))
+    """Return the checked configuration of typed values by their full keys."""
+    groups = {key: text for key, text in given.items() if key in GROUPS}
+    cfg = _choose(groups, folders)
+    for name, source in _SOURCES.items():
+        if "data" not in given and given.get(f"data.{name}", "null") != "null" and cfg.data.get("source") != source:
+            cfg = _choose({**groups, "data": source}, folders)
+    if (run := value(start.KEY, given.get(start.KEY, "null"))) is not None:
+        start.begun(cfg, run, given)
+    chosen = cfg.data.get("dataset")
     for key, text in given.items():
-        if key not in (*GROUPS, LENGTH, start.KEY):
-            _check_key(key, text, cfg)
-            try:
-                OmegaConf.update(cfg, key, value(key, text), merge=True)
-            except (OmegaConfBaseException, ValueError) as error:
-                raise UserError(f"{key}={text}: {_first_line(error)}") from None
-    _name_data(chosen_data, cfg.get("data"), given)
-    config: Config = with_paths(from_container(written_out(_plain(cfg))))
-    config.data.refuse_unread()
+        if key in (*GROUPS, LENGTH, start.KEY):
+            continue
+        if key in _WITH_OPTIONS or (key not in KEYS and not key.startswith(_OPEN)):
+            raise suggest.unknown_key(key, [*KEYS, *GROUPS], WORDS)
+        try:
+            OmegaConf.update(cfg, key, value(key, text), merge=True)
+        except (OmegaConfBaseException, ValueError) as error:
+            raise UserError(f"{key}={text}: {_line(error)}") from None
+    plain = _plain(cfg)
+    data, dataset = plain["data"], str(plain["data"]["dataset"])
+    if chosen not in (None, dataset) and "data.name" not in given and not is_there(dataset):
+        raise UserError(
+            f"data.dataset is {dataset}, not '{data['name']}': another one is data=hub data.dataset={dataset}"
+        )
+    if data["name"] == data["source"] == "hub":
+        data["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(dataset).name).strip("._-")[:128]
+    for name, source in _SOURCES.items():
+        if data[name] and data["source"] != source:
+            wrong = f"data.{name} is {data[name]!r}, which data={data['source']} does not read"
+            raise UserError(f"{wrong}: data={source} does")
+    config = validate(Config, with_paths(written_out(plain)))
     if LENGTH in given:
-        lengths = ratios(value(LENGTH, given[LENGTH]), config)
+        lengths = tuple(ratios(value(LENGTH, given[LENGTH]), config))
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=lengths))
-    build_encoding(config)  # its options are checked where they are declared
+    build_encoding(config)  # which checks its options
     if config.start:
         start.check(config, config.start)
     check_task(config)
     return config
 
 
-def _choose(chosen: dict[str, str], folders: Folders) -> DictConfig:
-    """A composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
-    name = chosen.get("encoding", "")
-    own = name not in every("encoding", folders) and (encodings.PLACE.fullmatch(name) or name in encodings.names())
-    files = {group: choice for group, choice in chosen.items() if group != "encoding" or not own}
+def _choose(groups: dict[str, str], folders: Folders) -> DictConfig:
+    """Return a composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
+    files, own = dict(groups), None
+    name = groups.get("encoding", "")
+    if name not in every("encoding", folders) and (encodings.PLACE.fullmatch(name) or name in encodings.names()):
+        own = _signature(files.pop("encoding"))
     for group, choice in files.items():
         if choice not in (known := every(group, folders)):
             raise suggest.unknown_choice(group, choice, known)
     cfg = copy.deepcopy(_composed(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
     OmegaConf.set_struct(cfg, False)
-    if own:  # a class without a file: its signature is its YAML
-        source = {}
-        if encodings.PLACE.fullmatch(name):
-            from posbench.encodings.own import from_file  # torch comes with it
-
-            path, _, cls_name = name.rpartition(".py")
-            path = spelt(f"{path}.py")
-            cls, digest = from_file(path + cls_name)
-            name, source = encodings.register(cls).name, {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
-        options = encodings.options_of(name).items()
-        plain = {key: "???" if default is inspect.Parameter.empty else default for key, default in options}
-        cfg.encoding = OmegaConf.create({"name": name, **plain, **source})
+    if own:
+        cfg.encoding = own
     return cfg
 
 
-def _check_key(key: str, text: str, cfg: DictConfig) -> None:
-    """Refuse a key that does not exist, or that is chosen with all that belongs to it."""
-    for name, choice in {"encoding.name": text, "data.task": "task/copy", "data.source": text}.items():
-        if key in (name, f"{name}.name"):
-            raise UserError(f"'{key}={text}': it is chosen with its options, {name.partition('.')[0]}={choice}")
-    if key.startswith("encoding.") and (option := key.split(".")[1]) not in cfg.encoding:
-        name = str(cfg.encoding.name)
-        if option not in encodings.options_of(name):  # the encoding itself checks what is nested in it
-            encodings.reject_option(name, option)
-    elif key not in KEYS and not key.startswith(_OPEN):
-        raise suggest.unknown_key(key, [*KEYS, *GROUPS], WORDS)
+def _signature(name: str) -> DictConfig:
+    """Return the options of a class that has no YAML, by its name or path/to/file.py:Class."""
+    source = {}
+    if match := encodings.PLACE.fullmatch(name):
+        from posbench.encodings.own import from_file  # torch comes with it
 
-
-def _name_data(chosen: Any, now: Any, given: Collection[str]) -> None:
-    """Refuse another data set under the name of the chosen one; give a data set of the hub its own name."""
-    dataset, here = chosen.get("dataset"), str(now.get("dataset"))
-    if dataset and here != dataset and "data.name" not in given and not Path(here).expanduser().is_dir():
-        known = f"'{chosen.get('name')}' is '{dataset}' or a folder with a copy of it"
-        raise UserError(f"data.dataset is {here!r}, but {known}: another data set is data=hub data.dataset={here}")
-    if now.get("name") == now.get("source") == "hub" and now.get("dataset"):
-        now["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(here).name).strip("._-")[:128] or "hub"
+        path = spelt(match[1])
+        cls, digest = from_file(path + name.removeprefix(match[1]))
+        name, source = encodings.register(cls).name, {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
+    options = encodings.options_of(name).items()
+    plain = {key: "???" if default is inspect.Parameter.empty else default for key, default in options}
+    return OmegaConf.create({"name": name, **plain, **source})
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved configuration as a dictionary; UserError for a missing value or an interpolation that is refused."""
+    """Return the resolved configuration; UserError for a missing value or an interpolation that is refused."""
     # Functions such as `${oc.env:...}` would put secrets into records.
     if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
         raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
     try:
         return dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
-        raise UserError(_first_line(error)) from None
+        raise UserError(_line(error)) from None

@@ -1,15 +1,11 @@
-"""The configurations of folders with results of models that were trained elsewhere, or began there.
-
-Their sections are called as those of a run. What such a model does not tell (how many tokens it was trained on, at
-which learning rate, from which seed) is None, not a guess.
-"""
+"""Configurations of models that were trained elsewhere, with sections as a run has them; what is not known is None."""
 
 import dataclasses
 from pathlib import Path
 
 from posbench.config import schema, shipped
-from posbench.config.identity import NOT_IDENTITY, completed, digest, without_neutral
-from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, Section
+from posbench.config.identity import NOT_IDENTITY, digest, without_neutral
+from posbench.config.schema import Config, Section
 from posbench.errors import UserError
 
 _OF_THE_MODEL = ("tokenizer", "vocab_size")  # keys of the data that are the model's own
@@ -47,18 +43,12 @@ class ReadingConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Elsewhere(Section):
-    """What is known of every such model."""
-
     study: str
-    encoding: EncodingConfig  # how it knows where its tokens are, from now on
+    encoding: schema.EncodingConfig  # how it knows where its tokens are, from now on
     model: ModelElsewhere  # as it was before
     reading: ReadingConfig
-    data: DataConfig  # the text it is evaluated on, and trained on
-    evaluation: EvaluationConfig
-
-    def __post_init__(self) -> None:
-        if self.data.task is not None:
-            raise UserError("data.source is task: expected text, which a model that was trained elsewhere reads")
+    data: schema.DataConfig  # the text it is evaluated on, and trained on
+    evaluation: schema.EvaluationConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,12 +79,6 @@ class TrainedOn(_Elsewhere):
     runtime: schema.RuntimeConfig
     lora: schema.Count | None = None  # rank of the adapters that are trained; None: all weights are
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (last := max(self.evaluation.at_tokens, default=0)) > self.training.tokens:
-            wrong = f"evaluation.at_tokens ends at {last:,}"
-            raise UserError(f"{wrong}: expected at most training.tokens, {self.training.tokens:,}")
-
     @property
     def id(self) -> str:
         """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
@@ -111,19 +95,16 @@ AnyConfig = Config | TrainedElsewhere | TrainedOn
 
 
 def load_saved(path: Path) -> AnyConfig:
-    """Read the `config.yaml` of a run, or of results of a model from elsewhere. Nothing in it is executed or looked up.
-
-    Raises:
-        UserError: the file cannot be read, is not plain data, or is not a configuration.
-    """
+    """Read the `config.yaml` of a run, or of results of a model from elsewhere; UserError if it is none."""
     container = shipped.load(path)
-    kind: type[AnyConfig] = TrainedElsewhere if "reading" in container else Config
-    kind = TrainedOn if "reading" in container and "start" in container else kind
+    kind: type[AnyConfig] = Config
+    if "reading" in container:
+        kind = TrainedOn if "start" in container else TrainedElsewhere
     known = schema.keys(kind)
     for section in NOT_IDENTITY:  # of earlier versions, keys that made no other run and are gone
         if isinstance(settings := container.get(section), dict):
             container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in known}
     try:
-        return schema.validate(kind, container if kind is TrainedElsewhere else completed(container))
+        return schema.validate(kind, container)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

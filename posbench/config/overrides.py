@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 from posbench.config import schema, suggest
 from posbench.config.identity import is_there
 from posbench.config.schema import Config, EvaluationConfig, RuntimeConfig
-from posbench.errors import UserError, did_you_mean
+from posbench.config.shipped import GROUPS, every
+from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
 KEYS = schema.keys()
 FILES = ("data.path", "data.dataset", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
 OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
-SECTIONS = {"evaluation": EvaluationConfig, "runtime": RuntimeConfig}
 # What may be typed without its section, and the key it stands for.
-WORDS = {field.name: f"{name}.{field.name}" for name, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
+WORDS = {field.name: f"evaluation.{field.name}" for field in dataclasses.fields(EvaluationConfig)}
+WORDS |= {field.name: f"runtime.{field.name}" for field in dataclasses.fields(RuntimeConfig)}
 WORDS |= {word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")}
 WORDS |= {"length": LENGTH, "lengths": LENGTH}
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
@@ -33,27 +34,32 @@ OF_A_FINISHED_RUN = [word for word, key in WORDS.items() if key.startswith("eval
 OF_A_FINISHED_RUN += ["device", "threads", "processes"]
 
 
-def split(word: str, example: str = "") -> tuple[str, str]:
-    """The full key of an override and its value as it was typed. Raises UserError if it is no key=value."""
+def split(word: str) -> tuple[str, str]:
+    """Return the full key of a key=value word and its value as it was typed. Raises UserError if it is none."""
     key, equals, text = word.partition("=")
-    if key.startswith(("+", "~")) and equals:
-        raise UserError(f"unknown key '{key}': keys have no sign here, {word.lstrip('+~')}")
     if not key or not equals:
-        expected = f": expected key=value, such as {example}" if example else suggest.for_word(word)
-        raise UserError(f"cannot read '{word}'{expected}")
+        group = next((group for group in (*GROUPS, "sweep") if word in every(group)), None)
+        expected = (
+            f"did you mean '{group}={word}'?" if group else "expected key=value, such as encoding=alibi or seed=1"
+        )
+        raise UserError(f"cannot read '{word}': {expected}")
     section, _, name = key.rpartition(".")
-    return WORDS.get(name, key) if section in ("", *SECTIONS) else key, text
+    return WORDS.get(name, key) if section in ("", "evaluation", "runtime") else key, text
 
 
 def start_of(words: Collection[str]) -> str:
-    """What training is to begin from: the value of `start`, empty if it is not given."""
-    return next((word.partition("=")[2] for word in words if word.startswith("start=")), "")
+    """Return what training is to begin from: the value of `start`, empty if it is not given."""
+    return next((word[6:] for word in words if word.startswith("start=") and word != "start=null"), "")
 
 
-def pairs(words: Collection[str], example: str = "") -> dict[str, str]:
-    """Typed values by full key. Of a key that is given twice the later value holds, and a line says so."""
+def pairs(words: Collection[str]) -> dict[str, str]:
+    """Return typed values by full key. Of a key that is given twice the later value holds, and a line says so.
+
+    Beside `start`, `extension=yarn` is the encoding.
+    """
     given: dict[str, str] = {}
-    for key, text in (split(word, example) for word in words):
+    begins = start_of(words)
+    for key, text in (split(re.sub("^extension=", "encoding=", word) if begins else word) for word in words):
         for other in (LENGTH, RATIOS) if key in (LENGTH, RATIOS) else (key,):  # those two set the same
             if other in given:
                 logger.warning("%s=%s is followed by %s=%s, which holds", other, given.pop(other), key, text)
@@ -62,43 +68,44 @@ def pairs(words: Collection[str], example: str = "") -> dict[str, str]:
 
 
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
-    """The values that one override gives a sweep: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one.
+    """Return the values of one override: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one.
 
     Evaluation makes no other run, so its lists are one value.
     """
     if key.startswith("evaluation.") or (key in FILES and is_there(text)):
         return [text]
     if match := re.fullmatch(r"range\((-?\d+),(-?\d+)\)", text):
-        every = [str(number) for number in range(int(match[1]), int(match[2]))]
+        items = [str(number) for number in range(int(match[1]), int(match[2]))]
     elif (match := re.fullmatch(r"glob\((.+)\)", text)) and names:
-        every = [name for name in fnmatch.filter(names, match[1]) if name.count("/") == match[1].count("/")]
+        items = [name for name in fnmatch.filter(names, match[1]) if name.count("/") == match[1].count("/")]
     else:
-        every = _items(text)
-        if schema.kind(KEYS.get(key)).endswith("s") and not all(each.startswith("[") for each in every):
+        items = _items(text)
+        if schema.kind(KEYS.get(key)).endswith("s") and not all(item.startswith("[") for item in items):
             return [text]
-    if not every:
+    if not items:
         raise UserError(f"{key}={text} matches nothing")
-    return every
+    return items
 
 
 def value(key: str, text: str) -> Any:
-    """The value of a full key as it was typed: an existing file's name stands as it is, whatever is in it."""
+    """Return the value of a full key as it was typed: an existing file's name stands as it is, whatever is in it."""
     kind = "ints" if key == LENGTH else schema.kind(KEYS.get(key))
-    if (key in FILES and is_there(text)) or (kind.endswith("s") and "${" in text):
+    if (key in FILES and is_there(text)) or (kind != "yaml" and "${" in text):
         return text
     if kind.endswith("s"):
-        inner = text.strip().removeprefix("[").removesuffix("]")
-        return [_one(key, kind[:-1], item) for item in _items(inner) if item]
+        items = _items(text.strip().removeprefix("[").removesuffix("]"))
+        return [_one(key, kind[:-1], item) for item in items if item]
     return _one(key, kind, text)
 
 
 def _one(key: str, kind: str, text: str) -> Any:
+    if text == "null" or kind == "yaml":
+        return read(text)
     if kind == "text":
-        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-        return None if text == "null" else text[1:-1] if quoted else text
-    if kind != "yaml" and _number(text) is None and "${" not in text and text != "null":
+        return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    if (number := _number(text)) is None:
         raise suggest.invalid({"loc": (key,), "type": kind, "input": text}, KEYS)
-    return read(text)
+    return number
 
 
 def _number(text: str) -> int | float | None:
@@ -109,7 +116,7 @@ def _number(text: str) -> int | float | None:
 
 
 def read(text: str) -> Any:
-    """A value without a type, such as an option of an encoding: a number, or YAML, where `{a:1}` needs no blank."""
+    """Return a value without a type, such as an option: a number, or YAML, where `{a:1}` needs no blank."""
     import yaml
     from omegaconf import OmegaConf
 
@@ -137,9 +144,6 @@ def _items(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-# -- a finished run ----------------------------------------------------------------------------------------------------
-
-
 class Asked(NamedTuple):
     """How a finished run is to be evaluated; None: that was not given."""
 
@@ -154,32 +158,27 @@ def apply(config: Config, words: list[str]) -> Asked:
 
     New lengths are scored on targets that the run's own lengths allow too, so that all rows are paired.
     """
-    given = pairs(words, "length=128,256")
-    for key in given.keys() - {WORDS[word] for word in OF_A_FINISHED_RUN}:
-        near = did_you_mean(key.rpartition(".")[2], OF_A_FINISHED_RUN, suggest.SIMILAR)
-        near = near or f" (evaluate takes {', '.join(OF_A_FINISHED_RUN)})"
-        raise UserError(f"unknown key '{key}'{near}")
-    typed = {key: value(key, text) for key, text in given.items()}
-    if LENGTH in typed:
-        typed[RATIOS] = ratios(typed.pop(LENGTH), config)
-    made: dict[str, Any] = {}
-    for name, cls in SECTIONS.items():
-        own = {key.partition(".")[2]: item for key, item in typed.items() if key.startswith(f"{name}.")}
-        made[name] = schema.validate(cls, dataclasses.asdict(getattr(config, name)) | own, name)
-    settings = made["evaluation"]
-    if settings.longest is None:
-        settings = dataclasses.replace(settings, longest=max(1.0, config.evaluation.ratios[-1]))
-    dataclasses.replace(config, evaluation=settings)  # checks it against the training length
-    names = ("device", "threads", "processes")
-    return Asked(settings, *(getattr(made["runtime"], name) if f"runtime.{name}" in given else None for name in names))
+    plain, given = schema.to_container(config), pairs(words)
+    for key, text in given.items():
+        if key not in {WORDS[word] for word in OF_A_FINISHED_RUN}:
+            raise suggest.unknown_key(key, OF_A_FINISHED_RUN)
+        section, _, name = key.partition(".")
+        plain[section][name] = value(key, text)
+    if LENGTH in given:
+        plain["evaluation"]["ratios"] = ratios(plain["evaluation"].pop("length"), config)
+    if plain["evaluation"]["longest"] is None:
+        plain["evaluation"]["longest"] = max(1.0, config.evaluation.ratios[-1])
+    new = schema.validate(type(config), plain)
+    typed = {
+        name: getattr(new.runtime, name) for name in ("device", "threads", "processes") if f"runtime.{name}" in given
+    }
+    return Asked(new.evaluation, **typed)
 
 
-def ratios(lengths: list[Any], config: Config) -> tuple[float, ...]:
-    """Lengths in tokens as multiples of the training length, each once, ascending; UserError for other values."""
-    train_length = config.training.train_length
+def ratios(lengths: list[Any], config: Config) -> list[float]:
+    """Return lengths in tokens as multiples of the training length, ascending; UserError for other values."""
     if config.data.task is not None:
         raise UserError(f"length is in tokens of text: for '{config.data.name}' give ratio=2,4, in trained problems")
     if not lengths or not all(type(length) is int and length >= 1 for length in lengths):
-        example = f"{train_length // 2},{2 * train_length}"
-        raise UserError(f"length is {','.join(map(str, lengths))}: expected lengths in tokens, such as {example}")
-    return tuple(length / train_length for length in sorted(set(lengths)))
+        raise UserError(f"length is {','.join(map(str, lengths))}: expected lengths in tokens, such as 128,256")
+    return [length / config.training.train_length for length in sorted(set(lengths))]

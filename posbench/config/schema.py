@@ -1,7 +1,7 @@
 """The configuration of a run: frozen dataclasses with their bounds, read from plain data in one place.
 
-Below this module nobody sees YAML. Field meanings are explained in `configs/*/*.yaml`, which hold the defaults. A field
-has a default here only if it came later: a file that lacks it is read with that value.
+`configs/*/*.yaml` explain the fields and hold their defaults. A field with a default here came later: a file that
+lacks it is read with that value.
 """
 
 import dataclasses
@@ -12,16 +12,13 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Len, Lt, Predicate
 
 from posbench.config import suggest
 from posbench.config.identity import completed, digest, one_number, without_neutral
 from posbench.errors import UserError
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 SAVED = "config.yaml"  # its file in a run folder
 _SOURCE = ("file", "file_sha256")  # of an encoding in a file of one's own
@@ -40,9 +37,7 @@ _Section = TypeVar("_Section")
 class Section:
     """What every part of a configuration asks of pydantic: no unknown keys, no infinite numbers."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {
-        "extra": "forbid", "coerce_numbers_to_str": True, "allow_inf_nan": False,
-    }  # fmt: skip
+    __pydantic_config__ = {"extra": "forbid", "coerce_numbers_to_str": True, "allow_inf_nan": False}  # noqa: RUF012
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +92,8 @@ class ModelConfig(Section):
 def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
     """Refuse a number that does not divide among so many parts, with the nearest ones that do."""
     if rest := value % divisor:
-        near = f"{value - rest} or {value - rest + divisor}" if value > divisor else f"{divisor}"
+        near = f"{value - rest} or {value - rest + divisor}"
         raise UserError(f"{key} is {value}: it does not divide among {divisor} {parts}, nearest: {near}")
-
-
-# Keys that a source of text does not read: there they have their values of data/_base.yaml, null unless given here.
-_UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False, "offset": 0, "tokenizer": "bpe"}
-_UNSET |= {"vocab_size": 2048}
-_UNREAD = {
-    "builtin": "path dataset subset revision column splits articles test_pieces task offset",
-    "text": "dataset subset revision splits task offset",
-    "hub": "path task offset",
-    "task": "path dataset subset revision column splits articles max_documents tokenizer vocab_size test_pieces",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,19 +115,6 @@ class DataConfig(Section):
     task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
     offset: Natural = 0  # task: a problem's first token stands at a position from 0 to this
     test_pieces: Count | None = None  # documents or stretches to test on, of text without splits; None = 5 %
-
-    def __post_init__(self) -> None:
-        if (self.source == "task") != isinstance((self.task or {}).get("name"), str):
-            raise UserError(f"data.source is {self.source}, data.task {self.task}: choose a task with data=task/NAME")
-
-    def refuse_unread(self) -> None:
-        """Refuse keys that the source does not read, so that a run is about the text that its command names."""
-        for key in _UNREAD[self.source].split():
-            if (value := getattr(self, key)) != _UNSET.get(key):
-                readers = [f"data={source}" for source, unread in _UNREAD.items() if key not in unread.split()]
-                others = " and ".join(readers).replace("data=task", "data=task/copy")
-                value = suggest.as_typed(value)
-                raise UserError(f"data.{key} is {value}, which data={self.source} does not read: {others} does")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,12 +177,10 @@ class EvaluationConfig(Section):
     precision: Precision = "auto"  # of matrix products; auto = the training's
 
     def __post_init__(self) -> None:
-        for key, example in {"ratios": "[0.5, 1, 2]", "at_tokens": "[500000, 1000000]"}.items():
-            if (values := list(getattr(self, key))) != sorted(set(values)):
-                raise UserError(f"evaluation.{key} is {values}: expected ascending numbers, such as {example}")
-        for key in ("protocols", "extensions", "tasks", "offsets"):
-            if len(set(values := list(getattr(self, key)))) < len(values):
-                raise UserError(f"evaluation.{key} is {values}: expected each once")
+        for key in ("ratios", "at_tokens", "protocols", "extensions", "tasks", "offsets"):
+            values = list(getattr(self, key))
+            if len(set(values)) < len(values) or (key in ("ratios", "at_tokens") and values != sorted(values)):
+                raise UserError(f"evaluation.{key} is {values}: expected each once, and numbers ascending")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,9 +266,8 @@ class Config(Section):
     def __post_init__(self) -> None:
         refuse_uneven("training.batch_size", self.training.batch_size, self.runtime.processes or 1, "processes")
         asked, length, is_task = self.evaluation, self.training.train_length, self.data.task is not None
-        text = "fixed_target or nonoverlap (evaluation=extrapolation), since the data is text"
-        protocols = "problems (experiment=tasks brings them), since the data is a task" if is_task else text
-        at_tokens, most = asked.at_tokens or (1,), self.training.tokens
+        protocols = "problems (experiment=tasks)" if is_task else "fixed_target or nonoverlap, since the data is text"
+        most = self.training.tokens
         for key, wrong, expected in (
             ("targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
             ("protocols", any((each == "problems") != is_task for each in asked.protocols), protocols),
@@ -307,23 +275,19 @@ class Config(Section):
             ("tasks", asked.tasks and is_task, "[]: probes are of text"),
             ("ratios", is_task and asked.ratios[0] < 1, "numbers from 1 on: they are of longest trained problems"),
             ("at_tokens", asked.at_tokens and is_task, "[] (validate_every_steps measures a task on the way)"),
-            ("at_tokens", at_tokens[-1] > most, f"at most training.tokens, {most:,}"),
-            ("at_tokens", at_tokens[0] == 0 and not self.start, "1 or more, or start=RUN beside it"),
+            ("at_tokens", max(asked.at_tokens, default=0) > most, f"at most training.tokens, {most:,}"),
         ):
             if wrong:
-                value = getattr(asked, key)
-                value = list(value) if isinstance(value, tuple) else value
-                raise UserError(f"evaluation.{key} is {value}: expected {expected}")
-        attention = self.model.attention
-        if attention.sinks and attention.window is None:
-            raise UserError(f"model.attention.sinks is {attention.sinks}: expected model.attention.window beside it")
+                raise UserError(f"evaluation.{key} is {suggest.as_typed(getattr(asked, key))}: expected {expected}")
+        if self.model.attention.sinks and self.model.attention.window is None:
+            raise UserError(f"model.attention.sinks is {self.model.attention.sinks}: expected model.attention.window")
 
 
 # -- reading and saving ------------------------------------------------------------------------------------------------
 
 
 def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
-    """Every key of a section, `section.key` with a prefix, with its type."""
+    """Return every key of a section with its type, `section.key` with a prefix."""
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key, hint = f"{prefix}{field.name}", field.type
@@ -332,7 +296,7 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
 
 
 def kind(hint: Any) -> str:
-    """How a value is read, by the type of its key: `text`, `int`, `float`, `texts` and so on for lists, else `yaml`."""
+    """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on for lists, else `yaml`."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         return f"{kind(inner[0])}s"
@@ -343,11 +307,6 @@ def kind(hint: Any) -> str:
     return {int: "int", float: "float"}.get(hint, "yaml")
 
 
-def from_container(container: Mapping[str, Any]) -> Config:
-    """Read the resolved plain dictionary of a composed or saved configuration; later keys are filled in."""
-    return validate(Config, completed(container))
-
-
 def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
     """Make a configuration dataclass of a plain dictionary; UserError of one line for a wrong key, type or range.
 
@@ -355,30 +314,29 @@ def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -
     """
     import pydantic
 
-    hints, plain = keys(cls), dict(plain)
+    hints, plain = keys(cls), completed(plain) if "encoding" in plain else dict(plain)
     if isinstance(encoding := plain.get("encoding"), Mapping):
-        own = {key: encoding.get(key) for key in ("name", *_SOURCE)}
-        plain["encoding"] = own | {"options": {key: encoding[key] for key in encoding if key not in own}}
+        known = {key: encoding.get(key) for key in ("name", *_SOURCE)}
+        plain["encoding"] = known | {"options": {key: encoding[key] for key in encoding if key not in known}}
+    for key, value in flat(plain).items():  # pydantic would read true as 1
+        items = value if isinstance(value, list) else [value]
+        if kind(hints.get(key)).startswith(("int", "float")) and any(isinstance(item, bool) for item in items):
+            raise suggest.invalid({"loc": (key,), "type": "int", "input": value}, hints, section)
     try:
-        for key, value in flat(plain).items():  # pydantic would read true as 1
-            items = value if isinstance(value, list) else [value]
-            if kind(hints.get(key)).startswith(("int", "float")) and any(isinstance(item, bool) for item in items):
-                raise suggest.invalid({"loc": (key,), "type": "int", "input": value}, hints, section)
         return _reader(cls).validate_python(plain)  # type: ignore[no-any-return, arg-type] # a class is hashable
     except pydantic.ValidationError as error:
         raise suggest.invalid(dict(error.errors(include_url=False)[0]), hints, section) from None
 
 
-@functools.cache
-def _reader(cls: type) -> "TypeAdapter[Any]":
-    """What reads one kind of configuration. It is made once, since that takes longer than all it will read."""
+@functools.cache  # making one takes longer than all it will read
+def _reader(cls: Any) -> Any:
     import pydantic
 
     return pydantic.TypeAdapter(cls)
 
 
 def to_container(config: Any) -> dict[str, Any]:
-    """The inverse of `from_container`, of any dataclass with an encoding: plain JSON types, options beside the name."""
+    """Return a configuration as plain JSON types, with an encoding's options beside its name."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     options = plain["encoding"].pop("options")
     source = {key: path for key in _SOURCE if (path := plain["encoding"].pop(key))}
@@ -387,7 +345,7 @@ def to_container(config: Any) -> dict[str, Any]:
 
 
 def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with dotted keys."""
+    """Return nested dictionaries as one, with dotted keys."""
     out: dict[str, Any] = {}
     for key, value in container.items():
         out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

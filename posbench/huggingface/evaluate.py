@@ -88,7 +88,7 @@ def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
     """
     from posbench.config import compose
 
-    given = pairs(words, "length=4096,8192")
+    given = pairs(words)
     length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
     for key in given:
         own = key in ("data.tokenizer", "data.vocab_size", "runtime.processes")

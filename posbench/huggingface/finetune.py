@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint as recomputing
 from posbench import files, machine
 from posbench.config import start
 from posbench.config.external import TrainedOn, TrainingElsewhere
-from posbench.config.overrides import pairs, ratios, read, split, value
+from posbench.config.overrides import pairs, ratios, read, split
 from posbench.config.schema import EvaluationConfig
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.job import results_of
@@ -55,7 +55,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     Returns the folder of results of a model, which is a folder or a name on the hub, by all settings as typed.
     """
     source = find(word)
-    config, extension = _asked(source, [text for text in overrides if not text.startswith("start=")], config_dir)
+    config, extension = _asked(source, overrides, config_dir)
     device = machine.current(machine.resolve(config.runtime.device))
     dtype = machine.resolve_precision(config.training.precision, device)
     machine.be_deterministic(device, config.runtime.deterministic)
@@ -105,7 +105,7 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
     """What is trained further and how, by what was typed."""
     from posbench.config import compose
 
-    place, typed = f"start={source.given}", {split(word, "training.train_length=4096")[0] for word in words}
+    place, typed = f"start={source.given}", {split(word)[0] for word in words}
     if source.kind not in TESTED:
         known = ", ".join(TESTED)
         raise UserError(f"{place}: {source.kind} models can be evaluated, not trained further: expected {known}")
@@ -113,11 +113,11 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
         raise UserError(f"{place}: a HuggingFace model is trained further in one process")
     if wrong := next((key for key in typed if key in _OTHERS or key.startswith("model.")), None):
         raise UserError(f"{wrong}: not beside {place}, a HuggingFace model that is trained as it is")
-    given = pairs([start.spelt(word) for word in words])
+    given = pairs(words)
     method = given.pop("encoding", None)
+    del given["start"]
     options = {key.partition(".")[2]: read(given.pop(key)) for key in list(given) if key.startswith("encoding.")}
     before, bos = read(given.pop("start.train_length", str(source.train_length))), given.pop("bos", None)
-    at_tokens = value("evaluation.at_tokens", given.pop("evaluation.at_tokens", "0"))
     lora = read(given.pop("lora", "null"))
     for key, number, least in (("start.train_length", before, 2), ("lora", 1 if lora is None else lora, 1)):
         if type(number) is not int or number < least:
@@ -125,10 +125,10 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
     for key in ("training.train_length", "training.tokens"):
         if key not in given:
             raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
-    usual = {"study": start.STUDY, "training.batch_size": "1", "training.accumulation": "1"}
+    usual = {"study": start.STUDY, "training.batch_size": "1", "training.accumulation": "1", "at_tokens": "0"}
     usual |= {"training.learning_rate": str(LORA_RATE if lora else RATE)} | given
     base = compose.single([f"{key}={text}" for key, text in usual.items()], config_dir)
-    training, evaluation = base.training, dataclasses.replace(base.evaluation, at_tokens=tuple(at_tokens))
+    training, evaluation = base.training, base.evaluation
     length, tokens = training.train_length, training.tokens
     if "training.accumulation" not in given:
         accumulation = max(1, round(tokens / UPDATES / length / training.batch_size))
@@ -136,7 +136,8 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
     if "training.warmup_tokens" not in given:
         training = dataclasses.replace(training, warmup_tokens=tokens // 20)
     if not {"evaluation.length", "evaluation.ratios"} & given.keys():
-        evaluation = dataclasses.replace(evaluation, ratios=ratios([before, length, 2 * length, 4 * length], base))
+        lengths = ratios([before, length, 2 * length, 4 * length], base)
+        evaluation = dataclasses.replace(evaluation, ratios=tuple(lengths))
     extension = _extension(source, length, before, method, options)
     shared: dict[str, Any] = {name: getattr(base, name) for name in ("study", "seed", "tracking", "runtime")}
     shared |= described(source, extension.config if extension else source.config, base.data, bos, method)

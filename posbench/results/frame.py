@@ -271,7 +271,7 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
 def _patterns() -> dict[str, str]:
     """Return the names of configuration choices such as `layered/gemma3` by their options."""
     named = {}
-    for name, path in shipped.nested("encoding").items():
+    for name, path in shipped.choices("encoding", pattern=shipped.NESTED).items():
         options = one_number(flat(completed({"encoding": shipped.load(path)})))
         named[_json({k: v for k, v in options.items() if k.startswith("encoding.") and v is not None})] = name
     return named
