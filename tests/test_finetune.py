@@ -254,7 +254,6 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
         (llama, ["encoding=alibi"], "encoding: not beside start="),
         (llama, ["runtime.processes=2"], "runtime.processes: not beside start="),
         (llama, ["extension=rerope"], "transformers has no configuration for 'rerope'"),
-        (llama, ["extension=yarn:factor=8"], "options are keys here"),
         (llama, ["extension=yarn,pi"], "unknown extension 'yarn,pi'"),
         (llama, ["extension=yarn", "encoding.facto=8"], "facto"),
         (llama, ["encoding.factor=8"], "encoding.factor: expected extension=NAME beside it"),
