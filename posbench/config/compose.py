@@ -203,4 +203,4 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
     try:
         return dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
-        raise UserError(_line(error)) from None
+        raise UserError(f"{error.full_key}: {_line(error)}") from None
