@@ -109,5 +109,4 @@ def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
 
 def _refuse_short(ids: np.ndarray, length: int, name: str) -> None:
     if len(ids) <= length:
-        need = f"a block of {length} needs {length + 1}; give more text or a shorter length"
-        raise UserError(f"the {name} text has {len(ids)} tokens: {need}")
+        raise UserError(f"the {name} text has {len(ids)} tokens: a block of {length} needs {length + 1}")

@@ -1,7 +1,6 @@
 """What comes from the HuggingFace hub: data sets, files of models, and which commit of them is meant.
 
-A short question to the hub comes first: without network `datasets` itself retries for 23 seconds. What was downloaded
-before keeps working. Only formats that hold data are read, never code.
+A short question to the hub comes first: without network `datasets` itself retries for 23 seconds.
 """
 
 import contextlib
@@ -29,10 +28,7 @@ MODEL = ("*config.json", "tokenizer.json", "special_tokens_map.json", "chat_temp
 
 
 def resolve(config: DataConfig) -> str:
-    """Return the commit of a data set that `data.revision` (None: the newest) stands for, without loading anything.
-
-    Where the hub does not answer it is the one in `datasets`' own cache.
-    """
+    """Return the commit of a data set that `data.revision` (None: the newest) stands for."""
     if config.dataset is None:
         raise UserError("data.dataset is missing: expected a name on the hub, such as Salesforce/wikitext")
     if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
@@ -41,14 +37,11 @@ def resolve(config: DataConfig) -> str:
 
 
 def texts(config: DataConfig, commit: str | None) -> dict[str, Iterable[str]]:
-    """Return the documents of each split of a data set, by our names for the splits; its only one is training text.
-
-    With `data.max_documents` no more is downloaded than they need.
-    """
+    """Return the documents of each split of a data set, by our names for the splits; its only one is training text."""
     with _one_line(config.dataset):
         builder = _builder(config, commit)
         if config.max_documents is not None and type(builder).__name__ != "Cache":
-            rows = builder.as_streaming_dataset()
+            rows = builder.as_streaming_dataset()  # no more is downloaded than they need
         else:
             builder.download_and_prepare()
             rows = builder.as_dataset()
@@ -100,12 +93,10 @@ def _one_line(what: str | None, away: bool = False) -> Iterator[None]:
 
 
 def model_folder(name: str, patterns: Sequence[str] = MODEL) -> tuple[Path, str]:
-    """Return the folder in the hub's own cache with these files of a model, `gpt2` or `gpt2@REVISION`, and its commit.
-
-    It is asked for by the name of the revision, not its commit, so that the cache knows it by that name later.
-    """
+    """Return the folder in the hub's own cache with files of a model, `gpt2` or `gpt2@REVISION`, and its commit."""
     repository, _, tag = name.partition("@")
     away = commit_of("model", repository, tag or None) is None
+    # By the name of the revision, not its commit, so that the cache knows it by that name later.
     where: dict[str, Any] = {"revision": tag or None, "allow_patterns": list(patterns), "local_files_only": away}
     with _one_line(name, away):
         folder = Path(huggingface_hub.snapshot_download(repository, **where))

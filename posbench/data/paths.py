@@ -32,7 +32,8 @@ def builtin_modules() -> dict[str, Path]:
     names = " ".join(line for line in lines if not line.startswith("#")).split()
     root, modules = Path(sysconfig.get_path("stdlib")), {}
     for name in names:
-        for path in (root / name.replace(".", "/") / "__init__.py", root / f"{name.replace('.', '/')}.py"):
+        base = root / name.replace(".", "/")
+        for path in (base / "__init__.py", base.with_suffix(".py")):
             if path.is_file() and path.read_bytes().strip():
                 modules[name] = path
     if len(modules) < len(names) // 2:
@@ -79,11 +80,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _by_split(files: dict[str, Path], root: Path, asked: Mapping[str, str]) -> dict[str, dict[str, Path]]:
-    """Sort files into the splits that their names give, if every name gives one.
-
-    Args:
-        asked: our splits -> a data set's names for them: only these are read, and other files may lie beside them.
-    """
+    """Sort files into the splits that their names give, if every name gives one, or only those that are asked for."""
     words = {name.lower(): split for split, name in asked.items()} or SPLIT_WORDS
     splits: dict[str, dict[str, Path]] = {}
     for name, file in files.items():
@@ -91,10 +88,8 @@ def _by_split(files: dict[str, Path], root: Path, asked: Mapping[str, str]) -> d
     others = splits.pop("", {})
     if others and not asked:
         if "train" in splits and len(splits) > 1 and len(files) > 2 * len(others):
-            raise UserError(
-                f"data.path: '{root / next(iter(others))}' is of no split, while {len(files) - len(others)} of "
-                f"{len(files)} files are: move it away, or leave it out with a glob"
-            )
+            stray = f"'{root / next(iter(others))}' is of no split, while most of {len(files)} files are"
+            raise UserError(f"data.path: {stray}: move it away, or leave it out with a glob")
         return {"": files}
     if "train" not in splits:
         raise UserError(f"data.path: '{root}' has {' and '.join(sorted(splits)) or 'no'} files but no train file")

@@ -50,7 +50,6 @@ def refuse_missing(column: str, columns: Sequence[str]) -> None:
 
 
 def _bytes(path: Path) -> io.BufferedReader:
-    """Open a file, unpacked by its ending."""
     file = io.BufferedReader(pyarrow.input_stream(str(path)))
     head = file.peek(4096)[:4096]
     if max(head[::2].count(0), head[1::2].count(0)) > len(head) / 4:
@@ -69,16 +68,10 @@ def _lines(path: Path, column: str) -> Iterator[Any]:
 
 
 def _json(path: Path, column: str) -> Iterator[Any]:
-    """A list of objects, one object, or an object per line."""
+    """A list of objects, or an object per line."""
     (text,) = _whole(path, column)
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise
-        yield from _lines(path, column)
-    else:
-        yield from (_cell(row, column) for row in (rows if isinstance(rows, list) else [rows]))
+    is_list = text.lstrip().startswith("[")
+    yield from (_cell(row, column) for row in json.loads(text)) if is_list else _lines(path, column)
 
 
 def _cell(row: Any, column: str) -> Any:

@@ -164,16 +164,12 @@ def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], wa
     The test part grows beyond its share to `wanted` documents while training keeps `TRAINING` of the characters.
     """
     keys = np.array([hashlib.sha256(name.encode()).digest() for name in names], "S32")
-    order, sizes = np.argsort(keys, kind="stable"), texts.sizes
-    borders = np.append(np.flatnonzero(keys[order][1:] != keys[order][:-1]) + 1, len(order))
-    spare = borders[sizes.sum() - sizes[order].cumsum()[borders - 1] >= TRAINING * sizes.sum()]
-
-    def border(at: int) -> int:
-        return int(borders[borders >= at].min(initial=len(order)))
-
-    validation = border(max(1, round(shares[0] * len(order))))
-    test = border(max(validation + 1, round(sum(shares) * len(order))))
-    test = max(test, min(border(validation + wanted), int(spare.max(initial=0))))
+    _, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    order, ends, sizes, n = np.argsort(group, kind="stable"), counts.cumsum(), texts.sizes, len(keys)
+    spare = ends[sizes.sum() - sizes[order].cumsum()[ends - 1] >= TRAINING * sizes.sum()].max(initial=0)
+    validation = ends[ends >= max(1, round(shares[0] * n))][0]
+    test = ends[ends >= min(n, max(validation + 1, round(sum(shares) * n)))][0]
+    test = max(test, min(spare, ends[ends >= min(n, validation + wanted)][0]))
     parts = order[test:], order[:validation], order[validation:test]
     return dict(zip(SPLITS, map(texts.select, parts), strict=True))
 
