@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from posbench.errors import UserError
 from posbench.launch.plans import Plan
-from posbench.run.rows import PLAIN, evaluation_rows, newest_of_split, training_rows
+from posbench.run.rows import PLAIN, evaluation_rows, training_rows
 from posbench.run.run import ADDING, load_config, load_record
 
 logger = logging.getLogger(__name__)
@@ -58,10 +58,11 @@ def is_finished(plan: Plan) -> bool:
 
 
 def loss_at_train_length(plan: Plan) -> float | None:
-    """Nats per token at the training length (of a task, at its longest trained problems), in the newest rows."""
+    """Nats per token at the training length (of a task, at its longest trained problems), of a trained run."""
     settings = plan.config.evaluation
-    for row in newest_of_split(evaluation_rows(plan.folder), settings.split):
+    for row in evaluation_rows(plan.folder):
         plain = row.kind == PLAIN and not row.offset and ":" not in (row.task or "")
+        plain = plain and (row.split, row.checkpoint_step) == (settings.split, plan.config.training.steps)
         if plain and row.protocol == settings.protocols[0] and row.length_ratio == 1 and row.measured:
             return row.nll
     return None

@@ -22,10 +22,7 @@ _curve_of = operator.attrgetter("split", "checkpoint_step", "protocol")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationRow:
-    """An evaluation row of `rows.jsonl`: what was measured, on what, and the result. What is undefined is None, not 0.
-
-    The order of the columns is that of the file.
-    """
+    """An evaluation row of `rows.jsonl`: what was measured, on what, and the result. What is undefined is None."""
 
     protocol: str  # fixed_target, nonoverlap, task, problems; of earlier versions sliding
     length: int  # tokens of context; of problems, tokens read
@@ -100,7 +97,6 @@ class EvaluationRow:
 
     @property
     def curve_name(self) -> str:
-        """`fixed_target`, `windowed`, `nonoverlap_windowed`, `fixed_target_yarn`, `task_recall`, `problems_copy` ..."""
         return curve_name(self.protocol, self.task, self.offset, self.extension, self.window)
 
 
@@ -108,7 +104,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow) if fie
 
 
 def curve_name(protocol: str, task: str | None, offset: int | None, extension: str | None, window: int | None) -> str:
-    """The name of the curve that rows of these columns form."""
+    """The name of the curve that rows of these columns form: `fixed_target`, `windowed`, `task_recall_windowed` ..."""
     shifted = f"from_{offset}" if offset else None
     name = "_".join(part for part in (protocol, task, shifted, extension, WINDOWED if window else None) if part)
     return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
@@ -136,10 +132,7 @@ def number(value: object) -> float | None:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run folder in their order: those of training and validation, with `step`, and of evaluation.
-
-    A last line cut short is passed over; UserError if a whole one is not JSON.
-    """
+    """The rows of a run folder, of training, validation and evaluation; a last line cut short is passed over."""
     *lines, _ = (folder / ROWS).read_bytes().split(b"\n") if (folder / ROWS).exists() else [b""]
     try:
         return [json.loads(line) for line in lines]
@@ -172,12 +165,6 @@ def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     return [row for row in rows if chosen[row.key] is row]
 
 
-def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow]:
-    """The rows that may form curves: of one split, from the newest checkpoint evaluated on it."""
-    newest = max((row.checkpoint_step for row in rows if row.split == split), default=0)
-    return [row for row in rows if row.split == split and row.checkpoint_step == newest]
-
-
 def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
     """The text of the headline: the one asked for, else another that was evaluated; empty if none was."""
     splits = {row.split for row in rows if row.is_headline}
@@ -198,6 +185,4 @@ def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
             points = ratio == 1, ratio >= 1, 1
             ranks[place] = [sum(pair) for pair in zip(points, ranks.get(place, [0, 0, 0]), strict=True)]
     shared = dict(sorted(ranks, key=ranks.__getitem__))  # the last of a place stays
-    return [
-        row for row in rows if not row.measured or row.targets_sha256 == shared.get(_curve_of(row), row.targets_sha256)
-    ]
+    return [row for row in rows if not row.measured or shared.get(_curve_of(row)) in (None, row.targets_sha256)]

@@ -73,7 +73,6 @@ class Run:
         """Own a run folder, new or old; UserError if another process has it, or it holds another run.
 
         Args:
-            config: what the run is, or a model from elsewhere; written down if the folder is new.
             command: the command line that trains, for the record, as is an error that ends it; None: it only adds rows.
             restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
         """
@@ -139,7 +138,7 @@ class Run:
     def begin_attempt(self, where: Where, bit_exact: bool = True) -> None:
         """Record that this process starts; `bit_exact`: training goes on as an uninterrupted run would have.
 
-        A run that is done stays done while rows are added, so that a kill takes nothing from it; the reason says it.
+        A run that is done stays done while rows are added, so that a kill takes nothing from it.
         """
         trained, done = bool(checkpoint.every(self.folder)), self.record["status"] == "done"
         if isinstance(self.config, Config) and not trained:
@@ -157,11 +156,7 @@ class Run:
         )
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
-        """Record how the attempt ended: `done`, `failed` or `stopped`. A run that is done stays done.
-
-        Args:
-            reason: why it failed or was stopped. Beside `done`: why a later attempt, to add rows, ended early.
-        """
+        """Record how the attempt ended and why: `done`, `failed` or `stopped`. A run that is done stays done."""
         self.update(status="done" if self.record["status"] == "done" else status, reason=reason, message=message)
 
     def ended_by(self, error: BaseException) -> None:
@@ -173,15 +168,12 @@ class Run:
 
     def as_begun(self, config: Trains) -> Trains:
         """A configuration with what orders the rows as the unfinished run began: so they come again in that order."""
-        begun = self.config
-        if not self.rows or isinstance(begun, TrainedElsewhere):
-            _write_config(self.folder, config)
-            return config
-        cadence = {name: getattr(begun.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
-        runtime = dataclasses.replace(config.runtime, **cadence)
-        if runtime != config.runtime or begun.evaluation.at_tokens != config.evaluation.at_tokens:
-            logger.warning("%s logs as often, and is evaluated on the way, as it began to", self.folder)
-        return dataclasses.replace(config, evaluation=begun.evaluation, runtime=runtime)
+        if self.rows and not isinstance(begun := self.config, TrainedElsewhere):
+            cadence = {name: getattr(begun.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
+            runtime = dataclasses.replace(config.runtime, **cadence)
+            config = dataclasses.replace(config, evaluation=begun.evaluation, runtime=runtime)
+        _write_config(self.folder, config)
+        return config
 
     def write_evaluation(self, evaluation: EvaluationConfig) -> None:
         """Let the configuration in the folder say how the trained run was evaluated."""

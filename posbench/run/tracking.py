@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from posbench.config.external import TrainedElsewhere, Trains
 from posbench.config.schema import to_container
@@ -19,15 +19,11 @@ from posbench.errors import PosbenchError, UserError
 from posbench.run.rows import PAIRED, EvaluationRow, number
 from posbench.run.run import Run, load_any_config
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 logger = logging.getLogger(__name__)
-Mode = Literal["online", "offline"]
 CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
 _VALUES = {"nll": "loss"} | {name: name for name in ("accuracy", "exact_match", "ci_low", "ci_high")}
 _SHOWN = ("eval/loss", "eval/accuracy")  # curves with a panel; the others can be added to one
-ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], "Figure"]]]  # summary and curve of a run folder
+ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]  # summary and figure of a run folder
 
 
 class Tracker:
@@ -150,7 +146,7 @@ class EventFiles:
 
 
 def wandb_session(config: Trains, run: Run) -> Any:
-    """Open a run's session at W&B."""
+    """Open a run's session at W&B, where it was before or as the environment says."""
     import wandb
 
     tracking, mode = config.tracking, choose_mode(config.tracking.mode)
@@ -200,7 +196,7 @@ def refuse_names(config: Trains) -> None:
             raise UserError(f"{key} is '{name}', {len(name)} characters: {takes} (tracking=none is without)")
 
 
-def choose_mode(asked: str) -> Mode:
+def choose_mode(asked: str) -> Literal["online", "offline"]:
     """`online` if there is an API key and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
     modes = {asked, os.environ.get("WANDB_MODE")}
     if modes & {"offline", "dryrun"}:
