@@ -11,65 +11,45 @@ from tokenizers import pre_tokenizers
 VOCABULARY, LENGTH = 131, 48
 WIDE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
 GROUPED = {**WIDE, "num_hidden_layers": 2, "intermediate_size": 64, "num_key_value_heads": 2}
+HEADS = {"vocab_size": VOCABULARY, "n_layer": 2, "n_head": 4}
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
-WINDOWS = ["sliding_attention", "sliding_attention", "full_attention"]
+HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+NARROW = {"head_dim": 8, "sliding_window": 20, "query_pre_attn_scalar": 8}
+WINDOWS = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 
 # model_type -> (configuration class, its arguments): windows, layers without RoPE, two bases, parts of heads, ties
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", GROUPED),
-    "gpt_neox": (
-        "GPTNeoXConfig",
-        {
-            **{k: v for k, v in GROUPED.items() if k != "num_key_value_heads"},
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        },
-    ),
+    "gpt_neox": ("GPTNeoXConfig", {**WIDE, "num_hidden_layers": 2, "intermediate_size": 64, "rope_parameters": HALF}),
     "mistral": ("MistralConfig", {**GROUPED, "sliding_window": 20}),
     "olmo": ("OlmoConfig", {**GROUPED, **ENDS, "clip_qkv": 2.0}),
     "olmo2": ("Olmo2Config", {**GROUPED, **ENDS}),
     "starcoder2": ("Starcoder2Config", {**GROUPED, **ENDS}),
-    "qwen2": (
-        "Qwen2Config",
-        {**GROUPED, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
-    ),
+    "qwen2": ("Qwen2Config", {
+        **GROUPED, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1,
+    }),
     "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 16}),
     "smollm3": ("SmolLM3Config", {**GROUPED, **ENDS, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}),
-    "gemma2": ("Gemma2Config", {**GROUPED, "head_dim": 8, "sliding_window": 20, "query_pre_attn_scalar": 8}),
-    "gemma3_text": (
-        "Gemma3TextConfig",
-        {
-            **GROUPED, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 20, "query_pre_attn_scalar": 8,
-            "layer_types": WINDOWS,
-        },
-    ),
-    "gpt2": (
-        "GPT2Config",
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, **ENDS},
-    ),
+    "gemma2": ("Gemma2Config", {**GROUPED, **NARROW}),
+    "gemma3_text": ("Gemma3TextConfig", {**GROUPED, **NARROW, **WINDOWS}),
+    "gpt2": ("GPT2Config", {**HEADS, **ENDS, "n_embd": 32, "n_positions": LENGTH}),
     "opt": ("OPTConfig", {**WIDE, **ENDS, "num_hidden_layers": 2, "ffn_dim": 64, "word_embed_proj_dim": 16}),
-    "bloom": (
-        "BloomConfig",
-        {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4, "seq_length": LENGTH},
-    ),
+    "bloom": ("BloomConfig", {**HEADS, "hidden_size": 32, "seq_length": LENGTH}),
     "mpt": ("MptConfig", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": LENGTH}),
 }  # fmt: skip
 
 # Of kinds that are not listed: a mixture of experts, scaled logits, a recurrent state, the text part of several models.
 UNTESTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_moe": (
-        "Qwen3MoeConfig",
-        {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
-    ),
+    "qwen3_moe": ("Qwen3MoeConfig", {
+        **GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8,
+    }),
     "granite": ("GraniteConfig", {**GROUPED, **ENDS, "logits_scaling": 0.25, "attention_multiplier": 0.2}),
     "mamba": ("MambaConfig", {**ENDS, "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}),
-    "gemma3": (
-        "Gemma3Config",
-        {
-            "text_config": MODELS["gemma3_text"][1], "mm_tokens_per_image": 4,
-            "vision_config": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-                              "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
-        },
-    ),
+    "gemma3": ("Gemma3Config", {
+        "text_config": MODELS["gemma3_text"][1], "mm_tokens_per_image": 4,
+        "vision_config": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+                          "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+    }),
 }  # fmt: skip
 
 

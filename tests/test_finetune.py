@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from hf_models import LENGTH, MODELS, VOCABULARY, changed, save, write_text
@@ -15,7 +14,6 @@ from support import write_text as write_words
 
 import posbench as library
 from posbench.config.external import TrainedOn
-from posbench.errors import UserError
 from posbench.huggingface import finetune, load
 from posbench.huggingface.finetune import Learning
 from posbench.run import checkpoint
@@ -85,19 +83,15 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
     name = model("llama", precision)
     before = snapshot(Path(name))
     folder = trained(here, name, "extension=yarn", "runtime.log_every_steps=1")
-    saved = folder / "model"
     assert snapshot(Path(name)) == before
     evaluated(here / "a", name, "extension=yarn:factor=4")
     (theirs,) = (here / "a" / "models").glob("[!.]*")  # at the old length the windows of a longer model are others
     (began,) = [row.nll for row in evaluation_rows(theirs) if row.extension and row.length == LONG]
     assert nlls(folder)[LONG] == began and nlls(folder).keys() == {LENGTH, LONG}
-    assert evaluated(here / "b", str(saved), f"train_length={LONG}", "longest=1") == nlls(folder, 6)
+    assert evaluated(here / "b", str(folder / "model"), f"train_length={LONG}", "longest=1") == nlls(folder, 6)
     losses = [row["train/loss"] for row in training_rows(folder) if "train/loss" in row]
     assert len(losses) == 6 and nlls(folder, 6)[LONG] < nlls(folder)[LONG]  # type: ignore[operator]
     assert {row.tokens for row in evaluation_rows(folder)} == {0, 6 * LONG}
-    old, new = (load_file(one / "model.safetensors") for one in (Path(name), saved))
-    assert {k: (v.dtype, v.shape) for k, v in old.items()} == {k: (v.dtype, v.shape) for k, v in new.items()}
-    assert not any(torch.equal(old[key], new[key]) for key in old if old[key].dim() == 2)
 
 
 @pytest.mark.full
@@ -130,46 +124,34 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
     assert trained(here / "cut", name, *words) == cut and (cut / "rows.jsonl").read_bytes() == before
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("lora", [None, 3])
 @pytest.mark.parametrize("kind", MODELS)
-def test_adapters_learn_and_what_is_evaluated_and_saved_has_them_in_its_weights(here: Path, kind: str) -> None:
-    """All other weights are the folder's own, and matrices differ by one of the adapters' rank."""
-    pytest.importorskip("peft")
+def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
+    here: Path, kind: str, lora: int | None
+) -> None:
+    """With adapters all other weights are the folder's own, and matrices differ by one of the adapters' rank."""
+    if lora:
+        pytest.importorskip("peft")
     name, position = model(kind), load.TESTED[kind]
     length = LENGTH if position == "learned" else LONG
-    words = ["lora=3", "training.learning_rate=1e-2", "training.tokens=3840", f"training.train_length={length}"]
+    words = ["training.learning_rate=1e-2", "training.tokens=3840", f"training.train_length={length}"]
     words += ["extension=yarn"] if position == "rope" else []
+    words += [f"lora={lora}"] if lora else []
     folder = trained(here, name, *words, f"length={LENGTH},{length}")
     began, ended = (nlls(folder, step) for step in (0, 3840 // length))
     assert ended[length] < began[length]  # type: ignore[operator]
     asked = [f"train_length={length}", "longest=1", f"length={LENGTH},{length}"]
     assert evaluated(here / "b", str(folder / "model"), *asked) == ended
-    old, new = (load_file(one / "model.safetensors") for one in (Path(name), folder / "model"))
+    again = load.find(str(folder / "model"))
+    assert length in [again.settings.get(key) for key in load.LENGTHS] and again.config.use_cache and again.kind == kind
+    old, new = (load_file(path / "model.safetensors") for path in (Path(name), folder / "model"))
     changes = {key: (new[key] - old[key]).double() for key in old if not torch.equal(new[key], old[key])}
     assert changes and old.keys() == new.keys()
-    for key, change in changes.items():
+    for key, change in changes.items() if lora else ():
         largest = torch.linalg.svdvals(change)
         assert change.dim() == 2 and "embed" not in key and "lm_head" not in key, key
         assert largest[3:].max() < 1e-3 * largest[0], key
-    learned = checkpoint.trained(folder).weights()
-    assert {key.split(".")[-3] for key in learned} == {"lora_A", "lora_B"}
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("kind", MODELS)
-def test_each_kind_is_saved_under_the_names_that_it_had(here: Path, kind: str) -> None:
-    """The product compares logits; here: files, keys of the configuration, and that weights moved."""
-    name, position = model(kind), load.TESTED[kind]
-    length = LONG if position != "learned" else LENGTH
-    words = ["extension=yarn"] if position == "rope" else []
-    words += [f"training.train_length={length}", f"training.tokens={2 * length}", f"length={length}"]
-    saved = trained(here, name, *words) / "model"
-    old, new = (load_file(Path(one) / "model.safetensors") for one in (name, saved))
-    assert old.keys() == new.keys() and any(not torch.equal(old[key], new[key]) for key in old)
-    assert (saved / "tokenizer.json").read_bytes() == (Path(name) / "tokenizer.json").read_bytes()
-    again = load.find(str(saved))
-    lengths = [again.settings.get(key) for key in load.LENGTHS]
-    assert length in lengths and again.config.use_cache and again.kind == kind
 
 
 @pytest.mark.parametrize("name", ["yarn", "dynamic_ntk", "longrope"])
@@ -252,40 +234,27 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
         (llama, ["data.tokenizer=gpt2"], "data.tokenizer: not beside start="),
         (llama, ["model.n_layers=3"], "model.n_layers: not beside start="),
         (llama, ["encoding=alibi"], "encoding: not beside start="),
-        (llama, ["runtime.processes=2"], "runtime.processes: not beside start="),
         (llama, ["extension=rerope"], "transformers has no configuration for 'rerope'"),
-        (llama, ["extension=yarn,pi"], "unknown extension 'yarn,pi'"),
-        (llama, ["extension=yarn", "encoding.facto=8"], "facto"),
         (llama, ["encoding.factor=8"], "encoding.factor: expected extension=NAME beside it"),
-        (llama, ["bos=never"], "bos is never"),
-        (llama, ["training.tokenss=1"], "training.tokenss"),
         (llama, ["evaluation.at_tokens=[0,99999]"], "at_tokens is [0, 99999]: expected at most"),
-        (llama, ["training.train_length=1"], "training.train_length"),
         (gpt2, [], "gpt2 has a table of 48 positions"),
         (bloom, ["extension=pi"], "bloom has no rotary encoding"),
     ]
-    spoilt: list[tuple[str, dict[str, Any], str]] = [
-        ("kind", {"model_type": "mamba"}, "mamba models can be evaluated, not trained further"),
-        ("unverified", {"model_type": "phi"}, "phi models can be evaluated, not trained further"),
-        ("quantised", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
-        ("code", {"auto_map": {"AutoModel": "x.Y"}}, "runs no code"),
-        ("length", {"max_position_embeddings": 1}, "expected start.train_length=N"),
-        ("stretched", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "already"),
-    ]
-    for name, keys, said in spoilt:
-        shutil.copytree(llama, here / name)
-        changed(here / name, **keys)
-        wrong.append((str(here / name), ["extension=yarn"], said))
+    for number, (keys, said) in enumerate((
+        ({"model_type": "mamba"}, "mamba models can be evaluated, not trained further"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "runs no code"),
+        ({"max_position_embeddings": 1}, "expected start.train_length=N"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "already"),
+    )):  # fmt: skip
+        shutil.copytree(llama, here / str(number))
+        changed(here / str(number), **keys)
+        wrong.append((str(here / str(number)), ["extension=yarn"], said))
     for start, words, said in wrong:
         assert posbench("train", f"start={start}", *ON, f"runtime.outputs={here}/out", *words) == 2, words
-        errors = capsys.readouterr().err.strip().splitlines()
-        assert errors[-1].startswith("error: ") and said in errors[-1], (words, errors[-1])
-    for missing in ("training.train_length", "training.tokens"):
-        rest = [word for word in ON if not word.startswith(missing)]
-        assert posbench("train", f"start={llama}", *rest) == 2
-        assert f"{missing}: expected a number of tokens" in capsys.readouterr().err
-    assert posbench("sweep", f"start={llama}", "seed=0,1", *ON) == 2
-    assert "expected a run folder" in capsys.readouterr().err
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert line.startswith("error: ") and said in line, (words, line)
+    assert posbench("train", f"start={llama}", *[word for word in ON if "training.tokens" not in word]) == 2
+    assert "training.tokens: expected a number of tokens" in capsys.readouterr().err
     assert not (here / "out").exists() and not Path("outputs").exists()
 
 
@@ -310,23 +279,18 @@ def test_what_stands_beside_the_weights_stays(here: Path) -> None:
 @pytest.mark.full
 def test_reports_notebooks_and_other_commands_read_the_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = model("llama")
-    for words in (["extension=yarn"], ["encoding.base=500000"], ["lora=4"], []):
+    for words in (["extension=yarn"], ["encoding.base=500000"], ["lora=4"]):
         run = library.train([f"start={name}", *ON, f"runtime.outputs={here}", *words])  # from Python
         assert run.status == "done" and run.headline["nll_1x"] and not run.metrics().empty
-    with pytest.raises(UserError, match="is a HuggingFace model: transformers loads it"):
-        run.model()
     capsys.readouterr()
     assert posbench("report", str(here / "extend")) == 0
     told = " ".join(capsys.readouterr().out.split())
-    expected = ("yarn", "rope_theta=500000", "lora=4", f"training length {LONG}")
-    assert all(words in told for words in expected), told
-    assert LENGTH in set(pd.read_csv(here / "extend" / "report" / "rows.csv")["length"])
+    assert all(words in told for words in ("yarn", "rope_theta=500000", "lora=4", f"training length {LONG}")), told
     folder = str(run.folder)
     for command in (["evaluate", folder], ["export", folder, str(here / "x")], ["train", f"start={folder}", *ON]):
         assert posbench(*command) == 2
         assert f"{folder}/model" in capsys.readouterr().err, command
-    more = ["training.tokens=384", "training.train_length=384", "length=384"]
-    again = trained(here / "again", f"{folder}/model", *more)
+    again = trained(here / "again", f"{folder}/model", "training.tokens=384", "training.train_length=384", "length=384")
     assert again.name.startswith(f"{run.folder.name}-rope-s0-")  # what was trained further is trained further
 
 

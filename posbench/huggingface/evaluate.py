@@ -12,6 +12,7 @@ import tokenizers
 import torch
 
 from posbench import machine
+from posbench.config import compose
 from posbench.config.external import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
 from posbench.config.overrides import pairs, read
 from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig
@@ -38,7 +39,7 @@ RATIOS = (1.0, 2.0, 4.0)  # default lengths, in training lengths
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
-    """Evaluate folders of models and names on the hub, one after the other, and print their curves."""
+    """Evaluate models, folders or names on the hub, one after the other, and print their curves."""
     console.log_to_terminal()
     machine.keep_freed_memory()
     for word in words:
@@ -46,7 +47,7 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
 
 
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
-    """Evaluate one model; computes only missing rows. Returns the folder of results, and the name of the text."""
+    """Compute the missing rows of one model; returns the folder of results, and the name of the text."""
     source = find(word)
     asked, bos = asked_of(source, overrides)
     sections = described(source, source.config, asked.data, bos)
@@ -57,18 +58,12 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     subject = subject_of(source, config, precision_of(source, asked.evaluation, device), device)
     tokens = text_of(config, asked.runtime.cache)
     folder = Path(asked.runtime.outputs) / STUDY / config.id
-    with (
-        Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run,
-        signals_as_errors(),
-    ):
+    with Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run, signals_as_errors():
         run.log_to_file()
         run.begin_attempt(Where(str(device), subject.precision, threads))
         before, now = (run.record["data"] or {}).get("sha256"), tokens.record["sha256"]
         if before not in (None, now):
-            raise UserError(
-                f"{folder} holds results on another text (sha256 {str(before)[:12]}, now {now[:12]}): restore that "
-                "text, or name the new one with data.name=NAME"
-            )
+            raise UserError(f"{folder} holds results on another text: restore that, or name this one by data.name=NAME")
         record(run, subject, tokens, config.reading)
         if not evaluate_into(run, subject, tokens, asked.evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
@@ -76,18 +71,8 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     return folder, asked.evaluation.split
 
 
-# -- what was asked for ------------------------------------------------------------------------------------------------
-
-
 def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
-    """What was typed: text as in training, evaluation as for a finished run, and settings for models only.
-
-    Returns:
-        The configuration of a run on the same text, of which data, training length, evaluation and runtime count; and
-        the setting `bos`.
-    """
-    from posbench.config import compose
-
+    """What was typed, as a run's configuration (data, training length, evaluation and runtime count), and `bos`."""
     given = pairs(words)
     length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
     for key in given:
@@ -105,12 +90,7 @@ def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
 
 
 def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None) -> dict[str, Any]:
-    """The sections about a model and its text, for the configuration of a folder of results.
-
-    Args:
-        config: the library's configuration, extended or not.
-        name: of the encoding, by default the way in which the model encodes positions.
-    """
+    """The sections about a model, whose configuration may be extended, and its text, for a folder of results."""
     position, config = position_of(config), config.get_text_config()
     options = {"parameters": config.rope_parameters} if position == "rope" else {}
     place = os.path.normpath(source.given) if source.revision is None else source.given
@@ -124,12 +104,9 @@ def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str
 
 
 def reading_of(source: Source, bos: Any) -> ReadingConfig:
-    """The token before each document, and whether it is also first in every window.
+    """The token before each document, and whether it is also first in every window: by `bos`, else as the tokenizer.
 
     It is the one that the tokenizer puts before a text, else the configuration's begin token, else its end token.
-
-    Args:
-        bos: `document`, `window`, or None: first in every window if the tokenizer puts it before every text.
     """
     if bos not in (None, "document", "window"):
         raise UserError(f"bos is {bos}: expected bos=document or bos=window")
@@ -155,14 +132,8 @@ def precision_of(source: Source, settings: EvaluationConfig, device: torch.devic
     return source.precision if fast[source.precision] and source.kind != "bloom" else "fp32"
 
 
-# -- the work ----------------------------------------------------------------------------------------------------------
-
-
 def subject_of(source: Source, config: Any, precision: str, device: torch.device) -> HuggingFaceModel:
-    """The model as it is evaluated; UserError if it is not causal, or a probe or extension is mistyped.
-
-    What is undefined for it becomes rows that say so.
-    """
+    """The model as it is evaluated; UserError if it is not causal, or a probe or extension is mistyped."""
     length, settings = config.training.train_length, config.evaluation
     with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
         model = load(source.folder, source.config, precision).to(device)
@@ -201,25 +172,16 @@ def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Reading
         support={"level": level, "transformers": version},
     )
     what = f"{kind} with transformers {version}: {level}, {total:,} parameters in {subject.precision}"
-    where = "before each document" + (" and first in every window" if reading.first else "")
-    logger.info("%s; token %d (%r) stands %s", what, reading.separator, text, where)
+    logger.info("%s; before documents%s: %r", what, " and in every window" if reading.first else "", text)
 
 
 def evaluate_into(
     run: Run, subject: HuggingFaceModel, tokens: Tokens, settings: EvaluationConfig, step: int = 0, n: int | None = None
 ) -> int:
     """Evaluate into a folder of results, after `step` updates and `n` tokens; returns the number of new rows."""
-    evaluation = Evaluation(
-        subject=subject,
-        split=getattr(tokens, settings.split),
-        token_bytes=tokens.tokenizer.token_bytes,
-        encode=tokens.tokenizer.encode,
-        settings=settings,
-        checkpoint_step=step,
-        tokens=n,
-        dtype=subject.precision,
-        device=subject.model.device,
-    )
+    text: Any = {"split": getattr(tokens, settings.split), "token_bytes": tokens.tokenizer.token_bytes}
+    text |= {"encode": tokens.tokenizer.encode, "settings": settings, "checkpoint_step": step, "tokens": n}
+    evaluation = Evaluation(subject=subject, dtype=subject.precision, device=subject.model.device, **text)
     n_rows = rows_into(run, evaluation, every_row(run.folder))
     peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device))
     run.update(peak_memory_bytes=peak)

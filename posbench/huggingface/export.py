@@ -5,7 +5,6 @@
     layernorm + gelu    rotary, none             GPT-NeoX
     any                 any, with code=true      posbench's own class, which `modeling_posbench.py` imports
 
-The folder has the model, its tokenizer, a card, and `posbench_parity.json`: how far its logits differ from the run's.
 It is written beside its place, read again, compared, and renamed: complete and equal to the run, or absent.
 """
 
@@ -67,17 +66,10 @@ Exported = tuple[dict[str, Any], dict[str, Tensor]]  # a model in transformers' 
 
 
 def export(run: Path, folder: Path, code: bool = False) -> str:
-    """Write a run's newest model into a new folder.
+    """Write a run's newest model into a new folder, and return in one line how far its logits are from the run's.
 
     Args:
         code: as posbench's class, for any encoding, instead of a stock architecture.
-
-    Returns:
-        The difference of the written model's logits from the run's, in one line.
-
-    Raises:
-        UserError: the folder is not empty, the run has no complete checkpoint, no stock architecture has its model, or
-            what was written is not its model; nothing is left behind.
     """
     config, tokenizer, _ = load_config(run), tokenizer_of(run), transformers()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
@@ -98,10 +90,8 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
             (new / modeling.FILE).write_text(modeling.IMPORT)
         lengths = [min(each, longest or each) for each in (1, SHORT, length, 2 * length, 4 * length)]
         agreements = compare(new, model, tokenizer.vocab_size, lengths)
-        if (
-            transformers().AutoTokenizer.from_pretrained(new)(_TEXT)["input_ids"]
-            != tokenizer.encode([_TEXT])[0].tolist()
-        ):
+        theirs = transformers().AutoTokenizer.from_pretrained(new)
+        if theirs(_TEXT)["input_ids"] != tokenizer.encode([_TEXT])[0].tolist():
             raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing is written")
         (architecture,) = settings["architectures"]
         about = (
@@ -113,9 +103,6 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
         facts = {"architecture": architecture, "step": trained.step, "train_length": length}
         write_card(new, run, config, f"{about}\n{use}", agreements, **facts)
     return f"{folder}: logits as the run's within {worst(agreements):.1e} of the largest, at {len(agreements)} lengths"
-
-
-# -- stock architectures -----------------------------------------------------------------------------------------------
 
 
 def architectures(encoding: Encoding) -> list[str]:
@@ -136,8 +123,7 @@ def stock(model: GPT, config: Config) -> Exported:
         (config.model.n_kv_heads is not None, f"model.n_kv_heads={config.model.n_kv_heads}: expected null"),
     ):
         if wrong:
-            told = f"no stock architecture has {reason}"
-            raise UserError(f"{told}; code=true exports it with posbench's class, which its users must install")
+            raise UserError(f"no stock architecture has {reason}; code=true exports it with posbench's class")
     rope = None if model.encoding.name == "none" else cast(Rotary, model.encoding)
     settings = {
         "model_type": kind,
@@ -177,69 +163,53 @@ def _rope_parameters(rope: Rotary | None, partly: bool) -> dict[str, Any]:
 
 
 # A part of a posbench model, and its name in Llama and in GPT-NeoX.
-_NAMES = """
-tokens          model.embed_tokens         gpt_neox.embed_in
-norm            model.norm                 gpt_neox.final_layer_norm
-head            lm_head                    embed_out
-blocks          model.layers               gpt_neox.layers
-attention_norm  input_layernorm            input_layernorm
-attention.q     self_attn.q_proj           -
-attention.k     self_attn.k_proj           -
-attention.v     self_attn.v_proj           -
-attention.qkv   -                          attention.query_key_value
-attention.out   self_attn.o_proj           attention.dense
-mlp_norm        post_attention_layernorm   post_attention_layernorm
-mlp.gate        mlp.gate_proj              -
-mlp.up          mlp.up_proj                mlp.dense_h_to_4h
-mlp.down        mlp.down_proj              mlp.dense_4h_to_h
-"""
+_NAMES = (
+    ("tokens", "model.embed_tokens", "gpt_neox.embed_in"),
+    ("norm", "model.norm", "gpt_neox.final_layer_norm"),
+    ("head", "lm_head", "embed_out"),
+    ("blocks", "model.layers", "gpt_neox.layers"),
+    ("attention_norm", "input_layernorm", "input_layernorm"),
+    ("attention.qkv", "self_attn.qkv_proj", "attention.query_key_value"),
+    ("attention.out", "self_attn.o_proj", "attention.dense"),
+    ("mlp_norm", "post_attention_layernorm", "post_attention_layernorm"),
+    ("mlp.gate", "mlp.gate_proj", ""),
+    ("mlp.up", "mlp.up_proj", "mlp.dense_h_to_4h"),
+    ("mlp.down", "mlp.down_proj", "mlp.dense_4h_to_h"),
+)
 
 
 def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]:
-    """A model's weights under an architecture's names.
-
-    Args:
-        packed: for GPT-NeoX, whose queries, keys and values are one matrix, head by head, and whose norms and MLP have
-            a bias, which posbench lacks; else for Llama.
-    """
-    names = {line.split()[0]: line.split()[1 + packed] for line in _NAMES.strip().splitlines()}
+    """A model's weights under Llama's names, or GPT-NeoX's: q, k and v packed head by head, and biases, which are 0."""
+    names = {name: (llama, neox)[packed] for name, llama, neox in _NAMES}
     order = slice(None) if rope is None else _order(rope, packed)
     tensors: dict[str, Tensor] = {}
-
-    def put(name: str, weight: Tensor) -> None:
-        layers, number, rest = name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
-        new = ".".join(filter(None, (names.get(layers, ""), number, names[rest])))
-        tensors[f"{new}.weight"] = weight.detach().clone(memory_format=torch.contiguous_format)
-        if packed and ("norm" in rest or "mlp" in rest):
-            tensors[f"{new}.bias"] = torch.zeros(len(weight))
-
     for name, weight in model.named_parameters():
+        if name.startswith("encoding."):
+            continue
         name = name.removesuffix(".weight")
-        if name.endswith("attention.qkv"):
-            parts: Tensor = weight.view(3, model.layers[0].attention.n_heads, -1, weight.shape[1])  # (3, H, Dh, D)
-            parts = torch.stack((parts[0][:, order], parts[1][:, order], parts[2]))
-            if packed:
-                put(name, parts.transpose(0, 1).flatten(0, 2))
-            for each, part in zip("" if packed else "qkv", parts, strict=not packed):
-                put(name.replace("qkv", each), part.flatten(0, 1))
-        elif not name.startswith("encoding."):
-            put(name, weight)
+        layers, number, rest = name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
+        name = ".".join(filter(None, (names.get(layers), number, names[rest])))
+        parts = {name: weight.detach()}
+        if rest == "attention.qkv":
+            q, k, v = parts[name].view(3, model.layers[0].attention.n_heads, -1, weight.shape[1])  # each (H, Dh, D)
+            heads = (q[:, order], k[:, order], v)
+            separate = {name.replace("qkv", each): part for each, part in zip("qkv", heads, strict=True)}
+            parts = {name: torch.cat(heads, dim=1)} if packed else separate
+            parts = {name: part.flatten(0, 1) for name, part in parts.items()}
+        for name, part in parts.items():
+            tensors[f"{name}.weight"] = part.clone(memory_format=torch.contiguous_format)
+            if packed and ("norm" in rest or "mlp" in rest):
+                tensors[f"{name}.bias"] = torch.zeros(len(part))
     return tensors
 
 
 def _order(rope: Rotary, partly: bool) -> Tensor:
-    """For each channel of queries and keys in transformers' order, its index in posbench: (head_dim,).
-
-    transformers pairs channel p with p + w/2 of the w that turn, which come first; posbench (2p, 2p+1) by default.
-    """
+    """For each channel of q and k in transformers' order, which pairs p with p + w/2 of the w that turn, its index."""
     turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
     pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
     if partly:
         return torch.cat((pairs.flatten(), still))
     return torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
-
-
-# -- writing and comparing ---------------------------------------------------------------------------------------------
 
 
 def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, length: int) -> None:
@@ -263,10 +233,7 @@ def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], toke
 
 @torch.inference_mode()
 def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wanted: Iterable[int]) -> Agreements:
-    """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T), in fp32 on the CPU, by length.
-
-    Lengths that need too much memory become the longest that does not. UserError if more than rounding differs.
-    """
+    """Compare a folder's model with what gives logits (1, T, V) of ids (1, T), in fp32; UserError if they differ."""
     theirs = load(folder, transformers().AutoConfig.from_pretrained(folder), "fp32")
     agreements = []
     for length in sorted({max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary)) for length in wanted}):
@@ -275,10 +242,8 @@ def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wan
         difference, largest = (logits - theirs(ids).logits).abs().max().item(), logits.abs().max().item()
         limit = max(LIMIT, _ROUNDING * length) * max(1.0, largest)
         if not difference <= limit:  # also NaN
-            raise UserError(
-                f"the exported model is not the run's: at {length} tokens their logits differ by {difference:.2g}, "
-                f"expected at most {limit:.2g}; nothing is written"
-            )
+            wrong = f"at {length} tokens their logits differ by {difference:.2g}, expected at most {limit:.2g}"
+            raise UserError(f"the exported model is not the run's: {wrong}; nothing is written")
         agreements.append({"length": length, "difference": difference, "largest_logit": largest, "limit": limit})
     return agreements
 
@@ -295,13 +260,12 @@ def write_card(new: Path, run: Path, config: Trains, about: str, agreements: Agr
     (new / PARITY).write_text(json.dumps(differences, indent=2) + "\n")
     tags = ["posbench", "positional-encoding", config.encoding.name]
     front = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
-    lines = ["| protocol | after tokens | tokens | nats per token | bits per byte |", "|---|---:|---:|---:|---:|"]
+    lines = ["| protocol | after tokens | tokens | nats per token |", "|---|---:|---:|---:|"]
     rows = evaluation_rows(run)
     split = headline_split(rows, config.evaluation.split)
     for row in (row for row in rows if row.split == split):
         nll = f"{row.nll:.4f}" if row.measured else row.status
-        byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
-        lines.append(f"| `{row.curve_name}` | {row.tokens or 0:,} | {row.length:,} | {nll} | {byte} |")
+        lines.append(f"| `{row.curve_name}` | {row.tokens or 0:,} | {row.length:,} | {nll} |")
     sections = ("encoding", "model", "start", "training", "seed", "lora")
     settings = {key: part for key, part in to_container(config).items() if key in sections}
     parity = (

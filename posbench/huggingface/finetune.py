@@ -1,8 +1,7 @@
-"""Training a model of transformers further, `posbench train start=FOLDER`: to a folder of results with the new model.
+"""Training a model of transformers further, `posbench train start=FOLDER`, to a folder of results with the new model.
 
-A model's folder does not say how it was trained; docs/longer.md has what holds for settings that are not typed.
-`lora=RANK` trains adapters of that rank beside all linear layers but the head, by `peft`. Evaluated and saved is the
-model with the adapters in its weights.
+docs/longer.md has what holds for settings that are not typed. `lora=RANK` trains adapters, by `peft`; what is evaluated
+and saved has them in its weights.
 """
 
 import copy
@@ -10,8 +9,6 @@ import dataclasses
 import functools
 import json
 import logging
-import os
-import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputing
 
 from posbench import files, machine
-from posbench.config import start
+from posbench.config import compose, start
 from posbench.config.external import TrainedOn, TrainingElsewhere
 from posbench.config.overrides import pairs, ratios, read, split
 from posbench.config.schema import EvaluationConfig
@@ -50,10 +47,7 @@ _OTHERS = ("model", "encoding", "training", "experiment", "evaluation", "data.to
 
 
 def train_model(word: str, overrides: list[str], restart: bool = False, config_dir: Path | None = None) -> Path:
-    """Train a model further, evaluate it, and save it as a folder of the same kind; repeated, it continues.
-
-    Returns the folder of results of a model, which is a folder or a name on the hub, by all settings as typed.
-    """
+    """Train a model further, evaluate and save it; repeated, it continues. Returns the folder of results."""
     source = find(word)
     config, extension = _asked(source, overrides, config_dir)
     device = machine.current(machine.resolve(config.runtime.device))
@@ -67,10 +61,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         model = rope.extended(model, extension, config.training.train_length)
         model.config = extension.config
     tokens = text_of(config, config.runtime.cache)
-    with (
-        Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run,
-        signals_as_errors(),
-    ):
+    with Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run, signals_as_errors():
         where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
         tracking.mirror(config, run, results_of)
         begin(run, config, tokens, where)
@@ -80,8 +71,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 model = with_adapters(model, config.lora, config.seed)
             learner = Learner(Learning(model, subject.first_token, config.runtime.checkpointing), config, device, dtype)
 
-            def evaluated(step: int, settings: EvaluationConfig) -> None:
-                # The weights that its folder has.
+            def evaluated(step: int, settings: EvaluationConfig) -> None:  # with the weights that its folder has
                 saved = rounded(merged(model), DTYPES[source.precision], DTYPES[precision])
                 now = dataclasses.replace(subject, model=saved, precision=precision)
                 evaluate_into(run, now, tokens, settings, step, step * config.training.tokens_per_step)
@@ -98,19 +88,12 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     return folder
 
 
-# -- what was asked for ------------------------------------------------------------------------------------------------
-
-
 def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
     """What is trained further and how, by what was typed."""
-    from posbench.config import compose
-
     place, typed = f"start={source.given}", {split(word)[0] for word in words}
     if source.kind not in TESTED:
         known = ", ".join(TESTED)
         raise UserError(f"{place}: {source.kind} models can be evaluated, not trained further: expected {known}")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(f"{place}: a HuggingFace model is trained further in one process")
     if wrong := next((key for key in typed if key in _OTHERS or key.startswith("model.")), None):
         raise UserError(f"{wrong}: not beside {place}, a HuggingFace model that is trained as it is")
     given = pairs(words)
@@ -142,14 +125,13 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
     shared: dict[str, Any] = {name: getattr(base, name) for name in ("study", "seed", "tracking", "runtime")}
     shared |= described(source, extension.config if extension else source.config, base.data, bos, method)
     settings = {"start": TrainingElsewhere(before), "training": training, "evaluation": evaluation, "lora": lora}
-    config = TrainedOn(**shared, **settings)
-    return config, extension
+    return TrainedOn(**shared, **settings), extension
 
 
 def _extension(
     source: Source, length: int, before: int, method: str | None, options: dict[str, Any]
 ) -> rope.Extension | None:
-    """The extension to a new training length, if one was typed; UserError if the model does not reach that length."""
+    """The extension to a new training length, if one was typed; UserError if a table of positions ends before it."""
     rows = getattr(source.config, "max_position_embeddings", 0)
     if position_of(source.config) == "learned" and length > rows:
         raise UserError(f"training.train_length is {length:,}: {source.kind} has a table of {rows:,} positions")
@@ -163,28 +145,18 @@ def _extension(
         raise UserError(f"extension={method or 'abf'}: {error}") from None
 
 
-# -- the model ---------------------------------------------------------------------------------------------------------
-
-
 class Learning(nn.Module):
-    """The loss of a model as training calls it. It trains without dropout, as it is evaluated.
-
-    Args:
-        first_token: replaces the first token of every window; None: it is read as it stands.
-        recomputed: keep only the input of each block for the backward pass, which computes the rest again.
-    """
+    """The loss of a model as training calls it, without dropout; `recomputed`: blocks compute again for gradients."""
 
     def __init__(self, model: Any, first_token: int | None, recomputed: bool = False) -> None:
-        from transformers.modeling_layers import GradientCheckpointingLayer
-
         super().__init__()
         self.model, self.first_token = model, first_token
         self.eval()
+        layer = transformers().modeling_layers.GradientCheckpointingLayer
+        again = functools.partial(recomputing, use_reentrant=False, preserve_rng_state=False)
         for block in model.modules() if recomputed else ():
-            if isinstance(block, GradientCheckpointingLayer):  # the library's own switch also turns on dropout
-                block.forward = functools.partial(
-                    recomputing, block.forward, use_reentrant=False, preserve_rng_state=False
-                )
+            if isinstance(block, layer):  # the library's own switch also turns on dropout
+                block.forward = functools.partial(again, block.forward)
 
     def train(self, mode: bool = True) -> "Learning":
         super().train(False)
@@ -200,10 +172,7 @@ class Learning(nn.Module):
         return {name: parameter.detach() for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def load_state_dict(self, state: Mapping[str, Any], *unused: Any, **also: Any) -> None:  # type: ignore[override]
-        parameters = self.state_dict()
-        if parameters.keys() != state.keys():
-            raise RuntimeError("the names of its parameters are others")
-        for name, parameter in parameters.items():
+        for name, parameter in self.state_dict().items():
             parameter.copy_(state[name])
 
 
@@ -249,21 +218,19 @@ def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
             setattr(library, key, max(length, source.settings.get(key) or 0))
         saved.generation_config = transformers().GenerationConfig.from_model_config(library)
         saved.save_pretrained(new)
-        changes = {
-            "generation_config.json": {} if library.use_cache else {"use_cache": False},
-            "tokenizer_config.json": {"model_max_length": length},
-        }
+        changes: dict[str, Any] = {"tokenizer_config.json": {"model_max_length": length}}
+        changes["generation_config.json"] = {} if library.use_cache else {"use_cache": False}
         for name in (TOKENIZER, "special_tokens_map.json", "chat_template.jinja", *changes):
             if (source.folder / name).exists():
-                shutil.copyfile(source.folder / name, new / name)
+                content = (source.folder / name).read_bytes()
                 if name in changes:
-                    (new / name).write_text(json.dumps(json.loads((new / name).read_bytes()) | changes[name], indent=2))
+                    content = json.dumps(json.loads(content) | changes[name], indent=2).encode()
+                (new / name).write_bytes(content)
         trained = rounded(model, dtype, torch.float32, device=cpu)
-        lengths = [min(one, length) for one in (1, export.SHORT, config.start.train_length, length)]
+        lengths = [min(each, length) for each in (1, export.SHORT, config.start.train_length, length)]
         agreements = export.compare(new, lambda ids: forward(trained, ids), config.data.vocab_size, lengths)
-        adapters = f" LoRA of rank {config.lora}, merged into its weights." if config.lora else ""
         about = (
             f"`{config.model.source}`, trained further by posbench at **{length:,} tokens**, with "
-            f"`{run.record['command']}`.{adapters} The licence and the limits of that model hold for it, too."
+            f"`{run.record['command']}`. The licence and the limits of that model hold for it, too."
         )
         export.write_card(new, run.folder, config, about, agreements)

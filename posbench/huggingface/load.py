@@ -1,8 +1,4 @@
-"""Models of transformers, from a folder or the hub, read as data: no code of a folder runs, no pickle is opened.
-
-Tests compare the kinds in `TESTED` with the library's own logits. Other causal language models of transformers are
-read in the same way, and called untested.
-"""
+"""Models of transformers, from a folder or the hub, read as data: no code of a folder runs, no pickle is opened."""
 
 import contextlib
 import dataclasses
@@ -23,7 +19,7 @@ from posbench.run import MODEL, RECORD, TOKENIZER
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ROPE = "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2 gemma3_text"
-# By model_type: how the model encodes positions.
+# By model_type, how the model encodes positions; tests compare these with the library's own logits.
 TESTED = dict.fromkeys(_ROPE.split(), "rope") | {"gpt2": "learned", "opt": "learned", "bloom": "alibi", "mpt": "alibi"}
 # Keys of config.json for the training length, or for the size of a table of positions.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx",
@@ -35,17 +31,16 @@ def library(name: str, version: str) -> Any:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # kernels are programs: the library would fetch them from the hub
     try:
-        module: Any = importlib.import_module(name)
+        return importlib.import_module(name)
     except ImportError:
         raise UserError(f"this needs {name}: pip install '{name}{version}'") from None
-    if name == "transformers":
-        module.utils.logging.disable_progress_bar()
-    return module
 
 
 def transformers() -> Any:
     """Import transformers; UserError if it is not installed."""
-    return library("transformers", ">=5.23,<5.24")
+    module = library("transformers", ">=5.23,<5.24")
+    module.utils.logging.disable_progress_bar()
+    return module
 
 
 @contextlib.contextmanager
@@ -56,8 +51,7 @@ def library_errors(problem: str, kind: type[PosbenchError] = UserError) -> Itera
     except Exception as error:
         if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
             raise
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise kind(f"{problem}: {' '.join(reason.split())[:300]}") from None
+        raise kind(f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +72,8 @@ class Source:
     def name(self) -> str:
         """What its folder of results is called: its own last name; of a model that a run trained, the run's."""
         path = Path(self.given.partition("@")[0] if self.revision else self.given).resolve()
-        last = path.parent.name if path.name == MODEL and (path.parent / RECORD).is_file() else path.name
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", last)[:100].strip(".-_") or "model"
+        path = path.parent if path.name == MODEL and (path.parent / RECORD).is_file() else path
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)[:100].strip(".-_") or "model"
 
     @property
     def precision(self) -> str:
@@ -99,49 +93,41 @@ class Source:
     def sha256(self) -> str:
         """Digest of everything that determines results: configuration, tokenizer, weights."""
         digest = hashlib.sha256()
-        for path in (self.folder / "config.json", self.folder / TOKENIZER, *_weights(self.folder)):
+        weights = sorted(self.folder.glob("model*.safetensors"))
+        for path in (self.folder / "config.json", self.folder / TOKENIZER, *weights):
             digest.update(f"{path.name}\0".encode() + files.sha256(path))
         return digest.hexdigest()
 
 
 def find(given: str) -> Source:
     """Find a model in a folder, or on the hub, whose cache comes first; UserError if there is none that is accepted."""
-    auto, settings_of = transformers().AutoConfig, transformers().PretrainedConfig.get_config_dict
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-
+    library = transformers()
+    causal = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     folder, revision = (Path(given), None) if Path(given).exists() else hub.model_folder(given)
     data_only = {"trust_remote_code": False, "local_files_only": True}
     with library_errors(f"{given}: transformers cannot read its configuration"):
-        settings, _ = settings_of(folder, **data_only)
+        settings, _ = library.PretrainedConfig.get_config_dict(folder, **data_only)
     kind = settings.get("model_type")
     known = f"{', '.join(TESTED)}, or another causal language model of transformers"
     for wrong, reason in (
         (not settings, "it has no config.json, or an empty one"),
-        (kind not in CAUSAL, f"model_type is {kind!r}{did_you_mean(str(kind), CAUSAL)}: expected {known}"),
+        (kind not in causal, f"model_type is {kind!r}{did_you_mean(str(kind), causal)}: expected {known}"),
         (settings.get("auto_map"), "auto_map in config.json: posbench runs no code of a model folder"),
         (settings.get("quantization_config"), "its weights are quantised: expected fp32, bf16 or fp16"),
         (kind == "mpt" and (settings.get("attn_config") or {}).get("alibi") is False, "transformers has no such mpt"),
         ((folder / "adapter_config.json").exists(), "an adapter: merge it into its model first"),
         (not (folder / TOKENIZER).is_file(), f"it has no {TOKENIZER}: expected one"),
-        (not _weights(folder), "it has no .safetensors, which save_pretrained writes: pickled weights may run code"),
+        (not [*folder.glob("model*.safetensors")], "it has no .safetensors: pickled weights may run code"),
     ):
         if wrong:
             raise UserError(f"{given}: {reason}")
     with library_errors(f"{given}: transformers refuses its configuration"):
-        config = auto.from_pretrained(folder, **data_only)
+        config = library.AutoConfig.from_pretrained(folder, **data_only)
     return Source(folder, given, revision, settings, config)
 
 
-def _weights(folder: Path) -> list[Path]:
-    return sorted(folder.glob("model*.safetensors"))
-
-
 def load(folder: Path, config: Any, precision: str) -> Any:
-    """The library's own model of a folder, in eval mode, on the CPU.
-
-    UserError if a tensor is missing, left over, or of another shape: the library would fill it with random numbers, or
-    leave out half of a model.
-    """
+    """The library's own model of a folder, in eval mode, on the CPU; UserError if a tensor is missing or left over."""
     auto = transformers().AutoModelForCausalLM
     with library_errors(f"{folder}: transformers cannot load it"):
         model, report = auto.from_pretrained(
@@ -153,14 +139,10 @@ def load(folder: Path, config: Any, precision: str) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, with one line
         )
-    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in report[key])
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            problem = f"{key.replace('_', ' ')}: {names[0]}{more}"
-            raise UserError(f"{folder}: its weights do not match its configuration: {problem}")
+    for key in ("missing_keys", "unexpected_keys"):  # it would have random numbers, or leave out half of a model
+        if names := sorted(report[key]):
+            raise UserError(f"{folder}: weights do not match its configuration: {key} {', '.join(names[:3])}")
     return model.eval()
 
 

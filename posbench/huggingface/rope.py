@@ -1,8 +1,4 @@
-"""RoPE as transformers writes it: `rope_parameters` of encodings and extensions, and proof that a model turns so.
-
-`posbench.encodings` defines encodings and extensions. What transformers computes is compared with that in every rotary
-module and for every kind of layer, whenever a model is extended.
-"""
+"""RoPE as transformers writes it: `rope_parameters` of encodings and extensions, and proof that a model turns so."""
 
 import copy
 import dataclasses
@@ -28,30 +24,27 @@ def rope_parameters(
     """The `rope_parameters` of a rotary encoding, or of an extension of one; Undefined if a pair comes to a halt.
 
     Args:
-        name, options: of the encoding or extension, `attention_factor` among them.
         rope: what has the base and the width.
-        long, short: radians per position of each pair, for inputs above and up to the original length, in tokens.
+        long, short: radians per position of each pair, for inputs above and up to the original length.
     """
-    factor, scale = options.get("factor", 1.0), options["attention_factor"]
+    factor, scale, low, high = (options.get(key) for key in ("factor", "attention_factor", "alpha", "beta"))
     plain: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
     stretched = plain | {"factor": factor, "original_max_position_embeddings": original}
-    low_high = {"low_freq_factor": options.get("alpha"), "high_freq_factor": options.get("beta")}
     match name, options.get("ramp"):
         case "rope", _:
             return plain
         case "abf", _:
             return plain | {"rope_theta": options["base"]}
         case "ntk", _:
-            return plain | {"rope_theta": rope.base * factor ** (rope.width / max(1, rope.width - 2))}
+            return plain | {"rope_theta": rope.base * options["factor"] ** (rope.width / max(1, rope.width - 2))}
         case (("pi" | "dynamic_ntk"), _):
             return plain | {"rope_type": "linear" if name == "pi" else "dynamic", "factor": factor}
         case (("yarn" | "ntk_by_parts"), "index"):
-            limits = {"beta_slow": options["alpha"], "beta_fast": options["beta"]}
-            return stretched | {"rope_type": "yarn", **limits, "attention_factor": scale}
-        case "llama3", _:
-            return stretched | {"rope_type": "llama3"} | {key: options[key] for key in low_high}
-        case "ntk_by_parts", _:
-            return stretched | {"rope_type": "llama3"} | low_high
+            yarn = {"rope_type": "yarn", "beta_slow": low, "beta_fast": high, "attention_factor": scale}
+            return stretched | yarn
+        case (("llama3" | "ntk_by_parts"), _):
+            low, high = options.get("low_freq_factor", low), options.get("high_freq_factor", high)
+            return stretched | {"rope_type": "llama3", "low_freq_factor": low, "high_freq_factor": high}
     if not bool((torch.minimum(long, short) > 0).all()):
         raise Undefined(f"transformers has no configuration for '{name}': a pair comes to a halt")
     base = frequencies(rope.width, rope.base)  # any frequencies are LongRoPE's: a divisor for each pair
@@ -76,19 +69,15 @@ def extension(
     Layers with a sliding window and a base of their own are unchanged: they meet no new distances.
 
     Args:
-        config: the library's configuration, of the text part.
-        every_length: the model will read other lengths, too, so that frequencies follow those of the input. Otherwise
-            they are those of this length, whatever is read.
+        every_length: frequencies follow the input's length. Otherwise they are those of this length, whatever is read.
     """
     if position_of(config) != "rope":
         plain = encodings.build("rope", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))
         extend.extended(plain, method, length, train_length, **options)  # a mistyped one is an error here, too
         raise Undefined(f"{config.model_type} has no rotary encoding: transformers extends only these")
-    parts: dict[str | None, Any] = config.rope_parameters
-    if "rope_type" in parts:
-        parts = {None: parts}
-    else:
-        parts = {kind: parts[kind] for kind in sorted(set(config.layer_types)) if isinstance(parts.get(kind), dict)}
+    parts: dict[str | None, Any] = {None: config.rope_parameters}
+    if "rope_type" not in parts[None]:
+        parts = {kind: part for kind, part in sorted(parts[None].items()) if part and kind in config.layer_types}
     layers = "full_attention" if "full_attention" in parts else next(iter(parts))
     rotations = {kind: _rotary(config, part, train_length) for kind, part in parts.items()}
     parameters, plain = parts[layers], rotations[layers]
@@ -137,11 +126,7 @@ def extended(model: nn.Module, extension: Extension, length: int) -> Any:
 
 
 def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: int) -> bool:
-    """Whether a model has rotary modules and all turn as they must, for inputs of that length.
-
-    Compared are cosines and sines at position 1, and angles within ten times the tolerance: that tells slow pairs
-    apart.
-    """
+    """Whether a model has rotary modules and all turn as they must, by their angles at position 1, for that length."""
     positions = torch.tensor([[1, length - 1]])
     modules = list(filter(_is_rotary, model.modules()))
     for module in modules:

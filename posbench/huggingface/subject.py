@@ -37,6 +37,11 @@ class HuggingFaceModel:
     window: int | None = None
     sinks: int = 0
 
+    @property
+    def config(self) -> Any:
+        """The library's configuration; of a model of several parts that of its text part."""
+        return self.model.config.get_text_config()
+
     @torch.no_grad()
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
         last, size = last_of(scored), int(self.config.vocab_size)
@@ -46,6 +51,18 @@ class HuggingFaceModel:
             chosen = torch.from_numpy(scored[start : start + at_once, -last:]).to(windows.device)
             logits = self.read(windows, last)
             yield logits.flatten(0, 1) if chosen.all() else logits[chosen]
+
+    @torch.no_grad()
+    def read(self, inputs: Tensor, last: int) -> Tensor:
+        """The model's own logits (B, last, V) of the last tokens of inputs (B, T), in fp32."""
+        keeps = "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
+        _narrow_masks()
+        token = _window.set((self.window, self.sinks))
+        try:
+            logits = forward(self.model, inputs, self.first_token, **({"logits_to_keep": last} if keeps else {}))
+        finally:
+            _window.reset(token)
+        return logits[:, -last:].float()
 
     def shifted(self, offset: int) -> "HuggingFaceModel":
         raise Undefined(f"positions of {self.model.config.model_type} are not shifted")
@@ -61,48 +78,28 @@ class HuggingFaceModel:
         model, facts = self.model, {"sinks": variant.sinks} if variant.sinks else None
         if variant.extension is not None:
             method, options = parse_choice(variant.extension)
-            # A configuration or a module in a form of this kind only may fail in any way.
             with library_errors(f"transformers cannot extend this model by '{variant.extension}'", Undefined):
                 extension = rope.extension(self.config, method, length, self.train_length, options)
                 model, facts = rope.extended(model, extension, length), extension.facts
         return Varied(dataclasses.replace(self, model=model, window=variant.window, sinks=variant.sinks), facts)
 
-    @property
-    def config(self) -> Any:
-        """The library's configuration; of a model of several parts that of its text part."""
-        return self.model.config.get_text_config()
-
-    @torch.no_grad()
-    def read(self, inputs: Tensor, last: int) -> Tensor:
-        """The model's own logits (B, last, V) of the last tokens of inputs (B, T), in fp32."""
-        keeps = "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
-        _narrow_masks()
-        token = _window.set((self.window, self.sinks))
-        try:
-            logits = forward(self.model, inputs, self.first_token, **({"logits_to_keep": last} if keeps else {}))
-        finally:
-            _window.reset(token)
-        return logits[:, -last:].float()
-
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier ones."""
-        ids = self._random_tokens()
-        length, half = ids.shape[1], ids.shape[1] // 2
-        ids[1, :half] = ids[0, :half]
+        one, other = self._random_tokens().chunk(2)
+        half = one.shape[1] // 2
+        other = torch.cat((one[:, :half], other[:, half:]), dim=1)
         with library_errors(f"{self.name}: transformers cannot run it"):
-            one, other = (self.read(each[None], length)[:, :half] for each in ids)
-        if not one.isfinite().all():
+            logits, changed = (self.read(ids, ids.shape[1])[:, :half] for ids in (one, other))
+        if not logits.isfinite().all():
             raise UserError(f"{self.name}: its logits are not finite in {self.precision}")
-        if self._differ(one, other):
+        if self._differ(logits, changed):
             raise UserError(f"{self.name} is no causal model: later tokens change its earlier logits")
 
     @functools.cached_property
     def _narrows(self) -> bool:
         """Whether a window hides tokens: not those that a recurrent state keeps."""
-        if getattr(self.model, "_is_stateful", False):
-            return False
-        ids = self._random_tokens()[:1]
-        return self._differ(self.read(ids, 1), dataclasses.replace(self, window=_NARROW).read(ids, 1))
+        ids, narrow = self._random_tokens()[:1], dataclasses.replace(self, window=_NARROW)
+        return not getattr(self.model, "_is_stateful", False) and self._differ(self.read(ids, 1), narrow.read(ids, 1))
 
     def _random_tokens(self) -> Tensor:
         size, vocabulary = (2, min(_SHORT, self.train_length)), int(self.config.vocab_size)
@@ -114,11 +111,7 @@ class HuggingFaceModel:
 
 
 def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: Any) -> Tensor:
-    """The library's own logits of token ids (B, T), whatever the model has read before.
-
-    Args:
-        first_token: replaces the first token of every window; None: it is read as it stands.
-    """
+    """The library's own logits of ids (B, T), whatever was read before; `first_token` replaces the first of each."""
     if first_token is not None:
         ids = torch.cat((torch.full_like(ids[:, :1], first_token), ids[:, 1:]), dim=1)
     rope.restore(model)
