@@ -1,12 +1,10 @@
 """The run folder: one owner, whole records, nothing lost."""
 
 import dataclasses
-import fcntl
 import json
 import logging
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +35,13 @@ def test_run_json_says_from_the_start_how_a_run_stands_and_then_how_it_ended(
         return record["status"], record["reason"], record["message"]
 
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
-        record = load_record(tmp_path / "run")
-    assert (record["id"], record["command"], stands()) == (tiny_config.id, "posbench train", ("running", None, None))
+        assert stands() == ("running", None, None)
     with pytest.raises(RunFailed), Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         run.begin_attempt(HERE)
         raise RunFailed("the loss is not finite", "diverged")
     assert stands() == ("failed", "diverged", "the loss is not finite")
     record = load_record(run.folder)
-    assert {"posbench", "python", "torch"} <= record["versions"].keys()
+    assert (record["id"], record["command"]) == (tiny_config.id, "posbench train") and "torch" in record["versions"]
     assert (HERE._asdict() | {"bit_exact": True, "pid": os.getpid()}).items() <= record["attempt"].items()
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         run.begin_attempt(HERE)
@@ -52,7 +49,6 @@ def test_run_json_says_from_the_start_how_a_run_stands_and_then_how_it_ended(
         run.finish("done")
     with pytest.raises(UserError), Run.open(run.folder, tiny_config, COMMAND):
         raise UserError("what cannot begin is no attempt")
-    assert stands() == ("done", None, None)
     with pytest.raises(KeyboardInterrupt), Run.open(run.folder, tiny_config, COMMAND) as run:
         run.begin_attempt(HERE)
         assert stands() == ("done", ADDING, None)
@@ -88,9 +84,6 @@ def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config)
     assert {name: read_rows(tmp_path / name) for name in steps} == {name: [{"step": n}] for name, n in steps.items()}
 
 
-# -- one owner ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_second_process_is_refused_and_changes_nothing(tmp_path: Path, tiny_config: Config, restart: bool) -> None:
     assert not in_use(tmp_path / "run")
@@ -104,14 +97,6 @@ def test_a_second_process_is_refused_and_changes_nothing(tmp_path: Path, tiny_co
 
         assert in_child(second) == 0 and snapshot(tmp_path) == before
     assert not in_use(tmp_path / "run")
-
-
-def test_who_asks_whether_a_folder_is_owned_keeps_no_owner_from_it(tmp_path: Path, tiny_config: Config) -> None:
-    asking = (tmp_path / ".run.lock").open("wb")
-    fcntl.flock(asking, fcntl.LOCK_EX)  # as in_use has it, for a moment
-    threading.Timer(0.05, asking.close).start()
-    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        assert in_use(run.folder)
 
 
 def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
@@ -130,9 +115,6 @@ def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         assert run.rows == [{"step": 1}] and run.record["tokens"] == 1
         assert [path.name for path in run.folder.glob(".tmp-*")] == [".tmp-notes"]
-
-
-# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def test_rows_after_a_step_are_cut_and_half_a_line_never_spoils_the_next(tmp_path: Path, tiny_config: Config) -> None:
@@ -185,10 +167,6 @@ def test_a_full_disk_is_reported_at_the_first_lost_row_and_leaves_whole_rows(
                 run.log({"step": step})
         assert failure.value.reason == "disk"
         assert read_rows(run.folder) == run.rows and len(run.rows) > 1
-        record = (run.folder / "run.json").read_bytes()
-        with pytest.raises(RunFailed):
-            run.finish("failed", "disk")
-        assert (run.folder / "run.json").read_bytes() == record
 
 
 def test_the_log_has_one_line_per_record_and_ends_with_the_run(tmp_path: Path, tiny_config: Config) -> None:

@@ -103,16 +103,12 @@ def assert_has_every_row_once(served: ServedRun, config: Config, folder: Path) -
     assert [json.loads(steps[at])["_step"] for at in sorted(steps)] == list(range(len(rows)))
 
 
-# -- W&B ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_online_every_row_arrives_once_whatever_ended_the_first_session(
     server: Server, config: Config, tmp_path: Path, end: str
 ) -> None:
     (attempt if end == "stopped" else killed)(tmp_path / "run", config, 0, 7)
-    if end == "stopped":
-        assert (only(server).summary["status"], only(server).exit_code) == ("stopped", 255)
+    assert end == "killed" or (only(server).summary["status"], only(server).exit_code) == ("stopped", 255)
     attempt(tmp_path / "run", config, 5, LAST, 3)
     served = only(server)
     assert_has_every_row_once(served, config, tmp_path / "run")
@@ -144,13 +140,10 @@ def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
 
 
 def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_same_run(
-    server: Server,
-    config: Config,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 2)
+    monkeypatch.setenv("WANDB_MODE", "offline")
     for sent in (17, 0):
         assert posbench("sync", str(tmp_path / "run")) == 0
         assert f"run: {sent} rows: {server.url}" in capsys.readouterr().out
@@ -163,8 +156,7 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
     monkeypatch.setenv("WANDB_PROJECT", "other")
     assert posbench("sync", str(tmp_path / "run")) == 0
     assert only(server).last("project") == "other"
-    for name in ("WANDB_PROJECT", "WANDB_API_KEY"):
-        monkeypatch.delenv(name)
+    monkeypatch.delenv("WANDB_API_KEY")
     wandb.teardown()
     assert posbench("sync", str(tmp_path / "run")) == 2
     assert "no W&B API key found: 'wandb login' stores one" in capsys.readouterr().err
@@ -249,18 +241,11 @@ def test_online_needs_a_key_and_nobody_is_asked_for_one(
     assert choose_mode(asked) == mode
 
 
-# -- TensorBoard -------------------------------------------------------------------------------------------------------
-
-
 def test_tensorboard_shows_every_row_once_after_a_kill(config: Config, tmp_path: Path) -> None:
     config = tracked(config, backend="tensorboard")
     killed(tmp_path / "run", config, 0, 7)
     attempt(tmp_path / "run", config, 5, LAST, 2)
-    shown = []
-    for path in (tmp_path / "run/tensorboard").iterdir():
-        for event in EventFileLoader(str(path)).Load():
-            shown += [(value.tag, event.step) for value in event.summary.value if "/" in value.tag]
-    curves = [(tag, step) for tag, step in shown if tag.split("/")[0] in ("train", "val", "eval")]
-    assert len(curves) == len(set(curves))
+    (path,) = (tmp_path / "run/tensorboard").iterdir()
+    curves = [(value.tag, event.step) for event in EventFileLoader(str(path)).Load() for value in event.summary.value]
     assert [step for tag, step in curves if tag == "train/loss"] == [128 * step for step in range(1, LAST + 1)]
     assert [step for tag, step in curves if tag == "eval/loss"] == [16, 32]

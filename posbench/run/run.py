@@ -184,14 +184,12 @@ class Run:
         """Refuse another text or tokenizer than a trained run had; warn of another version of its own encoding."""
         if not checkpoint.every(self.folder):
             return
-        before = {"text": (self.record["data"] or {}).get("sha256"), "tokenizer": self.record["tokenizer_sha256"]}
-        for what, here in (("text", text_sha256), ("tokenizer", tokenizer_sha256)):
-            if before[what] not in (None, here):
-                rest = (
-                    f"bring that {what} back, or train anew with study=NAME, or --restart, which moves this run aside"
-                )
-                changed = f"(sha256 {str(before[what])[:12]}) than its configuration gives now ({here[:12]})"
-                raise UserError(f"{self.folder} was trained on another {what} {changed}: {rest}")
+        text, tokenizer = (self.record["data"] or {}).get("sha256"), self.record["tokenizer_sha256"]
+        for what, was, now in (("text", text, text_sha256), ("tokenizer", tokenizer, tokenizer_sha256)):
+            if was not in (None, now):
+                changed = f"another {what} (sha256 {was:.12}) than its configuration gives now ({now:.12})"
+                rest = "bring that back, or train anew, with study=NAME, or --restart, which moves this run aside"
+                raise UserError(f"{self.folder} was trained on {changed}: {rest}")
         for line in other_code(self.config, self.record) if isinstance(self.config, Config) else ():
             logger.warning("%s", line)
 
@@ -204,9 +202,6 @@ class Run:
         log.addHandler(handler)
         self._held.callback(handler.close)
         self._held.callback(log.removeHandler, handler)
-
-
-# -- who owns it -------------------------------------------------------------------------------------------------------
 
 
 def _lock(folder: Path) -> Path:
@@ -228,9 +223,6 @@ def in_use(folder: Path) -> bool:
             return False
     except OSError as error:  # or it is another user's, perhaps
         return isinstance(error, Timeout)
-
-
-# -- what it records ---------------------------------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str]:
@@ -261,9 +253,6 @@ def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
     changed = [(name, trained[name], digest) for name, digest in now.items() if trained.get(name, digest) != digest]
     line = "'{}' was trained with another version of its file (sha256 {:.12}, now {:.12}): old rows are of that version"
     return [f"{line.format(*each)}, new ones of this; --restart trains anew" for each in changed]
-
-
-# -- its configuration -------------------------------------------------------------------------------------------------
 
 
 def load_config(folder: Path) -> Config:
