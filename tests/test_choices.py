@@ -174,13 +174,11 @@ def test_the_last_l_tokens_hold_the_sentence_as_often_as_the_docs_say(multiple: 
 
 def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, tokenizer: Tokenizer) -> None:
     model = TrainedGPT(build(tiny_config, V).eval(), "ours", L, torch.device("cpu"), torch.float32)
-    for task in ("passkey", "induction"):
-        choice = pose_of(task, L, material(tokenizer))(np.arange(L), 5)
-        wanted = [nll_of(model, np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates]
-        last = np.arange(L)[None] == L - 1
-        got = predicted(model, choice.ids[None], last, 0, choice.candidates[None]).nll[0]
-        np.testing.assert_allclose(got, wanted, atol=1e-5)
-        assert np.ptp(got) > 0.01
+    choice = pose_of("passkey", L, material(tokenizer))(np.arange(L), 5)
+    wanted = [nll_of(model, np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates]
+    got = predicted(model, choice.ids[None], np.arange(L)[None] == L - 1, 0, choice.candidates[None]).nll[0]
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    assert np.ptp(got) > 0.01
 
 
 @pytest.mark.full
@@ -189,7 +187,6 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokeni
         (None, "tokenizer is not known"),
         (lambda texts: [np.zeros(30, np.int64)] * len(texts), "no token of its own for each answer"),
         (lambda texts: [np.array(list(one.encode())) for one in texts], "the sentences of passkey are 75 tokens"),
-        (lambda texts: [np.zeros(0, np.int64)] * len(texts), "no token of its own for each answer"),
     ):
         with pytest.raises(Undefined, match=said):
             pose_of("passkey", L, Material(np.arange(99), encode))(np.arange(L), 0)

@@ -16,7 +16,6 @@ from filelock import FileLock
 from support import posbench
 
 from posbench import encodings, installed, listing, tasks
-from posbench.cli import main
 from posbench.config import compose
 from posbench.config.external import load_saved
 from posbench.encodings import families
@@ -42,23 +41,16 @@ def train(*words: str) -> int:
     return posbench("train", *TINY, "data.path=text.txt", *words)
 
 
-def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command, environment = [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr that a failed command leaves."""
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.splitlines() if line]
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("error: ")
-    return lines[0]
+    (line,) = filter(None, capsys.readouterr().err.splitlines())
+    assert line.startswith("error: ")
+    return line
 
 
 def runs(study: str = "demo") -> list[str]:
@@ -71,22 +63,11 @@ def the_run(study: str = "demo") -> Path:
     return Path("outputs") / study / name
 
 
-# -- help --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["train", "--help"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    code = (
-        "import sys; from posbench.cli import main; code = main(); "
-        "print(*(name for name in sys.modules if '.' not in name), file=sys.stderr); sys.exit(code)"
-    )
-    done = process("-c", code, *arguments)
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from posbench.cli import main; code = main(); print(*sys.modules, file=sys.stderr); exit(code)"
+    done = process("-c", code, "--help")
     assert done.returncode == 0 and "posbench" in done.stdout
-    heavy = {"torch", "hydra", "omegaconf", "numpy", "datasets", "tokenizers", "wandb"}
-    if arguments != ["train", "--help"]:  # newer Typer itself uses pydantic for a command's arguments
-        heavy.add("pydantic")
-    assert not heavy & set(done.stderr.split())
+    assert not {"torch", "hydra", "omegaconf", "numpy", "datasets", "tokenizers", "wandb"} & set(done.stderr.split())
 
 
 def test_help_of_train_is_one_screen_with_what_people_change(
@@ -118,12 +99,9 @@ def test_cfg_prints_every_key_with_its_meaning_and_runs_nothing(capsys: pytest.C
     assert silent == ["  name: t5"] and not Path("outputs").exists()
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
-
 # A command | what its line says. Nothing is written.
 MISTAKES = r"""
 trian | No such command 'trian'. Did you mean 'train'?
-report | Missing argument
 evaluate | Missing argument
 train --nix | No such option: --nix
 train --config-dir nix | no folder 'nix'
@@ -131,62 +109,44 @@ train -m encoding=rope,alibi | One configuration is one run: 'posbench sweep enc
 train --seed 3 | Settings are key=value, without dashes: seed=3
 evaluate nix | nix does not exist: expected run folders or study folders
 evaluate gpt2 | a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2
-evaluate . | no run folder in .
 evaluate length=128 | which run? posbench evaluate outputs/STUDY/RUN length=128
 bench rope --shape 124 | unknown shape '124': did you mean '124m'?
 list rope | list has no section 'rope': 'posbench show rope --text' describes one encoding
-list sections | list has no section 'sections' (there are encodings, patterns, extensions, probes, tasks, 
-show rop --text | unknown encoding 'rop': did you mean 'rope'?
 train encoding=rop | unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)
 train encoding=rotary | did you mean 'rope'?
-train encoding=nope | did you mean 'none'?
 train encoding=all | did you mean 'glob(*)'?
-train tracking=off | did you mean 'none'? (choices: none, tensorboard, wandb)
 train tracking=offline | did you mean 'tracking.mode=offline'?
-train model=gtp | unknown model 'gtp': did you mean 'gpt'? (choices: gpt, llama, qwen3)
 train data=_base | unknown data '_base' (a text of your own is data.path=
 train rope | cannot read 'rope': did you mean 'encoding=rope'?
 sweep six | cannot read 'six': did you mean 'sweep=six'?
-train foo | cannot read 'foo': expected key=value, such as encoding=alibi or seed=1
-train ~encoding | cannot read '~encoding'
 train +experiment=demo | unknown key '+experiment': did you mean 'experiment'?
-train encodin=rope | unknown key 'encodin': did you mean 'encoding'?
 train training.learning_rat=3 | did you mean 'training.learning_rate'?
 train protocl=fixed_target | unknown key 'protocl': did you mean 'protocol'?
 train lenght=128 | unknown key 'lenght': did you mean 'length'?
 train nothing.at_all=1 | unknown key 'nothing.at_all' ('posbench train --cfg' shows all keys)
-train hydra/launcher=joblib | unknown key 'hydra/launcher'
 train lr=3 | unknown key 'lr' (it is training.learning_rate)
-train block_size=3 | (it is training.train_length)
 train epochs=3 | (it is training.tokens: a step has 
 train optimizer.name=adam | (it is AdamW, set by training.learning_rate, betas, 
 train model.dropout=0.1 | (it is not in these models
-train wandb=offline | (it is tracking: 
-train tune=true | unknown key 'tune' (it is for posbench sweep)
 sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4 or 
 train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
 train data.path=a.txt,b.txt | 'posbench sweep' runs each of them (several files as one text are a folder or a glob)
 train seed=abc | seed is 'abc': expected a whole number
-train seed=1.5 | seed is 1.5: expected a whole number
 train seed=true | seed is 'true': expected a whole number
 train training.tokens=1M | training.tokens is '1M': expected a whole number, such as 1e6
-train study=null | study is null: expected text
 train study=../x | study is '../x': expected letters, digits,
 train data.name=??? | data.name: Missing mandatory value
-train model.norm=layernrm | expected 'layernorm' or 'rmsnorm', did you mean 'layernorm'?
 train protocol=fixed | evaluation.protocols is 'fixed': expected 'fixed_target', 'nonoverlap' or
 train runtime.compile=maybe | runtime.compile is 'maybe': expected True, False or 'auto'
 train model.d_model=99 | model.d_model is 99: it does not divide among 4 heads, nearest: 96 or 100
 train model.attention.sinks=1 | expected model.attention.window
 train training.tokens=10 | training.tokens is 10: expected at least 2048, one update
-train training.betas=[0.9,1] | training.betas is 1: expected less than 1
 train training.betas=[0.9] | training.betas is [0.9]: expected two numbers, such as [0.9,0.95]
 train ratio=2,1 | evaluation.ratios is [2.0, 1.0]: expected each once, and numbers ascending
 train targets=65 | evaluation.targets is 65: expected at most training.train_length, 64
 train length=0 | length is 0: expected lengths in tokens, such as 128,256
 train device=gpu | runtime.device is 'gpu', which this machine does not have (here: auto, 
 train processes=3 | does not divide among 3 processes, nearest: 30 or 33
-train encoding.name=alibi | unknown key 'encoding.name' (it is chosen with its options
 train encoding.base=-1 | encoding.base is -1 for 'rope'
 train encoding.bse=2 | 'rope' has no option 'bse'
 train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes; did you mean to choose 'rope'?
@@ -214,15 +174,9 @@ def test_a_traceback_is_shown_with_debug_alone_and_control_characters_are_spelt_
     assert posbench("train", "study='\x1b[2J\u202ex'") == 2
     line = error_line(capsys)
     assert "\x1b" not in line and "\u202e" not in line
-    for error, code, says in (
-        (ValueError("two\nlines"), 1, "error: ValueError: two lines (posbench --debug shows where)"),
-        (KeyboardInterrupt(), 130, "error: interrupted"),
-        (PermissionError(13, "Permission denied", "/data"), 2, "/data: Permission denied: posbench needs to read or "),
-    ):
-        assert exits.report(error) == code and says in error_line(capsys)
+    for error, code in ((ValueError("two\nlines"), 1), (KeyboardInterrupt(), 130), (PermissionError(13, "", "/x"), 2)):
+        assert exits.report(error) == code and error_line(capsys)
 
-
-# -- encodings of an installed package ---------------------------------------------------------------------------------
 
 WRAPPER = """
 from typing import Any
@@ -232,7 +186,7 @@ from posbench.encodings.base import Encoding
 class Wrapper(Encoding):
     def __init__(
         self, shape, inner: str = "alibi", inner_options: dict[str, Any] | None = None,
-        layers: list[dict[str, Any]] | None = None, unlisted: int = 1,
+        layers: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(shape)
         self.inner = encodings.build(inner, shape, inner_options)
@@ -240,30 +194,21 @@ class Wrapper(Encoding):
 
 
 def test_options_of_a_wrapped_encoding_are_typed_one_by_one_or_at_once(tmp_path: Path) -> None:
-    (tmp_path / "own/encoding").mkdir(parents=True)
-    (tmp_path / "own/encoding/wrapper.yaml").write_text(
-        "{name: wrapper, inner: alibi, inner_options: null, layers: null}"
-    )
-
-    def configs(*words: str) -> list[dict[str, Any]]:
-        found = compose.configs(["encoding=wrapper", "encoding.inner=rope", *words], tmp_path / "own")
-        return [config.encoding.options for _, config in found]
+    def options(*words: str) -> dict[str, Any]:
+        return compose.single(["encoding=wrapper", "encoding.inner=rope", *words]).encoding.options
 
     with support.encoding_installed(tmp_path / "site", "wrapper", WRAPPER):
-        for words in (["encoding.inner_options.base=5"], ["encoding.inner_options={base:5}", "encoding.unlisted=2"]):
-            (options,) = configs(*words)
-            assert options["inner_options"] == {"base": 5} and options.get("unlisted") == (2 if words[1:] else None)
+        for word in ("encoding.inner_options.base=5", "encoding.inner_options={base:5}"):
+            assert options(word)["inner_options"] == {"base": 5}
         layers = [{"name": "rope", "window": 8}, {"name": "none"}]
-        assert configs("encoding.layers=[{name:rope,window:8},{name:none}]")[0]["layers"] == layers
-        assert len(configs("encoding.inner_options.base=500,600")) == 2
+        assert options("encoding.layers=[{name:rope,window:8},{name:none}]")["layers"] == layers
         for wrong, message in {
             "encoding.inner_options.bse=500": "'rope' has no option 'bse'",
             "encoding.iner_options.base=500": "'wrapper' has no option 'iner_options'",
             "encoding.inner.base=500": "encoding.inner is {'base': 500} for 'wrapper'",
         }.items():
             with pytest.raises(UserError, match=re.escape(message)):
-                configs(wrong)
-        assert compose.single(["encoding=wrapper"]).encoding.options["unlisted"] == 1  # its signature, without a YAML
+                options(wrong)
 
 
 @pytest.mark.full
@@ -334,38 +279,27 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
         assert message in error_line(capsys)
 
 
-# -- lists -------------------------------------------------------------------------------------------------------------
-
-
 def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("list", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in shown["encodings"]] == encodings.names()
-    for row in shown["encodings"]:
-        assert row["title"] and row["beyond"] and row["source"] and row["checked_against"], row["name"]
+    assert all(
+        row["title"] and row["beyond"] and row["source"] and row["checked_against"] for row in shown["encodings"]
+    )
     rows = {row["name"]: row for row in shown["encodings"]}
-    numbers = {name: tuple(rows[name][key] for key in ("acts", "parameters", "max_length")) for name in rows}
-    assert numbers["none"] == ("nowhere", 0, None) and numbers["learned"] == ("input", 8192, 64)
-    where = {name: tuple(rows[name][key] for key in ("kernels", "cache", "architectures")) for name in rows}
-    assert where["rope"] == ("any", "yes", "Llama, GPT-NeoX") and where["alibi"][:2] == ("with a bias", "yes")
-    assert where["fox"][1] == "with x" and where["stick_breaking"] == ("own", "yes", "posbench's class")
+    where = {name: tuple(rows[name][key] for key in ("acts", "kernels", "cache", "architectures")) for name in rows}
+    assert where["rope"] == ("queries and keys", "any", "yes", "Llama, GPT-NeoX")
+    assert where["alibi"][1:3] == ("with a bias", "yes") and where["fox"][2] == "with x"
+    assert where["stick_breaking"][1:] == ("own", "yes", "posbench's class")
+    assert (rows["learned"]["parameters"], rows["learned"]["max_length"]) == (8192, 64)
     assert [rows[name]["length_dependent"] for name in ("minmax", "longrope", "rope")] == [True, True, False]
-    rope = rows["rope"]
-    assert (rope["paper"], rope["options"]) == ("arXiv:2104.09864", {"base": 10000.0, "layout": "interleaved"})
-    assert "<R(m) q, R(n) k>" in rope["document"] and "Source:" not in rope["document"] and "yarn" in rope["extensions"]
+    assert rows["rope"]["paper"] == "arXiv:2104.09864" and "yarn" in rows["rope"]["extensions"]
     assert [row["name"] for row in shown["probes"]] == probes.names()
     assert [row["name"] for row in shown["tasks"]] == [f"task/{name}" for name in tasks.names()]
     assert all(row["title"] and row["source"] and row["deviates"] and row["options"] for row in shown["tasks"])
-    assert {"builtin", "text"} <= {row["name"] for row in shown["data"]}
-    assert {"demo", "small", "gpt124m"} <= {row["name"] for row in shown["experiments"]}
-
-
-def test_list_is_aligned_lines_of_the_sections_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("list", "encoding", "sweeps") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "encodings:" and "sweeps:" in lines and "data:" not in lines
-    rope, cope = (next(line for line in lines if line.split()[:1] == [name]) for name in ("rope", "cope"))
-    assert rope.index("Rotary") == cope.index("Contextual") and "arXiv:2104.09864" in rope
     demo = compose.single(["experiment=demo"])
     sizes = {name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")}
     assert {**sizes, "train_length": demo.training.train_length} == listing.DEMO
@@ -390,9 +324,6 @@ def test_every_encoding_is_of_a_family_and_one_that_is_not_installed_is_of_the_r
     assert of["randomized"] == of["layered"] == families.family("not_installed") == "other encodings"
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
-
-
 def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -400,15 +331,13 @@ def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
     composing = compose.compose
     compose._composed.cache_clear()  # of what other tests have composed
     monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
-    monkeypatch.setenv("POSBENCH_DEBUG", "1")  # as --debug sets it
-    monkeypatch.setattr(sys, "argv", ["posbench", "train", *TINY, "data.path=text.txt", "--restart", "--debug"])
-    assert main() == 0 and len(calls) == 1
+    assert train() == 0 and len(calls) == 1
     folder = the_run()
     config, record = load_saved(folder / "config.yaml"), load_record(folder)
     assert folder.name == config.id and record["status"] == "done"
-    assert record["command"].startswith("posbench train tracking=none") and "--restart" not in record["command"]
     assert train() == 0 and the_run() == folder  # the same command is the same run
     assert train("--restart") == 0 and runs() == [folder.name, f"{folder.name}.old-1"]
+    assert "--restart" not in load_record(folder)["command"]
     capsys.readouterr()
     assert train("training.learning_rate=1e35") == 1
     lines = capsys.readouterr().err.splitlines()
@@ -445,16 +374,15 @@ def test_evaluate_takes_studies_and_one_run_that_fails_does_not_stop_the_others(
         assert {24, 64} <= {row.length for row in evaluation_rows(folder)}
         assert load_saved(folder / "config.yaml").evaluation.ratios == (1, 2)  # what was asked at training stays
     capsys.readouterr()
+    before = support.snapshot(whole)
     for word, message in {
         "lenght=32": "unknown key 'lenght': did you mean 'length'?",
         "training.tokens=5": "unknown key 'training.tokens'",
         "at_tokens=5": "unknown key 'evaluation.at_tokens'",
         "offsets=5": "evaluation.offsets is [5]: expected []: they are for tasks",
-        "length": "cannot read 'length'",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
         "task=repeet": "unknown task 'repeet': did you mean 'repeat'?",
     }.items():
-        before = support.snapshot(whole)
         assert posbench("evaluate", str(whole), word) == 2
         assert message in error_line(capsys) and support.snapshot(whole) == before
     shutil.rmtree(broken / "checkpoint")
@@ -522,37 +450,22 @@ def test_runs_are_listed_found_by_their_ids_and_deleted_by_name_only(capsys: pyt
     for name in ("run.json", "config.yaml"):
         Path("stranger", name).write_text("{}")
     before = support.snapshot(Path("outputs"))
-    for named, says in {
-        "outputs/demo": "outputs/demo is no run folder: nothing was deleted",
-        "outputs/demo/*": "is no run folder",
-        "nix": "nix is no run folder",
-        "link": "link is no run folder",
-        "stranger": "stranger is no run folder",
-        str(small): f"{small} is no run folder",
-    }.items():
+    for named in ("outputs/demo", "outputs/demo/*", "nix", "link", "stranger", str(small)):
         assert posbench("runs", str(other), named, "--delete") == 2
-        assert says in error_line(capsys)
-    assert posbench("runs", "--delete") == 2 and "which runs?" in error_line(capsys)
+        assert "is no run folder" in error_line(capsys)
     with FileLock(large.with_name(f".{large.name}.lock")):  # as its owner has it
         assert posbench("runs", str(other), large.name, "--delete") == 75
         assert f"{large.name} is in use by another process" in error_line(capsys)
     assert support.snapshot(Path("outputs")).items() >= before.items() and Path("stranger/run.json").exists()
-
     assert posbench("runs", large.name, str(large), str(other), "--delete") == 0
-    assert re.fullmatch(r"deleted 2 runs, \d+\.\d MB\n", capsys.readouterr().out)
     assert runs() == ["report", small.name] and runs("other") == []
 
 
 @pytest.mark.full
-def test_output_that_nobody_reads_and_terminals_without_unicode_are_no_error() -> None:
+def test_output_that_nobody_reads_is_no_error() -> None:
     command = f"'{sys.executable}' -m posbench train {' '.join(TINY)} data.path=text.txt 2>&1 >/dev/null | true"
     subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=True, timeout=120)
     assert load_record(the_run())["status"] == "done"
-    command = f"'{sys.executable}' -m posbench list --json | head -c 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.stderr) == ("{", "")
-    done = process("-m", "posbench", "list", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_version_has_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,40 +67,27 @@ def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -
     assert distances == {"": 64, "experiment=small": 128, "encoding.max_distance=40": 40}  # tuned for the demo
 
 
-# -- typed values ------------------------------------------------------------------------------------------------------
-
 # Words | key | its value; "refused" is one line, and a list is what a sweep makes of it.
 TYPED = r"""
 seed=012 | seed | 12
 seed=1_000 | seed | 1000
 seed=1e3 | seed | 1000
-seed=0x10 | seed | refused
 seed=12:30 | seed | refused
-seed=on | seed | refused
 seed=true | seed | refused
-seed= | seed | refused
 seed=null | seed | refused
 training.learning_rate=1e-4 | training.learning_rate | 0.0001
 training.learning_rate=inf | training.learning_rate | refused
-training.learning_rate=nan | training.learning_rate | refused
 training.tokens=2e6 | training.tokens | 2000000
-training.tokens=1.5 | training.tokens | refused
 training.tokens=2M | training.tokens | refused
-training.betas=[0.9,0.99] | training.betas | (0.9, 0.99)
 training.tokens=${evaluation.blocks}000000 | training.tokens | 128000000
 model.d_ff=null | model.d_ff | None
 model.d_ff=${model.d_model} | model.d_ff | 128
-model.tie_embeddings=false | model.tie_embeddings | False
 model.tie_embeddings=off | model.tie_embeddings | False
 compile=true | runtime.compile | True
-study=012 | study | '012'
 study=1e3 | study | '1e3'
-study=on | study | 'on'
 study=2024-01-01 | study | '2024-01-01'
 study='a,b' | study | refused
 tracking.project=a b | tracking.project | 'a b'
-tracking.project='x=y' | tracking.project | 'x=y'
-tracking.tags=[a,b] | tracking.tags | ('a', 'b')
 tracking.tags=[1e3,012] | tracking.tags | ('1e3', '012')
 tracking.entity=null | tracking.entity | None
 data.path=notes (1).txt | data.path | 'notes (1).txt'
@@ -109,31 +96,22 @@ data.path=~/text#1 | data.path | 'HOME/text#1'
 data.path='a,b.txt' | data.path | 'a,b.txt'
 data.path=a,b.txt | data.path | 'a,b.txt'
 data.path=*.txt | data.path | '*.txt'
-data.path=ünï.txt | data.path | 'ünï.txt'
-data.path=new [2].txt | data.path | 'new [2].txt'
 data.path=it's.txt | data.path | "it's.txt"
 protocol=nonoverlap,fixed_target | evaluation.protocols | ('nonoverlap', 'fixed_target')
 ratio=1,2,4 | evaluation.ratios | (1, 2, 4)
 length=64,128 | evaluation.ratios | (1, 2)
 extension=yarn:factor=4,ntk | evaluation.extensions | ('yarn:factor=4', 'ntk')
-evaluation.at_tokens=[] | evaluation.at_tokens | ()
-tracking.entity=on | tracking.entity | 'on'
 encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved'}
 encoding={name: rope, base: 5, layout: half} | encoding.options | refused
-data=hub data.dataset=x/y data.splits={train: t} | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.splits.train=t | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.revision=1234567 | data.revision | '1234567'
 seed=0,1,2 | seed | [0, 1, 2]
 seed=range(0,5) | seed | [0, 1, 2, 3, 4]
-training.learning_rate=1e-3,1e-4 | training.learning_rate | [0.001, 0.0001]
 encoding=rope,alibi | encoding.name | ['rope', 'alibi']
 encoding=glob(t*) | encoding.name | ['t5', 'temperature', 'transformer_xl', 'tupe']
 training.betas=[0.9,0.95],[0.9,0.99] | training.betas | [(0.9, 0.95), (0.9, 0.99)]
-encoding=fire encoding.threshold=null,quarter | encoding.name | ['fire', 'fire']
 data.path='a,b.txt',c.txt | data.path | ['a,b.txt', 'c.txt']
-seed=range(0,3) encoding=rope,alibi | seed | [0, 0, 1, 1, 2, 2]
-threads=2 | runtime.threads | 2
 device=cuda:1 | runtime.device | 'cuda:1'
 """
 FILES = ["notes (1).txt", "[draft] one=two.txt", "a,b.txt", "c.txt", "it's.txt"]
@@ -167,11 +145,8 @@ def valued(config: Any, key: str) -> Any:
 def test_a_later_value_holds_with_a_line_and_lengths_follow_the_training_length(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert composed("seed=1", "device=cpu", "seed=2", "runtime.device=cuda").seed == 2
-    assert [record.getMessage() for record in caplog.records] == [
-        "seed=1 is followed by seed=2, which holds",
-        "runtime.device=cpu is followed by runtime.device=cuda, which holds",
-    ]
+    assert composed("seed=1", "device=cpu", "seed=2").seed == 2
+    assert [record.getMessage() for record in caplog.records] == ["seed=1 is followed by seed=2, which holds"]
     assert composed("length=128", "ratio=1,4").evaluation.ratios == (1, 4)
     pairs = compose.configs(["training.train_length=64,128", "length=256,64"])
     assert [config.evaluation.ratios for _, config in pairs] == [(1, 4), (0.5, 2)]
@@ -191,13 +166,10 @@ def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path: Path, monkeypat
     spellings = ["texts/a.txt", "./texts//a.txt", f"{tmp_path}/desk/texts/a.txt", f"{tmp_path}/linked/texts/a.txt"]
     assert {composed(f"data.path={path}").data.path for path in [*spellings, "~/texts/a.txt"]} == {"texts/a.txt"}
     assert {composed(f"data.path={path}").data.path for path in ("../a", f"{tmp_path}/a")} == {f"{tmp_path}/a"}
-    found = composed(f"data.dataset={tmp_path}/desk/texts", "data.tokenizer=~/texts")
-    assert (found.data.dataset, found.data.tokenizer) == ("texts", "texts")
-    names = composed("data.dataset='roneneldan/Tiny Stories'", "data.tokenizer=x/z").data
-    assert (names.dataset, names.tokenizer, names.name) == ("roneneldan/Tiny Stories", "x/z", "Tiny-Stories")
-    runtime = composed("runtime.outputs=~/runs", "runtime.cache=~/c").runtime
-    assert (runtime.outputs, runtime.cache) == (f"{tmp_path}/desk/runs", f"{tmp_path}/desk/c")
-    for key in ("data.path", "runtime.outputs", "runtime.cache", "data.tokenizer", "start"):
+    names = composed("data.dataset='roneneldan/Tiny Stories'", "data.tokenizer=~/texts").data
+    assert (names.dataset, names.tokenizer, names.name) == ("roneneldan/Tiny Stories", "texts", "Tiny-Stories")
+    assert composed("runtime.outputs=~/runs").runtime.outputs == f"{tmp_path}/desk/runs"
+    for key in ("data.path", "runtime.outputs", "data.tokenizer", "start"):
         assert "there is no user 'nobody-here'" in refused(f"{key}=~nobody-here/x")
 
 
@@ -213,8 +185,6 @@ def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_sta
     (tmp_path / "experiment/own.yaml").write_text(own)
     config = compose.single(["experiment=own", "data.path=a.jsonl"], tmp_path)
     assert (config.data.name, config.data.column) == ("mine", "body")
-    (tmp_path / "experiment/own.yaml").write_text("# @package _global_\nseed: true\n")
-    assert refused("experiment=own", config_dir=tmp_path) == "seed is true: expected a whole number"
 
 
 NUMBERS = [key for key, hint in schema.keys().items() if schema.kind(hint).startswith(("int", "float"))]
@@ -233,9 +203,6 @@ def test_every_number_has_bounds_that_its_message_names(tiny_config: Config, key
             validate(Config, plain)
             pytest.fail(f"{key}={value} is taken")
         assert re.search(rf"{name} .*(\d|number)", str(caught.value)) and "\n" not in str(caught.value)
-
-
-# -- which run it is ---------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_what_shapes_its_weights(tiny_config: Config) -> None:
@@ -328,8 +295,6 @@ def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs(
     assert at_the_former_rate("encoding=liere", "encoding.block=8").id != "liere-s0-ac9984cf"
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
 PAYLOAD = "{_target_: os.system, command: touch canary, _args_: [touch canary]}"
 PAYLOADS = [
     f"training: {PAYLOAD}",
@@ -370,27 +335,22 @@ def test_what_a_file_says_is_never_run(
 
 
 # What a saved file holds in place of a whole one, or what is changed in it | what the line says.
-SAVED: dict[str, tuple[str | dict[str, Any], str]] = {
-    "hydra": ({"hydra": {"callbacks": {}}}, "unknown key 'hydra'"),
-    "resolver": ({"study": "${oc.env:HOME}"}, "study is '${oc.env:HOME}': expected letters"),
-    "outside": ({"encoding": {"name": "../../x"}}, "encoding.name is '../../x': expected letters"),
-    "no encoding": ({"encoding": None}, "encoding is null: expected keys and values"),
-    "a text": ({"encoding": "rope"}, "encoding is 'rope': expected keys and values"),
-    "misspelt": ({"sed": 1}, "unknown key 'sed': did you mean 'seed'?"),
-    "empty": ("", "expected keys with values"),
-    "a list": ("- 1", "expected keys with values"),
-    "cut": ("study: [", "did not find expected node content"),
-    "code": ("study: !!python/object/apply:os.system [true]", "could not determine a constructor"),
-    "no date": ("study: 2024-99-99", "month must be in 1..12"),
-    "deep": ("[" * 500, "config.yaml"),
-    "a tab": ("a: 1\n\tb: 2", "line 2"),
-    "binary": ("\x00", "characters are not allowed"),
-}
+SAVED: list[tuple[str | dict[str, Any], str]] = [
+    ({"study": "${oc.env:HOME}"}, "study is '${oc.env:HOME}': expected letters"),
+    ({"encoding": {"name": "../../x"}}, "encoding.name is '../../x': expected letters"),
+    ({"encoding": None}, "encoding is null: expected keys and values"),
+    ({"sed": 1}, "unknown key 'sed': did you mean 'seed'?"),
+    ("- 1", "expected keys with values"),
+    ("a: 1\n\tb: 2", "line 2"),
+    ("study: !!python/object/apply:os.system [true]", "could not determine a constructor"),
+    ("[" * 500, "config.yaml"),
+]
 
 
-@pytest.mark.parametrize("name", SAVED)
-def test_a_saved_file_that_is_no_configuration_is_one_line(tmp_path: Path, tiny_config: Config, name: str) -> None:
-    content, message = SAVED[name]
+@pytest.mark.parametrize(("content", "message"), SAVED)
+def test_a_saved_file_that_is_no_configuration_is_one_line(
+    tmp_path: Path, tiny_config: Config, content: str | dict[str, Any], message: str
+) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump({**to_container(tiny_config), **content}))
     with pytest.raises(UserError) as caught:
@@ -402,5 +362,3 @@ def test_a_saved_configuration_is_read_back(tmp_path: Path, tiny_config: Config)
     path = tmp_path / "config.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + yaml.safe_dump(to_container(tiny_config)).encode())  # a byte order mark
     assert load_saved(path) == tiny_config
-    with pytest.raises(UserError, match=r"cannot read .*nix\.yaml"):
-        load_saved(tmp_path / "nix.yaml")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from support import TINY, posbench, snapshot, write_text
@@ -130,9 +129,6 @@ def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Pa
             torch.testing.assert_close(ours, turn(positions[0, :, None] * inv_freq[None]), atol=most, rtol=0)
     if name == "yarn":
         assert encoding.attention_factor == pytest.approx(scale)
-        assert posbench("export", str(only(here)), str(here / "hf")) == 0
-        rope = json.loads((here / "hf/config.json").read_text())["rope_parameters"]
-        assert (rope["factor"], rope["original_max_position_embeddings"]) == (4, 16)
 
 
 def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here: Path) -> None:
@@ -154,28 +150,15 @@ def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here:
 
 
 @pytest.mark.full
-def test_a_glob_gives_a_run_for_each_and_they_stand_in_one_table(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_glob_gives_a_run_for_each_and_they_stand_in_one_table(here: Path) -> None:
     for name in ("rope-s0-1", "rope-s0-1.old-1"):  # the second is what a restart moved aside
         (here / name).mkdir()
         (here / name / "config.yaml").touch()
     assert start.runs(f"{here}/rope*") == [str(here / "rope-s0-1")]
-    assert start.runs(str(here / "rope-s0-1.old-1")) == [str(here / "rope-s0-1.old-1")]
     words = on(here, "protocol=fixed_target", "study=many")
     assert posbench("sweep", "start=outputs/short/rope-*", "encoding=rope", *words) == 0
     assert posbench("train", f"start={source('rope')}", "extension=ntk", *words) == 0
-    whole = ["data=text", "data.path=text.txt", "data.tokenizer=bytes", "encoding=rope", "evaluation.ratios=[0.25,1,2]"]
-    whole += [word for word in TINY if word.startswith(("model.", "evaluation.targets", "evaluation.blocks"))]
-    whole += ["training.batch_size=1", "training.tokens=1024", "training.warmup_tokens=0"]
-    assert posbench("train", *words, *whole) == 0
-    assert len(runs(here / "many")) == 4
-    capsys.readouterr()
-    assert posbench("report", str(here / "many")) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "ntk" in shown and "rope start=16 " in shown and "learning_rate=" not in shown
-    lengths = pd.read_csv(here / "many" / "report" / "rows.csv").groupby("label")["length"].agg(set)
-    assert all({16, 64} <= measured for measured in lengths), lengths
+    assert len(runs(here / "many")) == 3
     given = ["start=outputs/short/rope-*", "evaluation.at_tokens=[0]", *on(here)]
     configs = [plan.config for plan in plans.resolve(plans.read_sets("extend", given))]
     ways = {(one.encoding.name, one.encoding.options.get("base"), one.model.attention.window) for one in configs}
@@ -190,8 +173,6 @@ start={rope} model.n_layers=2 | model.n_layers: not beside start
 start={rope} encoding=fox | 'fox' cannot begin from
 start={learned} | training.train_length is 64
 start={rope} extension=rerope | unknown encoding 'rerope'
-start={rope} experiment=reader | experiment: not beside start
-start={rope} start.seed=3 | start.seed: not beside start
 start={rope} data.tokenizer=bpe data.vocab_size=300 | data.tokenizer=outputs/short/rope
 """
 
@@ -210,22 +191,17 @@ def test_a_start_is_a_finished_run_whose_weights_are_there_as_they_were(
     assert posbench("train", f"start={source('rope')}", *on(here, *small)) == 0
     (row,) = {row.ngram_nll for row in evaluation_rows(only(here)) if row.tokens == 0}
     assert row is not None  # also with a budget below one update of the run before
-    assert posbench("train", f"start={only(here)}", *on(here)) != 0
-    assert "that began at random" in capsys.readouterr().err
-    record = only(here) / "run.json"
-    (only(here) / "config.yaml").write_bytes(Path(source("rope"), "config.yaml").read_bytes())
-    record.write_text(json.dumps({**json.loads(record.read_text()), "status": "stopped"}))
-    assert posbench("train", f"start={only(here)}", *on(here)) != 0
-    assert "not finished" in capsys.readouterr().err
+    for says in ("that began at random", "not finished"):
+        assert posbench("train", f"start={only(here)}", *on(here)) != 0
+        assert says in capsys.readouterr().err
+        (only(here) / "config.yaml").write_bytes(Path(source("rope"), "config.yaml").read_bytes())
+        record = only(here) / "run.json"
+        record.write_text(json.dumps({**json.loads(record.read_text()), "status": "stopped"}))
     config = resolve_one([f"start={source('rope')}", *on(here)]).config
     assert config.start is not None
-    for changed, says in (
-        ({"weights_sha256": "0" * 64}, "not those that this run was to begin from"),
-        ({"run": str(here / "gone")}, "its weights are not those"),
-    ):
-        other = dataclasses.replace(config, start=dataclasses.replace(config.start, **changed))
-        with pytest.raises(UserError, match=says):
-            train.train(other, here / says[:3], [])
+    other = dataclasses.replace(config, start=dataclasses.replace(config.start, weights_sha256="0" * 64))
+    with pytest.raises(UserError, match="not those that this run was to begin from"):
+        train.train(other, here / "other", [])
 
 
 def test_the_gate_is_that_of_the_tokens_of_both_runs_and_there_is_none_if_the_text_is_another(here: Path) -> None:
