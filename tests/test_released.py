@@ -32,6 +32,7 @@ class Layer:
     turning: float = 1.0  # share of the channels
     slowest_stand: bool = False  # those that do not turn are the slowest pairs, with the frequencies of the whole head
     temperature: str | None = None
+    sinks: bool = False
 
 
 def config_of(name: str, **options: Any) -> Any:
@@ -91,13 +92,33 @@ def olmo3_gnope() -> list[Layer]:  # OLMo-core's `no_global_rope` takes RoPE fro
     return [layer if layer.windowed else Layer(None, False) for layer in by_type(config_of("Olmo3Config"))]
 
 
+def gpt_oss() -> list[Layer]:
+    config = config_of("GptOssConfig", head_dim=8)
+    base, made = config.rope_parameters["rope_theta"], layers_of("gpt_oss", config, "GptOssAttention")
+    return [Layer(base, one.sliding_window is not None, sinks=hasattr(one, "sinks")) for one in made]
+
+
+def mimo_v2() -> list[Layer]:
+    """Without the first layer, which sees all beside the pattern; 0.375 of our heads' channels are near theirs."""
+    config = third_party("transformers").MiMoV2FlashConfig(num_hidden_layers=LAYERS)
+    ropes = config.rope_parameters
+    assert config.layer_types[0] == "full_attention" and ropes["full_attention"]["partial_rotary_factor"] == 0.334
+    made = layers_of("mimo_v2_flash", config, "MiMoV2FlashAttention")
+    layers = [
+        Layer(ropes[kind]["rope_theta"], kind == "sliding_attention", 0.375, sinks=one.sinks is not None)
+        for kind, one in zip(config.layer_types, made, strict=True)
+    ]
+    return [layers[1], *layers[1:]]
+
+
 def swan() -> list[Layer]:
     """No package has it: one global layer before every three local ones, by the paper, with our base."""
     return [Layer(10000.0, True) if layer % 4 else Layer(None, False, temperature="logn") for layer in range(LAYERS)]
 
 
 RELEASED: dict[str, Callable[[], list[Layer]]] = {
-    **{each.__name__: each for each in (smollm3, cohere2, llama4, mistral_large4, olmo3_gnope, swan)},
+    **{each.__name__: each for each in (smollm3, cohere2, llama4, mistral_large4, olmo3_gnope, gpt_oss, mimo_v2, swan)},
+    "olmo3": lambda: by_type(config_of("Olmo3Config")),
     "gemma3": lambda: by_type(config_of("Gemma3TextConfig")),
     "gemma4": lambda: by_type(config_of("Gemma4TextConfig")),
 }
@@ -107,13 +128,15 @@ def said(entry: dict[str, Any]) -> Layer:
     """What an entry of a preset says, with the defaults of its encoding."""
     name, windowed = entry["name"], entry.get("window") is not None
     options = encodings.options_of(name) | entry
-    temperature = None
+    temperature, sinks = None, name == "learned_sinks"
+    if sinks:
+        name, options = options["inner"], encodings.options_of(options["inner"]) | options["inner_options"]
     if name == "temperature":
         name, temperature = options["inner"], options["rule"]
         options = encodings.options_of(name) | options["inner_options"]
     if name == "none":
         return Layer(None, windowed, temperature=temperature)
-    return Layer(options["base"], windowed, options.get("fraction", 1.0), name == "p_rope", temperature)
+    return Layer(options["base"], windowed, options.get("fraction", 1.0), name == "p_rope", temperature, sinks)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -11,7 +11,7 @@ from oracles import fire as oracle_of_fire
 from oracles import third_party, third_party_file
 from torch import Tensor, nn
 
-from posbench import attention_logits, attention_output, encodings
+from posbench import attention, attention_logits, attention_output, encodings
 from posbench.encodings.base import Shape
 from posbench.encodings.rope import Spectrum, ntk_by_parts
 from posbench.errors import OptionError, UserError
@@ -275,6 +275,13 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_unit
     upstream = torch.randn_like(by_pieces)
     leaves = [encoding.c, encoding.multiplier, *encoding.networks[1].parameters()]
     assert_gradients_equal((by_pieces * upstream).sum(), (by_network * upstream).sum(), leaves, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_weight_of_alibi_underflows_where_its_slope_times_distance_exceeds_the_exponents_range(dtype: Any) -> None:
+    encoding, zeros = build("alibi", Shape(256, 1, 1, 16), slopes=[0.5]), torch.zeros(1, 1, 256, 256, dtype=dtype)
+    weights = attention(encoding, zeros, zeros, torch.eye(256, dtype=dtype).expand_as(zeros))[0, 0, -1].flip(-1)
+    assert weights[: int(86 / 0.5)].all() and not weights[int(104 / 0.5) :].any()  # 2^-126, 2^-149 with subnormals
 
 
 # -- pairs and weights -------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ class ALiBi(Encoding):
     If H is no power of two, the nearest one below, c, gives c slopes, and every other slope of 2c heads the rest.
 
     Source: Press, Smith and Lewis, "Train Short, Test Long" (2021), arXiv:2108.12409, section 3.
-    Beyond training length: defined everywhere; far keys get ever less weight, and loss usually stays flat.
+    Beyond training length: defined everywhere; loss usually stays flat. In fp32 and bf16 a key about 87/m_h tokens
+    back weighs 0 to the bit: Schröder et al. (2026), arXiv:2608.03994.
     Checked against: transformers BLOOM (causal) and x-transformers AlibiPositionalBias.
     """
 

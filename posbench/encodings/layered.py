@@ -3,7 +3,8 @@
     layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window
 
 Layers with equal entries share one encoding. One that acts at the input reaches every layer. Patterns of published
-models have names: encoding=layered/gemma3, or gemma4, cohere2, llama4, mistral_large4, smollm3, olmo3_gnope, swan.
+models have names: encoding=layered/gemma3, gemma4, gpt_oss, mimo_v2, olmo3, olmo3_gnope, cohere2,
+llama4, mistral_large4, smollm3 or swan.
 
 Source: Yang et al. (2025), arXiv:2501.18795, for the default pattern; Puvvada et al. (2025), arXiv:2504.08719, for
 swan, with `logn` of `temperature` in place of their fitted scale of logits; OLMo-core for olmo3_gnope.

@@ -8,6 +8,7 @@ _ROPE = {"base": 10000.0, "layout": "interleaved"}
 # Of the options that the oracles read.
 _DEFAULTS = {
     "none": {},
+    "p_rope": {**_ROPE, "fraction": 0.75},
     "rope": _ROPE,
     "sinusoidal": {**_ROPE, "combine": "add", "scale": "token"},
     "learned": {},
