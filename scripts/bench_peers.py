@@ -1,19 +1,16 @@
 """Training speed of posbench beside other implementations of the same models, in one process and by turns.
 
-    python scripts/bench_peers.py --shape 12m --threads 2
-    python scripts/bench_peers.py llama mpt --shape 3m --compile
+    python scripts/bench_peers.py --shape 12m --compile
 
 All contenders have the same layers, heads, width, vocabulary, tied head and batch, no dropout and no key-value cache,
 and parameters within 2 % of posbench's model. All take the steps of `posbench train`: its batches, clipping, finite
 checks, fused AdamW, precision, threads and allocator. A peer's loss is torch's cross-entropy, as in these libraries.
-With --compile all run under torch.compile, peers as a whole, posbench by `runtime.compile`. Needs the dependency group
-`peers`.
+With --compile all run under torch.compile. Needs the dependency group `peers`.
 """
 
 import argparse
-import dataclasses
-import sys
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import torch
@@ -22,14 +19,9 @@ from torch import Tensor, nn
 
 from posbench import bench
 from posbench.bench import Sizes
-from posbench.errors import PosbenchError, unknown
 from posbench.model.gpt import build
 
 PARAMETERS_APART = 0.02  # largest difference, as a fraction of posbench's
-Build = Callable[[Sizes, str], nn.Module]  # (sizes, attention) -> a model that maps ids (B, T) to logits (B, T, V)
-
-
-# -- peers -------------------------------------------------------------------------------------------------------------
 
 
 class NanoGPT(nn.Module):
@@ -71,10 +63,11 @@ class NanoBlock(nn.Module):
 class HuggingFace(nn.Module):
     """A decoder of `transformers` that returns only logits."""
 
-    def __init__(self, config: object, attention: str) -> None:
-        from transformers import AutoModelForCausalLM
+    def __init__(self, kind: str, attention: str, **options: Any) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         super().__init__()
+        config = AutoConfig.for_model(kind, **options)
         self.model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -82,82 +75,43 @@ class HuggingFace(nn.Module):
 
 
 def llama(sizes: Sizes, attention: str) -> nn.Module:
-    from transformers import LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.d_model,
-        intermediate_size=-(-sizes.d_model * 8 // 96) * 32,  # as posbench: 8/3 of the width, in steps of 32
-        num_hidden_layers=sizes.n_layers,
-        num_attention_heads=sizes.n_heads,
-        max_position_embeddings=sizes.train_length,
-        tie_word_embeddings=True,
-    )
-    return HuggingFace(config, attention)
+    of = {"vocab_size": sizes.vocab_size, "hidden_size": sizes.d_model, "num_hidden_layers": sizes.n_layers}
+    of |= {"num_attention_heads": sizes.n_heads, "max_position_embeddings": sizes.train_length}
+    width = -(-sizes.d_model * 8 // 96) * 32  # as posbench: 8/3 of the width, in steps of 32
+    return HuggingFace("llama", attention, **of, intermediate_size=width, tie_word_embeddings=True)
 
 
 def mpt(sizes: Sizes, attention: str) -> nn.Module:
-    from transformers import MptConfig
-
-    config = MptConfig(
-        vocab_size=sizes.vocab_size,
-        d_model=sizes.d_model,
-        n_layers=sizes.n_layers,
-        n_heads=sizes.n_heads,
-        max_seq_len=sizes.train_length,
-        emb_pdrop=0.0,
-        resid_pdrop=0.0,
-    )
-    return HuggingFace(config, attention)
+    of = {"vocab_size": sizes.vocab_size, "d_model": sizes.d_model, "n_layers": sizes.n_layers}
+    of |= {"n_heads": sizes.n_heads, "max_seq_len": sizes.train_length}
+    return HuggingFace("mpt", attention, **of, emb_pdrop=0.0, resid_pdrop=0.0)
 
 
-def x_transformers(**scheme: object) -> Build:
+def x_transformers(**scheme: object) -> Callable[[Sizes, str], nn.Module]:
     def build(sizes: Sizes, attention: str) -> nn.Module:
         from x_transformers import Decoder, TransformerWrapper
 
         head_dim = sizes.d_model // sizes.n_heads
-        layers = Decoder(
-            dim=sizes.d_model,
-            depth=sizes.n_layers,
-            heads=sizes.n_heads,
-            attn_dim_head=head_dim,
-            attn_flash=attention == "flash",
-            **({"rotary_emb_dim": head_dim} if "rotary_pos_emb" in scheme else {}),  # all channels, as posbench
-            **scheme,
-        )
-        return TransformerWrapper(
-            num_tokens=sizes.vocab_size,
-            max_seq_len=sizes.train_length,
-            attn_layers=layers,
-            tie_embedding=True,
-            use_abs_pos_emb=False,
-        )
+        if "rotary_pos_emb" in scheme:
+            scheme["rotary_emb_dim"] = head_dim  # all channels, as posbench
+        of = {"dim": sizes.d_model, "depth": sizes.n_layers, "heads": sizes.n_heads, "attn_dim_head": head_dim}
+        layers = Decoder(**of, attn_flash=attention == "flash", **scheme)
+        whole = {"num_tokens": sizes.vocab_size, "max_seq_len": sizes.train_length, "tie_embedding": True}
+        return TransformerWrapper(**whole, attn_layers=layers, use_abs_pos_emb=False)
 
     return build
 
 
-@dataclasses.dataclass(frozen=True)
-class Peer:
-    build: Build
-    encoding: str  # the posbench encoding to compare with
-    attentions: tuple[str, ...]  # those it offers
-    overrides: tuple[str, ...] = ()  # overrides that make posbench's model the same
-
-    @property
-    def ours(self) -> str:
-        """The posbench contender to compare with."""
-        return f"posbench {self.encoding}{' llama' if self.overrides else ''}"
-
-
 LLAMA = ("model=llama", "model.tie_embeddings=true")
-PEERS = {
-    "nanogpt": Peer(NanoGPT, "learned", ("sdpa",)),
-    "llama": Peer(llama, "rope", ("sdpa", "eager"), LLAMA),
-    "mpt": Peer(mpt, "alibi", ("eager",)),
-    "x-none": Peer(x_transformers(), "none", ("eager", "flash")),
-    "x-rope": Peer(x_transformers(rotary_pos_emb=True), "rope", ("eager", "flash")),
-    "x-alibi": Peer(x_transformers(alibi_pos_bias=True), "alibi", ("eager", "flash")),
-    "x-t5": Peer(x_transformers(rel_pos_bias=True), "t5", ("eager",)),  # it refuses flash here
+# What builds a peer (ids -> logits), the posbench encoding and words that make the same model, its attentions.
+PEERS: dict[str, tuple[Callable[[Sizes, str], nn.Module], str, tuple[str, ...], tuple[str, ...]]] = {
+    "nanogpt": (NanoGPT, "learned", (), ("sdpa",)),
+    "llama": (llama, "rope", LLAMA, ("sdpa", "eager")),
+    "mpt": (mpt, "alibi", (), ("eager",)),
+    "x-none": (x_transformers(), "none", (), ("eager", "flash")),
+    "x-rope": (x_transformers(rotary_pos_emb=True), "rope", (), ("eager", "flash")),
+    "x-alibi": (x_transformers(alibi_pos_bias=True), "alibi", (), ("eager", "flash")),
+    "x-t5": (x_transformers(rel_pos_bias=True), "t5", (), ("eager",)),  # it refuses flash here
 }
 
 
@@ -172,29 +126,22 @@ class LikePosbench(nn.Module):
         return F.cross_entropy(self.peer(ids).flatten(0, 1), labels.flatten())  # fp32, under autocast too
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
-
-
-def measure(names: list[str], sizes: Sizes, rounds: int, threads: int | None, compiled: bool) -> pd.DataFrame:
+def measure(sizes: Sizes, rounds: int, threads: int | None, compiled: bool) -> pd.DataFrame:
     """Return a row per peer and attention: its tokens per second, and posbench's speed over its own, with quartiles."""
-    for name in names:
-        if name not in PEERS:
-            raise unknown("peer", name, PEERS)
     contenders, pairs = {}, {}
-    for name in names:
-        peer = PEERS[name]
-        given = ["runtime.device=cpu", f"runtime.compile={str(compiled).lower()}", *peer.overrides]
-        config = bench.configurations([peer.encoding], sizes, threads, given)[peer.encoding]
+    for name, (make, encoding, words, attentions) in PEERS.items():
+        given = ["runtime.device=cpu", f"runtime.compile={str(compiled).lower()}", *words]
+        config = bench.configurations([encoding], sizes, threads, given)[encoding]
         ours = build(config, sizes.vocab_size)
-        contenders[peer.ours] = bench.update_of(ours, config, sizes.vocab_size)
-        for attention in peer.attentions:
-            theirs = peer.build(sizes, attention)
+        against = f"posbench {encoding}{' llama' if words else ''}"
+        contenders[against] = bench.update_of(ours, config, sizes.vocab_size)
+        for attention in attentions:
+            theirs = make(sizes, attention)
             ratio = sum(p.numel() for p in theirs.parameters()) / sum(p.numel() for p in ours.parameters())
-            if abs(ratio - 1) > PARAMETERS_APART:
-                raise PosbenchError(f"{name} has {ratio:.3f} times as many parameters as {peer.ours}")
+            assert abs(ratio - 1) <= PARAMETERS_APART, f"{name} has {ratio:.3f} times as many parameters as {against}"
             model = LikePosbench(torch.compile(theirs) if compiled else theirs)
             contenders[f"{name} {attention}"] = bench.update_of(model, config, sizes.vocab_size)
-            pairs[f"{name} {attention}"] = peer.ours
+            pairs[f"{name} {attention}"] = against
     seconds = bench.take_turns(contenders, rounds, torch.device("cpu"))
     ratios = pd.DataFrame({name: seconds[name] / seconds[ours] for name, ours in pairs.items()})
     speeds = sizes.train_length * sizes.batch_size / seconds[list(pairs)].median()
@@ -202,23 +149,14 @@ def measure(names: list[str], sizes: Sizes, rounds: int, threads: int | None, co
     return pd.DataFrame({"against": pd.Series(pairs), "tokens/s": speeds.round()}).join(quartiles.round(2))
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peers", nargs="*", help=f"default all: {', '.join(PEERS)}")
-    parser.add_argument("--shape", default="3m", help=", ".join(bench.SHAPES))
+    parser.add_argument("--shape", default="3m", choices=bench.SHAPES)
     parser.add_argument("--length", type=int, help="training length, at equal tokens per batch")
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile", action="store_true", help="all contenders under torch.compile")
-    given = parser.parse_args()
-    try:
-        sizes = bench.sizes_of(given.shape, given.length)
-        frame = measure(given.peers or list(PEERS), sizes, given.rounds, given.threads, given.compile)
-        print(f"{frame.to_string()}\n{sizes}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    except PosbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()
+    asked = parser.parse_args()
+    sizes = bench.sizes_of(asked.shape, asked.length)
+    print(measure(sizes, asked.rounds, asked.threads, asked.compile).to_string())
+    print(f"{sizes}, {torch.get_num_threads()} threads, torch {torch.__version__}")

@@ -177,7 +177,13 @@ def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Pa
 def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
     """As docs/longer.md has them: 400 updates, their first twentieth for the warm-up, up to four times the length."""
     source = load.find(model("llama"))
-    typed = [*TEXT, "extension=yarn", f"training.train_length={LONG}", f"training.tokens={400 * 6 * LONG}"]
+    typed = [
+        f"start={model('llama')}",
+        *TEXT,
+        "extension=yarn",
+        f"training.train_length={LONG}",
+        f"training.tokens={400 * 6 * LONG}",
+    ]
 
     def settled(*more: str) -> TrainedOn:
         return finetune._asked(source, [*typed, *more], None)[0]

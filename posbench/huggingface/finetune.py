@@ -98,7 +98,7 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
         raise UserError(f"{wrong}: not beside {place}, a HuggingFace model that is trained as it is")
     given = pairs(words)
     method = given.pop("encoding", None)
-    given.pop("start", None)
+    del given["start"]
     options = {key.partition(".")[2]: read(given.pop(key)) for key in list(given) if key.startswith("encoding.")}
     before, bos = read(given.pop("start.train_length", str(source.train_length))), given.pop("bos", None)
     lora = read(given.pop("lora", "null"))

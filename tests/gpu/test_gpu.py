@@ -25,7 +25,6 @@ from posbench.training.train import train
 DEVICE, CPU = torch.device("cuda"), torch.device("cpu")
 LENGTH, V = 300, 64  # more than two blocks of FlexAttention's, the last a part of one
 MEMORY_LENGTHS = [1024, 4096, 16384, 65536]
-ORDERED = {"alibi"}  # nothing in it is summed by atomic additions, in no fixed order; torch's fused attention does
 WAITS = {"liere", "algebraic"}  # torch.linalg.matrix_exp reads a norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
@@ -93,24 +92,18 @@ def test_every_scheme_trains_in_half_precision(tiny_config: Config, name: str, d
     assert losses[-1] < losses[0] and all(map(math.isfinite, losses))
 
 
-def test_compiled_training_is_the_eager_one(tiny_config: Config) -> None:
-    eager = configured(tiny_config, "rope")
-    compiled = dataclasses.replace(eager, runtime=dataclasses.replace(eager.runtime, compile=True))
-    one, other = (learner(config, torch.float32) for config in (eager, compiled))
-    for step in range(3):
-        found, expected = (update(each, batch(step), step, 1e-3) for each in (other, one))
-        assert found == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "changes", [{"compile": True}, {"checkpointing": True}, {"compile": True, "checkpointing": True}]
+)
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fox", "fire", "cope"])
-def test_blocks_that_are_computed_again_take_the_same_step(tiny_config: Config, name: str, compiled: bool) -> None:
-    kept = configured(tiny_config, name)
-    kept = dataclasses.replace(kept, runtime=dataclasses.replace(kept.runtime, compile=compiled))
-    again = dataclasses.replace(kept, runtime=dataclasses.replace(kept.runtime, checkpointing=True))
-    one, other = (learner(config, torch.float32) for config in (kept, again))
-    assert update(other, batch(), 0, 1e-3) == pytest.approx(update(one, batch(), 0, 1e-3), rel=1e-3)
-    assert other.model.recomputes and not one.model.recomputes
+def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config: Config, name: str, changes: list[str]) -> None:
+    eager = configured(tiny_config, name)
+    other = dataclasses.replace(eager, runtime=dataclasses.replace(eager.runtime, **dict.fromkeys(changes, True)))
+    learners = [learner(config, torch.float32) for config in (eager, other)]
+    for step in range(3):
+        expected, found = (update(each, batch(step), step, 1e-3) for each in learners)
+        assert found == pytest.approx(expected, rel=1e-3)
+    assert learners[1].model.recomputes is ("checkpointing" in changes)
 
 
 @pytest.mark.parametrize("vocabulary", [50257, 50304])
@@ -119,18 +112,16 @@ def test_the_loss_from_the_head_on_is_torchs(vocabulary: int) -> None:
     given = [torch.randn(size, generator=draw) * scale for size, scale in (((4096, 256), 1), ((vocabulary, 256), 0.05))]
     labels = torch.randint(vocabulary, (4096,), generator=draw).to(DEVICE)
 
-    def found(loss_of: Any, dtype: torch.dtype) -> list[torch.Tensor]:
-        leaves = [one.to(DEVICE).requires_grad_() for one in given]
+    def results(loss_of: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+        hidden, weight = (tensor.to(DEVICE).requires_grad_() for tensor in given)
         with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
-            loss = loss_of(*leaves)
-        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+            loss = loss_of(hidden, weight, labels)
+        return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
 
-    exact = found(lambda hidden, weight: F.cross_entropy(F.linear(hidden, weight), labels), torch.float32)
+    exact = results(lambda hidden, weight, labels: F.cross_entropy(F.linear(hidden, weight), labels), torch.float32)
     for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2), (torch.float16, 5e-3)):
-        for one, expected in zip(
-            found(lambda hidden, weight: linear_cross_entropy(hidden, weight, labels), dtype), exact, strict=True
-        ):
-            assert float((one - expected).norm()) < close * float(expected.norm()), dtype
+        for made, expected in zip(results(linear_cross_entropy, dtype), exact, strict=True):
+            assert float((made - expected).norm()) < close * float(expected.norm()), dtype
 
 
 # -- the host does not wait --------------------------------------------------------------------------------------------
@@ -152,32 +143,17 @@ def test_a_step_never_makes_the_host_wait(tiny_config: Config, name: str) -> Non
 # -- determinism and resuming ------------------------------------------------------------------------------------------
 
 
-def two_trainings(config: Config) -> tuple[list[float], list[float], bool]:
-    """The losses of both, and whether these and all weights are the same to the bit."""
-    runs = []
-    for _ in range(2):
-        one = learner(config, torch.bfloat16)
-        losses = [update(one, batch(step), step, 1e-3)[0] for step in range(5)]
-        runs.append((losses, [p.detach().clone() for p in one.model.parameters()]))
-    (losses, weights), (again, others) = runs
-    return losses, again, losses == again and all(map(torch.equal, weights, others))
-
-
-@pytest.mark.parametrize("name", encodings.names())
-def test_two_trainings_are_the_same_to_the_bit_or_say_that_they_are_not(tiny_config: Config, name: str) -> None:
-    losses, again, same = two_trainings(configured(tiny_config, name))
-    print(f"\n{name}: {'the same to the bit' if same else 'not the same to the bit'}")
-    assert losses == pytest.approx(again, rel=1e-3) and (same or name not in ORDERED)
-
-
-@pytest.mark.parametrize("name", encodings.names())
-def test_two_trainings_that_ask_for_it_are_the_same_to_the_bit(tiny_config: Config, name: str) -> None:
-    machine.be_deterministic(DEVICE, True)
+@pytest.mark.parametrize(("name", "asked"), [("alibi", False), *((name, True) for name in encodings.names())])
+def test_two_trainings_are_the_same_to_the_bit(tiny_config: Config, name: str, asked: bool) -> None:
+    """ALiBi in any case: nothing in it is summed by atomic additions, in no fixed order."""
+    machine.be_deterministic(DEVICE, asked)
     try:
-        *_, same = two_trainings(configured(tiny_config, name))
+        runs = [learner(configured(tiny_config, name), torch.bfloat16) for _ in range(2)]
+        first, second = ([update(each, batch(step), step, 1e-3)[0] for step in range(5)] for each in runs)
     finally:
         machine.be_deterministic(DEVICE, False)
-    assert same
+    assert first == second
+    assert all(map(torch.equal, *(each.model.parameters() for each in runs)))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
