@@ -87,6 +87,7 @@ _WORDS = "key=value, e.g. encoding=alibi training.tokens=2000000"
 _KEYS = "'posbench train --help' has the settings that people change, 'posbench train --cfg' all."
 _RUNS = "Runs (folders, or ids of those in outputs), study folders (outputs/STUDY) or globs"
 _MODELS = "or HuggingFace models (a folder, a name on the hub); then settings: length=128,256 extension=yarn:factor=4"
+_ROPES = "A config.json, a model, a run, or yarn factor=4 head_dim=128; then extension=yarn:factor=4 length=16384."
 _SECTIONS = "encodings, patterns, extensions, probes, tasks, data, experiments, models, sweeps or claims; default: all."
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help=_WORDS, show_default=False)]
 Runs = Annotated[list[Path], typer.Argument(help=f"{_RUNS}.")]
@@ -401,6 +402,22 @@ def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = N
     from posbench import listing
 
     print("\n\n\n".join(map(listing.page, names)))
+
+
+@app.command()
+def rope(
+    words: Annotated[list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)],
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")] = None,
+    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write it for each engine.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a RoPE configuration means, and what engines make of it.
+
+    Two are compared. No weights are read.
+    """
+    from posbench.serving import command
+
+    command.main(words, png, write, as_json)
 
 
 @app.command()

@@ -16,6 +16,7 @@ ROOMS = [
     "cli",
     "listing",
     "api",
+    "serving",
     "claims",
     "launch",
     "show",

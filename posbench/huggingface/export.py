@@ -132,7 +132,7 @@ def stock(model: GPT, config: Config) -> Exported:
         "num_attention_heads": config.model.n_heads,
         "intermediate_size": config.model.hidden_width,
         "max_position_embeddings": getattr(rope, "original_length", config.training.train_length),
-        "rope_parameters": _rope_parameters(rope, kind == "gpt_neox"),
+        "rope_parameters": parameters_of(rope, kind == "gpt_neox"),
         "use_cache": model.encoding.name not in _FOLLOW_LENGTH,
         "tie_word_embeddings": model.head is None,
     }
@@ -144,7 +144,7 @@ def stock(model: GPT, config: Config) -> Exported:
     return settings, _tensors(model, rope, packed=True)
 
 
-def _rope_parameters(rope: Rotary | None, partly: bool) -> dict[str, Any]:
+def parameters_of(rope: Rotary | None, partly: bool) -> dict[str, Any]:
     """The `rope_parameters` of an encoding; `partly`: the architecture can rotate only the first channels of a head."""
     if rope is None or rope.width == 0:
         return _NO_POSITIONS

@@ -1,0 +1,237 @@
+"""`posbench rope`: what a RoPE configuration means, what engines make of it, and how to tell it to each."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib
+import torch
+from torch import Tensor
+
+from posbench import encodings, files
+from posbench.config import compose
+from posbench.config.overrides import read as value_of
+from posbench.config.schema import Config
+from posbench.data import hub
+from posbench.encodings import extend
+from posbench.encodings.base import Shape
+from posbench.encodings.rope import CPU, Rotary, frequencies
+from posbench.errors import UserError
+from posbench.huggingface.export import parameters_of
+from posbench.huggingface.rope import rope_parameters
+from posbench.report import charts
+from posbench.run import find
+from posbench.run.run import load_config
+from posbench.serving.engines import reach, remarks, tell
+from posbench.serving.read import ENGINES, NOPE, Rope, Settings, first_difference, read, text_of, told_apart
+
+_WIDTH, _LENGTH = 128, 4096  # of a head and of training, for an encoding by its name
+_WORDS = ("length", "extension", "head_dim", "train_length")
+
+
+def main(words: Sequence[str], png: Path | None, folder: Path | None, as_json: bool = False) -> None:
+    """Describe one configuration, or compare two; draw it; write it for engines.
+
+    Args:
+        words: config.json files, folders or names of models, runs, or names of encodings with options; then
+            `extension=yarn:factor=4`, `length=16384`, `head_dim=` and `train_length=` of an encoding by its name.
+        folder: where the configurations for engines are written.
+    """
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    names = [word for word in words if "=" not in word]
+    if not 1 <= len(names) <= 2:
+        raise UserError("expected a config.json, a model, a run or a rotary encoding; or two of them to compare")
+    configurations = [settings_of(name, given) for name in names]
+    lengths = [int(length) for length in given.get("length", "").split(",") if length]
+    if as_json:
+        print(json.dumps([[_as_json(rope, lengths) for rope in read(each)] for each in configurations], indent=1))
+    else:
+        for name, settings in zip(names, configurations, strict=True):
+            print("\n".join(described(name, settings, lengths)))
+        if len(names) == 2:
+            print("\n".join(compared(names, [read(each) for each in configurations])))
+    if png:
+        files.write(png, charts.drawn(picture(read(configurations[0]), lengths), "png"))
+        print(png)
+    if folder:
+        print("\n".join(written(folder, configurations[0], names[0])))
+
+
+def settings_of(name: str, given: dict[str, str]) -> Settings:
+    """Return the content of a config.json: read from a file, a model or a run, or made for an encoding with options."""
+    path = find.of_id(Path(name))
+    if (path / "run.json").is_file():
+        settings = _of_encoding(load_config(path))
+    elif path.suffix == ".json" or (path / "config.json").is_file():
+        file = path if path.suffix == ".json" else path / "config.json"
+        try:
+            settings = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{file} cannot be read as a configuration: {error}") from None
+    elif name in encodings.names():
+        options = [f"encoding.{key}={text}" for key, text in given.items() if key not in _WORDS]
+        width, length = int(given.get("head_dim", _WIDTH)), int(given.get("train_length", _LENGTH))
+        size = [f"model.d_model={width}", "model.n_heads=1", f"training.train_length={length}"]
+        settings = _of_encoding(compose.single([f"encoding={name}", *options, *size, "evaluation.targets=1"]))
+    else:
+        settings = json.loads((hub.files_of(name, ["config.json"], "a config.json")[0] / "config.json").read_bytes())
+    return _extended(settings, given["extension"], given.get("length")) if given.get("extension") else settings
+
+
+def _of_encoding(config: Config) -> dict[str, Any]:
+    """Return the settings of a model with a run's encoding."""
+    model, length = config.model, config.original_length
+    shape = Shape(model.d_model, model.n_heads, model.n_layers, length)
+    rope = encodings.build(config.encoding.name, shape, config.encoding.options)
+    if not isinstance(rope, Rotary):
+        raise UserError(f"'{config.encoding.name}' is no rotary encoding with frequencies: expected rope or its family")
+    settings = {"model_type": "posbench", "num_hidden_layers": model.n_layers, "head_dim": shape.head_dim}
+    original = getattr(rope, "original_length", length)
+    return {**settings, "max_position_embeddings": original, "rope_parameters": parameters_of(rope, partly=True)}
+
+
+def _extended(settings: Settings, extension: str, length: str | None) -> Settings:
+    """Return settings whose plain RoPE is extended: `method:option=value:option=value`."""
+    method, *options = extension.split(":")
+    plain = [rope for rope in read(settings) if rope.type != NOPE and not rope.window]
+    if not plain or any(rope.type != "default" for rope in plain):
+        raise UserError(
+            f"extension={method}: only plain RoPE is extended, and this is {', '.join(r.type for r in plain)}"
+        )
+    rope = plain[0]
+    shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
+    encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
+    asked = {key: value_of(text) for key, text in (option.split("=", 1) for option in options)}
+    longest = int(length or 0) or round(rope.train_length * float(asked.get("factor", 4.0)))
+    extended, facts = extend.extended(encoding, method, longest, rope.train_length, **asked)
+    long = cast(Rotary, extended).inv_freq(CPU)
+    part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
+    text = {key: value for key, value in text_of(settings).items() if key not in ("rope_scaling", "rope_theta")}
+    sections = text.get("rope_parameters") or {}
+    nested = rope.layers in sections
+    return {**text, "rope_parameters": {**sections, rope.layers: part} if nested else part}
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def described(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
+    """Return lines that say what a configuration means, and what engines make of it."""
+    ropes = read(settings)
+    text = text_of(settings)
+    lines = [f"{name}: {text.get('model_type', 'model')}, {sum(rope.number for rope in ropes)} layers"]
+    for rope in ropes:
+        window = f", window of {rope.window:,} tokens" if rope.window else ""
+        lines += ["", f"{rope.layers} ({rope.number}){window}"]
+        if rope.type == NOPE:
+            continue
+        options = " ".join(f"{key}={_short(value)}" for key, value in rope.options.items())
+        share = "" if rope.width == rope.head_dim else f" of {rope.head_dim}"
+        lines.append(f"  {rope.type}, base {rope.base:,.10g}, {rope.width}{share} channels of a head turn".rstrip())
+        lines += [f"  {options}"] if options else []
+        at: dict[str, list[int]] = {}
+        for length in lengths or dict.fromkeys((rope.train_length, reach(rope))):
+            f, factor = rope.at(length)
+            at.setdefault(f"{stretches(rope, f)}; q and k times {factor:.4g}", []).append(length)
+        lines += [f"  at {' and '.join(f'{length:,}' for length in some)} tokens: {what}" for what, some in at.items()]
+        f, longest = rope.at(rope.train_length)[0], rope.window or reach(rope)
+        whole, apart = int((f * rope.train_length >= 2 * math.pi).sum()), told_apart(rope.at(longest)[0], longest)
+        lines.append(f"  {whole} of {len(f)} pairs turn once or more within the trained {rope.train_length:,} tokens")
+        upto = f"up to {apart:,} of" if apart < longest else "at all"
+        lines.append(f"  equal tokens stand out of random ones {upto} {longest:,} tokens (Men et al. 2024)")
+    found = remarks(settings)
+    alike = [name for name in ENGINES if not any(line.startswith(name) for line in found)]
+    return [*lines, "", f"read alike by {', '.join(alike)}", *(f"! {line}" for line in found)]
+
+
+def stretches(rope: Rope, f: Tensor) -> str:
+    """Return which pairs are as plain RoPE of the same base has them, in between, slowed by the factor, or halted."""
+    plain = frequencies(rope.width, rope.base)
+    slowed = [float("inf") if new == 0 else float(old / new) for old, new in zip(plain, f, strict=True)]
+    most = max(slowed)
+
+    def name(times: float) -> str:
+        if abs(times - 1) < 1e-9:
+            return "as plain RoPE"
+        if math.isinf(times):
+            return "at a halt"
+        return f"slowed {most:.4g} times" if abs(times / most - 1) < 1e-9 else "in between"
+
+    parts: list[tuple[str, int, int]] = []
+    for pair, times in enumerate(slowed):
+        if parts and parts[-1][0] == name(times):
+            parts[-1] = (parts[-1][0], parts[-1][1], pair)
+        else:
+            parts.append((name(times), pair, pair))
+    return ", ".join(f"pairs {a} to {b} {what}" if a < b else f"pair {a} {what}" for what, a, b in parts)
+
+
+def compared(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
+    """Return lines that say where two configurations turn otherwise."""
+    lines = ["", f"{names[0]} and {names[1]}"]
+    for one, other in zip(*both, strict=False):
+        length = max(reach(one), reach(other))
+        place = first_difference(one, other, length)
+        turning = f"differ from position {place[0]:,} on, pair {place[1]} first" if place else "turn alike"
+        factors = "" if one.at(length)[1] == other.at(length)[1] else (
+            f"; q and k times {one.at(length)[1]:.4g} and {other.at(length)[1]:.4g}"
+        )  # fmt: skip
+        windows = "" if one.window == other.window else f"; windows {one.window} and {other.window}"
+        lines.append(f"  {one.layers}: {turning} within {length:,} tokens{factors}{windows}")
+    if len(both[0]) != len(both[1]):
+        lines.append(f"  {len(both[0])} and {len(both[1])} kinds of layers")
+    return lines
+
+
+def written(folder: Path, settings: Settings, model: str) -> list[str]:
+    """Write what tells each engine this RoPE, and return it as lines."""
+    lines: list[str] = []
+    for told in tell(settings, model):
+        lines += [
+            "",
+            told.engine,
+            *([told.text] if told.text else []),
+            *(f"! it still {line}" for line in told.differs),
+        ]
+        if told.engine.startswith("transformers") and told.text:
+            folder.mkdir(parents=True, exist_ok=True)
+            keys = json.dumps(json.loads(told.text), indent=2)
+            files.write(folder / f"{told.engine.replace(' ', '')}.json", keys.encode() + b"\n")
+    files.write(folder / "engines.txt", "\n".join(lines).lstrip().encode() + b"\n")
+    return lines
+
+
+def picture(ropes: Sequence[Rope], lengths: Sequence[int]) -> charts.Picture:
+    """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain RoPE and the trained length."""
+    turning = [rope for rope in ropes if rope.type != NOPE]
+    with matplotlib.rc_context(charts.STYLE):
+        figure = charts.Picture(figsize=(4.2 * len(turning), 3.2), layout="constrained")
+        for axes, rope in zip(figure.subplots(1, len(turning), squeeze=False)[0], turning, strict=True):
+            curves = {f"plain, base {rope.base:,.10g}": frequencies(rope.width, rope.base)}
+            for length in lengths or (rope.train_length, reach(rope)):
+                f = rope.at(length)[0]
+                if not any(torch.equal(f, drawn) for drawn in curves.values()):
+                    curves[f"{rope.type} at {length:,} tokens"] = f
+            for (name, f), colour in zip(curves.items(), (charts.LIGHT, *charts.COLOURS), strict=False):
+                periods = torch.where(f > 0, 2 * math.pi / f, math.nan)
+                axes.plot(periods, color=colour, lw=3 if colour == charts.LIGHT else 1.5, label=name)
+            axes.axhline(rope.train_length, color=charts.DARK, ls=":", lw=1, label=f"trained, {rope.train_length:,}")
+            axes.set(yscale="log", title=rope.layers, xlabel="pair of channels", ylabel="tokens for a whole turn")
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+            axes.legend(fontsize=7, framealpha=0)
+    return figure
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{len(value)} numbers]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _as_json(rope: Rope, lengths: Sequence[int]) -> dict[str, Any]:
+    facts = {**rope._asdict(), "options": dict(rope.options)}
+    at = {length: rope.at(length) for length in lengths or dict.fromkeys((rope.train_length, reach(rope)))}
+    return facts | {"inv_freq": {length: f.tolist() for length, (f, _) in at.items()},
+                    "attention_factor": {length: factor for length, (_, factor) in at.items()}}  # fmt: skip

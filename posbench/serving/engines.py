@@ -1,0 +1,213 @@
+"""What engines make of a configuration otherwise than transformers 5, and how to tell each of them the same RoPE."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from posbench.errors import UserError, did_you_mean
+from posbench.serving.read import (
+    ALL,
+    ENGINES,
+    KEYS,
+    NOPE,
+    OF_ALL,
+    OTHER_NAMES,
+    Rope,
+    Settings,
+    first_difference,
+    read,
+    temperature,
+    text_of,
+)
+
+_STRETCHED = ("yarn", "llama3", "longrope")  # whose trained length is a key of its own
+_SECTIONS = ("rope_scaling", "rope_parameters")
+FLAGS = {  # of llama.cpp, by the keys of a section
+    "rope_theta": "--rope-freq-base",
+    "rope_type": "--rope-scaling",
+    "factor": "--rope-scale",
+    "original_max_position_embeddings": "--yarn-orig-ctx",
+    "beta_fast": "--yarn-beta-fast",
+    "beta_slow": "--yarn-beta-slow",
+    "attn_factor": "--yarn-attn-factor",
+}
+
+
+# -- remarks -----------------------------------------------------------------------------------------------------------
+
+
+def remarks(settings: Settings) -> list[str]:
+    """Return what is misspelt, missing, passed over, or read otherwise by an engine: a line each."""
+    text = text_of(settings)
+    sections = {name: text[name] for name in _SECTIONS if text.get(name)}
+    lines = [line for name, section in sections.items() for line in _of_section(name, section, text)]
+    if len(sections) == 2 and sections["rope_scaling"] != sections["rope_parameters"]:
+        lines.append("rope_scaling and rope_parameters differ: transformers 5 reads rope_scaling, vLLM rope_parameters")
+    reference = read(settings)
+    for engine in list(ENGINES)[1:]:
+        try:
+            lines += [f"{engine} {line}" for line in _differences(reference, read(settings, engine), engine, text)]
+        except UserError as error:
+            lines.append(f"{engine} refuses it: {error}")
+    return lines
+
+
+def _of_section(name: str, section: Settings, text: Settings) -> Iterator[str]:
+    """Yield what is wrong with a section whoever reads it."""
+    parts = {key: part for key, part in section.items() if isinstance(part, Mapping)} or {"": section}
+    for layers, part in parts.items():
+        place = f"{name}.{layers}" if layers else name
+        typed = str(part.get("rope_type") or part.get("type") or "default")
+        kind = OTHER_NAMES.get(typed, typed)
+        keys = KEYS.get(kind, ((), 0))[0]
+        for key in part:
+            if key not in (*keys, *OF_ALL):
+                yield f"{place}.{key} is not read by type '{kind}'{did_you_mean(key, (*keys, *OF_ALL))}"
+        if part.get("type", typed) != typed:
+            yield f"{place} has type '{part['type']}' and rope_type '{typed}': rope_type holds"
+        if len({part.get("rope_theta"), text.get("rope_theta")} - {None}) == 2:
+            yield f"{place}.rope_theta is {part['rope_theta']:g}, rope_theta {text['rope_theta']:g}: the inner holds"
+        if "rope_theta" not in part and not text.get("rope_theta"):
+            yield f"{place} has no rope_theta: it is 10,000 unless the model's class has another"
+        if kind != "default" and part.get("mrope_section"):
+            plain = "LightLLM before September 2026 and MLX-VLM turn as type 'default'"
+            yield f"{place} has mrope_section beside type '{kind}': {plain}"
+        yield from _of_lengths(place, kind, part, text)
+
+
+def _of_lengths(place: str, kind: str, part: Settings, text: Settings) -> Iterator[str]:
+    """Yield what is wrong with the lengths and factors of a section."""
+    longest, factor = text.get("max_position_embeddings"), part.get("factor")
+    original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings")
+    if kind in _STRETCHED and longest and not original:
+        missing = f"{place} has no original_max_position_embeddings"
+        yield f"{missing}: max_position_embeddings, {longest:,}, counts as the trained length; llama.cpp refuses it"
+    if kind in _STRETCHED and longest and original and factor and longest not in (original, round(factor * original)):
+        yield f"max_position_embeddings is {longest:,}: neither the trained {original:,} nor {factor:g} times that"
+    if kind in ("linear", "dynamic") and longest and factor:
+        reach = f"max_position_embeddings times factor, {longest * factor:,.0f} tokens"
+        yield f"vLLM and SGLang read up to {reach}: right only if max_position_embeddings is the trained length"
+    numbers = {len(part[key]) for key in ("short_factor", "long_factor") if part.get(key)}
+    pairs = {rope.width // 2 for rope in read({**text, "rope_scaling": None, "rope_parameters": None})}
+    if numbers - pairs:
+        yield f"{place}: short_factor and long_factor need {max(pairs)} numbers, one a pair, and have {max(numbers)}"
+
+
+def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Settings) -> Iterator[str]:
+    """Yield how an engine turns otherwise than the reference, for each kind of layer."""
+    for wanted, given in zip(reference, ropes, strict=True):
+        lengths = dict.fromkeys((wanted.train_length, reach(wanted)))
+        a, b = wanted.at(reach(wanted))[1], given.at(reach(wanted))[1]
+        where = next(
+            ((length, place) for length in lengths if (place := first_difference(wanted, given, length))), None
+        )
+        turns = "" if where is None else f"turns pair {where[1][1]} otherwise from position {where[1][0]:,} on"
+        if where and where[0] == wanted.train_length < reach(wanted):
+            turns += f" for inputs of {where[0]:,} tokens"
+        scales = "" if abs(a - b) < 1e-3 else f"multiplies q and k by {b:.4f}, not {a:.4f}"
+        if turns or scales:
+            of = "" if wanted.layers == ALL else f" of {wanted.layers}"
+            yield " and ".join(filter(None, (turns, scales))) + of + f": {_reason(engine, given, text)}"
+
+
+def _reason(engine: str, rope: Rope, text: Settings) -> str:
+    """Return why an engine reads a configuration otherwise."""
+    facts = ENGINES[engine]
+    section = next((text[name] for name in facts.sections if text.get(name)), None)
+    part = {} if section is None else section.get(rope.layers, section)
+    if section is None or (engine.startswith("transformers 4") and "rope_theta" not in text):
+        return "it reads rope_scaling and the rope_theta beside it, not rope_parameters"
+    if engine == "transformers 4.55" and rope.type == "yarn":
+        return f"its factor is max_position_embeddings / original_max_position_embeddings, {rope.options['factor']:g}"
+    if part.get("rope_type", part.get("type")) in facts.without:
+        return f"it has no type '{rope.type if rope.type != 'default' else part.get('rope_type', part.get('type'))}'"
+    if rope.fixed_length:
+        return f"it keeps the frequencies of {rope.fixed_length:,} tokens for every input"
+    if passed := [key for key in facts.unread if part.get(key) is not None]:
+        return f"it does not read {' and '.join(passed)}"
+    return f"{' and '.join(key for key in facts.multiplies if part.get(key))} multiplies its own factor"
+
+
+def reach(rope: Rope) -> int:
+    """Return the longest input that a RoPE is made for, in tokens."""
+    factor = float(rope.options.get("factor", 1.0)) if rope.type in (*_STRETCHED, "dynamic") else 1.0
+    return max(rope.longest, round(factor * rope.train_length))
+
+
+# -- telling engines ---------------------------------------------------------------------------------------------------
+
+
+class Told(NamedTuple):
+    """What tells an engine a RoPE."""
+
+    engine: str
+    text: str  # keys of config.json as JSON, or a command
+    differs: list[str]  # how the engine still turns otherwise, when it reads that
+
+
+def tell(settings: Settings, model: str = "MODEL") -> list[Told]:
+    """Return for each engine what tells it the RoPE that transformers 5 reads, each read back and compared."""
+    text = text_of(settings)
+    reference = [rope for rope in read(settings) if rope.type != NOPE]
+    longest = max(map(reach, reference))
+    bare = {key: value for key, value in text.items() if key not in (*_SECTIONS, "rope_theta", "rope_local_base_freq")}
+    told = []
+    for engine in ("transformers 5", "transformers 4", "vLLM 0.25", "SGLang", "llama.cpp"):
+        parts = {rope.layers: _parameters(rope, engine) for rope in reference}
+        section = parts if len(parts) > 1 else next(iter(parts.values()))
+        keys: dict[str, Any] = {"rope_parameters": section}
+        if any(rope.type in _STRETCHED for rope in reference):
+            keys["max_position_embeddings"] = longest
+        if engine == "transformers 4":
+            if len(parts) > 1:
+                told.append(Told(engine, "", ["has one section for all kinds of layers"]))
+                continue
+            theta = section.pop("rope_theta")
+            keys = {key: value for key, value in keys.items() if key != "rope_parameters"}
+            keys |= {"rope_theta": theta} | ({} if section == {"rope_type": "default"} else {"rope_scaling": section})
+        written = json.dumps({"text_config": keys} if "text_config" in settings else keys)
+        differs = [*_differences(reference, _rotating(bare | keys, engine), engine, bare | keys)]
+        if engine.startswith("vLLM"):
+            written = f"vllm serve {model} --hf-overrides {shlex.quote(written)} --max-model-len {longest}"
+        elif engine == "SGLang":
+            server = f"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python -m sglang.launch_server --model-path {model}"
+            written = f"{server} --json-model-override-args {shlex.quote(written)} --context-length {longest}"
+        elif engine == "llama.cpp":
+            written, differs = _flags(reference, longest, differs)
+        told.append(Told(engine, written, differs))
+    return told
+
+
+def _rotating(settings: Settings, engine: str) -> list[Rope]:
+    return [rope for rope in read(settings, engine) if rope.type != NOPE]
+
+
+def _parameters(rope: Rope, engine: str) -> dict[str, Any]:
+    """Return a section that an engine reads as this RoPE, with `rope_theta` in it."""
+    options = {key: value for key, value in rope.options.items() if key not in ("mscale", "mscale_all_dim", "share")}
+    if rope.type == "yarn":
+        plain = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True}
+        options = {key: value for key, value in options.items() if plain.get(key) != value and key != "attn_factor"}
+        own, asked = temperature({"factor": rope.options["factor"]}, ()), options.pop("attention_factor")
+        if abs(asked - own) > 1e-9:
+            key = "attention_factor" if engine.startswith("transformers") else "attn_factor"
+            options[key] = asked if key == "attention_factor" else asked / own
+    if rope.type in _STRETCHED:
+        options["original_max_position_embeddings"] = rope.train_length
+    if rope.type == "proportional":
+        options["partial_rotary_factor"] = rope.options["share"]
+    elif rope.width != rope.head_dim:
+        options["partial_rotary_factor"] = rope.width / rope.head_dim
+    return {"rope_type": rope.type, "rope_theta": rope.base, **options}
+
+
+def _flags(reference: list[Rope], longest: int, differs: list[str]) -> tuple[str, list[str]]:
+    """Return llama.cpp's flags for a model that is converted already; it has them for one plain kind of layer."""
+    rope = reference[0]
+    if len(reference) > 1 or rope.type not in ("default", "linear", "yarn"):
+        return "", differs or ["has no flags for it: convert a model with the keys of transformers 5"]
+    part = {key: value for key, value in _parameters(rope, "llama.cpp").items() if value != "default"}
+    flags = [word for key, flag in FLAGS.items() if key in part for word in (flag, part[key])]
+    words = ["llama-server", "-m", "MODEL.gguf", "-c", longest, *flags]
+    return shlex.join(f"{word:.9g}" if isinstance(word, float) else str(word) for word in words), differs

@@ -1,0 +1,246 @@
+"""The RoPE that a config.json asks for, by kind of layer, as each engine reads it.
+
+Engines differ in the keys that they read and in what these mean. What stands here is from their code in autumn 2026:
+transformers 5.23, 4.57 and 4.55 (modeling_rope_utils), vLLM 0.25 and SGLang (rotary_embedding), llama.cpp (conversion).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posbench.encodings.rope import SCALINGS, Spectrum, frequencies
+from posbench.errors import UserError, did_you_mean
+from posbench.huggingface.load import LENGTHS
+
+Settings = Mapping[str, Any]  # the content of a config.json
+ALL = "all layers"
+NOPE = "none"  # the type of layers without positions
+TOLERANCE = 1e-3  # of cosines that count as equal
+_BETAS = {"beta_slow": 1.0, "beta_fast": 32.0}
+_ATTENTION = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
+# The keys of each type, the required ones first; then how many these are.
+KEYS: dict[str, tuple[tuple[str, ...], int]] = {
+    "default": ((), 0),
+    "linear": (("factor",), 1),
+    "dynamic": (("factor",), 1),
+    "yarn": (("factor", "original_max_position_embeddings", *_BETAS, "truncate", *_ATTENTION), 1),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), 3),
+    "longrope": (("short_factor", "long_factor", "original_max_position_embeddings", "attention_factor", "factor"), 2),
+    "proportional": (("factor",), 0),
+}
+OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+OTHER_NAMES = {"su": "longrope", "deepseek_yarn": "yarn", "mrope": "default"}
+
+
+class Engine(NamedTuple):
+    """How an engine reads a config.json."""
+
+    sections: tuple[str, ...]  # where it looks for RoPE; the first that is there
+    unread: tuple[str, ...] = ()  # keys of a section that it passes over
+    multiplies: tuple[str, ...] = ()  # keys that multiply YaRN's own factor on queries and keys
+    one_length: bool = False  # it keeps the frequencies of the longest input for all inputs
+    without: tuple[str, ...] = ()  # types that it takes for `default`
+
+
+_EITHER = ("rope_parameters", "rope_scaling")
+_MSCALE = ("mscale", "mscale_all_dim")
+ENGINES = {
+    "transformers 5": Engine(("rope_scaling", "rope_parameters"), ("attn_factor",)),
+    "transformers 4": Engine(("rope_scaling",), ("attn_factor",)),
+    "transformers 4.55": Engine(("rope_scaling",), ("attn_factor",)),
+    "vLLM 0.25": Engine(_EITHER, ("attention_factor", *_MSCALE), ("attn_factor",), one_length=True),
+    "SGLang": Engine(_EITHER, ("attention_factor",), ("attn_factor",), one_length=True),
+    "llama.cpp": Engine(_EITHER, (*_MSCALE, "truncate"), ("attention_factor", "attn_factor"), True, ("dynamic",)),
+}
+
+
+class Rope(NamedTuple):
+    """The RoPE of one kind of layer."""
+
+    layers: str  # the kind, such as full_attention
+    number: int  # of layers of this kind
+    head_dim: int
+    width: int  # channels of a head that turn
+    type: str  # a key of KEYS, or NOPE
+    base: float
+    options: Mapping[str, Any]
+    train_length: int  # tokens, before any stretching
+    longest: int  # tokens that the model is said to read
+    window: int | None
+    fixed_length: int | None = None  # the frequencies of this length serve all
+
+    def at(self, length: int) -> tuple[Tensor, float]:
+        """Return the radians per position of each pair for inputs of a length, (P,) fp64, and the factor on q and k."""
+        f, options = frequencies(self.width, self.base), dict(self.options)
+        length = self.fixed_length or length
+        if self.type in (NOPE, "default"):
+            return f, 1.0
+        if self.type == "yarn":
+            share = self._ramp()
+            return f * (share / options["factor"] + 1 - share), options["attention_factor"]
+        if self.type == "proportional":
+            turning = torch.arange(len(f)) < int(options["share"] * self.head_dim // 2)
+            return torch.where(turning, f, 0.0) / options.get("factor", 1.0), 1.0
+        rule = SCALINGS[{"linear": "pi", "dynamic": "dynamic_ntk"}.get(self.type, self.type)]
+        long = torch.tensor(length, dtype=torch.float64)
+        scaled = rule(Spectrum(f, self.base, self.train_length, long, _expect, True), **options)
+        return scaled.f, scaled.attention_factor
+
+    def _ramp(self) -> Tensor:
+        """Return how far YaRN slows each pair, from 0 to 1: (P,)."""
+        limits = [
+            self.width * math.log(self.train_length / (2 * math.pi * self.options[beta])) / (2 * math.log(self.base))
+            for beta in ("beta_fast", "beta_slow")
+        ]
+        if self.options["truncate"]:
+            limits = [math.floor(limits[0]), math.ceil(limits[1])]
+        low, high = max(limits[0], 0), min(limits[1], self.width - 1)
+        index = torch.arange(self.width // 2, dtype=torch.float64)
+        return ((index - low) / (high - low or 0.001)).clamp(0, 1)
+
+
+def _expect(fine: bool, option: str, value: object, expected: str) -> None:
+    if not fine:
+        raise UserError(f"{option} is {value}: expected {expected}")
+
+
+def text_of(settings: Settings) -> Settings:
+    """Return the part of a configuration that describes the language model."""
+    return settings.get("text_config") or settings
+
+
+def read(settings: Settings, engine: str = "transformers 5") -> list[Rope]:
+    """Return the RoPE of each kind of layer, as an engine reads a configuration.
+
+    Raises:
+        UserError: no width of a head or no length, an unknown type, or a required key that is missing.
+    """
+    text = text_of(settings)
+    section: Settings = next((text[name] for name in ENGINES[engine].sections if text.get(name)), {})
+    return [_rope(text, section, engine, *kind, count) for kind, count in _layers(text).items()]
+
+
+def _layers(text: Settings) -> Counter[tuple[str, bool]]:
+    """Return how many layers are of each kind, and turn queries and keys or not."""
+    count = text.get("num_hidden_layers") or text.get("n_layer") or 1
+    period = text.get("sliding_window_pattern") or (2 if str(text.get("model_type")).startswith("gemma2") else None)
+    kinds = text.get("layer_types") or [ALL] * count
+    if kinds[0] == ALL and isinstance(period, int) and period > 1:
+        kinds = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)]
+    interval = text.get("no_rope_layer_interval")
+    turning = text.get("no_rope_layers") or [not interval or (layer + 1) % interval for layer in range(count)]
+    if text.get("model_type") in ("cohere2", "exaone4"):  # whose global layers have no positions
+        turning = [kind == "sliding_attention" for kind in kinds]
+    return Counter((kind, bool(turns)) for kind, turns in zip(kinds, turning, strict=False))
+
+
+def _rope(text: Settings, section: Settings, engine: str, layers: str, turns: bool, count: int) -> Rope:
+    part: Settings = section[layers] if isinstance(section.get(layers), Mapping) else section
+    outside = text.get("rope_theta") or text.get("rotary_emb_base") or 10_000.0
+    base = outside if "transformers 4" in engine else part.get("rope_theta") or outside
+    if layers == "sliding_attention" and text.get("rope_local_base_freq"):  # Gemma 3, whose local layers are plain
+        part, base = {}, text["rope_local_base_freq"]
+    longest = next((text[key] for key in LENGTHS if isinstance(text.get(key), int)), None)
+    if longest is None:
+        raise UserError(f"no length of a sequence: expected {LENGTHS[0]}")
+    head_dim, width = _widths(text, part)
+    kind = str(part.get("rope_type") or part.get("type") or "default")
+    kind = OTHER_NAMES.get(kind, kind)
+    if kind not in KEYS:
+        raise UserError(f"rope_type is '{kind}'{did_you_mean(kind, KEYS)}: expected {', '.join(KEYS)}")
+    keys, required = KEYS[kind]
+    if absent := [key for key in keys[:required] if part.get(key) is None]:
+        raise UserError(f"rope_type '{kind}' needs {' and '.join(absent)}")
+    original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings") or longest
+    if kind in ("default", "linear", "dynamic", "proportional"):
+        original = longest
+    facts = ENGINES[engine]
+    if kind in facts.without:
+        kind = "default"
+    options = {key: part[key] for key in keys if part.get(key) is not None and key not in facts.unread}
+    options.pop("original_max_position_embeddings", None)
+    fixed = None
+    if kind == "yarn":
+        if engine == "transformers 4.55" and "original_max_position_embeddings" in part:
+            options["factor"] = longest / original  # its own key is not used (transformers issue 38224)
+        options = {**_BETAS, "truncate": True, **options}
+        options["attention_factor"] = temperature(options, facts.multiplies)
+    elif kind == "longrope":
+        options.setdefault("factor", max(1.0, longest / original))
+        fixed = max(longest, original) if facts.one_length else None
+    elif kind == "dynamic":
+        fixed = int(longest * options["factor"]) if facts.one_length else None
+    elif kind == "proportional":
+        options["share"] = part.get("partial_rotary_factor", 1.0)
+    if not turns:
+        return Rope(
+            f"{layers}, no positions", count, head_dim, 0, NOPE, 1.0, {}, longest, longest, _window(text, layers)
+        )
+    return Rope(layers, count, head_dim, head_dim if kind == "proportional" else width, kind, float(base), options,
+                original, longest, _window(text, layers), fixed)  # fmt: skip
+
+
+def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
+    """Return the factor on queries and keys of YaRN."""
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(options["factor"]) + 1 if options["factor"] > 1 else 1.0
+
+    if options.get("attention_factor") is not None and "attention_factor" not in multiplies:
+        return float(options["attention_factor"])
+    pair = options.get("mscale"), options.get("mscale_all_dim")
+    temperature = scale(pair[0]) / scale(pair[1]) if pair[0] and pair[1] else scale(1.0)
+    return temperature * float(next((options[key] for key in multiplies if options.get(key) is not None), 1.0))
+
+
+def _widths(text: Settings, part: Settings) -> tuple[int, int]:
+    """Return the channels of a head, and how many of them turn."""
+    hidden, heads = (
+        text.get(a) or text.get(b) for a, b in (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
+    )
+    head_dim = text.get("qk_rope_head_dim") or text.get("head_dim") or (hidden and heads and hidden // heads)
+    if not head_dim:
+        raise UserError("no width of a head: expected head_dim, or hidden_size and num_attention_heads")
+    shares = (part.get("partial_rotary_factor"), text.get("partial_rotary_factor"), text.get("rotary_pct"))
+    share = next((share for share in shares if share is not None), 1.0)
+    return head_dim, text.get("rotary_dim") or int(head_dim * share)
+
+
+def _window(text: Settings, layers: str) -> int | None:
+    if layers == "chunked_attention":
+        return text.get("attention_chunk_size")
+    return None if layers == "full_attention" or text.get("use_sliding_window") is False else text.get("sliding_window")
+
+
+# -- what is measured of frequencies -----------------------------------------------------------------------------------
+
+
+def first_difference(one: Rope, other: Rope, length: int) -> tuple[int, int] | None:
+    """Return the first position, and its first pair, whose cosines differ by more than TOLERANCE up to a length."""
+    (f, _), (g, _) = one.at(length), other.at(length)
+    if len(f) != len(g):
+        return (1, min(len(f), len(g)))
+    for start in range(1, length, 4096):
+        positions = torch.arange(start, min(start + 4096, length), dtype=torch.float64)[:, None]
+        differs = ((positions * f).cos() - (positions * g).cos()).abs() > TOLERANCE
+        if differs.any():
+            position = int(differs.any(1).nonzero()[0])
+            return start + position, int(differs[position].nonzero()[0])
+    return None
+
+
+def told_apart(f: Tensor, length: int) -> int:
+    """Return up to which distance the sum of cosines over pairs is not negative: equal tokens stand out of random ones.
+
+    Source: Men et al., "Base of RoPE Bounds Context Length" (2024), arXiv:2405.14591, section 4. At most `length`.
+    """
+    for start in range(0, length, 4096):
+        distances = torch.arange(start, min(start + 4096, length), dtype=torch.float64)[:, None]
+        negative = (distances * f).cos().sum(1) < 0
+        if negative.any():
+            return start + int(negative.nonzero()[0])
+    return length
