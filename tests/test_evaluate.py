@@ -317,6 +317,19 @@ class Bag(Planted):
         return torch.log1p(torch.nn.functional.one_hot(ids, V).cumsum(1).float())
 
 
+def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what_positions_do(config: Config) -> None:
+    config = evaluation_with(config, tasks=("offset",), protocols=("fixed_target",), windowed=False)
+    nll = {}
+    for name in ("rope", "alibi", "none", "sinusoidal", "learned"):
+        rows = [row for row in rows_of(gpt(config, name), periodic(48), config) if row.task == "offset"]
+        assert [row.offset or 0 for row in rows] == [0, L, 3 * L, 7 * L, 15 * L] and {row.length for row in rows} == {L}
+        assert len({row.targets_sha256 for row in rows} - {None}) == 1
+        nll[name] = [row.nll for row in rows]
+    for name in ("rope", "alibi", "none"):
+        assert nll[name] == pytest.approx([nll[name][0]] * 5, abs=1e-5), name
+    assert max(nll["sinusoidal"]) - min(nll["sinusoidal"]) > 1e-4 and nll["learned"][1:] == [None] * 4
+
+
 def test_shuffling_distant_context_costs_a_bag_of_tokens_nothing_and_one_that_reads_order_something(
     config: Config,
 ) -> None:

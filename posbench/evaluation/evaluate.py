@@ -18,7 +18,7 @@ from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import problems, protocols
-from posbench.evaluation.models import Floats, NotFinite, Subject, Variant, check_finite, score
+from posbench.evaluation.models import Floats, NotFinite, Subject, Variant, Varied, check_finite, score
 from posbench.evaluation.ngrams import CachedNGrams
 from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned, measurements
 from posbench.evaluation.probes import Encode
@@ -88,6 +88,7 @@ def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Callable[
         window=variant.window,
         extension=variant.name,
         task=measurement.task,
+        offset=measurement.offset or None,
         documents=windows.documents if windows else None,
     )
     if not windows:
@@ -95,7 +96,7 @@ def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Callable[
         return dataclasses.replace(row, status="too_short", reason=reason), lambda row: row
     posed = functools.partial(problems.choices_of, measurement, split, evaluation.encode)
     try:
-        subject, facts = evaluation.subject.varied(variant, measurement.length)
+        subject, facts = _varied(evaluation, measurement)
         digest = "" if not measurement.poses else problems.sha256(posed())
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row
@@ -124,9 +125,15 @@ def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -
 def _nll(evaluation: Evaluation, asked: Measurement) -> Floats:
     """Return the nll of all tokens that the windows score, in the order of `targets_of`."""
     assert asked.windows is not None
-    subject, _ = evaluation.subject.varied(asked.variant, asked.length)
+    subject, _ = _varied(evaluation, asked)
     batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world
     return score(subject, evaluation.split, asked.windows, batch_tokens, asked.rewrite, world).ravel()
+
+
+def _varied(evaluation: Evaluation, asked: Measurement) -> Varied:
+    """Return the subject as a row asks for it; raises as `Subject.varied` and `Subject.shifted`."""
+    varied = evaluation.subject.varied(asked.variant, asked.length + asked.offset)
+    return varied._replace(subject=varied.subject.shifted(asked.offset)) if asked.offset else varied
 
 
 def _measured(

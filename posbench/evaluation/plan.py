@@ -55,6 +55,7 @@ class Measurement:
     length: int  # tokens
     windows: Windows | None  # None: the text is too short
     variant: Variant = AS_TRAINED
+    offset: int = 0  # the position of a window's first token
     rewrite: Callable[[Integers], Integers] | None = None  # of each window's length + 1 tokens
     poses: Callable[[probes.Material], probes.Pose] | None = None  # a problem in each window's place
     task: str | None = dataclasses.field(default=None, compare=False)
@@ -90,8 +91,11 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
         _, colon, options = text.partition(":")
         for variant, length in varied(settings, lengths, train_length):
             for probe in probes.of(text, [length], settings.targets, train_length):
-                windows, name = plan("fixed_target", probe.targets).get(length), f"{probe.task}{colon}{options}"
-                rows.append(Measurement("task", length, windows, variant, probe.rewrite, probe.poses, name))
+                windows, name = plan("fixed_target", probe.targets).get(probe.length), f"{probe.task}{colon}{options}"
+                if variant.window and probe.length <= variant.window:
+                    continue
+                asked_of = (probe.offset, probe.rewrite, probe.poses, name)
+                rows.append(Measurement("task", probe.length, windows, variant, *asked_of))
     return rows
 
 

@@ -36,6 +36,7 @@ class HuggingFaceModel:
     first_token: int | None = None  # replaces the first token of every window
     window: int | None = None
     sinks: int = 0
+    offset: int = 0  # the first token's position
 
     @property
     def config(self) -> Any:
@@ -55,17 +56,23 @@ class HuggingFaceModel:
     @torch.no_grad()
     def read(self, inputs: Tensor, last: int) -> Tensor:
         """The model's own logits (B, last, V) of the last tokens of inputs (B, T), in fp32."""
-        keeps = "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
+        options: dict[str, Any] = {}
+        if "logits_to_keep" in inspect.signature(type(self.model).forward).parameters:
+            options["logits_to_keep"] = last
+        if self.offset:
+            options["position_ids"] = (self.offset + torch.arange(inputs.shape[1], device=inputs.device))[None]
         _narrow_masks()
         token = _window.set((self.window, self.sinks))
         try:
-            logits = forward(self.model, inputs, self.first_token, **({"logits_to_keep": last} if keeps else {}))
+            logits = forward(self.model, inputs, self.first_token, **options)
         finally:
             _window.reset(token)
         return logits[:, -last:].float()
 
     def shifted(self, offset: int) -> "HuggingFaceModel":
-        raise Undefined(f"positions of {self.model.config.model_type} are not shifted")
+        if "position_ids" not in inspect.signature(type(self.model).forward).parameters:
+            raise Undefined(f"transformers gives {self.model.config.model_type} no positions: there are none to shift")
+        return dataclasses.replace(self, offset=offset)
 
     def varied(self, variant: Variant, length: int) -> Varied:
         kind, position = self.model.config.model_type, position_of(self.model.config)

@@ -55,6 +55,7 @@ class Probe:
     targets: int  # how many of the window's last predictions are scored
     rewrite: Callable[[Ids], Ids] | None = None  # of one window's length + 1 tokens; the targets must stay
     poses: Callable[[Material], Pose] | None = None  # a problem in each window; raises Undefined where there is none
+    offset: int = 0  # the position of the first token read
 
 
 def balanced(task: str, number: int, answers: int) -> int:
