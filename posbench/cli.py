@@ -239,7 +239,13 @@ def evaluate(
     """
     from posbench.run import find
 
-    if models := [word for word in words if "=" not in word and find.is_model(word)]:
+    models = [word for word in words if "=" not in word and find.is_model(word)]
+    if "extension=search" in words:
+        from posbench.serving import search
+
+        search.main(models or _runs_and_settings("evaluate", words)[0], [word for word in words if "=" in word])
+        return
+    if models:
         from posbench.huggingface import evaluate as huggingface
 
         settings = [word for word in words if word not in models]
@@ -252,7 +258,8 @@ def evaluate(
     from posbench.launch import run
 
     or_a_model = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
-    run.evaluate_runs(*_runs_and_settings("evaluate", words, or_a_model))
+    folders, settings = _runs_and_settings("evaluate", words, or_a_model)
+    run.evaluate_runs(folders, settings)
 
 
 def _runs_and_settings(command: str, words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:

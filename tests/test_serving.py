@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import hf_models
+import pandas as pd
 import pytest
 import torch
 from support import posbench
@@ -14,6 +15,7 @@ from support import posbench
 from posbench.errors import UserError
 from posbench.serving.engines import FLAGS, reach, remarks, tell
 from posbench.serving.read import NOPE, first_difference, read, told_apart
+from posbench.serving.search import ranked
 
 transformers = pytest.importorskip("transformers")
 BARE = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -154,3 +156,24 @@ def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys:
     assert "slowed 8 times" in capsys.readouterr().out
     for words in ([], ["alibi"], [one, "extension=nope"]):
         assert posbench("rope", *words) == 2
+
+
+def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hf_models.save("llama", Path("llama"))
+    hf_models.write_text(Path("text.txt"))
+    words = ["data=text", "data.path=text.txt", "targets=16", "blocks=16", "device=cpu", "threads=1"]
+    assert posbench("evaluate", "./llama", "extension=search", "length=192", *words) == 0
+    shown = capsys.readouterr().out
+    table = [line.split() for line in shown.splitlines() if ":factor=" in line or line.startswith(("none", "dynamic"))]
+    losses = [float(line[1]) for line in table[:12]]  # no token of this tokenizer is a digit: the loss decides alone
+    assert losses == sorted(losses) and "trained at 48 tokens" in shown
+    frame = pd.DataFrame(
+        {"extension": [None, "pi", "yarn"] * 2, "variant": "plain", "length": 192, "length_ratio": 4.0}
+    )
+    frame["protocol"], frame["task"] = ["fixed_target"] * 3 + ["task"] * 3, [None] * 3 + ["passkey"] * 3
+    frame["nll"], frame["accuracy"] = [1.0, 1.1, 1.2, *[None] * 3], [*[None] * 3, 0.1, 0.5, 0.4]
+    assert list(ranked(frame, 192)["extension"]) == ["pi", "none", "yarn"]
+    assert posbench("evaluate", "./llama", "extension=search", "length=48", *words) == 2
