@@ -87,8 +87,7 @@ class Rope(NamedTuple):
             return torch.where(turning, f, 0.0) / options.get("factor", 1.0), 1.0
         rule = SCALINGS[{"linear": "pi", "dynamic": "dynamic_ntk"}.get(self.type, self.type)]
         long = torch.tensor(length, dtype=torch.float64)
-        scaled = rule(Spectrum(f, self.base, self.train_length, long, _expect, True), **options)
-        return scaled.f, scaled.attention_factor
+        return rule(Spectrum(f, self.base, self.train_length, long), **options)
 
     def _ramp(self) -> Tensor:
         """Return how far YaRN slows each pair, from 0 to 1: (P,)."""
@@ -101,11 +100,6 @@ class Rope(NamedTuple):
         low, high = max(limits[0], 0), min(limits[1], self.width - 1)
         index = torch.arange(self.width // 2, dtype=torch.float64)
         return ((index - low) / (high - low or 0.001)).clamp(0, 1)
-
-
-def _expect(fine: bool, option: str, value: object, expected: str) -> None:
-    if not fine:
-        raise UserError(f"{option} is {value}: expected {expected}")
 
 
 def text_of(settings: Settings) -> Settings:
