@@ -17,7 +17,7 @@ from posbench.config.schema import Config
 from posbench.data import hub
 from posbench.encodings import extend
 from posbench.encodings.base import Shape
-from posbench.encodings.rope import CPU, Rotary, frequencies
+from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import UserError
 from posbench.huggingface.export import parameters_of
 from posbench.huggingface.rope import rope_parameters
@@ -106,7 +106,7 @@ def _extended(settings: Settings, extension: str, length: str | None) -> Setting
     asked = {key: value_of(text) for key, text in (option.split("=", 1) for option in options)}
     longest = int(length or 0) or round(rope.train_length * float(asked.get("factor", 4.0)))
     extended, facts = extend.extended(encoding, method, longest, rope.train_length, **asked)
-    long = cast(Rotary, extended).inv_freq(CPU)
+    long = cast(Rotary, extended).inv_freq(torch.device("cpu"))
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
     text = {key: value for key, value in text_of(settings).items() if key not in ("rope_scaling", "rope_theta")}
     sections = text.get("rope_parameters") or {}
