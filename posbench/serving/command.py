@@ -76,7 +76,7 @@ def settings_of(name: str, given: dict[str, str]) -> Settings:
         size = [f"model.d_model={width}", "model.n_heads=1", f"training.train_length={length}"]
         settings = _of_encoding(compose.single([f"encoding={name}", *options, *size, "evaluation.targets=1"]))
     else:
-        settings = json.loads((hub.files_of(name, ["config.json"], "a config.json")[0] / "config.json").read_bytes())
+        settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
     return _extended(settings, given["extension"], given.get("length")) if given.get("extension") else settings
 
 
