@@ -106,7 +106,7 @@ def _extended(settings: Settings, extension: str, length: str | None) -> Setting
     asked = {key: value_of(text) for key, text in (option.split("=", 1) for option in options)}
     longest = int(length or 0) or round(rope.train_length * float(asked.get("factor", 4.0)))
     extended, facts = extend.extended(encoding, method, longest, rope.train_length, **asked)
-    long = cast(Rotary, extended).inv_freq(torch.device("cpu"))
+    long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
     text = {key: value for key, value in text_of(settings).items() if key not in ("rope_scaling", "rope_theta")}
     sections = text.get("rope_parameters") or {}
