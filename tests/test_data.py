@@ -574,8 +574,9 @@ def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_t
         a, b = one.batch(step), other.batch(step)
         assert torch.equal(a.ids, b.ids) and torch.equal(a.labels, b.labels) and torch.equal(a.labels, a.ids + 1)
         assert a.ids.shape == (8, 16) and a.ids.dtype == a.labels.dtype == torch.int64 and a.n_scored == 8 * 16
-    rows = one.batch(2, [1, 5])
-    assert torch.equal(rows.ids, one.batch(2).ids[[1, 5]]) and rows.n_scored == 8 * 16
+    for rank, rows in enumerate(([0, 1, 4, 5], [2, 3, 6, 7])):
+        share = one.batch(2).share(2, rank, 2)
+        assert torch.equal(share.ids, one.batch(2).ids[rows]) and share.n_scored == 8 * 16
     assert not torch.equal(one.batch(0).ids, batches.TrainingBatches(ids, 16, 8, seed=4).batch(0).ids)
 
 

@@ -29,9 +29,10 @@ class Batch(NamedTuple):
     def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> "Batch":
         return cls(ids, labels, int((labels != IGNORED).sum()), positions)
 
-    def rows(self, some: Sequence[int]) -> "Batch":
-        """Return those rows, for one of several processes; `n_scored` stays that of all."""
-        return self._each(lambda column: column[some])
+    def share(self, parts: int, rank: int, size: int) -> "Batch":
+        """Return the rows of one process of several, an equal share of each part; `n_scored` stays that of all."""
+        rows = np.arange(len(self.ids)).reshape(parts, size, -1)[:, rank].ravel()
+        return self._each(lambda column: column[rows]) if size > 1 else self
 
     def parts(self, count: int) -> "list[Batch]":
         """Split into so many batches of equal size. Some may have no label to score."""
@@ -48,12 +49,6 @@ class Batch(NamedTuple):
         return self._replace(ids=change(self.ids), labels=change(self.labels), positions=positions)
 
 
-def own_rows(rows: int, parts: int, rank: int, size: int) -> list[int]:
-    """Return the rows of a batch that one process of several computes: an equal share of each part of the batch."""
-    numbers: list[int] = np.arange(rows).reshape(parts, size, -1)[:, rank].ravel().tolist()
-    return numbers
-
-
 class TrainingBatches:
     """Epochs of non-overlapping blocks of `train_length` tokens in random order, from a random offset in each epoch."""
 
@@ -64,12 +59,11 @@ class TrainingBatches:
         self.blocks_per_epoch = max(1, (len(ids) - train_length) // train_length)
         self._order = functools.lru_cache(2)(self._order_of)
 
-    def batch(self, step: int, rows: Sequence[int] | None = None) -> Batch:
-        """Return the batch of a step, counted from 0, or rows of it; every label is scored. It may span epochs."""
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0; every label is scored. It may span epochs."""
         first = step * self._batch_size
         places = [divmod(at, self.blocks_per_epoch) for at in range(first, first + self._batch_size)]
-        batch = _blocks(self._ids, [int(self._order(epoch)[index]) for epoch, index in places], self._train_length)
-        return batch if rows is None else batch.rows(rows)
+        return _blocks(self._ids, [int(self._order(epoch)[index]) for epoch, index in places], self._train_length)
 
     def spans(self, steps: int) -> np.ndarray:
         """(S, 2): the parts of the text that the first `steps` batches hold, first token and end; sorted, disjoint."""

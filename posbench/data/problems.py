@@ -10,7 +10,6 @@ the rest, and only predictions of the answer are scored:
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,8 @@ class ProblemBatches:
     batch_size: int  # rows of an update
     seed: int  # of the problems alone
 
-    def batch(self, step: int, some: Sequence[int] | None = None) -> Batch:
-        """Return the batch of a step, counted from 0, or some rows of it; all are drawn, one after the other."""
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
         rng = np.random.default_rng(derive(self.seed, "problems", step))
         task, offset = self.data.task, self.data.offset
         lengths = rng.integers(task.shortest, task.longest, self.batch_size, endpoint=True)
@@ -54,8 +53,7 @@ class ProblemBatches:
             first = torch.from_numpy(rng.integers(0, offset, self.batch_size, endpoint=True))
             # No row has a token of its problem beyond the last position, only of what fills it.
             positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)
-        batch = Batch.of(ids, labels, positions)
-        return batch if some is None else batch.rows(some)
+        return Batch.of(ids, labels, positions)
 
 
 @dataclasses.dataclass(frozen=True)

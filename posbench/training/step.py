@@ -143,7 +143,7 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone.
 
     Args:
-        batch: the whole batch; of several processes, the rows of this one (`batches.own_rows`).
+        batch: the whole batch; of several processes, the rows of this one (`Batch.share`).
         step: number of the update, from 0; random positions are drawn from it.
     """
     if not batch.n_scored:

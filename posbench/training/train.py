@@ -20,7 +20,7 @@ from torch import Tensor
 from posbench import machine
 from posbench.config.external import Trains
 from posbench.config.schema import Config, EvaluationConfig
-from posbench.data.batches import Batch, TrainingBatches, own_rows
+from posbench.data.batches import Batch, TrainingBatches
 from posbench.data.problems import ProblemBatches, TaskData, prepare
 from posbench.data.tokens import Tokens
 from posbench.errors import Stopped, UserError
@@ -161,7 +161,6 @@ def fit(
     config = world.from_first(run.as_begun(config) if run else None)
     evaluations, (validate_every, validation) = on_the_way(config), _validation(tokens, config)
     cadences = (config.runtime.log_every_steps, validate_every, config.runtime.checkpoint_every_steps)
-    rows = own_rows(training.batch_size * parts, parts, world.rank, world.size) if world.size > 1 else None
     launched: list[Outcome] = []  # and not yet read
     if run and run.tracker:
         run.tracker.send()
@@ -193,7 +192,7 @@ def fit(
         while step < total:
             learner.model.train()
             rate = learning_rate(step, total, training)
-            launched.append(begin_update(learner, batches.batch(step, rows), step, rate))
+            launched.append(begin_update(learner, batches.batch(step).share(parts, world.rank, world.size), step, rate))
             step += 1
             to_log, to_validate, to_save = (every and (step % every == 0 or step == total) for every in cadences)
             wanted = to_log or to_validate or to_save or step in evaluations
