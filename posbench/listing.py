@@ -26,56 +26,45 @@ _FILES = {"": "train", "model.": "model/gpt", "data.": "data/_base", "training."
 _FILES |= {"evaluation.": "evaluation/extrapolation", "tracking.": "tracking/wandb"}
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
-
-
 def comments(path: Path) -> dict[str, str]:
-    """The comments of a YAML file by key (`section.key` for nested ones): beside the key, or in the lines above."""
-    said: dict[str, str] = {}
+    """Return the comments of a YAML file by key (`section.key` for nested ones): beside it, or in the lines above."""
+    texts: dict[str, str] = {}
     above: list[str] = []
     parents: list[str] = []
-    head, _, rest = path.read_text(encoding="utf-8").partition("\n")
-    for line in (rest if head.startswith("#") else f"{head}\n{rest}").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
         if line.lstrip().startswith("#"):
-            above.append(line.strip("# "))
+            above += [line.strip("# ")] if number else []  # the first line is about the file
             continue
         if match := re.match(r"( *)(\w+):", line):
             parents = [*parents[: len(match[1]) // 2], match[2]]
-            said[".".join(parents)] = re.split(r"\s# ", line, maxsplit=1)[-1] if " # " in line else " ".join(above)
+            texts[".".join(parents)] = re.split(r"\s# ", line, maxsplit=1)[-1] if " # " in line else " ".join(above)
         above = []
-    return said
+    return texts
 
 
 def explained(container: dict[str, Any]) -> str:
-    """A configuration as YAML, each key with its comment."""
+    """Return a configuration as YAML, each key with its comment."""
     of_encoding = choices("encoding").get(container["encoding"]["name"])
-    said = {f"encoding.{key}": text for key, text in (comments(of_encoding) if of_encoding else {}).items()}
+    texts = {f"encoding.{key}": text for key, text in (comments(of_encoding) if of_encoding else {}).items()}
     for section, name in _FILES.items():
-        said |= {f"{section}{key}": text for key, text in comments(configs_dir() / f"{name}.yaml").items()}
-    return "\n".join(_lines(container, said, "")) + "\n"
+        texts |= {f"{section}{key}": text for key, text in comments(configs_dir() / f"{name}.yaml").items()}
+    return "\n".join(_lines(container, texts, "")) + "\n"
 
 
-def _lines(container: dict[str, Any], said: dict[str, str], prefix: str) -> list[str]:
+def _lines(container: dict[str, Any], texts: dict[str, str], prefix: str) -> list[str]:
     lines = []
     for key, value in container.items():
         path, indent = f"{prefix}{key}", "  " * prefix.count(".")
-        if value and isinstance(value, dict) and (not prefix or any(other.startswith(f"{path}.") for other in said)):
-            lines += [f"{indent}{key}:", *_lines(value, said, f"{path}.")]
+        if value and isinstance(value, dict) and (not prefix or any(other.startswith(f"{path}.") for other in texts)):
+            lines += [f"{indent}{key}:", *_lines(value, texts, f"{path}.")]
             continue
         text = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True).strip()[1:-1]
-        lines.append(f"{indent}{key}: {text}{f'  # {said[path]}' if said.get(path) else ''}")
+        lines.append(f"{indent}{key}: {text}{f'  # {texts[path]}' if texts.get(path) else ''}")
     return lines
 
 
-# -- lists -------------------------------------------------------------------------------------------------------------
-
-
 def show(sections: list[str], as_json: bool) -> None:
-    """Print the listing: JSON, or aligned lines with what matters most.
-
-    Args:
-        sections: those to print, such as `encodings` or `task`; all if empty.
-    """
+    """Print the rows of sections such as `encodings` or `task`, or of all: JSON, or aligned lines with what matters."""
     rows = listing(sections)
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -89,31 +78,28 @@ def show(sections: list[str], as_json: bool) -> None:
 
 
 def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each section, of all if none is named. Raises UserError if there is no such section."""
+    """Return the rows of each section, of all if none is named. Raises UserError if there is no such section."""
     from posbench import tasks
     from posbench.encodings.extend import methods
     from posbench.evaluation import probes
 
+    facts = ("name", "title", "source", "options")
     there: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "encodings": (describe, encodings.names()),
         "patterns of layers": (_first_comment, choices("encoding/layered").items()),
-        "extensions": (lambda method: {key: getattr(method, key) for key in _OF_A_METHOD}, methods().values()),
+        "extensions": (lambda method: {key: getattr(method, key) for key in facts}, methods().values()),
         "probes": (probe, probes.names()),
         "tasks": (task, tasks.names()),
     }
     for group in ("experiment", "model", "sweep", "claim", "data"):
         there[group if group == "data" else f"{group}s"] = (_first_comment, choices(group).items())
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
-    asked = [by_word.get(section.lower().rstrip("s")) for section in sections]
-    if None in asked:
-        section, words = sections[asked.index(None)], ", ".join(name.partition(" ")[0] for name in there)
+    names = [by_word.get(section.lower().rstrip("s"), "") for section in sections]
+    if "" in names:
+        section, words = sections[names.index("")], ", ".join(name.partition(" ")[0] for name in there)
         of_one = f": 'posbench show {section} --text' describes one encoding"
-        near = of_one if section in encodings.names() else f" (there are {words})"
-        raise UserError(f"list has no section '{section}'{near}")
-    return {name: [make(each) for each in of] for name, (make, of) in there.items() if name in (asked or there)}
-
-
-_OF_A_METHOD = ("name", "title", "source", "options")
+        raise UserError(f"list has no section '{section}'{of_one if section in encodings.names() else f' ({words})'}")
+    return {name: [make(each) for each in of] for name, (make, of) in there.items() if name in (names or there)}
 
 
 def page(name: str) -> str:
@@ -167,19 +153,18 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def probe(name: str) -> dict[str, Any]:
-    """The facts on one probe of the use of context."""
+    """Return the facts on one probe of the use of context."""
     from posbench.evaluation import probes
 
-    module = importlib.import_module(f"posbench.evaluation.probes.{name}")
-    return _documented(name, module.__doc__ or "") | {"options": probes.options_of(name)}
+    document = importlib.import_module(f"posbench.evaluation.probes.{name}").__doc__ or ""
+    return _documented(name, document) | {"options": probes.options_of(name)}
 
 
 def task(name: str) -> dict[str, Any]:
-    """The facts on a synthetic task, which is chosen as data."""
+    """Return the facts on a synthetic task, which is chosen as data."""
     from posbench import tasks
 
-    document = tasks.load(name).__doc__ or ""
-    return _documented(f"task/{name}", document) | {"options": tasks.options_of(name)}
+    return _documented(f"task/{name}", tasks.load(name).__doc__ or "") | {"options": tasks.options_of(name)}
 
 
 def _documented(name: str, text: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.wrapper import Wrapper, build_entry
 from posbench.errors import UserError
-from posbench.options import Count, typed
+from posbench.options import Count, checked
 
 _LOCAL: dict[str, Any] = {"name": "rope", "window": 32}
 PATTERN: list[dict[str, Any]] = [_LOCAL, _LOCAL, _LOCAL, {"name": "none"}]
@@ -41,7 +41,8 @@ class Layered(Wrapper):
     def entry(self, layers: list[dict[str, Any]], place: int, n_layers: int) -> Encoding:
         """Build the encoding of an entry for n_layers layers."""
         key, options = f"encoding.layers[{place}]", dict(layers[place])
-        window = typed(options.pop("window", None), Count | None, f"{key}.window", "layered", None)
+        given = {"window": options.pop("window", None)}
+        window = checked(given, {"window": Count | None}, {"window": None}, "layered", f"{key}.")["window"]
         inner = build_entry(options, dataclasses.replace(self.shape, n_layers=n_layers), key)
         if "positions" in inner.hooks:
             name = inner.name
