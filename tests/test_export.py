@@ -133,34 +133,28 @@ def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_n
 
 # -- what must not pass ------------------------------------------------------------------------------------------------
 
-Change = Callable[[dict[str, Any], dict[str, Any]], export.Exported]
+
+def swap(tensors: dict[str, Any], one: str, other: str) -> None:
+    swapped = {key.replace(one, "?").replace(other, one).replace("?", other): each for key, each in tensors.items()}
+    tensors.update({key: swapped[key] for key in tensors})
 
 
-def renamed(one: str, other: str) -> Change:
-    """Tensors whose names take each other's parts."""
-    return lambda settings, tensors: (
-        settings, {key.replace(one, "?").replace(other, one).replace("?", other): each for key, each in tensors.items()}
-    )  # fmt: skip
-
-
-def without(part: str) -> Change:
-    return lambda settings, tensors: (settings, {key: each for key, each in tensors.items() if part not in key})
-
-
-def with_rope(**parameters: Any) -> Change:
-    return lambda made, tensors: (made | {"rope_parameters": made["rope_parameters"] | parameters}, tensors)
-
-
-OTHERS: dict[str, tuple[str, dict[str, Any], Change]] = {
-    "a tensor left out": ("rope", LLAMA, without("layers.1.mlp.up_proj")),
-    "all norms left out": ("rope", GPT, without("norm")),
-    "queries for keys": ("rope", LLAMA, renamed("q_proj", "k_proj")),
-    "layers in another order": ("rope", GPT, renamed("layers.0", "layers.1")),
-    "no attention factor": ("yarn", LLAMA, with_rope(attention_factor=1.0)),
-    "another epsilon": ("rope", LLAMA, lambda settings, tensors: (settings | {"rms_norm_eps": 1e-5}, tensors)),
-    "positions where there are none": ("none", LLAMA, with_rope(rope_type="default")),
-    "the wrong layout": ("rope", LLAMA, lambda *made: made),
+Q = "model.layers.0.self_attn.q_proj.weight"
+# An encoding, a block, and a change of settings or tensors that makes another model.
+OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any], dict[str, Any]], object]]] = {
+    "a tensor left out": ("rope", LLAMA, lambda settings, tensors: tensors.pop("model.layers.1.mlp.up_proj.weight")),
+    "queries for keys": ("rope", LLAMA, lambda settings, tensors: swap(tensors, "q_proj", "k_proj")),
+    "layers in another order": ("rope", GPT, lambda settings, tensors: swap(tensors, "layers.0", "layers.1")),
+    "no attention factor": (
+        "yarn",
+        LLAMA,
+        lambda settings, _: settings["rope_parameters"].update(attention_factor=1.0),
+    ),
+    "another epsilon": ("rope", LLAMA, lambda settings, tensors: settings.update(rms_norm_eps=1e-5)),
+    "positions where there are none": ("none", LLAMA, lambda settings, tensors: settings.update(rope_parameters=ROPE)),
+    "the wrong layout": ("rope", LLAMA, lambda settings, tensors: tensors.update({Q: tensors[Q].flip(0)})),
 }
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 @pytest.mark.sample(4)
@@ -170,9 +164,13 @@ def test_another_model_is_refused_and_leaves_nothing(
 ) -> None:
     name, block, change = OTHERS[what]
     stock = export.stock
-    monkeypatch.setattr(export, "stock", lambda model, config: change(*stock(model, config)))
-    if what == "the wrong layout":
-        monkeypatch.setattr(export, "_order", lambda rope, partly: torch.arange(rope.shape.head_dim))
+
+    def other(*given: Any) -> export.Exported:
+        made = stock(*given)
+        change(*made)
+        return made
+
+    monkeypatch.setattr(export, "stock", other)
     run = written(tmp_path, configured(tiny_config, {"name": name}, block))
     with pytest.raises(UserError, match=r"(is not the run's.*nothing is written|do not match its configuration)"):
         export.export(run, tmp_path / "out")

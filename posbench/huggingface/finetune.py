@@ -1,8 +1,4 @@
-"""Training a model of transformers further, `posbench train start=FOLDER`, to a folder of results with the new model.
-
-docs/longer.md has what holds for settings that are not typed. `lora=RANK` trains adapters, by `peft`; what is evaluated
-and saved has them in its weights.
-"""
+"""Training a model of transformers further, `posbench train start=FOLDER`, all of it or adapters by `peft` (LoRA)."""
 
 import copy
 import dataclasses
@@ -39,8 +35,7 @@ from posbench.training.train import begin, end, fit
 
 logger = logging.getLogger(__name__)
 
-RATE, UPDATES = 2e-5, 400  # as Chen et al. (2023) and Peng et al. (2023) have it for PI and YaRN
-LORA_RATE = 2e-4  # as Hu et al. (2021) have it
+RATE, UPDATES, LORA_RATE = 2e-5, 400, 2e-4  # as the authors of PI and YaRN have it, and those of LoRA
 # Keys and groups that are for posbench's own models.
 _OTHERS = ("model", "encoding", "training", "experiment", "evaluation", "data.tokenizer", "data.vocab_size",
            "runtime.compile", "runtime.processes")  # fmt: skip
@@ -71,8 +66,11 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 model = with_adapters(model, config.lora, config.seed)
             learner = Learner(Learning(model, subject.first_token, config.runtime.checkpointing), config, device, dtype)
 
+            def merged() -> Any:
+                return copy.deepcopy(model).merge_and_unload() if config.lora else model
+
             def evaluated(step: int, settings: EvaluationConfig) -> None:  # with the weights that its folder has
-                saved = rounded(merged(model), DTYPES[source.precision], DTYPES[precision])
+                saved = rounded(merged(), DTYPES[source.precision], DTYPES[precision])
                 now = dataclasses.replace(subject, model=saved, precision=precision)
                 evaluate_into(run, now, tokens, settings, step, step * config.training.tokens_per_step)
 
@@ -82,7 +80,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
             evaluated(config.training.steps, config.evaluation)
             if not (run.folder / MODEL).exists():
-                _save(run, merged(model), source, config)
+                _save(run, merged(), source, config)
             logger.info("the trained model, for transformers: %s", run.folder / MODEL)
         end(run, config)
     return folder
@@ -186,11 +184,6 @@ def with_adapters(model: Any, rank: int, seed: int) -> Any:
         return peft.get_peft_model(model, config)
 
 
-def merged(model: Any) -> Any:
-    """A copy with its adapters in its weights; the model itself if it has none."""
-    return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
-
-
 def rounded(model: Any, *dtypes: torch.dtype, device: torch.device | None = None) -> Any:
     """A copy whose weights took these dtypes one after the other; the model itself if that changes nothing."""
     device = device or model.device
@@ -211,7 +204,7 @@ def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
         saved = copy.copy(rounded(model, dtype, device=cpu))
         saved.config = library = copy.deepcopy(saved.config)
         every = library.rope_parameters if position_of(library) == "rope" else {}
-        kind = every.get("full_attention", every).get("rope_type")  # of layers that see everything, if kinds differ
+        kind = every.get("full_attention", every).get("rope_type")
         library.use_cache = kind not in ("dynamic", "longrope")  # cached keys would have a shorter text's frequencies
         if kind != "dynamic" and position_of(library) != "learned":  # `dynamic` starts from this setting
             key = next(key for key in LENGTHS if hasattr(library, key))

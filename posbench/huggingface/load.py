@@ -77,7 +77,7 @@ class Source:
 
     @property
     def precision(self) -> str:
-        """The precision that its configuration names: fp32, bf16 or fp16."""
+        """The precision that its configuration names, else fp32."""
         return next((name for name, dtype in DTYPES.items() if dtype == self.config.dtype), "fp32")
 
     @property
@@ -92,8 +92,7 @@ class Source:
 
     def sha256(self) -> str:
         """Digest of everything that determines results: configuration, tokenizer, weights."""
-        digest = hashlib.sha256()
-        weights = sorted(self.folder.glob("model*.safetensors"))
+        digest, weights = hashlib.sha256(), sorted(self.folder.glob("model*.safetensors"))
         for path in (self.folder / "config.json", self.folder / TOKENIZER, *weights):
             digest.update(f"{path.name}\0".encode() + files.sha256(path))
         return digest.hexdigest()

@@ -1,8 +1,4 @@
-"""posbench's model as a class of transformers, for encodings that no stock architecture has.
-
-A folder of `posbench export RUN DIR code=true` imports these two classes. Importing this module registers them, so
-that transformers then loads such a folder without trust_remote_code.
-"""
+"""posbench's model as a class of transformers, which importing this registers, for what no stock architecture has."""
 
 import dataclasses
 from typing import Any
@@ -62,11 +58,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutput:
-        """Logits of token ids (B, T), and the loss of labels (B, T), which are shifted here.
-
-        Raises:
-            ValueError: padding, or positions or embeddings from elsewhere.
-        """
+        """Logits of token ids (B, T), and the loss of labels (B, T), which are shifted here; ValueError for padding."""
         if attention_mask is not None and not bool((attention_mask != 0).all()):
             raise ValueError("padding: posbench's models read whole sequences; expected inputs of one length")
         if any(options.get(name) is not None for name in ("position_ids", "inputs_embeds")):

@@ -21,7 +21,6 @@ from posbench.randomness import generator
 _MOST_LOGITS = 2**27  # held at once, unless a single window has more
 _SHORT, _NARROW = 64, 4  # tokens that checks read, and see through a window
 _SHARE = {"fp32": 1e-3, "bf16": 0.15, "fp16": 0.15}  # of the spread of logits, by which equal ones may differ
-
 _window: contextvars.ContextVar[tuple[int | None, int]] = contextvars.ContextVar("window", default=(None, 0))
 
 
@@ -103,8 +102,7 @@ class HuggingFaceModel:
             raise UserError(f"{self.name} is no causal model: later tokens change its earlier logits")
 
     @functools.cached_property
-    def _narrows(self) -> bool:
-        """Whether a window hides tokens: not those that a recurrent state keeps."""
+    def _narrows(self) -> bool:  # a window does not hide what a recurrent state keeps
         ids, narrow = self._random_tokens()[:1], dataclasses.replace(self, window=_NARROW)
         return not getattr(self.model, "_is_stateful", False) and self._differ(self.read(ids, 1), narrow.read(ids, 1))
 
@@ -112,8 +110,7 @@ class HuggingFaceModel:
         size, vocabulary = (2, min(_SHORT, self.train_length)), int(self.config.vocab_size)
         return torch.randint(vocabulary, size, generator=generator(0, "check", vocabulary)).to(self.model.device)
 
-    def _differ(self, one: Tensor, other: Tensor) -> bool:
-        """Whether logits differ by more than rounding."""
+    def _differ(self, one: Tensor, other: Tensor) -> bool:  # by more than rounding
         return not bool((one - other).square().mean().sqrt() <= _SHARE[self.precision] * one.std())
 
 

@@ -92,9 +92,7 @@ def test_every_scheme_trains_in_half_precision(tiny_config: Config, name: str, d
     assert losses[-1] < losses[0] and all(map(math.isfinite, losses))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"compile": True}, {"checkpointing": True}, {"compile": True, "checkpointing": True}]
-)
+@pytest.mark.parametrize("changes", [["compile"], ["checkpointing"], ["compile", "checkpointing"]])
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fox", "fire", "cope"])
 def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config: Config, name: str, changes: list[str]) -> None:
     eager = configured(tiny_config, name)
