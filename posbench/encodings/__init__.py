@@ -23,20 +23,18 @@ if TYPE_CHECKING:
 
 # Modules of this folder with several encodings, or none. Any other one holds the encoding of its own name.
 _FAMILIES = dict.fromkeys(("base", "extend", "families", "far_pairs", "own", "squeezed", "wrapper"), "") | {
-    "absolute": "sinusoidal learned",
+    "absolute": "sinusoidal learned index minmax binary sine",
     "arithmetic": "abacus coupling",
     "canon": "canon cca",
     "contextual_rope": "carope selective_rope repo",
-    "contextual": "fox cable fox_pro wall cope stick_breaking",
+    "contextual": "fox cable fox_pro wall cope stick_breaking path path_fox",
     "dape": "dape dape_v2",
     "distance": "alibi bam kerple_log kerple_power t5 sandwich dynamic_bias fire grape_a",
-    "path": "path path_fox",
     "positions": "randomized shape cape",
     "relative": "shaw transformer_xl deberta tupe projected_bias",
     "rope": "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
     "rotary": "xpos pope rope_pp fope decoupled_rope",
     "skew": "liere comrope algebraic",
-    "tutorial": "index minmax binary sine",
 }
 _METHODS = {
     "rope": "pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",

@@ -1,4 +1,4 @@
-"""Order from the content: gates of every token, gates of every pair, and a stick that keys break."""
+"""Order from the content: gates of tokens and of pairs, reflections, and a stick that keys break."""
 
 import math
 from typing import Annotated
@@ -8,18 +8,19 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings import _start as starts
+from posbench.encodings.base import Encoding, Layer, Shape, part_of
+from posbench.encodings.canon import causal_convolution
+from posbench.options import Count
 
 
 class FoX(Encoding):
-    """Forgetting attention (FoX): the data decides how fast the past fades.
-
-    Every token has a forget gate per head. Those of all tokens after a key, the query's included, lower its logit:
+    """Forgetting attention (FoX): forget gates of all tokens after a key, the query's included, lower its logit.
 
         f_t = sigmoid(w_h·x_t + b_h),   bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative ln f
 
-    With w = 0 this is ALiBi with slope -ln sigmoid(b). Order is that of the tokens; position numbers are not used. At
-    the start b = 0 halves a key's weight per token; the model learns to copy far faster from `gate_bias: 2`.
+    Order is that of the tokens; position numbers are not used. At the start b = 0 halves a key's weight per token; a
+    model learns to copy far faster from `gate_bias: 2`.
 
     Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130.
     Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
@@ -55,10 +56,8 @@ class CABLE(FoX):
 
         logits_ij = q_i·k_j / sqrt(d) - sum over t = j+1 .. i of softplus(w_h·x_t + b_h)
 
-    That is `fox` with the signs of w and b turned. Order is that of the tokens; position numbers are not used.
-
-    Source: Veisi et al., "Context-aware Biases for Length Extrapolation" (2025), arXiv:2503.08067, as the authors' code
-    has it (axiomlab/Cable), but with the 1/sqrt(d).
+    Source: Veisi et al., "Context-aware Biases for Length Extrapolation" (2025), arXiv:2503.08067, as in the
+    authors' code (axiomlab/Cable), but with the 1/sqrt(d): `fox` with the signs of w and b turned.
     Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
     Checked against: plain loops, and fla-core naive_forgetting_attn with turned signs.
     """
@@ -134,7 +133,7 @@ class FoXPro(FoX):
         return F.linear(self.given(layer.x, "reads shifts and gates from"), weight[layer.index]).sigmoid()
 
 
-PAIRED = 4  # tokens whose pairs are computed one by one, a power of two
+PAIRED = 4  # of Wall: tokens whose pairs are computed one by one, a power of two
 
 
 class Wall(Encoding):
@@ -143,10 +142,7 @@ class Wall(Encoding):
         f_t = sigmoid(W x_t + b), a number per channel,    P = cumulative sum of ln f
         logits_ij = sum over channels n of q_in k_jn exp(P_in - P_jn) / sqrt(d)
 
-    A faded logit goes to 0, not to minus infinity. Gates start with b = 8, open. Order is that of the tokens.
-
-    Source: fla's layer and plain form (contributed by Tilde Research, 2026; no paper), without its optional gate
-    per head and its output gate.
+    Source: fla's layer and plain form (by Tilde Research, 2026; no paper), without its gates per head and of outputs.
     Beyond training length: defined everywhere; like FoX it fades, at rates that the text chooses.
     Checked against: fla naive_wall_attn.
     """
@@ -160,15 +156,14 @@ class Wall(Encoding):
         self.gate_bias = nn.Parameter(torch.full(size, gate_bias))
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        """Return the sums of the log gates, (B, H, T, Dh)."""
         x = self.given(layer.x, "reads its gates from")
         gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
         return F.logsigmoid(gates).cumsum(1).view(*gates.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        # q exp(P) and k exp(-P) would overflow after some hundred tokens. If m is the last of some keys, exp(P_m - P_j)
-        # and, for later queries, exp(P_i - P_m) are at most 1: one product serves a text's second half and its first.
-        # Each half is split in the same way, down to a few tokens, whose pairs are computed one by one.
+        # q exp(P) and k exp(-P) would overflow. If m is the last of some keys, exp(P_m - P_j) and, for later queries,
+        # exp(P_i - P_m) are at most 1: one product serves a text's second half and its first. Each half is split in
+        # the same way, down to a few tokens, whose pairs are computed one by one.
         assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
         of_q, of_k, q = layer.state[:, :, layer.rows], layer.state[:, :, layer.keys], self.logit_scale * q
         first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
@@ -210,8 +205,6 @@ class CoPE(Encoding):
 
         g_ij = sigmoid(z_ij),  z_ij = q_i·k_j / sqrt(d)         p_ij = sum over t = j .. i of g_it, at most P - 1
         logits_ij = z_ij + (1 - w)·q_i·e[floor p_ij] + w·q_i·e[ceil p_ij],   w = p_ij - floor p_ij
-
-    The P vectors e start at zero, are shared by the heads and separate per layer. Order is that of the tokens.
 
     Source: Golovneva et al., "Contextual Position Encoding: Learning to Count What's Important", arXiv:2405.18719.
     Beyond training length: defined everywhere; counts beyond P - 1 are held there.
@@ -263,3 +256,107 @@ class StickBreaking(Encoding):
         out = (z - taken).exp() @ v.to(z.dtype)
         rest = (-taken[..., :1]).exp()
         return out + rest * v[:, :, own : own + out.shape[2]] if self.remainder else out
+
+
+KEYS_PER_BLOCK = 32  # fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal
+
+
+class PaTH(Encoding):
+    """PaTH attention: a key is multiplied by a reflection for each token between it and the query.
+
+        logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),        H_t = I - beta_t w_t w_tᵀ
+
+    w_t is a unit vector (low rank 32, a causal convolution over three tokens, a SiLU), beta_t = 2 sigmoid(.) per head.
+
+    Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
+    arXiv:2505.16381; SiLU (without it `silu: false`) and start as in the authors' layer in fla.
+    Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
+    Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
+    """
+
+    history = frozenset({"x"})
+
+    def __init__(self, shape: Shape, rank: Count = 32, silu: bool = True, start: starts.Start = "normal") -> None:
+        super().__init__(shape)
+        width, layers = shape.n_heads * shape.head_dim, range(shape.n_layers)
+        self.silu = silu
+        self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
+        self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in layers)
+        self.convolution = nn.ModuleList(nn.Conv1d(width, width, 3, groups=width, bias=False) for _ in layers)
+        self.beta = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers)
+        starts.start(self, start)
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        """Return unit vectors w (B, H, T, Dh) and strengths beta (B, H, T)."""
+        x = self.given(layer.x, "makes its reflections from")
+        weights = self.convolution[layer.index].get_parameter("weight")[:, 0]
+        w = causal_convolution(self.up[layer.index](self.down[layer.index](x)), weights)
+        w = (F.silu(w) if self.silu else w).view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+        return w * (w * w).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt(), 2 * self.beta[layer.index](x).sigmoid().mT
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
+        w, beta = (part_of(part, layer.keys) for part in layer.state[:2])
+        return logits + self.logit_scale * _change(q, k, w, beta, layer.rows.start - layer.keys.start)
+
+
+class PaTHFoX(PaTH):
+    """PaTH with a forget gate (PaTH-FoX): each token reflects earlier keys and sets how fast they fade.
+
+        logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j + sum over t = j+1 .. i of ln f_t) / sqrt(d)
+
+    H_t is that of `path`, f_t that of `fox`. Unlike in `fox`, logarithms too are divided by sqrt(d): keys fade slower.
+
+    Source: Yang et al. (2025), arXiv:2505.16381, as in fla's layer with its forget gate.
+    Beyond training length: defined everywhere; it fades at a rate that the text chooses.
+    Checked against: fla naive_path_attn.
+    """
+
+    name = "path_fox"
+
+    def __init__(
+        self, shape: Shape, rank: Count = 32, silu: bool = True, start: starts.Start = "normal", gate_bias: float = 0.0
+    ) -> None:
+        super().__init__(shape, rank, silu, start)
+        self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
+        self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
+        reflections = super().prepare(q, k, layer)
+        assert layer.x is not None  # `super` has refused None
+        gates = F.linear(layer.x, self.gate[layer.index], self.gate_bias[layer.index])
+        return *reflections, F.logsigmoid(gates).mT.contiguous().cumsum(-1)
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        total = layer.state[-1]
+        return self.logit_scale * (total[:, :, layer.rows, None] - total[:, :, None, layer.keys])
+
+
+def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
+    """Return the change of q·k by the reflections in between, (B, H, Tq, Tk); query r sees the keys up to r + before.
+
+    With Q, K, W, B = diag(beta) over the visible tokens it is  -tril(Q Wᵀ) (I + stril(B W Wᵀ))^-1 B stril(W Kᵀ),
+    solved by blocks of keys from the right. `turned` is what the blocks behind have changed in each query:
+
+        change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
+        [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
+    """
+    keys, rows = k.shape[2], q.shape[2]
+    size = min(KEYS_PER_BLOCK, keys)
+    if short := -keys % size:  # tokens that reflect nothing fill the last block
+        k, w, beta = F.pad(k, (0, 0, 0, short)), F.pad(w, (0, 0, 0, short)), F.pad(beta, (0, short))
+    k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))  # (B, H, blocks, size, ...)
+    unit = torch.eye(size, dtype=w.dtype, device=w.device)
+    # Reads nothing but what is below the diagonal. From the left it would be the same in twice the time.
+    matrix = beta[..., None] * (w @ w.mT)
+    inverse = torch.linalg.solve_triangular(matrix, unit, upper=False, left=False, unitriangular=True)
+    weighted = inverse * beta[..., None, :]
+    m, v = weighted @ (w @ k.mT).tril(-1), weighted @ w
+    turned, parts = torch.zeros_like(q), []
+    for block in reversed(range(k.shape[2])):
+        first = min(rows, max(0, block * size - before))  # of the queries that see one of these keys
+        behind = turned[:, :, first:]
+        s = ((q[:, :, first:] + behind) @ w[:, :, block].mT).tril(before + first - block * size)
+        parts.append(F.pad(behind @ k[:, :, block].mT - s @ m[:, :, block], (0, 0, first, 0)))
+        turned = turned - F.pad(s @ v[:, :, block], (0, 0, first, 0))
+    return torch.cat(parts[::-1], dim=-1)[..., :keys]

@@ -51,7 +51,7 @@ def default_slopes(n_heads: int) -> list[float]:
 
 
 def by_head(numbers: Tensor, distance: Tensor) -> Tensor:
-    """Return numbers per head (H,) as (H, 1, ..., 1), which broadcasts with distances (*S) to (H, *S)."""
+    """Return numbers per head as (H, 1, ..., 1), to broadcast with distances (*S) to (H, *S)."""
     return numbers.view(-1, *[1] * distance.dim())
 
 

@@ -130,9 +130,8 @@ class DeBERTa(Encoding):
 
         bucket(r) = sign(r)·(b/2 + ceil((b/2 - 1)·ln(2|r|/b) / ln(2(max_distance - 1)/b)))   for |r| > b/2
 
-    Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention" (2020), arXiv:2006.03654,
-    section 3, with the last term at i - j, as in the authors' code. Without `share_att_key`, biases, and its
-    absolute positions.
+    Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention" (2020), arXiv:2006.03654, and
+    the authors' code, which has the last term at i - j. Without `share_att_key`, biases, and absolute positions.
     Beyond training length: defined everywhere; distances beyond S, by default the training length, are one class.
     Checked against: transformers DeBERTa-v2, with and without buckets.
     """
@@ -176,9 +175,8 @@ class TUPE(Encoding):
 
         logits_ij = [q_i·k_j + (Q n_i)·(K n_j)] / sqrt(2d) + b_(i-j),   n_i = LayerNorm(p_i)
 
-    The train_length vectors p, the normalisation and Q, K (with biases) are shared by all layers. With `relative`,
-    the paper's TUPE-R, b is T5's bucketed bias, with T5's defaults and one table for all layers; without it,
-    TUPE-A, 0.
+    The train_length vectors p, the normalisation and Q, K (with biases) are shared by all layers. b is 0
+    (TUPE-A) or, with `relative` (TUPE-R), T5's bucketed bias, with T5's defaults and one table for all layers.
 
     Source: Ke, He and Liu, "Rethinking Positional Encoding in Language Pre-training" (2020), arXiv:2006.15595,
     section 3; the normalisation and the biases are the authors' code's. Without its untying of [CLS].
@@ -223,10 +221,8 @@ class ProjectedBias(Encoding):
 
     All heads of a layer share the curves, which end at train_length. Both factors start normal with deviation 0.02.
 
-    Source: relative logits of the Inkling model (Thinking Machines), which has no paper; read in transformers'
-    models.
-    Beyond training length: defined everywhere; keys beyond the extent carry no bias, so that all of them look
-    equally far.
+    Source: the relative logits of the Inkling model (Thinking Machines) in transformers; no paper.
+    Beyond training length: defined everywhere; keys beyond the extent have no bias: all look equally far.
     Checked against: transformers InklingRelativeLogits and x-transformers RelativeProjPositionalBias.
     """
 

@@ -3,8 +3,7 @@
 Position n acts on queries and keys as exp(n·A / u), where u is the training length or 1, and A is skew-symmetric (A' =
 -A) with square blocks along its diagonal. All exp(n·A / u) commute, so a logit depends on content and distance alone.
 
-Blocks of two channels turn by an angle per step, as in RoPE. For wider blocks, n is written in binary: a vector is
-multiplied by exp(2^b·A / u) for each digit b of n that is 1. Fractional positions are refused.
+For blocks wider than two, n is in binary: a vector is multiplied by exp(2^b·A / u) for each digit b of n that is 1.
 """
 
 import math
@@ -26,7 +25,6 @@ class Skew(Encoding):
     whole_positions = True
 
     def __init__(self, shape: Shape, block: int | None, heads: int, unit: int, layers: int) -> None:
-        """Make the generators, which are 0: blocks of some channels, for one or all heads and one or all layers."""
         super().__init__(shape)
         if block is not None:
             fits = block >= 2 and shape.head_dim % block == 0
@@ -47,7 +45,11 @@ class Skew(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if self.block == 2:
-            angles = -double(layer.positions)[:, None, :, None] * self._above(layer.index).mT / self.unit
+            angles = (
+                -double(layer.positions)[:, None, :, None]
+                * double(self.above[layer.index % len(self.above)]).mT
+                / self.unit
+            )
             rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(q.device)
             return turned(q, k, rotation, "interleaved")
         digits, steps = layer.tables
@@ -56,7 +58,7 @@ class Skew(Encoding):
 
     def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
         """Return exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each the square of the one before."""
-        above = self._above(layer)
+        above = double(self.above[layer % len(self.above)])
         row, column = torch.triu_indices(self.block, self.block, 1, device=above.device)
         generator = above.new_zeros(*above.shape[:-1], self.block, self.block)
         generator[..., row, column] = above
@@ -64,9 +66,6 @@ class Skew(Encoding):
         while len(steps) < places:
             steps.append(steps[-1] @ steps[-1])
         return [step.to(device, torch.float32) for step in steps[:places]]
-
-    def _above(self, layer: int) -> Tensor:
-        return double(self.above[layer if len(self.above) > 1 else 0])
 
     def _moved(self, a: Tensor, steps: list[Tensor], digits: list[Tensor]) -> Tensor:
         """Return q or k (B, H, T, Dh), rotated to positions with these binary digits."""

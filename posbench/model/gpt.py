@@ -218,8 +218,7 @@ class MLP(nn.Module):
 def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> GPT:
     """Build a run's model with its initial weights.
 
-    The encoding draws its parameters from a stream of its own and every model weight from one named after it,
-    so that runs of one seed start from the same weights whatever their encoding.
+    The encoding and every model weight draw from streams of their own: runs of a seed start from the same weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "encoding"))
