@@ -1,4 +1,4 @@
-"""Codes of the position at the input, added to the token embeddings or beside them: sines, tables, digits, the index."""
+"""Codes of the position at the input, added to the token embeddings or beside them: sines, tables, digits, index."""
 
 import math
 from typing import Literal
