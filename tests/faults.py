@@ -6,7 +6,6 @@ that it gave to the system: what a power failure takes with it is not tried here
 """
 
 import builtins
-import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -30,7 +29,6 @@ from posbench.config.schema import Config
 from posbench.errors import PosbenchError
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
-from posbench.launch.run import evaluate_runs
 from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, read_rows, training_rows
 from posbench.run.run import load_config, load_record
@@ -38,6 +36,7 @@ from posbench.terminal import exits
 
 _OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}
 _OF_RECORD = ("status", "reason", "tokens", "parameters", "data", "tokenizer_sha256")
+_CALLS = ("open", "fsync", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "ftruncate", "pwrite", "write")
 Work = Callable[[], object]
 
 
@@ -56,14 +55,11 @@ class Case:
     def make(cls, config: Config, place: Path, **changes: dict[str, Any]) -> "Case":
         """Run a configuration with changes to its parts, on a text of random words, in a folder of that name."""
         write_words(place)
-        parts = {"data": {"path": str(place / "text.txt")}, "runtime": {"cache": str(place / "cache")}}
-        for name, changed in changes.items():
-            parts[name] = parts.get(name, {}) | changed
-        config = dataclasses.replace(
-            config, **{name: dataclasses.replace(getattr(config, name), **changed) for name, changed in parts.items()}
-        )
+        changes["data"] = {"path": str(place / "text.txt")}
+        changes["runtime"] = {"cache": str(place / "cache")} | changes.get("runtime", {})
+        parts = {name: dataclasses.replace(getattr(config, name), **values) for name, values in changes.items()}
+        config, seconds = dataclasses.replace(config, **parts), {}
         for name in ("first", "whole"):  # the first of them imports what the others find
-            seconds = {}
             for command, work in commands(config, place / name).items():
                 started = time.monotonic()
                 work() if name == "first" else _completed(work)
@@ -92,22 +88,18 @@ def commands(config: Config, folder: Path) -> dict[str, Work]:
     """What is done to a run: its training, which evaluates at its end, and one more evaluation."""
     return {
         "train": lambda: launch.run(Plan(config, folder, ("posbench", "train"))),
-        "evaluate": lambda: evaluate_runs([folder], ["ratio=1,2,4,6"]),
+        "evaluate": lambda: launch.evaluate_runs([folder], ["ratio=1,2,4,6"]),
     }
 
 
 def outcome(folder: Path) -> dict[str, Any]:
     """All that a run comes to, less times and memory."""
-    last = max((folder / "checkpoint").glob("step-*"))
-    record = load_record(folder)
+    last, record = max((folder / "checkpoint").glob("step-*")), load_record(folder)
     return {
         "files": sorted(path.name for path in folder.iterdir()),
         "temporaries": [str(path) for path in folder.rglob(".tmp-*")],
         "step": last.name,
-        **{
-            name: hashlib.sha256((last / name).read_bytes()).hexdigest()
-            for name in ("model.safetensors", "optimizer.pt")
-        },
+        **{name: _sha256(last / name) for name in ("model.safetensors", "optimizer.pt")},
         "rows": [{k: v for k, v in row.items() if k not in _OF_TIME} for row in read_rows(folder)],
         "record": {name: record[name] for name in _OF_RECORD},
         "timed": all(record[name] for name in ("train_seconds", "cpu_seconds")),
@@ -115,30 +107,21 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def faults_of(folder: Path, every: int) -> list[str]:
-    """What of a folder whose owner was killed cannot be read, or is lost.
-
-    Args:
-        every: steps between checkpoints; no kill loses more.
-    """
+    """What of a folder whose owner was killed cannot be read, or is lost; `every`: steps between checkpoints."""
     try:
         if (folder / "config.yaml").exists():
             load_config(folder)
         if (folder / "run.json").exists():
             load_record(folder)
         evaluation_rows(folder)
-        logged = [row["step"] for row in training_rows(folder)]
+        logged = max((row["step"] for row in training_rows(folder)), default=0)
         newest = checkpoint.newest(folder)
     except PosbenchError as error:
         return [f"{folder.name}: {error}"]
     step = newest.step if newest else 0
-    faults = [f"{folder.name}: {path.name} is damaged" for path in _checkpoints(folder) if not _verifies(path)]
-    if max(logged, default=0) - step > every:
-        faults.append(f"{folder.name}: step {logged[-1]} was logged, step {step} is saved")
-    return faults
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted((folder / "checkpoint").glob("step-*"))
+    paths = (folder / "checkpoint").glob("step-*")
+    faults = [f"{folder.name}: {path.name} is damaged" for path in paths if not _verifies(path)]
+    return faults + ([f"{folder.name}: step {logged} was logged, {step} is saved"] if logged - step > every else [])
 
 
 def _verifies(path: Path) -> bool:
@@ -155,17 +138,12 @@ def _sha256(path: Path) -> str:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def start(work: Work, before: Work | None = None) -> int:
-    """Start a command as the command line would, in a forked child; returns its process id.
-
-    Args:
-        before: called in the child first.
-    """
+def start(work: Work, before: Work = lambda: None) -> int:
+    """Start a command as the command line would, in a forked child that calls `before` first; its process id."""
 
     def quietly() -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- the process ends with it
-        if before:
-            before()
+        before()
         os._exit(exits.run(work))
 
     return start_child(quietly)
@@ -174,13 +152,12 @@ def start(work: Work, before: Work | None = None) -> int:
 def ended(child: int, within: float = 120.0) -> int | None:
     """The exit status of a child, negative for a signal; None if it goes on for longer than so many seconds."""
     until = time.monotonic() + within
-    while True:
+    while time.monotonic() <= until:
         process, status = os.waitpid(child, os.WNOHANG)
         if process:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > until:
-            return None
         time.sleep(0.002)
+    return None
 
 
 def killed(child: int, number: signal.Signals = signal.SIGKILL) -> int:
@@ -195,8 +172,6 @@ def _completed(work: Work) -> None:
 
 
 # -- the calls that change a disk --------------------------------------------------------------------------------------
-
-_CALLS = ("open", "fsync", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "ftruncate", "pwrite", "write")
 
 
 class Boundaries:
@@ -223,14 +198,14 @@ class Boundaries:
 
         builtins.open = io.open = watched_open  # pathlib's are of io
 
-    def reached(self, name: str, call: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
+    def reached(self, name: str, call: Callable[[], Any], half: Callable[[], Any] = lambda: None) -> Any:
         """Make a call, or die at it."""
         mine = len(self.calls) == self.at
         self.calls.append(name)
         if mine and self.moment == "fails":
             raise OSError(errno.EIO, os.strerror(errno.EIO), name)
         if mine and self.moment != "after":
-            if self.moment == "half" and half:
+            if self.moment == "half":
                 half()
             os.kill(os.getpid(), signal.SIGKILL)
         try:
@@ -240,22 +215,10 @@ class Boundaries:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            return self.reached(name, lambda: original(*given, **named))
+        return lambda *given, **named: self.reached(name, lambda: original(*given, **named))
 
-        return call
-
-    def _file(
-        self,
-        file: Any,
-        mode: str,
-        buffering: int = -1,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        closefd: bool = True,
-        opener: Any = None,
-    ) -> Any:
+    def _file(self, file: Any, mode: str, buffering: int = -1, encoding: Any = None, errors: Any = None,
+              newline: Any = None, closefd: bool = True, opener: Any = None) -> Any:  # fmt: skip
         raw_mode = mode.replace("b", "").replace("t", "")
         raw = self.reached(f"open {mode}", lambda: _Watched(file, raw_mode, closefd, opener))
         raw.boundaries = self
@@ -269,30 +232,23 @@ class _Watched(io.FileIO):
     boundaries: Boundaries
 
     def write(self, data: Any, /) -> int:
-        return self._reached("write", lambda: super(_Watched, self).write(data), lambda: self._half(data))
+        write, half = super().write, bytes(data)[: len(data) // 2]
+        return int(self.boundaries.reached("write", lambda: write(data), lambda: write(half)))
 
     def truncate(self, size: int | None = None, /) -> int:
-        return self._reached("truncate", lambda: super(_Watched, self).truncate(size))
-
-    def _half(self, data: Any) -> None:
-        super().write(bytes(data)[: len(data) // 2])
-
-    def _reached(self, name: str, call: Callable[[], int], half: Callable[[], Any] | None = None) -> int:
-        result: int = self.boundaries.reached(name, call, half)
-        return result
+        truncate = super().truncate
+        return int(self.boundaries.reached("truncate", lambda: truncate(size)))
 
 
 def listed(work: Work, into: Path) -> list[str]:
     """The calls by which a command changes a disk, in order; it runs to its end."""
-    boundaries = Boundaries()
 
     def watched() -> None:
-        calls = os.open(into, os.O_WRONLY | os.O_CREAT)
+        boundaries, calls = Boundaries(), os.open(into, os.O_WRONLY | os.O_CREAT)
+        pwrite = os.pwrite
         boundaries.install()
         work()
-        done = json.dumps(boundaries.calls).encode()
-        with contextlib.suppress(OSError):
-            os.pwrite(calls, done, 0)
+        pwrite(calls, json.dumps(boundaries.calls).encode(), 0)
 
     _completed(watched)
     calls: list[str] = json.loads(into.read_bytes())
@@ -314,17 +270,14 @@ class Kill:
 def at_random(case: Case, place: Path, seed: int) -> Iterator[Kill]:
     """Kills at random moments of runs that are started again until they complete; without end."""
     rng, every = random.Random(seed), case.config.runtime.checkpoint_every_steps or 0
-    number = 0
-    while True:
+    for number in itertools.count():
         folder, kill = place / f"run-{number}", None
-        number += 1
         for command, work in commands(case.config, folder).items():
             for attempt in itertools.count():
                 child = start(work)
                 longest = 1.5 * case.seconds[command] * 2 ** (attempt // 4)  # this machine may be slower by now
                 status = ended(child, rng.uniform(0, longest))
-                if status is None:
-                    status = killed(child)
+                status = killed(child) if status is None else status
                 if status != -signal.SIGKILL:  # it was done before its time
                     assert status == 0, f"{command} in {folder} ended with {status}"
                     break
@@ -341,7 +294,6 @@ def at_boundaries(case: Case, place: Path, command: str, moment: str) -> Iterato
 
     At the moment "fails" the call ends with an input/output error instead.
     """
-    every = case.config.runtime.checkpoint_every_steps or 0
     before = place / "before"
     case.run_up_to(before, command)
 
@@ -355,9 +307,9 @@ def at_boundaries(case: Case, place: Path, command: str, moment: str) -> Iterato
         if moment == "half" and name != "write":
             continue
         folder = place / f"{command}-{moment}-{at}-{name.replace(' ', '-')}"
-        child = start(ready(folder), Boundaries(at, moment).install)
+        status = ended(start(ready(folder), Boundaries(at, moment).install))
         expected = (0, 1, 2) if moment == "fails" else (-signal.SIGKILL,)
-        assert (status := ended(child)) in expected, f"{folder.name} of {len(calls)} calls ended with {status}"
-        kill = Kill(command, faults_of(folder, every))
+        assert status in expected, f"{folder.name} of {len(calls)} calls ended with {status}"
+        kill = Kill(command, faults_of(folder, case.config.runtime.checkpoint_every_steps or 0))
         kill.differing = case.completed(folder, command)
         yield kill
