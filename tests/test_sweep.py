@@ -163,6 +163,8 @@ def test_a_mistake_is_one_line_and_nothing_is_run(line: str, tmp_path: Path) -> 
 
 def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(template: Config, tmp_path: Path) -> None:
     config = configured(template, "rope", 0)
+    training = dataclasses.replace(config.training, tokens=12 * config.training.tokens_per_step)  # as its rows say
+    config = dataclasses.replace(config, training=training)
     folder = write_run(tmp_path, config, Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1))))
     nll = states.loss_at_train_length(Plan(config, folder, ()))
     assert nll is not None and 2.5 < nll < 3.5
