@@ -1,7 +1,6 @@
 """Passkey and induction by likelihood: on subjects whose share of right answers is known beforehand."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,7 +14,7 @@ from posbench.data.tokenizer import Tokenizer, train_bpe
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes, problems
-from posbench.evaluation.evaluate import Evaluation, describe, evaluate
+from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied, nll_of, predicted
 from posbench.evaluation.plan import check
 from posbench.evaluation.probes import Choice, Material
@@ -120,11 +119,8 @@ def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
         assert row.chance == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[row.task]
         low, high = stats.binomtest(round(row.accuracy * row.n_blocks), row.n_blocks).proportion_ci()
         assert low < row.chance < high
-    assert "right, 10.0% by chance" in describe(guessed[0])
     alike = rows_of(Planted(lambda ids, candidates: np.ones(len(candidates))), tiny_config, tokenizer, "induction")
     assert {row.accuracy for row in alike} == {0.0}  # none is the likeliest
-    broken = rows_of(Planted(lambda ids, candidates: candidates * math.nan), tiny_config, tokenizer, "induction")
-    assert {row.status for row in broken} == {"failed"}
 
 
 def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
@@ -208,9 +204,6 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokeni
 
 def test_problems_are_those_of_rows_that_exist(tokenizer: Tokenizer) -> None:
     """A row that was evaluated before is known by its problems: with others it would be computed anew, and not pair."""
-    for task, digest in (
-        ("passkey", "e8c90bdea2f80bed"),
-        ("passkey:depth=0.3", "9b3eab3a369db774"),
-        ("induction", "289f3d935e3fe51c"),
-    ):
+    digests = {"passkey": "e8c90bdea2f80bed", "passkey:depth=0.3": "9b3eab3a369db774", "induction": "289f3d935e3fe51c"}
+    for task, digest in digests.items():
         assert problems.sha256(posed_to(PROBLEMS, task, 2 * L, tokenizer)).startswith(digest), task

@@ -130,7 +130,7 @@ train optimizer.name=adam | (it is AdamW, set by training.learning_rate, betas,
 train model.dropout=0.1 | (it is not in these models
 sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4 or 
 train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
-train data.path=a.txt,b.txt | 'posbench sweep' runs each of them (several files as one text are a folder or a glob)
+train data.path=a.txt,b.txt | 'posbench sweep' runs each of them
 train seed=abc | seed is 'abc': expected a whole number
 train seed=true | seed is 'true': expected a whole number
 train training.tokens=1M | training.tokens is '1M': expected a whole number, such as 1e6

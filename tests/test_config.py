@@ -298,14 +298,11 @@ def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs(
 PAYLOAD = "{_target_: os.system, command: touch canary, _args_: [touch canary]}"
 PAYLOADS = [
     f"training: {PAYLOAD}",
-    f"_target_: os.system\n_args_: [touch canary]\nstudy: {PAYLOAD}",
     f"hydra: {{callbacks: {{x: {PAYLOAD}}}, job_logging: {PAYLOAD}, launcher: {PAYLOAD}, sweeper: {PAYLOAD}}}",
     "hydra: {job: {env_set: {CANARY: x}}, run: {dir: canary}, output_subdir: canary}",
     "study: !!python/object/apply:os.system ['touch canary']",
     "study: ${oc.env:HOME}",
     "study: x\nruntime: {cache: '${${study}:HOME}'}",
-    "study: ${oc.create:{}}",
-    "study: ${hydra:runtime.cwd}",
     "study: 'x${ oc.create:{} }'",
 ]
 

@@ -55,8 +55,7 @@ def single(words: list[str], config_dir: Path | None = None) -> Config:
     axes, folders = _axes(words, config_dir)
     for key, texts in axes.items():
         if len(texts) > 1:
-            hint = " (several files as one text are a folder or a glob)" if key == "data.path" else ""
-            raise UserError(f"{key}={','.join(texts)} gives several values: 'posbench sweep' runs each of them{hint}")
+            raise UserError(f"{key}={','.join(texts)} gives several values: 'posbench sweep' runs each of them")
     return _config({key: text for key, (text,) in axes.items()}, folders)
 
 
@@ -75,11 +74,9 @@ def _refuse_mixed_options(axes: dict[str, list[str]]) -> None:
         having = [name for name in known if key.split(".")[1] in encodings.options_of(name)]
         without = ",".join(name for name in known if name not in having)
         if having and without:
-            first = f"encoding={','.join(having)} {key}={','.join(axes[key])}"
-            raise UserError(
-                f"{key} is an option of {', '.join(having)}, not of {without}: 'posbench sweep {first} study=NAME' "
-                f"and 'posbench sweep encoding={without} study=NAME' make one comparison"
-            )
+            first, second = f"encoding={','.join(having)} {key}={','.join(axes[key])}", f"encoding={without}"
+            commands = " and ".join(f"'posbench sweep {words} study=NAME'" for words in (first, second))
+            raise UserError(f"{key} is no option of {without}: {commands} make one comparison")
 
 
 def _folders(config_dir: Path | None) -> Folders:
