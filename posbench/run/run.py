@@ -198,6 +198,7 @@ class Run:
         handler, log = logging.FileHandler(self.folder / LOG_TEXT, encoding="utf-8"), logging.getLogger("posbench")
         handler.setFormatter(Escaped("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
         handler.handleError = lambda record: None  # type: ignore[method-assign] # a full disk is said by other records
+        self._held.callback(log.setLevel, log.level)
         log.setLevel(log.level or logging.INFO)
         log.addHandler(handler)
         self._held.callback(handler.close)
