@@ -101,7 +101,7 @@ protocol=nonoverlap,fixed_target | evaluation.protocols | ('nonoverlap', 'fixed_
 ratio=1,2,4 | evaluation.ratios | (1, 2, 4)
 length=64,128 | evaluation.ratios | (1, 2)
 extension=yarn:factor=4,ntk | evaluation.extensions | ('yarn:factor=4', 'ntk')
-encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved'}
+encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved', 'frequencies': 'geometric'}
 encoding={name: rope, base: 5, layout: half} | encoding.options | refused
 data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.splits.train=t | data.splits | {'train': 't'}

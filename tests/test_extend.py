@@ -24,7 +24,7 @@ from posbench.model.standalone import attention_logits, attention_output
 L = 16  # training length of most tests
 SHAPE = Shape(d_model=16, n_heads=2, n_layers=2, train_length=L)
 FREQUENCY_RULES = ["pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf", "clipped_rope"]
-FAR_PAIRS = ["rerope", "leaky_rerope", "self_extend", "dual_chunk"]
+FAR_PAIRS = ["rerope", "string", "leaky_rerope", "self_extend", "dual_chunk"]
 
 
 def rope(head_dim: int = 8, base: float = 10_000.0, train_length: int = L) -> RoPE:
@@ -140,6 +140,7 @@ NOT_EXTENDED: list[tuple[str, int, dict[str, Any]]] = [
     ("abf", 3 * L, {"base": 10_000.0}),
     ("clipped_rope", 3 * L, {"pairs": 0}),
     ("rerope", 3 * L, {"window": 3 * L}),
+    ("string", 3 * L, {"shift": 7, "local": 7}),
     ("leaky_rerope", 3 * L, {"k": 1.0}),
     ("leaky_rerope", 3 * L, {"window": 3 * L, "k": 7.0}),
     ("leaky_rerope", L, {}),
@@ -170,6 +171,10 @@ def at_distances(q: Tensor, k: Tensor, distance: Callable[[int, int], float]) ->
     return logits.float().masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
 
 
+def string_distance(s: int, w: int) -> Callable[[int, int], float]:
+    return lambda i, j: i - j - s + w if j <= i - s else i - j  # the paper's equation 3
+
+
 def leaky_distance(w: int, slow: float) -> Callable[[int, int], float]:
     return lambda i, j: i - j if i - j < w else w + (i - j - w) / slow
 
@@ -186,6 +191,8 @@ def dual_chunk_distance(c: int, s: int) -> Callable[[int, int], float]:
 FAR_CASES: list[tuple[str, dict[str, Any], Callable[[int, int], float]]] = [
     ("rerope", {}, lambda i, j: min(i - j, 4)),
     ("rerope", {"window": 9}, lambda i, j: min(i - j, 9)),
+    ("string", {}, string_distance(5, 1)),
+    ("string", {"shift": 9, "local": 4}, string_distance(9, 4)),
     ("leaky_rerope", {}, leaky_distance(4, (40 - 1 - 4) / (16 - 1 - 4))),
     ("leaky_rerope", {"window": 7, "k": 2.5}, leaky_distance(7, 2.5)),
     ("self_extend", {"window": 6, "group": 3}, self_extend_distance(6, 3)),
@@ -284,7 +291,7 @@ EVERY = [(name, method) for name in encodings.names() for method in methods_of(e
 def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_was(
     name: str, method: str, tiny_config: Config
 ) -> None:
-    config = dataclasses.replace(tiny_config, encoding=dataclasses.replace(tiny_config.encoding, name=name))
+    config = dataclasses.replace(tiny_config, encoding=dataclasses.replace(tiny_config.encoding, name=name, options={}))
     gpt = build(config, 257).eval()
     trained, ids = gpt.encoding, torch.randint(257, (2, 16))
     with torch.inference_mode():

@@ -120,7 +120,7 @@ def test_online_every_row_arrives_once_whatever_ended_the_first_session(
     axes = {"train/loss": "tokens", "val/loss": "tokens", "eval/loss": "eval/context", "eval/ci_low": "eval/context"}
     assert axes.items() <= served.axes.items()
     assert {"eval/ci_low", "eval/context", "tokens"} <= served.hidden and "eval/loss" not in served.hidden
-    assert served.config["encoding"] == {"name": "rope"} and "curve" in served.history[-1]
+    assert served.config["encoding"]["name"] == "rope" and "curve" in served.history[-1]
     assert all(served.last(name) is None for name in ("host", "program", "commit", "repo"))
 
 

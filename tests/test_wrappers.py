@@ -170,6 +170,10 @@ def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_th
     assert torch.equal(encoding.positions(torch.zeros(1, 40, dtype=torch.long), stream), COUNTED)
     with pytest.raises(Undefined, match=r"length 41 is beyond the end of 'randomized' \(defined up to 40\)"):
         encoding.positions(torch.zeros(1, 41, dtype=torch.long), stream)
+    real = encodings.build("randomized", SHAPE, {"max_length": 40, "continuous": True})
+    drawn = torch.cat([real.positions(torch.zeros(1, 50, dtype=torch.long), stream)[0] for _ in range(400)])
+    counts = torch.histc(drawn, bins=40, min=0, max=40)  # 500 in each, whatever the length
+    assert (counts - 500).abs().max() < 5 * 500**0.5 and (drawn != drawn.round()).float().mean() > 0.99
 
 
 def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation() -> None:
@@ -255,7 +259,7 @@ CONCATENATED = [{"name": name, "combine": "concat"} for name in ("sine", "index"
         ("randomized", {"inner": "rop"}, "encoding.inner_options: unknown encoding 'rop': did you mean 'rope'?"),
         ("randomized", {"inner": "randomized"}, "encoding.inner is 'randomized', which chooses positions itself"),
         ("randomized", {"max_length": 8}, "encoding.max_length is 8 for 'randomized': expected at least train_length"),
-        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which refuses fractional positions: expected one"),
+        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which refuses fractional positions: expected "),
         ("learned_sinks", {"inner": "shaw"}, "encoding.inner is 'shaw', which replaces the softmax"),
         ("dape", {"inner": "rope"}, "encoding.inner is 'rope': expected one that only adds a bias"),
         ("layered", {"layers": CONCATENATED}, "encoding.layers has several encodings that concatenate"),

@@ -29,6 +29,7 @@ _ALIKE: dict[str, dict[str, Any]] = {
 _START, _NO_INNER = {"start": "torch"}, {"inner": "none", "inner_options": {}}
 LATER_OPTIONS = _ALIKE | {"path": _START, "path_fox": _START, "selective_rope": _START, "liere": {"block": None}}
 LATER_OPTIONS |= {"canon": _NO_INNER, "cca": _NO_INNER}
+LATER_OPTIONS |= {"randomized": {"continuous": False}, "rope": {"frequencies": "geometric"}}
 # Of encodings inside others, whose files name only the options that were given. As a default of today differs, the
 # same text would mean another run; so new configurations write it out.
 FORMER = _ALIKE | dict.fromkeys(("path", "path_fox"), _START | {"silu": False})

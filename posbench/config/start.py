@@ -53,6 +53,8 @@ def begun(cfg: DictConfig, run: str, given: Mapping[str, str]) -> None:
         cfg.data.tokenizer = str(Path(start.run) / "tokenizer.json")
     if "encoding" in given:
         options = source.encoding.options  # a stretched form has the base and layout of what it stretches
+        if options.get("frequencies", "geometric") != "geometric":
+            raise UserError(f"{KEY}={run}: its encoding.frequencies={options['frequencies']} would be lost")
         cfg.encoding.update(
             {name: options[name] for name in ("base", "layout") if name in options.keys() & cfg.encoding}
         )

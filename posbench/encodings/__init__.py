@@ -39,7 +39,7 @@ _FAMILIES = dict.fromkeys(("base", "extend", "families", "far_pairs", "own", "sq
 _METHODS = {
     "rope": "pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
     "extend": "abf clipped_rope",
-    "far_pairs": "rerope leaky_rerope self_extend dual_chunk",
+    "far_pairs": "rerope string leaky_rerope self_extend dual_chunk",
     "squeezed": "alibi_pi interpolate",
 }
 _modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]

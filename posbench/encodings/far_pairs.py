@@ -53,6 +53,17 @@ def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> E
     return FarPairs(rope, lambda i: [(torch.full_like(i, w), torch.zeros_like(i))], w), {"window": w, "dynamic": False}
 
 
+def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local: Count | None = None) -> Extended:
+    """STRING: distances from `shift`, by default a third of the training length, on count from `local` on again.
+
+    Source: An et al., "Why Does the Effective Context Length of LLMs Fall Short?" (2024), arXiv:2410.18745, section 4,
+    where `local` is 128; here a quarter of the shift if that is less.
+    """
+    s = shift or max(1, stretch.train_length // 3)
+    w = local or min(128, max(1, s // 4))
+    return FarPairs(rope, lambda i: [(i - s + w, i)], s), {"shift": s, "local": w, "dynamic": False}
+
+
 def leaky_rerope(
     rope: PureRotary, stretch: Stretch, window: Count | None = None, k: AtLeast1 | None = None
 ) -> Extended:

@@ -18,14 +18,14 @@ class Repositioned(Wrapper):
     """Base of these wrappers; a subclass implements `chosen`."""
 
     adds = ("positions",)
+    fractional = False
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
-        if "positions" in inners[0].hooks:
-            name = inners[0].name
-            raise UserError(
-                f"encoding.inner is '{name}', which chooses positions itself: expected another, such as rope"
-            )
+        wrong = "chooses positions itself" if "positions" in inners[0].hooks else ""
+        if wrong or (self.fractional and self.whole_positions):
+            wrong = wrong or "refuses fractional positions"
+            raise UserError(f"encoding.inner is '{inners[0].name}', which {wrong}: expected another, such as rope")
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])
@@ -43,17 +43,19 @@ class Randomized(Repositioned):
         positions = sort(sample of T from {0 .. M-1}),   one draw for the sequences of a batch
 
     Evaluation draws, too, with its own random stream per window of text. With M = T this is the inner encoding.
+    `continuous` draws real numbers from 0 to M, as many as are wanted.
 
-    Source: Ruoss et al. (2023), arXiv:2305.16843, section 3.
+    Source: Ruoss et al. (2023), arXiv:2305.16843, section 3; Shimizu et al. (2026), arXiv:2602.14050 (continuous).
     Beyond training length: defined up to M tokens, `max_length`, all of whose positions training has shown.
     Checked against: the implementations that the inner encoding is checked against, at positions that jump.
     """
 
     def __init__(
         self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS,
-        max_length: int | None = None,
+        max_length: int | None = None, continuous: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(shape)
+        self.fractional = continuous
         self.range = 16 * shape.train_length if max_length is None else max_length
         expected = f"at least train_length, {shape.train_length}, or null for 16 training lengths"
         self.expect(shape.train_length <= self.range, "max_length", max_length, expected)
@@ -62,13 +64,16 @@ class Randomized(Repositioned):
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
-        self.max_length = self.range if self.max_length is None else min(self.range, self.max_length)
+        if not self.fractional:
+            self.max_length = self.range if self.max_length is None else min(self.range, self.max_length)
         self.length_dependent = True  # a longer input draws other positions
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
         return dataclasses.replace(stretch, train_length=inner.shape.train_length)  # the range
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
+        if self.fractional:
+            return self.range * torch.rand(1, places.shape[1], generator=generator, device=places.device).sort().values
         drawn = torch.randperm(self.range, generator=generator, device=places.device)[: places.shape[1]]
         return drawn.sort().values[None]
 
@@ -122,6 +127,8 @@ class CAPE(Repositioned):
     Checked against: plain loops of sinusoids and of ALiBi, at positions that need not be whole.
     """
 
+    fractional = True
+
     def __init__(
         self, shape: Shape, inner: str = "sinusoidal", inner_options: dict[str, Any] = NO_OPTIONS,
         global_shift: NonNegative = 5.0, local_shift: NonNegative = 0.5, scaling: AtLeast1 = 1.03,
@@ -129,9 +136,6 @@ class CAPE(Repositioned):
         super().__init__(shape)
         self.global_shift, self.local_shift, self.scaling = global_shift, local_shift, scaling
         self.wrap(inner, inner_options)
-        if self.whole_positions:
-            refuses = "refuses fractional positions: expected one that takes them, such as sinusoidal"
-            raise UserError(f"encoding.inner is '{inner}', which {refuses}")
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
         if not self.training:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posbench import machine
 from posbench.encodings.base import Encoding, Layer, Shape, expect
 from posbench.errors import UserError
-from posbench.options import Above1, AtLeast1, Positive, Share
+from posbench.options import Above1, AtLeast1, NonNegative, Positive, Share
 
 Layout = Literal["half", "interleaved"]
 Ramp = Literal["index", "rotations"]
@@ -130,10 +130,29 @@ class RoPE(PureRotary):
         <R(m) q, R(n) k> = <q, R(n - m) k>
         R(m) = blockdiag over pairs p of [[cos a, -sin a], [sin a, cos a]],   a = m·base^(-2p/d)
 
-    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021), arXiv:2104.09864, 3.
+    Option `frequencies` is a law, or a number of radians per position for each pair: `geometric`, base^(-2p/d), or
+    `resonance`, the same with wavelengths rounded to whole tokens, 2π / round(2π·base^(2p/d)).
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021), arXiv:2104.09864, 3; Wang
+    et al., "Resonance RoPE" (2024), arXiv:2403.00071.
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
-    Checked against: transformers Llama (half) and GPT-J (interleaved).
+    Checked against: transformers Llama (half) and GPT-J (interleaved), whose rotation takes any frequencies.
     """
+
+    def __init__(
+        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved",
+        frequencies: Literal["geometric", "resonance"] | list[NonNegative] = "geometric",
+    ) -> None:  # fmt: skip
+        super().__init__(shape, base, layout)
+        self.frequencies, pairs = frequencies, shape.head_dim // 2
+        fits = isinstance(frequencies, str) or len(frequencies) == pairs
+        self.expect(fits, "frequencies", frequencies, f"a law or {pairs} numbers, one per pair")
+
+    def trained(self, length: Tensor) -> Tensor:
+        f = super().trained(length)
+        if self.frequencies == "resonance":
+            return 2 * math.pi / (2 * math.pi / f).round()
+        return f if self.frequencies == "geometric" else f.new_tensor(self.frequencies)
 
 
 class PartialRoPE(PureRotary):

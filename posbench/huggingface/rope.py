@@ -31,7 +31,7 @@ def rope_parameters(
     plain: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
     stretched = plain | {"factor": factor, "original_max_position_embeddings": original}
     match name, options.get("ramp"):
-        case "rope", _:
+        case "rope", _ if options.get("frequencies", "geometric") == "geometric":
             return plain
         case "abf", _:
             return plain | {"rope_theta": options["base"]}

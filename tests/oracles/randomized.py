@@ -7,6 +7,7 @@ from oracles import _inner
 CASES = [
     {},
     {"inner": "t5", "inner_options": {"num_buckets": 8, "max_distance": 20}},
+    {"continuous": True, "inner": "alibi"},
     {"max_length": lambda shape: shape.train_length},
 ]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # rope's, by transformers' fp32 angles
