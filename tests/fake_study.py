@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ def write_run(
     known = {"parameters": parameters, "tokens": config.training.tokens if truth else None}
     folder = begin_run(study, config, status, **known | record)
     if truth is not None:
-        _write_evaluation(folder, config, truth, seed_sd)
+        write_rows(folder / "rows.jsonl", _evaluation(config, truth, seed_sd))
     return folder
 
 
@@ -97,86 +97,54 @@ def write_study(study: Path, template: Config, schemes: dict[str, Truth] | None 
 
 def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     """A run folder with nothing but its configuration and its record."""
-    folder = study / config.id
+    folder, name = study / config.id, config.encoding.name
     folder.mkdir(parents=True)
     text = yaml.dump(to_container(config), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     usual = {
-        "schema": 1,
-        "id": config.id,
-        "study": config.study,
-        "encoding": config.encoding.name,
-        "seed": config.seed,
-        "status": status,
-        "reason": None,
-        "message": None,
-        "command": f"posbench train encoding={config.encoding.name} seed={config.seed}",
-        "attempt": None,
-        "tokens": config.training.tokens,
-        "train_seconds": 40.0 if config.encoding.name == "none" else 44.0,
+        "schema": 1, "id": config.id, "study": config.study, "encoding": name, "seed": config.seed, "status": status,
+        "reason": None, "message": None, "attempt": None, "tokens": config.training.tokens,
+        "command": f"posbench train encoding={name} seed={config.seed}", "tokenizer_sha256": "beef" + "0" * 60,
+        "train_seconds": 40.0 if name == "none" else 44.0,
         "data": {"name": "text", "revision": None, "sha256": "c0ffee" + "0" * 58, "split": "document", "tokens": {}},
-        "tokenizer_sha256": "beef" + "0" * 60,
-        "versions": {"posbench": "0.1.0", "torch": "2.13.0"},
-        "git": {"commit": None, "dirty": None},
-    }
+    }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(usual | record))
     return folder
 
 
-def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float) -> None:
-    digest = hashlib.sha256(config.encoding.name.encode()).digest()
+def _evaluation(config: Config, truth: Truth, seed_sd: float) -> Iterator[dict[str, Any]]:
+    digest, trained = hashlib.sha256(config.encoding.name.encode()).digest(), config.training.train_length
     rng = np.random.default_rng([config.seed, digest[0], digest[1]])
     luck = np.random.default_rng(config.seed).normal(0, 0.02)  # of the seed, whatever the scheme: pairs cancel it
     level, steeper = rng.normal(0, seed_sd), rng.normal(0, seed_sd)
-    rows = []
     stages = [*truth.earlier, truth]
-    places = [
-        (stage, ratio, window)
-        for stage, one in enumerate(stages, 1)
-        for ratio in (RATIOS if one.used is None else (0.125, 0.25, 0.5, 0.75, *RATIOS))
-        for window in ([None] if ratio <= 1 or one is not truth else [None, config.training.train_length])
-    ]
-    for stage, ratio, window in places:
-        truth = stages[stage - 1]
-        doublings = max(0.0, math.log2(ratio))
-        mean = truth.nll + luck + level
-        mean += 0.002 * doublings if window else (truth.rise + steeper) * doublings
-        mean += 0.1 * max(0.0, math.log2((truth.used or 0.01) / (ratio * config.training.train_length)))
-        noise = 0.01 if truth.used is not None and ratio <= 1 else 0.05 + 0.05 * doublings * (window is None)
-        per_block = mean + TEXT + rng.normal(0, noise, BLOCKS)
-        row = _row(config, ratio, window, truth)
-        if len(stages) > 1:
-            row |= {"tokens": stage * 1_000_000, "checkpoint_step": 12 - len(stages) + stage}
-        if row["status"] == "ok":
-            sums = per_block * TARGETS
-            units = {"document": [*range(BLOCKS)], "tokens": [TARGETS] * BLOCKS, "nll": sums.tolist()}
-            row |= _numbers(sums) | {
-                "ngram_nll": truth.ngram,
-                "units": units | _ngram_sums(truth) if truth.units else None,
-            }
-        rows.append(row)
-    write_rows(folder / "rows.jsonl", rows)
+    for stage, of_stage in enumerate(stages, 1):
+        for ratio in RATIOS if of_stage.used is None else (0.125, 0.25, 0.5, 0.75, *RATIOS):
+            for window in [None] if ratio <= 1 or of_stage is not truth else [None, trained]:
+                doublings = max(0.0, math.log2(ratio))
+                mean = of_stage.nll + luck + level
+                mean += 0.002 * doublings if window else (of_stage.rise + steeper) * doublings
+                mean += 0.1 * max(0.0, math.log2((of_stage.used or 0.01) / (ratio * trained)))
+                noise = 0.01 if of_stage.used is not None and ratio <= 1 else 0.05 + 0.05 * doublings * (window is None)
+                sums = (mean + TEXT + rng.normal(0, noise, BLOCKS)) * TARGETS
+                row = _row(round(ratio * trained), ratio, window, of_stage, sums)
+                if len(stages) > 1:
+                    row |= {"tokens": stage * 1_000_000, "checkpoint_step": 12 - len(stages) + stage}
+                yield row
 
 
-def _row(config: Config, ratio: float, window: int | None, truth: Truth) -> dict[str, Any]:
-    undefined = ratio > truth.last_ratio
-    return EvaluationRow(
-        protocol="fixed_target", length=round(ratio * config.training.train_length), length_ratio=float(ratio),
-        window=window, split="test", documents="doc", checkpoint_step=12, status="undefined" if undefined else "ok",
-        reason="defined up to 16 tokens" if undefined else None, dtype="fp32",
-        targets_sha256=None if undefined else "a1" * 32,
-    ).to_json()  # fmt: skip
-
-
-def _ngram_sums(truth: Truth) -> dict[str, list[float]]:
-    if truth.ngram is None:
-        return {}
-    noise = np.random.default_rng(7).normal(0, 0.2, BLOCKS)
-    return {"ngram": ((truth.ngram + TEXT + noise - noise.mean()) * TARGETS).tolist()}
-
-
-def _numbers(sums: np.ndarray) -> dict[str, Any]:
+def _row(length: int, ratio: float, window: int | None, truth: Truth, sums: np.ndarray) -> dict[str, Any]:
+    place = {"protocol": "fixed_target", "length": length, "length_ratio": float(ratio), "window": window}
+    place |= {"split": "test", "documents": "doc", "checkpoint_step": 12, "dtype": "fp32"}
+    if ratio > truth.last_ratio:
+        return EvaluationRow(**place, status="undefined", reason="defined up to 16 tokens").to_json()
     tokens, mean = BLOCKS * TARGETS, float(sums.sum() / (BLOCKS * TARGETS))
-    counts = {"n_tokens": tokens, "n_bytes": 3 * tokens, "n_blocks": BLOCKS, "n_documents": BLOCKS, "seconds": 0.5}
-    ends = {"ci_low": mean - 0.3, "ci_high": mean + 0.3}
-    return {**counts, **ends, "nll": mean, "perplexity": math.exp(mean), "bits_per_byte": mean / math.log(2) / 3}
+    units = {"document": [*range(BLOCKS)], "tokens": [TARGETS] * BLOCKS, "nll": sums.tolist()}
+    if truth.ngram is not None:
+        noise = np.random.default_rng(7).normal(0, 0.2, BLOCKS)
+        units["ngram"] = ((truth.ngram + TEXT + noise - noise.mean()) * TARGETS).tolist()
+    return EvaluationRow(
+        **place, status="ok", targets_sha256="a1" * 32, n_tokens=tokens, n_bytes=3 * tokens, n_blocks=BLOCKS,
+        n_documents=BLOCKS, seconds=0.5, ci_low=mean - 0.3, ci_high=mean + 0.3, nll=mean, perplexity=math.exp(mean),
+        bits_per_byte=mean / math.log(2) / 3, ngram_nll=truth.ngram, units=units if truth.units else None,
+    ).to_json()  # fmt: skip

@@ -62,13 +62,6 @@ class Window(NamedTuple):
 Blocks = list[list[Window]]  # the windows of each block of targets
 
 
-class Placement(NamedTuple):
-    """The first tokens of a protocol's blocks (first target or start of a span), and the context that they allow."""
-
-    firsts: list[int]
-    reach: int
-
-
 def evenly(n: int, k: int) -> list[int]:
     """k of n places, evenly spread: each in the middle of an equal share."""
     return [(2 * j + 1) * n // (2 * k) for j in range(k)]
@@ -84,6 +77,9 @@ def dealt(candidates: list[range], wanted: int) -> list[int]:
     for place in evenly(len(more), total - sum(shares)):
         shares[more[place]] += 1
     return [each[i] for each, share in zip(candidates, shares, strict=True) for i in evenly(len(each), share)]
+
+
+Placement = tuple[list[int], int]  # the first tokens of blocks (first target or start of a span), and their context
 
 
 def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str, Any]) -> Placement:
@@ -102,23 +98,22 @@ def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str
                 candidates = [range(a, b - reach, reach) for a, b in pieces]
             firsts = dealt(candidates, wanted)
             if len(firsts) >= FEWEST_BLOCKS:
-                return Placement(firsts, reach)
+                return firsts, reach
     raise ValueError(f"the text here is too short for {protocol}")
 
 
 def blocks_of(protocol: str, placed: Placement, length: int, targets: int, train_length: int) -> Blocks:
     """The windows that a protocol reads and scores at one length."""
+    firsts, reach = placed
     if protocol == "fixed_target":
         part = targets
         if length < train_length:  # windows too short to score a whole block
             part = max(n for n in range(1, targets + 1) if targets % n == 0 and n <= max(1, length / 2))
         return [
             [Window(first + end - 1 - length, length, part) for end in range(part, targets + 1, part)]
-            for first in placed.firsts
+            for first in firsts
         ]
-    return [
-        [Window(first + i * length, length, length) for i in range(placed.reach // length)] for first in placed.firsts
-    ]
+    return [[Window(first + i * length, length, length) for i in range(reach // length)] for first in firsts]
 
 
 def places(block: list[Window]) -> list[int]:
@@ -175,9 +170,6 @@ class Model:
         pair = torch.arange(width // 2, dtype=torch.float64)
         angle = torch.arange(length, dtype=torch.float64)[:, None] * float(self.encoding["base"]) ** (-2 * pair / width)
         cosine, sine = angle.cos().float(), angle.sin().float()
-        if self.encoding["layout"] == "half":
-            a, b = x.chunk(2, dim=-1)
-            return torch.cat((a * cosine - b * sine, a * sine + b * cosine), dim=-1)
         a, b = x[..., 0::2], x[..., 1::2]
         return torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1).flatten(-2)
 
@@ -187,17 +179,9 @@ class Model:
         hidden = (distance < 0) | (distance >= (window or length))
         mask = torch.zeros(1, length, length)
         if self.encoding["name"] == "alibi":
-            slopes = torch.tensor(self.encoding["slopes"] or alibi_slopes(self.heads))
-            mask = -slopes[:, None, None] * distance
+            slopes = self.encoding["slopes"] or [2 ** (-8 * (head + 1) / self.heads) for head in range(self.heads)]
+            mask = -torch.tensor(slopes)[:, None, None] * distance
         return mask.masked_fill(hidden, -math.inf)
-
-
-def alibi_slopes(heads: int) -> list[float]:
-    """As in get_slopes of Press et al.: beyond a power of two of heads, every other slope of twice that."""
-    if math.log2(heads).is_integer():
-        return [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
-    below = 2 ** math.floor(math.log2(heads))
-    return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: heads - below]
 
 
 @torch.inference_mode()

@@ -71,11 +71,8 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"test": "alibi 4x alibi 1x < 1"}, "test: cannot read 'alibi 1x': expected such as"),
-        ({"test": "alibi 4x"}, "test: cannot read 'alibi 4x'"),
         ({"test": "rope 4x - alibi 1x < 0"}, "run 'rope' is not among runs (alibi)"),
-        ({"runs": ["alibi", "rope"]}, "run 'rope' is not used: leave it out"),
         ({"runs": ["alibbi"]}, "unknown run 'alibbi': did you mean 'alibi'?"),
-        ({"test": None}, "expected test or more_seeds"),
         ({"sentense": "x"}, "sentense"),
         ({"prediction": {"outcome": "true", "made": "now", "why": ""}}, "prediction.outcome"),
     ],
@@ -124,7 +121,6 @@ def entry(*tests: str) -> claim.Entry:
         (["alibi 32x - alibi 1x < 0.05"], "not run", "alibi has no loss at 2048 tokens"),
         (["alibi 4x - alibi 1x < 0.05", "rope 4x - rope 1x > 0.1"], "supported", " and "),
         (["alibi 4x - alibi 1x < 0.05", "rope 4x - rope 1x < 0.1"], "contradicted", " and "),
-        (["alibi 4x - alibi 1x < 0.05", "alibi 1x - rope 1x > 0"], "open", " and "),
     ],
 )
 def test_outcomes(tests: list[str], outcome: str, ours: str, runs: dict[str, pd.DataFrame]) -> None:
@@ -217,10 +213,5 @@ def test_a_dry_run_says_what_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(sweep, "cost", lambda todo: f"{len(todo)} runs")
     assert support.posbench("reproduce", "rope_breaks", "fox_extrapolates", "rope_breaks", "--dry-run") == 0
     assert capsys.readouterr().out == "10 runs\n"
-    for words, error in {
-        "rope_breaks model.n_layers=1,2": "expected one value each",
-        "alibi_hold": "unknown claim 'alibi_hold': did you mean 'alibi_holds'?",
-        "experiment=demo": "which claims?",
-    }.items():
-        assert support.posbench("reproduce", *words.split(), "--dry-run") == 2
-        assert error in capsys.readouterr().err
+    assert support.posbench("reproduce", "alibi_hold", "--dry-run") == 2
+    assert "unknown claim 'alibi_hold': did you mean 'alibi_holds'?" in capsys.readouterr().err

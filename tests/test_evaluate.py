@@ -87,25 +87,15 @@ def gpt(config: Config, encoding: str) -> TrainedGPT:
     return TrainedGPT(build(config, V).eval(), encoding, L, torch.device("cpu"), torch.float32)
 
 
-def asked(subject: Subject, config: Config, split: TokenSplit | None = None) -> Evaluation:
-    return Evaluation(
-        subject=subject,
-        split=split or periodic(48),
-        token_bytes=np.arange(V) % 3 + 1,
-        settings=config.evaluation,
-        checkpoint_step=7,
-        dtype="fp32",
-        device=torch.device("cpu"),
-    )
-
-
 def rows_of(
-    subject: Subject,
-    split: TokenSplit,
-    config: Config,
-    known: Sequence[EvaluationRow] = (),
+    subject: Subject, split: TokenSplit, config: Config, known: Sequence[EvaluationRow] = ()
 ) -> list[EvaluationRow]:
-    return list(evaluate(asked(subject, config, split), known))
+    cpu, sizes = torch.device("cpu"), np.arange(V) % 3 + 1
+    asked = Evaluation(
+        subject=subject, split=split, token_bytes=sizes, settings=config.evaluation, checkpoint_step=7, dtype="fp32",
+        device=cpu,
+    )  # fmt: skip
+    return list(evaluate(asked, known))
 
 
 @pytest.fixture
@@ -122,14 +112,7 @@ def evaluation_with(config: Config, **fields: Any) -> Config:
     return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **fields))
 
 
-def nll_by(rows: list[EvaluationRow], **wanted: Any) -> dict[int, float]:
-    """Nll by length of the rows that have these values, as `task="repeat", window=None`."""
-    return {row.length: row.nll for row in rows if all(getattr(row, key) == value for key, value in wanted.items())}
-
-
 def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
-    assert isinstance(Planted(None), Subject) and isinstance(gpt(config, "rope"), Subject)
-    assert not isinstance(gpt(config, "rope").model, Subject)
     rows = rows_of(Planted(None), periodic(48), config)
     assert len(rows) == 5 + 4 + 5
     for row in rows:
@@ -138,6 +121,10 @@ def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> N
         assert row.bits_per_byte == pytest.approx(row.n_tokens * math.log2(V) / row.n_bytes, rel=1e-6)
         assert 1 < row.n_bytes / row.n_tokens < 3
     assert rows_of(Planted(None), periodic(48), config, known=rows) == []  # what is known is not computed again
+    more = evaluation_with(config, ratios=(1, 3), longest=16, protocols=("fixed_target",))
+    added = rows_of(Planted(None), periodic(48), more, known=rows)
+    assert [(row.length, row.window) for row in added] == [(3 * L, None), (3 * L, L)]
+    assert {row.targets_sha256 for row in added} == {rows[0].targets_sha256}
     changed = rows_of(Planted(None), periodic(48), evaluation_with(config, targets=4), known=rows)
     assert {row.protocol for row in changed} == {"fixed_target"} and len(changed) == 9  # on other targets it is
 
@@ -177,38 +164,14 @@ def test_a_row_holds_its_sums_by_document(config: Config, documents: Literal["do
             assert row.ci_low <= row.nll <= row.ci_high
 
 
-def test_lengths_beyond_the_schemes_end_are_rows_that_say_so(config: Config) -> None:
+def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
     rows = rows_of(Planted(None, max_length=2 * L), periodic(48), config)
     beyond = [row for row in rows if row.length > 2 * L]
-    assert len(beyond) == 3 + 3 + 3
-    for row in beyond:
-        assert (row.status, row.units) == ("undefined", None)
-        assert str(2 * L) in row.reason
-        assert [getattr(row, key) for key in ("nll", "perplexity", "bits_per_byte", "ci_low")] == [None] * 4
-        assert row.n_tokens is None
-
-
-def test_a_text_too_short_for_a_length_gives_a_row_that_says_so(config: Config) -> None:
+    assert {(row.status, row.units, row.nll, row.bits_per_byte) for row in beyond} == {("undefined", None, None, None)}
+    assert len(beyond) == 3 + 3 + 3 and all(str(2 * L) in row.reason for row in beyond)
     rows = rows_of(Planted(None), periodic(48, repeats=4), config)
     status = {row.length: row.status for row in rows if row.protocol == "fixed_target"}
     assert status == {L: "ok", 2 * L: "ok", 4 * L: "ok", 8 * L: "ok", 16 * L: "too_short"}
-
-
-def test_fewer_blocks_than_an_interval_needs_are_refused_before_any_work(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert posbench("train", "evaluation.blocks=4") == 2
-    assert "evaluation.blocks is 4: expected at least 8, for an interval" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_one_more_length_on_the_runs_own_targets_is_the_only_one_computed(config: Config) -> None:
-    rows = rows_of(Planted(None), periodic(48), config)
-    more = evaluation_with(config, ratios=(1, 3), longest=16, protocols=("fixed_target",))
-    added = rows_of(Planted(None), periodic(48), more, known=rows)
-    assert [(row.length, row.window) for row in added] == [(3 * L, None), (3 * L, L)]
-    assert {row.targets_sha256 for row in added} == {rows[0].targets_sha256}
 
 
 class Bigram(Planted):
@@ -227,18 +190,6 @@ def test_a_bigram_models_sum_does_not_depend_on_how_text_is_cut(config: Config) 
         assert len(sums) == 5
         for other in sums[1:]:
             assert other == pytest.approx(sums[0], abs=2e-4)  # the same fp32 terms, summed in fp64 in another order
-
-
-def test_rows_with_the_same_windows_share_their_forward_passes(config: Config) -> None:
-    """`repeat:size=4` and `repeat` have the same control where L/4 is 4."""
-    passes = []
-    for tasks in (("repeat:size=4",), ("repeat:size=4", "repeat")):
-        subject = Planted(None)
-        rows_of(subject, random_text(), evaluation_with(config, tasks=tasks, windowed=False))
-        passes.append(len(subject.passes))
-    plain = Planted(None)
-    rows_of(plain, random_text(), evaluation_with(config, windowed=False))
-    assert passes[1] - passes[0] < passes[0] - len(plain.passes)
 
 
 # -- probes of the use of distance -------------------------------------------------------------------------------------
@@ -267,26 +218,12 @@ class Copies(Planted):
 
 
 def test_a_model_that_copies_gains_from_a_repeated_block_only_within_its_reach(config: Config) -> None:
-    wanted = evaluation_with(config, tasks=("repeat",), windowed=False)
-    size = L // 4
-    rows = rows_of(Copies(reach=5 * L), random_text(), wanted)
-    repeat, control = nll_by(rows, task="repeat"), nll_by(rows, task="repeat_control")
-    shared = {row.targets_sha256 for row in rows if row.task}
-    assert len(shared) == 1 and list(repeat) == list(control) == [L, 2 * L, 4 * L, 8 * L, 16 * L]
-    for length in (L, 2 * L, 4 * L):
-        assert length - size < 5 * L
-        gain = control[length] - repeat[length]
-        assert gain > 0.4 * math.log(V)  # the copy's first two of four targets have too short a cue for this model
-    for length in (8 * L, 16 * L):
-        assert abs(control[length] - repeat[length]) < 0.2  # chance repetitions in the overwritten text only
-
-
-def test_the_first_copy_leaves_the_targets_and_the_text_between_alone() -> None:
-    (probe, control) = probes.of("repeat", [64], 8, 32)
-    ids = np.arange(65)
-    assert probe.rewrite is not None and control.rewrite is None
-    np.testing.assert_array_equal(probe.rewrite(ids), [*range(56, 65), *range(9, 65)])
-    assert [p.length for p in probes.of("repeat", [8, 16, 17], 8, 32)] == [17, 17]  # no room: no probe
+    rows = rows_of(Copies(reach=5 * L), random_text(), evaluation_with(config, tasks=("repeat",), windowed=False))
+    nll = {(row.task, row.length): row.nll for row in rows if row.task}
+    gains = {n * L: nll["repeat_control", n * L] - nll["repeat", n * L] for n in (1, 2, 4, 8, 16)}
+    assert len({row.targets_sha256 for row in rows if row.task}) == 1
+    for length, gain in gains.items():  # the first two of four targets have too short a cue; chance repetitions
+        assert gain > 0.4 * math.log(V) if length < 5 * L else abs(gain) < 0.2
 
 
 def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config: Config) -> None:
@@ -296,17 +233,19 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config
     changed = probe.rewrite(ids)
     assert (changed[44:] == ids[44:]).all() and (changed[:44] != ids[:44]).any()
     assert sorted(changed[:44]) == list(range(44))
-    (copied, control) = probes.of("repeat:size=3", [64], 8, 32)
-    assert copied.rewrite is not None and copied.targets == control.targets == 3
-    np.testing.assert_array_equal(copied.rewrite(ids), [*range(61, 65), *range(4, 65)])
-
-    texts = ("repeat", "repeat:size=2", "shuffle", f"shuffle:keep={2 * L}")
+    for text, size in (("repeat", 8), ("repeat:size=3", 3)):
+        (copied, control) = probes.of(text, [64], 8, 32)
+        assert copied.rewrite is not None and control.rewrite is None and copied.targets == control.targets == size
+        np.testing.assert_array_equal(copied.rewrite(ids), [*range(64 - size, 65), *range(size + 1, 65)])
+    assert [p.length for p in probes.of("repeat", [8, 16, 17], 8, 32)] == [17, 17]  # no room: no probe
+    texts = ("repeat:size=2", "shuffle", f"shuffle:keep={2 * L}")
     rows = rows_of(Planted(None), periodic(48), evaluation_with(config, tasks=texts, windowed=False))
-    found = {row.task: [other.length for other in rows if other.task == row.task] for row in rows if row.task}
-    every = [row.length for row in rows if row.protocol == "fixed_target"]
-    assert found == {
-        "repeat": every, "repeat_control": every, "repeat:size=2": every, "repeat_control:size=2": every,
-        "shuffle": every[1:], f"shuffle:keep={2 * L}": every[2:],
+    lengths = {
+        task: [row.length // L for row in rows if row.task == task] for task in {row.task for row in rows} - {None}
+    }
+    assert lengths == {
+        "repeat:size=2": [1, 2, 4, 8, 16], "repeat_control:size=2": [1, 2, 4, 8, 16], "shuffle": [2, 4, 8, 16],
+        f"shuffle:keep={2 * L}": [4, 8, 16],
     }  # fmt: skip
 
 
@@ -373,84 +312,35 @@ def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_l
 
 def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(config: Config) -> None:
     wanted = evaluation_with(config, extensions=("pi", "pi:factor=4"), protocols=("fixed_target",), windowed=False)
-    subject = gpt(config, "rope")
-    used = subject.model.encoding
-    rows = rows_of(subject, periodic(48), wanted)
-    extended = [row for row in rows if row.extension]
-    assert [(row.extension, row.length) for row in extended] == [
-        (name, ratio * L) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)
-    ]
-    assert {row.status for row in extended} == {"ok"} and all(row.extension_options for row in extended)
-    assert subject.model.encoding is used
+    rows = rows_of(gpt(config, "rope"), periodic(48), wanted)
+    extended = [(row.extension, row.length // L) for row in rows if row.extension]
+    assert extended == [(name, ratio) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)]
+    assert {row.status for row in rows} == {"ok"} and all(row.extension_options for row in rows if row.extension)
     read = [EvaluationRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows]
-    again = rows_of(subject, periodic(48), wanted, known=read)
-    assert again == []
+    assert rows_of(gpt(config, "rope"), periodic(48), wanted, known=read) == []
     rows = rows_of(gpt(config, "none"), periodic(48), wanted)
     assert {row.status for row in rows if row.extension} == {"undefined"}
-    assert all("'none' has no extension" in row.reason for row in rows if row.extension)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ("tasks=repeat:size", "cannot read 'repeat:size': expected name:option=value, such as shuffle:keep=32"),
-        ("tasks=repeat:size=0", "size is 0 for 'repeat': expected 1 to half the training length, 8"),
-        ("tasks=repeat:size=9", "size is 9 for 'repeat'"),
-        ("tasks=repeat:sise=2", "'repeat' has no option 'sise': it accepts size; did you mean 'size'?"),
-        ("tasks=shuffle:keep=3", "keep is 3 for 'shuffle': expected at least evaluation.targets, 4"),
-        ("tasks=shuffle:keep=4:keep=5", "'shuffle:keep=4:keep=5' gives keep twice"),
-        ("tasks=shuffle:keep=many", "keep is 'many' for 'shuffle': input should be a valid integer"),
-        ("tasks=repeet:size=2", "unknown task 'repeet': did you mean 'repeat'?"),
-        ("extensions=yran", "unknown extension 'yran': did you mean 'yarn'?"),
-        ("extensions=yarn:fctor=2", "'yarn' has no option 'fctor': it accepts factor, ramp, alpha, beta, attention_"),
-        ("extensions=yarn:factor=abc", "factor is 'abc' for 'yarn'"),
-        ("extensions=yarn:factor=0.5", "factor is 0.5 for 'yarn': input should be greater than or equal to 1"),
-        ("extensions=yarn:factor=2:factor=4", "'yarn:factor=2:factor=4' gives factor twice"),
-        ("extensions=yarn:factor=[2", "cannot read '[2': expected ',' or ']'"),
-        ("extensions=yarn:factor", "expected name:option=value"),
-        ("extensions=rerope:window=0", "window is 0 for 'rerope': input should be greater than or equal to 1"),
-        ("extensions=longrope:long_factor=[1, 2]", "long_factor is [1.0, 2.0]: expected 8 numbers, one per pair"),
-        ("extensions=leaky_rerope:window=15", "window is 15: expected less than 15, or k given as well"),
-        ("extensions=self_extend:window=16", "window is 16: expected less than 16, or group given as well"),
-    ],
-)
-def test_a_mistyped_probe_or_extension_is_refused_in_one_line_before_any_work(
-    fields: str, message: str, config: Config
-) -> None:
-    name, _, text = fields.partition("=")
-    wanted = evaluation_with(config, targets=4, **{name: (text,)})
-    with pytest.raises(UserError) as error:
-        check(wanted)
-    assert message in str(error.value) and "\n" not in str(error.value) and not isinstance(error.value, Undefined)
-    with pytest.raises(UserError):
-        next(evaluate(asked(gpt(config, "rope"), wanted)))
-    if "fctor" in text or "abc" in text:  # by name and type, of a scheme that lacks the method, too
-        with pytest.raises(UserError, match="yarn"):
-            check(dataclasses.replace(wanted, encoding=EncodingConfig("learned")))
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("sinks=-1", "evaluation.sinks is -1: expected at least 0"),
-        ("task=repeat,repeat", "evaluation.tasks is ['repeat', 'repeat']: expected each once"),
+        ("task=repeat:size", "cannot read 'repeat:size': expected name:option=value, such as shuffle:keep=32"),
+        ("task=repeat:size=9", "size is 9 for 'repeat': expected 1 to half the training length, 8"),
+        ("task=repeet:size=2", "unknown task 'repeet': did you mean 'repeat'?"),
+        ("task=shuffle:keep=3", "keep is 3 for 'shuffle': expected at least evaluation.targets, 8"),
+        ("extension=yran", "unknown extension 'yran': did you mean 'yarn'?"),
+        ("extension=yarn:fctor=2", "'yarn' has no option 'fctor': it accepts factor, ramp, alpha, beta, attention_"),
+        ("extension=yarn:factor=0.5", "factor is 0.5 for 'yarn': input should be greater than or equal to 1"),
+        ("extension=self_extend:window=16", "window is 16: expected less than 16, or group given as well"),
+        ("blocks=4", "evaluation.blocks is 4: expected at least 8, for an interval"),
         ("protocol=nonoverlop", "did you mean 'nonoverlap'?"),
-        ("precision=fp8", "evaluation.precision is 'fp8': expected auto or fp32 or bf16 or fp16"),
     ],
 )
-def test_settings_that_make_no_sense_are_one_line(override: str, message: str, tiny_config: Config) -> None:
+def test_a_mistyped_setting_is_refused_in_one_line_before_any_work(override: str, message: str, config: Config) -> None:
     with pytest.raises(UserError) as error:
-        apply(tiny_config, [override])
-    assert message in str(error.value)
-
-
-def test_what_does_not_exist_is_no_mistake(config: Config) -> None:
-    for encoding, extension in (("learned", "yarn"), ("rope", "interpolate"), ("none", "pi:factor=4")):
-        check(dataclasses.replace(evaluation_with(config, extensions=(extension,)), encoding=EncodingConfig(encoding)))
-    check(evaluation_with(config, extensions=("leaky_rerope:window=15",), ratios=(1,)))  # k follows from longer ones
-    two = dataclasses.replace(config.training, train_length=2)
-    shortest = evaluation_with(config, extensions=("leaky_rerope",), targets=2)
-    check(dataclasses.replace(shortest, training=two))  # no distance to count in: a result, and nobody's mistake
+        check(dataclasses.replace(config, evaluation=apply(config, [override]).settings))
+    assert message in str(error.value) and "\n" not in str(error.value) and not isinstance(error.value, Undefined)
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
@@ -493,48 +383,28 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
 
 def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config, pathlib.Path]) -> None:
     config, folder = trained
-    records = ("run.json", "rows.jsonl")
-    before = [(folder / name).read_bytes() for name in records]
+    before = (folder / "rows.jsonl").read_bytes()
     with open(str(config.data.path), "a", encoding="utf-8") as text:
         text.write(" more")
-    asked = apply(config, ["length=96"])
-    with pytest.raises(UserError, match=r"trained on another text \(sha256 .*: bring that text back") as caught:
-        evaluate_run(folder, asked)
-    assert "\n" not in str(caught.value)
-    assert [(folder / name).read_bytes() for name in records] == before
+    with pytest.raises(UserError, match=r"trained on another text \(sha256 .*: bring that text back"):
+        evaluate_run(folder, apply(config, ["length=96"]))
+    assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
-    trained: tuple[Config, pathlib.Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained: tuple[Config, pathlib.Path]) -> None:
     config, folder = trained
     first, before = evaluation_rows(folder), headline_of(folder)
-    for _ in range(2):
-        evaluate_run(folder, apply(config, ["length=16,128"]))  # 128 tokens need targets of their own, 16 has them too
-    assert "nothing to do" in caplog.text
+    evaluate_run(folder, apply(config, ["length=16,128"]))  # 128 tokens need targets of their own, 16 has them too
+    evaluate_run(folder, apply(config, ["length=16,4096"]))
     rows, every = evaluation_rows(folder), every_row(folder)
-    assert rows[: len(first)] == first and {row.length for row in rows[len(first) :]} == {128}
+    assert rows[: len(first)] == first and {row.length for row in rows[len(first) :]} == {128, 4096}
     assert {row.length for row in every if row not in rows} == {16}
-    assert headline_of(folder) == before
+    assert {row.status for row in every} == {"ok", "too_short"} and headline_of(folder) == before
     evaluate_run(folder, apply(config, ["length=16,32,64,128"]))
     assert headline_of(folder)["rise_8x"] is not None
 
 
-def test_more_lengths_beyond_the_training_length_make_the_curve_and_a_row_without_a_number_takes_nothing_from_it(
-    trained: tuple[Config, pathlib.Path],
-) -> None:
-    config, folder = trained
-    evaluate_run(folder, apply(config, ["length=4,8,12,16,32,64"]))  # nine rows on the run's own targets
-    evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
-    values = headline_of(folder)
-    assert values["rise_8x"] is not None and "nll_0.5x" not in values
-    before = evaluation_rows(folder)
-    evaluate_run(folder, apply(config, ["length=16,4096"]))
-    assert {row.status for row in every_row(folder)} == {"ok", "too_short"}
-    assert evaluation_rows(folder)[: len(before)] == before and headline_of(folder) == values
-
-
-def test_a_curve_has_the_training_length_and_what_is_asked_later_is_measured_at_its_lengths(
+def test_a_curve_has_the_training_length_and_extensions_pair_with_it(
     trained: tuple[Config, pathlib.Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = trained
@@ -542,16 +412,13 @@ def test_a_curve_has_the_training_length_and_what_is_asked_later_is_measured_at_
     evaluate_run(folder, apply(config, ["length=20,24,32,48,64,100"]))  # more rows than the curve, none at 16
     assert headline_of(folder) == before
     assert posbench("report", str(folder)) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "rows on other targets than the curve of their run, of 1 of 1 runs" in said
-    evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
-    evaluate_runs([folder], ["extension=pi", "windowed=false"])  # on the curve's lengths and targets, not the run's own
-    said = " ".join(capsys.readouterr().out.split())
+    assert "rows on other targets than the curve of their run, of 1 of 1 runs" in capsys.readouterr().out
+    for extension in ([], ["extension=pi"]):
+        evaluate_runs([folder], ["length=16,32,64,128", "windowed=false", *extension])
     rows = read([folder])
-    pi = rows[(rows["variant"] == "pi") & rows["newest"]]
-    assert set(pi["length"]) == {16, 32, 64, 128}
+    assert set(rows.loc[(rows["variant"] == "pi") & rows["newest"], "length"]) == {16, 32, 64, 128}
     assert compare.curves(rows).set_index(["variant", "length"]).loc[("pi", 128), "rise"] != 0
-    assert "on other targets than the curve" in said
+    assert "on other targets than the curve" in capsys.readouterr().out
 
 
 def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(

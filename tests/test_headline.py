@@ -34,23 +34,6 @@ def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_pat
     assert nothing == dict.fromkeys(names)
 
 
-def test_rows_of_other_targets_are_in_no_curve_and_said(
-    template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As `evaluate length=...` leaves them, where the longest length was not asked for before."""
-    folder = run_of(tmp_path, template, Truth(3.6, 0.1))
-    before = headline_of(folder)
-    rows = read_rows(folder / "rows.jsonl")
-    first = next(row for row in rows if row["length_ratio"] == 1 and row["protocol"] == "fixed_target")
-    other = {"length": 9 * first["length"], "length_ratio": 9, "nll": 9.0, "targets_sha256": "0" * 64}
-    windowed = {**first, **other, "window": first["length"]}
-    write_rows(folder / "rows.jsonl", [{**first, **other}, windowed], "a")
-    assert headline_of(folder) == before
-    printed.print_results(folder)
-    text = " ".join(capsys.readouterr().out.split())
-    assert "576 (9x)" not in text and "on other targets than the curve: 2 on test text at step 12" in text
-
-
 def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: Path) -> None:
     folder = run_of(tmp_path, template, Truth(3.6, 0.1))
     before = headline_of(folder)

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from posbench.evaluation import ngrams
 from posbench.evaluation.ngrams import ORDERS, CachedNGrams, NGrams
 
 V = 6
@@ -62,14 +61,6 @@ def test_tokens_as_they_are_stored_do_not_overflow() -> None:
     np.testing.assert_allclose(found[-1], expected, rtol=0, atol=1e-12)
 
 
-def test_only_the_beginning_of_a_long_text_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = text()
-    beginning = NGrams(ids, np.array([(0, 100), (200, 250)]), V).nll(*asked(ids))
-    monkeypatch.setattr(ngrams, "COUNTED", 150)
-    cut = NGrams(ids, np.array([(0, 100), (200, 400)]), V).nll(*asked(ids))
-    np.testing.assert_array_equal(beginning, cut)
-
-
 # -- with a cache of the window ----------------------------------------------------------------------------------------
 
 
@@ -110,13 +101,3 @@ def test_the_cached_model_is_the_mixture_most_likely_on_validation_text() -> Non
     most_likely = max(likelihood(each, parts) for each in grid)
     assert most_likely - 1e-5 < likelihood(weights, parts) < most_likely + 1e-3
     assert nll.mean() < of_ngrams.mean()
-
-
-def test_a_cache_is_worth_nothing_where_text_does_not_repeat_itself() -> None:
-    rng = np.random.default_rng(4)
-    train, scored, validation = (np.minimum(rng.geometric(0.4, 20_000), V - 2) for _ in range(3))
-    model = NGrams(train, np.array([(0, len(train))]), V)
-    places = rng.choice(np.arange(20, 20_000), 2000, replace=False)
-    _, alone = model.best(scored, places)
-    cached = CachedNGrams(model, scored, validation).nll(places, np.full(2000, 8))
-    assert abs(cached.mean() - alone.mean()) < 0.002

@@ -5,10 +5,7 @@ import math
 
 import pytest
 import support
-import torch
 
-from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
 from posbench.show import properties
 
 COLUMNS = ("order", "unique", "relative_code", "relative_logit", "continuous", "invariant", "purpose")
@@ -57,17 +54,6 @@ def test_words_and_figures_are_the_expected_ones(name: str) -> None:
         assert row[key] == pytest.approx(expected, rel=2e-3, abs=1e-6), key
 
 
-class Floor(Encoding):
-    """A scheme of tomorrow: whole positions only in effect, though it accepts any."""
-
-    def embed(self, x: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        return x + positions.floor().float()[..., None] / 100
-
-
-def test_a_staircase_that_accepts_fractions_is_not_continuous() -> None:
-    assert properties.said({"continuous": properties._continuous(Floor(Shape(32, 1, 2, 160)))}, "continuous") == "no"
-
-
 def test_the_command_prints_words_and_as_json_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert support.posbench("properties", "rope", "base=100", "sine") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -75,8 +61,3 @@ def test_the_command_prints_words_and_as_json_the_numbers(capsys: pytest.Capture
     assert support.posbench("properties", "sine", "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["encoding"] == "sine" and row["order"] == 1.0
-
-
-def test_a_misspelt_name_gets_one_line() -> None:
-    with pytest.raises(UserError, match="did you mean 'rope'"):
-        properties.measure(["rop"])

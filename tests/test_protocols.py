@@ -45,27 +45,6 @@ def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(pr
         assert not np.isin(targets_of(windows).indices, split.starts).any()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_auto_takes_whole_documents_where_they_are_long_enough_and_says_what_it_took(protocol: str) -> None:
-    long = plan_of(protocol, split_of(*[2500] * 3), "auto")
-    short = plan_of(protocol, split_of(*[100] * 60), "auto")
-    assert {windows.documents for windows in long.values()} == {"doc"}
-    assert {windows.documents for windows in short.values()} == {"concat"}
-
-
-def test_a_length_the_text_is_too_short_for_has_no_windows_and_the_others_are_scored() -> None:
-    plan = plan_of("fixed_target", split_of(200), "auto")
-    assert list(plan) == [16, 32, 64, 128]
-    assert plan_of("fixed_target", split_of(10), "auto") == {}
-
-
-def test_fixed_target_windows_end_with_their_targets_and_differ_in_their_beginning_only(split: TokenSplit) -> None:
-    for length, windows in plan_of("fixed_target", split, "doc").items():
-        targets = targets_of(windows).indices.reshape(-1, 8)
-        np.testing.assert_array_equal(targets[:, -1], windows.starts + length)
-        assert windows.scored == 8
-
-
 @pytest.mark.parametrize(("blocks", "dealt"), [(20, [4, 2, 5, 4, 5]), (9, [2, 2, 1, 2, 2]), (99, [31, 2, 31, 18, 17])])
 def test_blocks_are_dealt_to_documents_in_turn_whatever_their_length(blocks: int, dealt: list[int]) -> None:
     """A long document has no more than others as long as those have text left; each one's are spread evenly."""
@@ -109,14 +88,6 @@ def test_context_counts_the_tokens_each_prediction_may_read(split: TokenSplit) -
     np.testing.assert_array_equal(fixed.context[:8], [57, 58, 59, 60, 61, 62, 63, 64])
     assert fixed.context.mean() == np.mean([57, 58, 59, 60, 61, 62, 63, 64])
     assert cut.context.mean() == (64 + 1) / 2  # Press et al. (2021), section 2
-
-
-def test_nonoverlap_windows_tile_their_span(split: TokenSplit) -> None:
-    plan = plan_of("nonoverlap", split)
-    whole, halves = plan[256], plan[128]
-    np.testing.assert_array_equal(halves.starts.reshape(-1, 2)[:, 0], whole.starts)
-    np.testing.assert_array_equal(halves.starts.reshape(-1, 2)[:, 1], whole.starts + 128)
-    np.testing.assert_array_equal(halves.blocks.reshape(-1, 2)[:, 1], whole.blocks)
 
 
 def test_the_digest_follows_the_text_the_targets_and_their_blocks_and_not_the_order_of_windows(

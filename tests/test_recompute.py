@@ -58,8 +58,8 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol: 
     "encoding",
     [
         ["rope", "evaluation.protocols=[fixed_target,nonoverlap]"],
-        ["rope", "encoding.layout=half", "encoding.base=300", "evaluation.split=validation"],
-        ["alibi", "model.d_model=18", "model.n_heads=3", "evaluation.documents=concat"],
+        ["rope", "encoding.base=300", "evaluation.split=validation"],
+        ["alibi", "evaluation.documents=concat"],
         ["alibi", "encoding.slopes=[0.1,0.7]", "evaluation.ratios=[1,1.5,4]", "evaluation.tasks=[shuffle]"],
     ],
     ids=lambda words: " ".join(words[:2]),

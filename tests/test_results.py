@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,6 +55,9 @@ def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model(st
     assert six["uses"].dropna().to_dict() == dict.fromkeys(["fox", "rope", "t5", "alibi"], 128)
     older = compare.compare(studies["six"].assign(unit_cached_ngram=None)).set_index("label")
     assert older["uses_context"].isna().all() and older.loc["none", "uses"] == 64
+    rows = main_rows(studies["six"])  # said only where less was measured
+    uses = [compare.uses(Losses(rows[rows["length"] >= least]), "none") for least in (1, 64, 128)]
+    assert uses == [64, None, None]
     demo = compare.compare(studies["six_demo"])
     assert set(demo["uses_context"]) == {"no", NOT_RESOLVED} and demo["uses"].isna().all()
 
@@ -95,29 +97,6 @@ def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
     assert (table.loc["rope", "seeds"], table.loc["rope", "not_done"]) == (1, "1 unreadable, 1 oom")
 
 
-def with_changed(frame: pd.DataFrame, label: str, length: int, **values: Any) -> pd.DataFrame:
-    """The frame with other values in the fixed_target rows of a scheme at a length."""
-    at = (frame["label"] == label) & (frame["length"] == length) & (frame["protocol"] == "fixed_target")
-    changed = frame.copy()
-    for name, value in values.items():
-        changed[name] = changed[name].where(~at, value)
-    return changed
-
-
-def test_what_is_undefined_is_no_number(studies: dict[str, pd.DataFrame]) -> None:
-    lost = dict.fromkeys(("nll", "targets_sha256", "unit_nll", "unit_tokens", "unit_ngram"))
-    frame = with_changed(studies["six"], "alibi", 512, status="undefined", **lost)
-    alibi = compare.compare(frame).set_index("label").loc["alibi"]
-    assert (alibi["rise_4x_status"], alibi["rise_why"]) == ("undefined", "alibi is undefined at 4x")
-    assert math.isnan(alibi["rise_4x"])
-    assert (alibi["rise_word"], alibi["holds_to"], alibi["holds_further"]) == ("", 256, False)
-    assert alibi["nll_word"] == NOT_RESOLVED
-    points = compare.curves(frame).set_index(["label", "variant", "length"])
-    assert points.loc[("alibi", "plain", 512), "status"] == "undefined"
-    assert math.isnan(points.loc[("alibi", "plain", 512), "nll"])
-    assert points["nll"].notna().sum() == len(points) - 2  # the plain curve and the windowed one
-
-
 def test_what_was_scored_on_other_tokens_is_left_out(studies: dict[str, pd.DataFrame]) -> None:
     six = studies["six"]
     other = six["targets_sha256"].where(~((six["label"] == "fox") & (six["seed"] == 0)), "other")
@@ -130,13 +109,6 @@ def test_what_was_scored_on_other_tokens_is_left_out(studies: dict[str, pd.DataF
         compare.compare(studies["ledger"])
     with pytest.raises(UserError, match="no scheme is called 'rop'"):
         compare.compare(six, "rop")
-
-
-def test_the_context_used_is_said_only_where_less_was_measured(studies: dict[str, pd.DataFrame]) -> None:
-    rows = main_rows(studies["six"])
-    assert compare.uses(Losses(rows), "none") == 64
-    assert compare.uses(Losses(rows[rows["length"] >= 64]), "none") is None
-    assert compare.uses(Losses(rows[rows["length"] >= 128]), "none") is None
 
 
 def test_words_need_seeds_and_documents(studies: dict[str, pd.DataFrame]) -> None:
@@ -228,15 +200,12 @@ def test_tasks_of_the_kept_rows(studies: dict[str, pd.DataFrame]) -> None:
     assert flip_flop.attrs["reference"] == "alibi"
     places = tasks.accuracies(frame[frame["trained_task"] == "flip_flop"])
     assert set(places["of_task"]) == {"", "ignore=0.1", "ignore=0.98"}
-
-
-def test_a_seed_that_diverged_has_no_answer_right(studies: dict[str, pd.DataFrame]) -> None:
-    frame = studies["ledger"]
     copy = frame[frame["trained_task"] == "copy"]
-    lost = (copy["label"] == "alibi") & (copy["seed"] == copy["seed"].min())
-    diverged = copy.assign(run_status=copy["run_status"].where(~lost, "diverged"))
-    alibi = tasks.compare_tasks(diverged).set_index("label").loc["alibi"]
-    assert (alibi["learned"], alibi["seeds"], alibi["accuracy_1x_min"]) == (4, 5, 0)
+    lost = (copy["label"] == "alibi") & (copy["seed"] == copy["seed"].min())  # a seed that diverged has nothing right
+    diverged = tasks.compare_tasks(copy.assign(run_status=copy["run_status"].where(~lost, "diverged"))).set_index(
+        "label"
+    )
+    assert diverged.loc["alibi", ["learned", "seeds", "accuracy_1x_min"]].tolist() == [4, 5, 0]
 
 
 def test_one_run_in_a_few_numbers(studies: dict[str, pd.DataFrame]) -> None:

@@ -58,18 +58,6 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(protocol
         assert nll[i] == pytest.approx(expected, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "none", "sinusoidal", "t5"])
-def test_a_position_of_a_long_pass_scores_as_a_window_that_ends_there(name: str, tiny_config: Config) -> None:
-    """For one window start and any scheme that is prefix-consistent."""
-    model, split = model_of(tiny_config, name), text()
-    starts = np.arange(8) * 300
-    subject = subject_of(model)
-    whole = score(subject, split, Windows(96, 96, starts, np.arange(8), "concat"), 2048)
-    for length in (1, 17, 64):
-        ending = score(subject, split, Windows(length, 1, starts, np.arange(8), "concat"), 2048)
-        np.testing.assert_allclose(whole[:, length - 1], ending[:, 0], atol=TOLERANCE)
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", encodings.names())
 @pytest.mark.parametrize("window", [None, 12])
@@ -103,24 +91,6 @@ def test_sinks_are_seen_beside_the_window_and_nothing_else_is(tiny_config: Confi
             assert bool((after != before).any()) is matters, place
 
 
-def test_a_reading_narrows_and_never_widens_the_models_own_window_and_leaves_nothing_behind(
-    tiny_config: Config,
-) -> None:
-    ids = torch.randint(V, (2, 32), generator=torch.Generator().manual_seed(0))
-    whole = model_of(tiny_config, "t5")
-    attention = dataclasses.replace(tiny_config.model.attention, window=8)
-    config = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, attention=attention))
-    model = build(config, V).eval()
-    with torch.inference_mode():  # as many sinks as keys: plain attention
-        torch.testing.assert_close(
-            whole.hidden(ids, reading=Reading(window=4, sinks=28)), whole.hidden(ids), atol=1e-5, rtol=1e-5
-        )
-        own = model.hidden(ids)
-        assert torch.equal(model.hidden(ids, reading=Reading(window=12)), own)
-        assert not torch.equal(model.hidden(ids, reading=Reading(window=4)), own)
-        assert torch.equal(model.hidden(ids), own)
-
-
 def test_what_a_variant_becomes_reads_with_its_window_and_its_encoding(tiny_config: Config) -> None:
     subject, ids = subject_of(model_of(tiny_config)), text(65).ids[None].astype(np.int64)
     plain = nll_of(subject, ids, 8, 0)
@@ -131,15 +101,6 @@ def test_what_a_variant_becomes_reads_with_its_window_and_its_encoding(tiny_conf
     assert all(np.abs(score - plain).max() > 1e-3 for score in scores)
     np.testing.assert_array_equal(nll_of(subject, ids, 8, 0), plain)
     np.testing.assert_array_equal(nll_of(subject.varied(Variant(), 64).subject, ids, 8, 0), plain)
-
-
-def test_scores_do_not_depend_on_the_batch_not_even_with_positions_that_are_drawn(tiny_config: Config) -> None:
-    split = text()
-    windows = protocols.plan("fixed_target", split, [16, 64], 8, 16, "concat")[64]
-    for name in ("rope", *({"randomized"} & set(encodings.names()))):
-        model = model_of(tiny_config, name)
-        together, alone = (scores_of(model, split, windows, batch_tokens=n) for n in (4096, 64))
-        np.testing.assert_allclose(together, alone, atol=TOLERANCE)
 
 
 def test_positions_are_drawn_for_each_seed_length_and_window(

@@ -2,9 +2,6 @@
 
 import dataclasses
 import os
-import re
-import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.errors import UserError
 from posbench.model.gpt import GPT, build
 from posbench.show import command, panels, trained
-from posbench.show.panels import Panel, Picture
+from posbench.show.panels import Panel
 
 PHRASE = "my daughter called her brother last night"
 LENGTH = 16  # that tiny_config is trained at
@@ -35,11 +32,8 @@ def drawn(name: str, *options: str) -> dict[str, Panel]:
 def test_every_encoding_is_drawn_and_mean_attention_always(name: str) -> None:
     pictures = drawn(name)
     assert list(pictures)[-1] == "Mean attention, random tokens"
-    for panel in pictures.values():
-        assert all(
-            np.isfinite(each).any()
-            for each in [*panel.curves.values(), *([panel.image] if panel.image is not None else [])]
-        )
+    lines = [values for panel in pictures.values() for values in (*panel.curves.values(), panel.image)]
+    assert all(np.isfinite(values).any() for values in lines if values is not None)
 
 
 def test_panels_show_what_the_encoding_does() -> None:
@@ -57,20 +51,14 @@ def test_panels_show_what_the_encoding_does() -> None:
     np.testing.assert_allclose(drawn("none")["Mean attention, random tokens"].curves["mean over heads"], 1, atol=0.15)
 
 
-def test_options_and_patterns_of_layers_stand_in_the_title() -> None:
-    for words in (["rope", "base=100"], ["randomized", "inner=rope", "inner_options.base=500"], ["layered/gemma3"]):
-        assert panels.picture(*command.builder(words[0], words[1:])).title == " ".join(words)
-
-
 @pytest.mark.full
 def test_two_words_keep_their_logit_under_relative_encodings_only() -> None:
     relative = ("none", "rope", "alibi", "t5", "shaw", "fox", "cope", "path", "stick_breaking")
     names = [*relative, "sinusoidal", "learned", "minmax", "index"]
     picture = panels.moving(dict(command.builder(name, []) for name in names), PHRASE, "called,daughter")
     for panel in picture.panels:
-        assert (np.ptp(panel.curves[""][np.isfinite(panel.curves[""])]) < 1e-3) == (panel.title in relative), (
-            panel.title
-        )
+        logits = panel.curves[""][np.isfinite(panel.curves[""])]
+        assert (np.ptp(logits) < 1e-3) == (panel.title in relative), panel.title
 
 
 # -- what a run has learned --------------------------------------------------------------------------------------------
@@ -105,7 +93,6 @@ def test_alibi_adds_its_slopes_and_a_window_of_the_model_hides_what_lies_outside
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A T5 run; its folder is below the current one."""
     folder, before = tmp_path_factory.mktemp("shown"), Path.cwd()
     os.chdir(folder)
     support.write_text()
@@ -141,14 +128,10 @@ def test_without_its_text_a_run_says_why(run: Path) -> None:
     ("names", "phrase", "words", "message"),
     [
         (["rop"], None, None, "did you mean 'rope'"),
-        (["rope", "bse=100"], None, None, "did you mean 'base'"),
         (["base=100", "rope"], None, None, "expected the name of an encoding"),
         (["alibi", "base=100"], None, None, "'alibi' has no option 'base'.*did you mean to choose 'rope'"),
-        (["{run}", "base=3"], None, None, "unknown encoding"),
         (["{run}/.."], None, None, r"is not a run folder: it has no config\.yaml"),
-        (["{run}"], "a b", "a,b", "unknown encoding"),
         (["rope"], PHRASE, None, "go together"),
-        (["rope"], PHRASE, "daughter", "two different words"),
         (["rope"], PHRASE, "doughter,called", "did you mean 'daughter'"),
         (["rope"], "a b " * 40, "a,b", "below 64"),
     ],
@@ -159,27 +142,3 @@ def test_mistakes_get_one_line(
     with pytest.raises(UserError, match=message) as error:
         command.main([name.format(run=run) for name in names], phrase=phrase, words=words)
     assert "\n" not in str(error.value)
-
-
-def test_a_run_without_a_checkpoint_gets_one_line(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoint")
-    with pytest.raises(UserError, match="has no checkpoint"):
-        command.main([str(tmp_path / "run")])
-
-
-def test_figures_have_a_row_of_panels_per_picture() -> None:
-    curve = Panel("title", "x", "y", {"a": np.ones(8), "b": np.zeros(8)})
-    figure = command.draw([Picture("one", [curve] * 6), Picture("two", [])])
-    assert [len(part.axes) for part in figure.subfigs] == [8, 4]
-    assert [text.get_text() for text in figure.subfigs[0].axes[0].get_legend().get_texts()] == ["a", "b"]
-
-
-def test_the_gallery_holds_a_picture_for_each_of_its_commands() -> None:
-    docs = Path(__file__).parents[1] / "docs"
-    page = (docs / "gallery.md").read_text(encoding="utf-8").replace("\\\n", "")
-    commands = [shlex.split(line) for line in re.findall(r"^    posbench (show .*)$", page, re.MULTILINE)]
-    pictures = re.findall(r"\]\(gallery/(.*)\)", page)
-    assert pictures == [words[-1] for words in commands]
-    assert {path.name for path in (docs / "gallery").iterdir()} == set(pictures)
-    assert all((docs / "gallery" / name).stat().st_size < 200_000 for name in pictures)

@@ -39,15 +39,10 @@ def main(
 
     Args:
         paths: run folders, study folders, globs, kept studies (`*.parquet`).
-        out: folder for the files; default: `report` in the study's folder.
-        least: nats per token; a smaller difference has no word. None: `compare.LEAST`.
-        columns: of the LaTeX table, comma-separated. None: those of the terminal.
+        out: folder for the files; None: `report` in the study's folder.
+        least: nats per token; a smaller difference has no word.
+        columns: of the LaTeX table, comma-separated.
         reference: label or encoding that others are compared with. None: `rope`, of tasks without it `none`.
-        figure: `panels`; `curve`: the loss by context alone, as wide as a column of a paper; `perplexity`: that of it.
-
-    Raises:
-        UserError: a path does not exist, nothing there is a run, no such column or scheme, or the files cannot be
-            written.
     """
     from posbench.report import charts, page
 

@@ -69,11 +69,7 @@ def inline(figure: Figure) -> str:
 
 
 def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
-    """Draw runs that may be compared: the curves of text, or the accuracies of a task.
-
-    Raises:
-        UserError: they may not be compared, none of them has ended or was evaluated, or none is of the reference.
-    """
+    """Draw runs: the curves of text, or the accuracies of a task; UserError if they may not be compared."""
     if frame["setting"].nunique() > 1:
         settings = pd.DataFrame(differing_settings(frame).values())
         apart = "; ".join(f"{key}: {' or '.join(sorted(values.unique()))}" for key, values in settings.items())
@@ -90,12 +86,7 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels
     """Draw the schemes of one setting: loss by context, what context adds, and differences from the reference.
 
     At most `MOST_NAMED` schemes have a name and a colour, the reference and those with the lowest loss; others are
-    grey. None without any loss.
-
-    Args:
-        frame: of one setting.
-        table: of `results.compare.compare`.
-        kind: `panels`, or the first of these panels alone, as wide as a column of a paper: `curve`, or `perplexity`.
+    grey. `curve` is the first panel alone, as wide as a column of a paper. None without any loss.
     """
     if not table.attrs["schemes"]:
         return None
@@ -152,12 +143,7 @@ def _curves(
     axes: Axes, points: pd.DataFrame, x: str, y: str, colours: Mapping[str, str], base: float,
     levels: Mapping[str, pd.Series] | None = None, names: int = 0, unit: str = "",
 ) -> None:  # fmt: skip
-    """Draw a curve with its band for each scheme and variant, grey levels, and ticks at doublings of the base.
-
-    Args:
-        colours: of schemes; others are grey.
-        names: how many have room at the ends of the curves; 0: none are named.
-    """
+    """Draw a curve with its band for each scheme and variant, grey levels, as many names as fit, ticks at doublings."""
     ends: list[tuple[float, float, str, str, str]] = []
     for (label, variant), curve in points.sort_values(x).groupby(["label", "variant"]):
         narrowed, known, group = variant != PLAIN, label in colours, f"curve-{label}"

@@ -24,27 +24,16 @@ _LATEX = str.maketrans({
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        name: tells it from the others, in `--columns`.
-        head: what stands above it.
-        cell: how a value is written, `.3f`, or what makes the text of a row and the name of the frame's column.
-        spare: a narrow terminal leaves out the column with the highest number first; 0: it always stays.
-        text: whether it is aligned to the left.
-        of: the frame's column; empty: `name`.
-        best: whether the lowest value is bold where a table can be.
-        note: what it means, for the legend.
-    """
-
-    name: str
+    name: str  # tells it from the others, in `--columns`
     head: str
-    cell: str | Callable[[Row, str], str] = ""
-    spare: int = 0
-    text: bool = False
-    of: str = ""
-    best: bool = False
-    note: str = ""
+    cell: str | Callable[[Row, str], str] = ""  # how a value is written, `.3f`, or the text of a row and column
+    spare: int = 0  # a narrow terminal leaves out the column with the highest number first; 0: it always stays
+    text: bool = False  # aligned to the left
+    of: str = ""  # the frame's column; empty: `name`
+    best: bool = False  # the lowest value is bold
+    note: str = ""  # what it means, for the legend
 
     def shown(self, row: Row) -> str:
         """Return the text of a row."""
@@ -59,12 +48,7 @@ def number(row: Row, name: str, form: str = ".3f") -> str:
 
 
 class Table:
-    """Rows of a frame under those columns that are not empty, with a title above and lines that explain them below.
-
-    Args:
-        legend: stands below the table, after the notes of the columns.
-        marks: what stands in cells, with its meaning.
-    """
+    """Rows of a frame under those columns that are not empty, with a title above and lines that explain them below."""
 
     def __init__(
         self, title: str, frame: pd.DataFrame, columns: Sequence[Column], legend: str = "",

@@ -174,12 +174,7 @@ def reference_label(frame: pd.DataFrame, wanted: str | None = None) -> str | Non
 
 
 def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LEAST) -> pd.DataFrame:
-    """Compare the schemes of one setting on text.
-
-    Args:
-        frame: rows of `results.frame.read`, of one setting.
-        reference: a label or an encoding; None: `REFERENCE`.
-        least: nats per token; a smaller difference has no word.
+    """Compare the schemes of one setting, of the rows of `results.frame.read`, on text.
 
     Returns:
         A row per scheme, the lowest loss first, those without a finished run last; losses in nats per token.

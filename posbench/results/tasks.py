@@ -69,11 +69,7 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataFrame:
-    """Compare the schemes of one setting on a task.
-
-    Args:
-        frame: rows of `results.frame.read`, of one setting.
-        reference: a label or an encoding; None: as for text, else `none`, else the first.
+    """Compare the schemes of one setting on a task; without a reference with `rope`, else `none`, else the first.
 
     Returns:
         A row per scheme, the most accurate beyond trained lengths first, what has not learned last. `seeds` (whose

@@ -43,14 +43,14 @@ def build(name: str, options: Mapping[str, Any], shape: Shape, draw: bool = True
     return encoding
 
 
-def hooks_of(encoding: Encoding) -> frozenset[str]:
-    """Return the hooks that act at the input and in the first layer."""
-    return encoding.hooks & {"embed"} | used_in(encoding).hooks - {"embed"}
-
-
 def used_in(encoding: Encoding, layer: int = 0) -> Encoding:
     """Return the encoding that a layer uses."""
     return encoding.at(make_layer(encoding, torch.zeros(1, 1, dtype=torch.long), layer))[0]
+
+
+def hooks_of(encoding: Encoding) -> frozenset[str]:
+    """Return the hooks that act at the input and in the first layer."""
+    return encoding.hooks & {"embed"} | used_in(encoding).hooks - {"embed"}
 
 
 def positions_of(encoding: Encoding, length: int) -> Tensor:

@@ -1,8 +1,7 @@
 """The properties that tutorials want from a positional encoding, measured.
 
-Sources: "Positional Encodings of Attention Mechanisms: Sinusoidal, Rotary Positional Encodings (Part 2)" for order,
-uniqueness, relative and continuous, invariance and purpose; "Evolution of Positional Encoding in the Transformer
-Module" (fun ai course, slides) for zero mean, spread, and that logits depend on relative distance.
+Sources: "Positional Encodings of Attention Mechanisms: Sinusoidal, Rotary Positional Encodings (Part 2)"; "Evolution
+of Positional Encoding in the Transformer Module" (fun ai course, slides) for mean, spread and relative logits.
 """
 
 import math
@@ -69,12 +68,10 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
 
 
 def _numbers(initial: Encoding, encoding: Encoding) -> dict[str, float | str]:
-    code, raw = (
-        panels.input_code(each, panels.positions_of(each, length))
-        if "embed" in panels.hooks_of(each)
-        else torch.full((length, 1), math.nan)
-        for each, length in ((encoding, LENGTH), (initial, SHAPE.train_length))
-    )
+    code, raw = torch.full((2, LENGTH, 1), math.nan)  # of the input; NaN if there is none
+    if "embed" in panels.hooks_of(encoding):
+        code = panels.input_code(encoding, panels.positions_of(encoding, LENGTH))
+        raw = panels.input_code(initial, panels.positions_of(initial, SHAPE.train_length))
     gaps = torch.cdist(code, code)
     vectors = panels.code(encoding, torch.arange(2 * LENGTH)[None])
     differences = (vectors[:, None] - vectors).norm(dim=-1).fill_diagonal_(math.inf)
@@ -84,8 +81,7 @@ def _numbers(initial: Encoding, encoding: Encoding) -> dict[str, float | str]:
     return {
         "order": _order(encoding),
         "unique": float(differences.min()),  # of two codes
-        "relative_logit": float(np.nanmax(moved) - np.nanmin(moved))
-        / max(1.0, np.nanmax(np.abs(moved))),  # as the phrase moves
+        "relative_logit": float(np.nanmax(moved) - np.nanmin(moved)) / max(1.0, np.nanmax(np.abs(moved))),
         "relative_code": max(float(gaps.diagonal(-r).max() - gaps.diagonal(-r).min()) for r in range(1, len(gaps))),
         "continuous": _continuous(encoding),
         "invariant": float(longer.abs().max()),  # change of the first outputs when as many tokens follow
