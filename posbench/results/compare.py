@@ -53,7 +53,7 @@ class Losses:
         if rows.duplicated(["label", "seed", "variant", "length"]).any():
             raise ValueError("one seed of a scheme counts once")
         self.seeds: dict[str, int] = rows.groupby("label")["seed"].nunique().to_dict()
-        rows = rows.sort_values("seed")
+        rows = rows.sort_values("seed", ignore_index=True)
         ok = rows[rows["status"] == "ok"]
         if ok["unit_tokens"].isna().any():  # rows of earlier versions: all text is one unit
             tokens = ok["n_tokens"].fillna(1).astype(float)
