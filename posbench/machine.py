@@ -29,10 +29,7 @@ def resolve(name: str) -> torch.device:
 
 
 def current(device: torch.device) -> torch.device:
-    """Make a CUDA device the current one, without TF32 in convolutions, and return it; any other device is returned.
-
-    Kernels of Triton, events and NCCL go to the current device, wherever their tensors lie.
-    """
+    """Return a device; a CUDA device is the current one from now on, where Triton and NCCL work, without TF32."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False
@@ -40,10 +37,7 @@ def current(device: torch.device) -> torch.device:
 
 
 def be_deterministic(device: torch.device, wanted: bool) -> None:
-    """Use deterministic CUDA kernels wherever torch has them, which warns of the others; CPUs always have them.
-
-    Call it before the first matrix product on CUDA, since cuBLAS reads its workspace setting once.
-    """
+    """Use deterministic CUDA kernels wherever torch has them, from before the first product on: cuBLAS looks once."""
     if device.type == "cuda":
         if wanted:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -119,10 +113,7 @@ def cores() -> int:
 
 
 def threads_each(processes: int) -> int:
-    """CPU threads for each of so many processes: the cores shared out, but no more than `OMP_NUM_THREADS` if it is set.
-
-    More threads than cores wait for each other: training is then many times as slow.
-    """
+    """CPU threads for each of so many processes: the cores shared out, at most `OMP_NUM_THREADS` if that is set."""
     shared = max(1, cores() // processes)
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return min(shared, int(wanted)) if wanted.isdecimal() and int(wanted) else shared
@@ -141,10 +132,7 @@ def set_threads(threads: int | None) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the memory of freed tensors for the next ones until the process ends.
-
-    By default the largest go back at once: a hundred thousand page faults in a step of a model of 12M parameters.
-    """
+    """Have glibc keep the memory of freed tensors for the next ones: else a step has a hundred thousand page faults."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no block by a mapping of its own
