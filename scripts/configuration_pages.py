@@ -1,6 +1,7 @@
 """The page of the configuration: every key with its type, its default and the comment beside it in configs/."""
 
 import dataclasses
+import itertools
 import json
 import types
 import typing
@@ -17,20 +18,10 @@ from posbench.listing import comments
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", types.NoneType: "`null`"}
 
 
-def pages() -> dict[str, str]:
-    """The text of the page, by its name."""
-    return {"reference/configuration.md": _page()}
-
-
 def head(path: Path) -> str:
     """The first comment of a YAML file."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        if "@package" not in line:
-            found.append(line.lstrip("# "))
-    return " ".join(found)
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.lstrip("# ") for line in lines if "@package" not in line)
 
 
 def kind(hint: Any) -> str:
@@ -43,9 +34,7 @@ def kind(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(kind(each) for each in inner)
     if origin in (tuple, list):
-        if origin is list or inner[-1] is Ellipsis:
-            return f"list: {kind(inner[0])}"
-        return f"{len(inner)} numbers"
+        return f"list: {kind(inner[0])}" if origin is list or inner[-1] is Ellipsis else f"{len(inner)} numbers"
     return _WORDS.get(hint, "mapping")
 
 
@@ -68,7 +57,8 @@ def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _page() -> str:
+def page() -> str:
+    """The text of the page."""
     defaults = schema.flat(schema.to_container(compose.single([])))
     general = [name for name, hint in _fields(schema.Config) if not dataclasses.is_dataclass(hint)]
     sections = {name: hint for name, hint in _fields(schema.Config) if dataclasses.is_dataclass(hint)}
@@ -150,9 +140,6 @@ def _task(name: str, path: Path) -> str:
     """The description of a task, and its own options."""
     said, own = comments(path), yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
     hints = typing.get_type_hints(tasks.load(own["name"]))
-    rows = [
-        (f"data.task.{key}", kind(hints[key]), plain(value), said[f"task.{key}"])
-        for key, value in own.items()
-        if key != "name"
-    ]
+    own.pop("name")
+    rows = [(f"data.task.{key}", kind(hints[key]), plain(value), said[f"task.{key}"]) for key, value in own.items()]
     return f"### data={name}\n\n{head(path)}\n\n{table(rows, 'option')}"

@@ -1,10 +1,5 @@
-"""Write the pages of the documentation site:  make docs
+"""Write the pages of the documentation site: those of docs/, and those made from code and YAML files.  make docs"""
 
-The pages of docs/, CONTRIBUTING.md and CHANGELOG.md are copied; docs/index.md is the front page. The pages of
-encodings, configuration and commands are made from docstrings, YAML files with their comments and the command line.
-"""
-
-import argparse
 import logging
 import os
 import posixpath
@@ -38,11 +33,7 @@ _LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def write(folder: Path, pictures: bool = True) -> None:
-    """Write all pages and the configuration of the site into an empty folder.
-
-    Args:
-        pictures: also draw the encodings, which takes most of the time.
-    """
+    """Write all pages and the configuration of the site into an empty folder; pictures take most of the time."""
     pages = folder / "pages"
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("mkdocs.yml"))
     for name, page in PAGES.items():
@@ -50,7 +41,8 @@ def write(folder: Path, pictures: bool = True) -> None:
     for page in pages.rglob("*.md"):
         repository = next((name for name, to in PAGES.items() if pages / to == page), f"docs/{page.relative_to(pages)}")
         page.write_text(relinked(page.read_text(encoding="utf-8"), repository), encoding="utf-8")
-    made = encoding_pages.pages(pages if pictures else None) | configuration_pages.pages() | {
+    made = encoding_pages.pages(pages if pictures else None) | {
+        "reference/configuration.md": configuration_pages.page(),
         "reference/commands.md": commands(),
         "reference/python.md": PYTHON,
     }  # fmt: skip
@@ -61,15 +53,11 @@ def write(folder: Path, pictures: bool = True) -> None:
         text = page.read_text(encoding="utf-8").replace("```console\n", "```bash\n")
         text = _MERMAID.sub(lambda found: boxes(found[1]), text)
         page.write_text(_ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text), encoding="utf-8")
-    (folder / "mkdocs.yml").write_text(_site(sorted(made)), encoding="utf-8")
+    (folder / "mkdocs.yml").write_text(_site(), encoding="utf-8")
 
 
 def relinked(text: str, name: str) -> str:
-    """A page of the repository with links into the site. Links to other files become plain text.
-
-    Args:
-        name: of the page, from the root of the repository.
-    """
+    """A page of the repository, by its path there, with links into the site. Others become plain text."""
 
     def link(found: re.Match[str]) -> str:
         image, words, target, anchor = found[1], found[2], found[3], found[4] or ""
@@ -126,28 +114,18 @@ Everything that `import posbench` offers. [From Python](../python.md) shows how 
 """
 
 
-def _site(made: list[str]) -> str:
+def _site() -> str:
     """docs/mkdocs.yml with the encodings' pages in its navigation."""
     site: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8"))
     for entry in site["nav"]:
         if "Encodings" in entry:
-            entry["Encodings"] = [
-                {"All of them": "encodings/index.md"},
-                *encoding_pages.by_place(),
-            ]
+            entry["Encodings"] = [{"All of them": "encodings/index.md"}, *encoding_pages.by_place()]
     site |= {"docs_dir": "pages", "site_dir": "site"}
     return yaml.safe_dump(site, sort_keys=False, allow_unicode=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="folder for the pages; its content is removed")
-    folder = parser.parse_args().folder
+if __name__ == "__main__":
     logging.getLogger("posbench").setLevel(logging.ERROR)  # hides warnings of encodings at the demo's size
     os.environ.setdefault("MPLBACKEND", "agg")
-    shutil.rmtree(folder, ignore_errors=True)
-    write(folder)
-
-
-if __name__ == "__main__":
-    main()
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    write(Path(sys.argv[1]))

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import io
 import re
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,12 @@ from posbench.show import command
 
 
 def pages(draw_into: Path | None = None) -> dict[str, str]:
-    """The texts of the pages by name, `encodings/rope.md`.
-
-    Args:
-        draw_into: the folder of all pages, for pictures; None: no pictures.
-    """
+    """The texts of the pages by name, `encodings/rope.md`; `draw_into`: the folder of all pages, for pictures."""
     names = list(choices("encoding"))
-    if draw_into is not None:
+    for name in names if draw_into is not None else ():
         (draw_into / "encodings").mkdir(exist_ok=True)
-        for name in names:
-            draw(name, draw_into / "encodings")
+        with contextlib.redirect_stdout(io.StringIO()):  # `show` prints the file's name
+            command.main([name], draw_into / "encodings" / f"{name}.png")
     found = {f"encodings/{page_of(name)}": _page(name, pictured=draw_into is not None) for name in names}
     return found | {"encodings/index.md": _overview(names)}
 
@@ -49,12 +44,6 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
     return [{family.capitalize(): found[family]} for family in families.FAMILIES if family in found]
 
 
-def draw(name: str, folder: Path) -> None:
-    """Write NAME.png, the picture of `posbench show`."""
-    with contextlib.redirect_stdout(io.StringIO()):  # `show` prints the file's name
-        command.main([name], folder / f"{name}.png")
-
-
 def _page(name: str, pictured: bool) -> str:
     facts = listing.describe(name)
     parts = [
@@ -62,7 +51,7 @@ def _page(name: str, pictured: bool) -> str:
         f"{configuration_pages.head(choices('encoding')[name])}\n",
         f"```console\nposbench train encoding={name}\n```\n",
         f"## {facts['title']}\n",
-        _body(name),
+        _body(facts["document"]),
         f"Source: {facts['source']}\n",
         _options(name),
         _facts(name, facts),
@@ -73,26 +62,25 @@ def _page(name: str, pictured: bool) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _body(name: str) -> str:
+def _body(body: str) -> str:
     """A docstring without its first line and its labelled ends, with HTML tags escaped."""
-    body = listing.describe(name)["document"]
     escaped = re.sub(r"^(?! {4}).*<.*", lambda found: found[0].replace("<", "&lt;"), body, flags=re.M)
     return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{escaped}\n", flags=re.M)
 
 
-def _formula(found: re.Match[str]) -> str:
-    """An indented block in the style of formulas: it wraps and has no copy button."""
+def _formula(found: re.Match[str]) -> str:  # it wraps and has no copy button
     return f"\n``` {{ .text .formula .no-copy }}\n{inspect.cleandoc(found[0])}\n```\n"
 
 
 def _options(name: str) -> str:
     said = configuration_pages.comments(choices("encoding")[name])
-    hints = typing.get_type_hints(encodings.load(name).__init__)
+    declared = inspect.signature(encodings.load(name), eval_str=True).parameters.values()
+    kinds = {parameter.name: configuration_pages.kind(parameter.annotation) for parameter in declared}
     defaults = encodings.options_of(name)
     if not defaults:
         return "## Options\n\nNone.\n"
     rows = [
-        (f"encoding.{key}", configuration_pages.kind(hints[key]), configuration_pages.plain(value), said.get(key, ""))
+        (f"encoding.{key}", kinds[key], configuration_pages.plain(value), said.get(key, ""))
         for key, value in defaults.items()
         if value is not inspect.Parameter.empty
     ]

@@ -33,7 +33,7 @@ def plain(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-def main() -> None:
+if __name__ == "__main__":
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith(("#", "torch=="))]
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -43,7 +43,3 @@ def main() -> None:
         hashes = sorted({of[plain(pin.partition("==")[0])] for of in digests})
         locked.append(" ".join([pin, *(f"--hash=sha256:{each}" for each in hashes)]))
     (ROOT / "locked.txt").write_text("\n".join(locked) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
