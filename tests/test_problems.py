@@ -32,25 +32,16 @@ from posbench.model.loss import IGNORED
 from posbench.results.frame import GATE
 from posbench.run.model import tokenizer_of
 from posbench.run.rows import EvaluationRow, evaluation_rows, training_rows
+from posbench.run.run import load_config
+from posbench.training.train import train
 
 NAMES = tasks.names()
-TINY = [
-    "tracking=none",
-    "data=task/copy",
-    "experiment=tasks",
-    "model.n_layers=1",
-    "model.d_model=16",
-    "training.batch_size=8",
-    "training.tokens=3360",  # 10 updates of 8 x 42 tokens
-    "training.warmup_tokens=0",
-    "training.precision=fp32",
-    "evaluation.blocks=16",
-    "evaluation.ratios=[1,2]",
-    "runtime.device=cpu",
-    "runtime.threads=1",
-    "runtime.validate_every_steps=5",
-    "runtime.checkpoint_every_steps=4",
-]
+TINY = (  # 10 updates of 8 x 42 tokens
+    "tracking=none data=task/copy experiment=tasks model.n_layers=1 model.d_model=16 training.batch_size=8 "
+    "training.tokens=3360 training.warmup_tokens=0 training.precision=fp32 evaluation.blocks=16 "
+    "evaluation.ratios=[1,2] runtime.device=cpu runtime.threads=1 runtime.validate_every_steps=5 "
+    "runtime.checkpoint_every_steps=4"
+)
 
 
 @functools.cache
@@ -183,8 +174,7 @@ def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_traini
 
 
 def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:
-    measured = asked(Knows(), tasks.build("passkey"), "windowed=true")
-    rows = measured
+    rows = asked(Knows(), tasks.build("passkey"), "windowed=true")
     plain = [row for row in rows if row.task == "passkey" and not row.offset and row.kind == "plain"]
     assert [row.problem_length for row in plain] == [4, 18, 32, 40, 48, 64, 128, 256]
     assert [row.length_ratio for row in plain][2:] == [1, 1.25, 1.5, 2, 4, 8]
@@ -211,14 +201,10 @@ def test_a_row_worked_by_hand() -> None:
     row = asked(OneWrong(), task, "evaluation.blocks=2", "evaluation.ratios=[1]", "offsets=[]")[0]
     assert (row.length, row.problem_length, row.offset, row.n_blocks, row.n_tokens) == (6, 2, 0, 2, 6)
     assert (row.accuracy, row.exact_match, row.nll) == (5 / 6, 1 / 2, pytest.approx(8 / 6))
-    assert (row.n_distinct, row.chance, row.trivial) == (
-        2,
-        1 / 5,
-        4 / 6,
-    )  # four symbols and the separator; both strings fall
-    assert text.describe(row) == (
-        "problems_copy of length 2 (1x, 6 tokens): 83.3% right, 20.0% by chance, 1.3333 nats/token"
-    )
+    # Four symbols and the separator; both strings fall.
+    assert (row.n_distinct, row.chance, row.trivial) == (2, 1 / 5, 4 / 6)
+    line = "problems_copy of length 2 (1x, 6 tokens): 83.3% right, 20.0% by chance, 1.3333 nats/token"
+    assert text.describe(row) == line
 
 
 def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat() -> None:
@@ -250,22 +236,14 @@ def test_what_does_not_exist_is_an_undefined_row() -> None:
 # -- from end to end ---------------------------------------------------------------------------------------------------
 
 
-def _numbers(folder: pathlib.Path) -> list[dict[str, Any]]:
-    return [{**row.to_json(), "seconds": 0, "peak_memory_bytes": 0} for row in evaluation_rows(folder)]
-
-
 def test_a_run_on_a_task_from_the_command_line_and_continued(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert support.posbench("train", *TINY) == 0
+    assert support.posbench("train", *TINY.split()) == 0
     printed = capsys.readouterr().out
-    assert (
-        "trivial reader" in printed
-        and "seed 0: task copy" in printed
-        and "Not learned" in printed
-        and "perplexity" not in printed
-    )
+    assert all(words in printed for words in ("trivial reader", "seed 0: task copy", "Not learned"))
+    assert "perplexity" not in printed
     (folder,) = pathlib.Path("outputs/tasks").glob("rope-s0-*")
     rows = evaluation_rows(folder)
     assert [(row.problem_length, row.offset) for row in rows] == [(8, 0), (14, 0), (20, 0), (40, 0), (20, 42)]
@@ -281,15 +259,16 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     assert [(row.problem_length, row.extension) for row in added][:1] == [(60, None)]
     assert {row.problem_length for row in added if row.extension} == {20, 40, 60}
 
-    whole = _numbers(folder)[: len(rows)], (folder / "checkpoint/step-00000010/model.safetensors").read_bytes()
-    again = tmp_path / "again" / folder.name
-    shutil.copytree(folder, again)
-    shutil.rmtree(again / "checkpoint/step-00000010")
-    from posbench.run.run import load_config
-    from posbench.training.train import train
-
-    train(load_config(again), again, ["posbench", "train"])
-    assert (_numbers(again), (again / "checkpoint/step-00000010/model.safetensors").read_bytes()) == whole
+    last = folder / "checkpoint/step-00000010"
+    weights = (last / "model.safetensors").read_bytes()
+    shutil.rmtree(last)
+    train(load_config(folder), folder, ["posbench", "train"])
+    assert (last / "model.safetensors").read_bytes() == weights
+    whole, again = (
+        [{**row.to_json(), "seconds": 0, "peak_memory_bytes": 0} for row in each]
+        for each in (rows, evaluation_rows(folder))
+    )
+    assert again == whole
 
 
 def test_the_fixed_problems_have_a_digest_that_options_change() -> None:
