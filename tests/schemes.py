@@ -32,25 +32,21 @@ def declared(name: str, what: str, otherwise: Any) -> Any:
 
 def cases() -> list[tuple[str, dict[str, Any]]]:
     """Every scheme with each option set of its oracle, or with its defaults if it has no oracle."""
-    pairs = []
-    for name in NAMES:
-        pairs += [(name, case) for case in declared(name, "CASES", [{}])]
-    return pairs
+    return [(name, case) for name in NAMES for case in declared(name, "CASES", [{}])]
 
 
 def parameters() -> list[Any]:
     """The cases for `parametrize`; all but the first of each scheme are marked `full`."""
-    found, met = [], set()
-    for case in cases():
-        found.append(pytest.param(case, marks=[pytest.mark.full] if case[0] in met else [], id=label(case)))
-        met.add(case[0])
-    return found
+    first = {name: options for name, options in reversed(cases())}
+    return [
+        pytest.param(case, marks=[pytest.mark.full] * (case[1] is not first[case[0]]), id=label(case))
+        for case in cases()
+    ]
 
 
 def label(case: tuple[str, dict[str, Any]]) -> str:
-    name, options = case
-    told = [f"{key}={'by_shape' if callable(value) else value}" for key, value in options.items()]
-    return "-".join([name, *told])
+    options = [f"{key}={'by_shape' if callable(value) else value}" for key, value in case[1].items()]
+    return "-".join([case[0], *options])
 
 
 def resolved(options: dict[str, Any], shape: Shape) -> dict[str, Any]:
@@ -85,8 +81,7 @@ def random(*size: int, seed: int = 0) -> Tensor:
 
 def layer_inputs(shape: Shape, length: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What a layer gives to attention: q, k, v (B, H, T, Dh) and its normalised input x (B, T, D)."""
-    size = (batch, shape.n_heads, length, shape.head_dim)
-    q, k, v = (random(*size, seed=i) for i in range(3))
+    q, k, v = (random(batch, shape.n_heads, length, shape.head_dim, seed=i) for i in range(3))
     return q, k, v, random(batch, length, shape.d_model, seed=3)
 
 
@@ -108,12 +103,13 @@ def one_layer(
 ) -> Tensor:
     """Token embeddings (B, T, token_dim) through embed, fixed projections and a layer's attention: (B, H, T, Dh)."""
     shape = encoding.shape
-    if positions is None:
-        positions = encoding.positions(torch.zeros(tokens.shape[:2], dtype=torch.long), torch.Generator())
-    x = encoding.embed(tokens, positions, torch.zeros(tokens.shape[:2], dtype=torch.long))
-    q, k, v = project(x, shape)
+    ids = torch.zeros(tokens.shape[:2], dtype=torch.long)
+    positions = encoding.positions(ids, torch.Generator()) if positions is None else positions
+    x = encoding.embed(tokens, positions, ids)
+    weight = random(shape.d_model, 3 * shape.d_model, seed=9) * shape.d_model**-0.5
+    qkv = (x @ weight).unflatten(-1, (3, shape.n_heads, shape.head_dim)).permute(2, 0, 3, 1, 4)
     known = consecutive and counts_tokens(encoding)
-    return attention(encoding, q, k, v, make_layer(encoding, positions, layer, x, consecutive=known))
+    return attention(encoding, *qkv, make_layer(encoding, positions, layer, x, consecutive=known))
 
 
 def layer_attention(
@@ -142,26 +138,18 @@ def counts_tokens(encoding: Encoding) -> bool:
 
 
 def by_definition(
-    encoding: Encoding,
-    inputs: Sequence[Any],
-    positions: Tensor,
-    layer: int,
-    block: int | None = None,
-    **which: Any,
-) -> Tensor:
-    """A layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x to (B, H, T, Dh).
-
-    `which`: causal, window, sinks.
-    """
+    encoding: Encoding, inputs: Sequence[Any], positions: Tensor, layer: int, block: int | None = None,
+    causal: bool = True, window: int | None = None, sinks: int = 0,
+) -> Tensor:  # fmt: skip
+    """A layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x to (B, H, T, Dh)."""
     q, k, v, x = inputs
-    described = make_layer(encoding, positions, layer, x, causal=which.get("causal", True))
+    described = make_layer(encoding, positions, layer, x, causal=causal)
     used, q, k, v, described = prepared(encoding, q, k, v, described)
-    length, window, sinks = q.shape[2], which.get("window"), which.get("sinks", 0)
-    window = narrower(window, used.window) if described.causal else None
+    length, window = q.shape[2], narrower(window, used.window) if causal else None
     out = []
     for start in range(0, length, block or length):
         rows = slice(start, min(length, start + (block or length)))
-        part = described.replace(rows=rows, keys=slice(0, rows.stop if described.causal else length))
+        part = described.replace(rows=rows, keys=slice(0, rows.stop if causal else length))
         part = part.replace(visible=mask_of(part, window, sinks, q.dtype) == 0)
         keys = k[:, :, part.keys]
         logits = logits_by_rows(used, q[:, :, rows], keys, part, window, sinks)
@@ -176,14 +164,6 @@ def with_gradients(encoding: Encoding, inputs: Sequence[Tensor], compute: Callab
     encoding.zero_grad()
     (out * random(*out.shape, seed=4)).sum().backward()
     named = dict(zip("qkvx", leaves, strict=True)) | dict(encoding.named_parameters())
-    gradients = {
-        f"gradient of {key}": torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for key, leaf in named.items()
-    }
+    none = {key: torch.zeros_like(leaf) for key, leaf in named.items()}
+    gradients = {f"gradient of {key}": none[key] if leaf.grad is None else leaf.grad for key, leaf in named.items()}
     return {"output": out.detach(), **gradients}
-
-
-def project(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    weight = random(shape.d_model, 3 * shape.d_model, seed=9) * shape.d_model**-0.5
-    heads = (x @ weight).unflatten(-1, (3, shape.n_heads, shape.head_dim))
-    q, k, v = heads.permute(2, 0, 3, 1, 4)
-    return q, k, v

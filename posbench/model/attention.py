@@ -267,6 +267,6 @@ def _kept_bytes(device: torch.device) -> int:
     return max(KEPT_BYTES, int(share))
 
 
-def narrower(*windows: int | None) -> int | None:
-    """Return the smallest window; None is as wide as can be."""
-    return min((window for window in windows if window is not None), default=None)
+def narrower(first: int | None, second: int | None) -> int | None:
+    """Return the smaller of two windows; None is as wide as can be."""
+    return (first or second) if first is None or second is None else min(first, second)
