@@ -55,9 +55,7 @@ def _hint(arguments: list[str], error: Exception) -> str:
     name = option.lstrip("-").replace("-", "_")
     if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
         return "('posbench --help' shows all)"
-    words = iter(arguments)
-    typed = next((word for word in words if word.partition("=")[0] == option), option)
-    return f"Settings are key=value, without dashes: {name}={typed.partition('=')[2] or next(words, '...')}"
+    return f"Settings are key=value, without dashes: {name}=..."
 
 
 _SETTINGS = """\b
@@ -243,33 +241,30 @@ def evaluate(
     if "extension=search" in words:
         from posbench.serving import search
 
-        search.main(models or _runs_and_settings("evaluate", words)[0], [word for word in words if "=" in word])
+        search.main(models or _runs_and_settings(words)[0], [word for word in words if "=" in word])
         return
     if models:
         from posbench.huggingface import evaluate as huggingface
 
         settings = [word for word in words if word not in models]
         if other := next((word for word in settings if "=" not in word), None):
-            raise UserError(
-                f"'{other}' is neither a model nor key=value: evaluate runs and models in separate commands"
-            )
+            raise UserError(f"'{other}' is neither a model nor key=value: evaluate runs and models by themselves")
         huggingface.evaluate_models(models, settings)
         return
     from posbench.launch import run
 
     or_a_model = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
-    folders, settings = _runs_and_settings("evaluate", words, or_a_model)
-    run.evaluate_runs(folders, settings)
+    run.evaluate_runs(*_runs_and_settings(words, or_a_model))
 
 
-def _runs_and_settings(command: str, words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
+def _runs_and_settings(words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
     """Split words into run folders and settings."""
     from posbench.run import find
 
     paths = [word for word in words if os.path.exists(word) or ("=" not in word and word not in WORDS)]
     settings = [word for word in words if word not in paths]
     if not paths:
-        raise UserError(f"which run? posbench {command} outputs/STUDY/RUN {shlex.join(settings)}")
+        raise UserError(f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(settings)}")
     return find.run_folders([Path(path) for path in paths], or_else), settings
 
 

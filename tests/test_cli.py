@@ -106,7 +106,7 @@ evaluate | Missing argument
 train --nix | No such option: --nix
 train --config-dir nix | no folder 'nix'
 train -m encoding=rope,alibi | One configuration is one run: 'posbench sweep encoding=rope,alibi' takes the same words
-train --seed 3 | Settings are key=value, without dashes: seed=3
+train --seed 3 | Settings are key=value, without dashes: seed=...
 evaluate nix | nix does not exist: expected run folders or study folders
 evaluate gpt2 | a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2
 evaluate length=128 | which run? posbench evaluate outputs/STUDY/RUN length=128
