@@ -137,7 +137,8 @@ def test_a_broken_run_stops_no_report(template: Config, tmp_path: Path, capsys: 
 def test_a_run_that_has_no_result_yet_is_reported(words: list[str], tmp_path: Path, capsys: Capture) -> None:
     begin_run(tmp_path / "fake", compose.single(["study=fake", *words]), "stopped", tokens=None)
     report.main([tmp_path / "fake"])
-    assert "Of 1 run not done: 1 stopped\nfake: 1 encoding" in (text := capsys.readouterr().out) and "No run" in text
+    text = capsys.readouterr().out
+    assert "No run" in text and "Of 1 run not done: 1 stopped" in text and ": 1 encoding" in text
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
