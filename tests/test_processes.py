@@ -109,8 +109,9 @@ def test_several_processes_give_what_one_gives(
     config = changed(config, "training", accumulation=accumulation, tokens=16 * 8 * STEPS * accumulation)
     if encoding == "task":
         encoding, task = "rope", {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
-        config = changed(config, "data", name="problems", source="task", path=None, task=task)
-        config = changed(config, "evaluation", protocols=("problems",), ratios=(1.0, 2.0), blocks=9)
+        data = dataclasses.replace(config.data, name="problems", source="task", path=None, task=task)
+        asked = dataclasses.replace(config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9)
+        config = dataclasses.replace(config, data=data, evaluation=asked)
     config = changed(config, "encoding", name=encoding)
     train(config, tmp_path / "one", [])
     trained(config, tmp_path / "several", size)

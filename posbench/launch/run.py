@@ -1,6 +1,7 @@
 """Run a plan, or evaluate finished runs, in one process or in several. Every rank does the same; rank 0 writes."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -16,13 +17,14 @@ import torch
 
 from posbench import machine
 from posbench.config.overrides import Asked, apply
-from posbench.config.schema import refuse_uneven
+from posbench.config.schema import Config, refuse_uneven
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import child
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
+from posbench.run.rows import evaluation_rows, on_shared_targets
 from posbench.run.run import Run, load_config
 from posbench.terminal import console, exits
 from posbench.terminal.signals import stop_signals
@@ -80,7 +82,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
 
     Raises UserError for a setting that one of the runs cannot meet, before any is evaluated.
     """
-    asked = {folder: apply(load_config(folder), overrides) for folder in folders}
+    asked = {folder: apply(_as_far_as_measured(folder), overrides) for folder in folders}
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
@@ -95,6 +97,21 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
             failed.append(str(folder))
     if failed:
         raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
+
+
+def _as_far_as_measured(folder: Path) -> Config:
+    """Return a run's configuration with the lengths of its curve, if a later evaluation took that farther.
+
+    Without lengths of its own, what is asked for next is then measured at those, and pairs with the curve.
+    """
+    config = load_config(folder)
+    curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.curve_name == "fixed_target"]
+    last = max((row.checkpoint_step for row in curve), default=0)
+    here = [row for row in curve if (row.checkpoint_step, row.split) == (last, config.evaluation.split)]
+    ratios = tuple(sorted({row.length_ratio for row in here if row.measured}))
+    if not ratios or ratios[-1] <= config.evaluation.ratios[-1]:
+        return config
+    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=ratios))
 
 
 # -- ranks of this machine ---------------------------------------------------------------------------------------------
