@@ -134,7 +134,7 @@ MISTAKES = """
  | nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME
 sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, 
 encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
-encoding=rope,alibi encoding.base=64 | encoding.base is an option of rope, not of alibi
+encoding=rope,alibi encoding.base=64 | encoding.base is no option of alibi: 'posbench sweep encoding=rope enc
 encoding=rope encoding | cannot read 'encoding': expected key=value
 encoding=rope tune=maybe | expected tune=true, with or without tune_grid
 encoding=rope tune_grid=1,2 | expected tune=true, with or without tune_grid

@@ -62,7 +62,8 @@ def test_binary_digits_count_with_the_fastest_first_and_never_wrap_in_silence():
     written = ["".join(str(int(digit)) for digit in row[:3]) for row in code("binary", 8, digits=3)]
     assert written == ["000", "100", "010", "110", "001", "101", "011", "111"]
     encoding, x = build("binary", train_length=8), torch.zeros(1, 2, 32)
-    for positions in ([0, 8], [0, 9], [-1, 0]):
+    assert encoding.embed(x, torch.tensor([[-1, 0]]))[0, 0].isnan().any()
+    for positions in ([0, 8], [0, 9]):
         with pytest.raises(UserError, match="is beyond the end of 'binary'"):
             encoding.embed(x, torch.tensor([positions]))
     with pytest.raises(UserError, match="whole position"):
