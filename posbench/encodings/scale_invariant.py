@@ -7,8 +7,8 @@ With normal logits, tokens 10 .. 100 back, 100 .. 1,000 back and so on then get 
 Source: Anson, Wang and Aitchison, "Scale-invariant Attention" (2025), arXiv:2505.17083, with its tau of 10, around RoPE
 without its slow pairs, where the paper calls it p-RoPE.
 Beyond training length: defined as far as the inner encoding is; the total weight of far keys grows with ln T alone.
-Checked against: plain loops, on what the inner encoding is checked against. The equation is derived from the paper's two
-conditions, for normal logits; its own print of it was not read.
+Checked against: plain loops, on what the inner encoding is checked against. The equation is derived from the two
+conditions of the paper, for normal logits; its own print of it was not read.
 """
 
 from typing import Any

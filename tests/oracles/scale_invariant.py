@@ -1,4 +1,4 @@
-"""Plain loops from the equation of a and m that the paper's conditions give, around what the oracle of the inner encoding says."""
+"""Plain loops from the equation that the conditions of the paper give, around what the oracle of the inner encoding says."""
 
 import math
 
