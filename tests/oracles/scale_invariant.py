@@ -1,4 +1,4 @@
-"""Plain loops from the equation that the conditions of the paper give, around what the oracle of the inner encoding says."""
+"""Plain loops over positions, around what the oracle of the inner encoding says."""
 
 import math
 
