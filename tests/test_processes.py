@@ -20,7 +20,7 @@ from support import evaluation_lines, write_words
 import posbench.training.train
 from posbench import machine
 from posbench.config.overrides import apply
-from posbench.config.schema import Config
+from posbench.config.schema import Config, EncodingConfig
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
@@ -112,7 +112,7 @@ def test_several_processes_give_what_one_gives(
         data = dataclasses.replace(config.data, name="problems", source="task", path=None, task=task)
         asked = dataclasses.replace(config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9)
         config = dataclasses.replace(config, data=data, evaluation=asked)
-    config = changed(config, "encoding", name=encoding)
+    config = dataclasses.replace(config, encoding=EncodingConfig(encoding))
     train(config, tmp_path / "one", [])
     trained(config, tmp_path / "several", size)
     assert_alike(tmp_path / "one", tmp_path / "several")
