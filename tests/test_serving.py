@@ -13,8 +13,8 @@ import torch
 from support import posbench
 
 from posbench.errors import UserError
-from posbench.serving.engines import FLAGS, reach, remarks, tell
-from posbench.serving.read import NOPE, first_difference, read, told_apart
+from posbench.serving.engines import FLAGS, instructions, reach, remarks
+from posbench.serving.read import NOPE, bound_by_base, first_difference, read
 from posbench.serving.search import ranked
 
 transformers = pytest.importorskip("transformers")
@@ -111,7 +111,7 @@ def test_what_is_written_for_an_engine_is_read_back_as_the_same_frequencies(sect
     settings = {**LLAMA, "rope_scaling": section}
     (wanted,) = read(settings)
     lengths = (wanted.train_length, reach(wanted))
-    for told in tell(settings):
+    for told in instructions(settings):
         if told.differs:
             assert section["rope_type"] in ("dynamic", "longrope", "llama3", "proportional") or "truncate" in section
             continue
@@ -137,7 +137,7 @@ def test_the_bases_bound_is_that_of_the_paper() -> None:
     """Men et al. (2024), Table 2, heads of 128: 4.3e3 for 1k tokens, 8.4e4 for 8k; bases next to it fail either way."""
     for length, base in ((1024, 4.3e3), (8192, 8.4e4)):
         exponents = -torch.arange(0, 128, 2, dtype=torch.float64) / 128
-        apart = [told_apart((factor * base) ** exponents, length) for factor in (0.9, 1, 1.05)]
+        apart = [bound_by_base((factor * base) ** exponents, length) for factor in (0.9, 1, 1.05)]
         assert apart[1] == length and max(apart[0], apart[2]) < length
 
 

@@ -164,17 +164,17 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
 
 def _choose(groups: dict[str, str], folders: Folders) -> DictConfig:
     """Return a composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
-    files, own = dict(groups), None
+    files, signature = dict(groups), None
     name = groups.get("encoding", "")
     if name not in every("encoding", folders) and (encodings.PLACE.fullmatch(name) or name in encodings.names()):
-        own = _signature(files.pop("encoding"))
+        signature = _signature(files.pop("encoding"))
     for group, choice in files.items():
         if choice not in (known := every(group, folders)):
             raise suggest.unknown_choice(group, choice, known)
     cfg = copy.deepcopy(_composed(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
     OmegaConf.set_struct(cfg, False)
-    if own:
-        cfg.encoding = own
+    if signature:
+        cfg.encoding = signature
     return cfg
 
 

@@ -151,7 +151,7 @@ class Encoding(nn.Module):
     def set_progress(self, done: float) -> None:
         """Change with training: called before each update with its progress in [0, 1), and with 1 at the end.
 
-        The state depends on `done` alone, so that a resumed run equals an uninterrupted one. At first it is that of 1.
+        `done` alone determines the state: so a resumed run equals an uninterrupted one. A new encoding has that of 1.
         """
 
     # -- once per forward ------------------------------------------------------------------------------------------

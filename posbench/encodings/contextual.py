@@ -247,15 +247,15 @@ class StickBreaking(Encoding):
 
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
         assert isinstance(layer.keys, slice)
-        own = layer.rows.start - layer.keys.start  # column of the first query's own key
-        breaks = layer.visible & torch.ones_like(layer.visible).tril(own if self.attend_current else own - 1)
+        diagonal = layer.rows.start - layer.keys.start  # the column of the key at the first query's position
+        breaks = layer.visible & torch.ones_like(layer.visible).tril(diagonal if self.attend_current else diagonal - 1)
         hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
         # In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
         z = logits + hidden
         taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
         out = (z - taken).exp() @ v.to(z.dtype)
         rest = (-taken[..., :1]).exp()
-        return out + rest * v[:, :, own : own + out.shape[2]] if self.remainder else out
+        return out + rest * v[:, :, diagonal : diagonal + out.shape[2]] if self.remainder else out
 
 
 KEYS_PER_BLOCK = 32  # fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal

@@ -48,14 +48,14 @@ def sweep(
     Raises:
         PosbenchError: some runs failed; all others are done.
     """
-    own = {key: text for key, text in map(split, arguments) if key in OF_A_SWEEP}
-    overrides = [word for word in arguments if split(word)[0] not in own]
-    grid = _grid(own)
-    if "sweep" not in own and not overrides:
+    of_sweep = {key: text for key, text in map(split, arguments) if key in OF_A_SWEEP}
+    overrides = [word for word in arguments if split(word)[0] not in of_sweep]
+    grid = _grid(of_sweep)
+    if "sweep" not in of_sweep and not overrides:
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
     if slurm_options is not None and (n_jobs or grid):
         raise UserError("--slurm submits what is missing and ends: leave out --n-jobs and tune=true")
-    todo = plans.resolve(plans.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
+    todo = plans.resolve(plans.read_sets(of_sweep.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     missing = [plan for plan in todo if not states.is_finished(plan)]
     changed = [line for plan in todo for line in other_code(plan.config, states.record(plan))]
@@ -112,13 +112,13 @@ def no_verdicts(todo: list[Plan]) -> list[str]:
     return lines
 
 
-def _grid(own: dict[str, str]) -> list[float]:
+def _grid(of_sweep: dict[str, str]) -> list[float]:
     """Multiples of the learning rate to try; empty without `tune=true`."""
-    if own.get("tune") != "true":
-        if "tune_grid" in own or own.get("tune", "false") != "false":
+    if of_sweep.get("tune") != "true":
+        if "tune_grid" in of_sweep or of_sweep.get("tune", "false") != "false":
             raise UserError("expected tune=true, with or without tune_grid=0.5,1,2, or tune=false")
         return []
-    grid = read(f"[{own.get('tune_grid', '0.25,0.5,1,2,4').strip('[]')}]")
+    grid = read(f"[{of_sweep.get('tune_grid', '0.25,0.5,1,2,4').strip('[]')}]")
     if not grid or not all(type(factor) in (int, float) and 0 < factor < math.inf for factor in grid):
         raise UserError(f"tune_grid is {grid}: expected multiples of the learning rate, such as [0.5,1,2]")
     return sorted(map(float, grid))

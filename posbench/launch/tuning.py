@@ -40,8 +40,8 @@ def tuned(todo: list[Plan], grid: list[float], run: Callable[[list[Plan]], objec
 
 def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
     """Each encoding at each multiple of its learning rate, with seed 0, on validation text only."""
-    made = (_trial(plan, factor) for plan in todo for factor in grid)
-    return list({trial.id: trial for trial in made}.values())
+    every = (_trial(plan, factor) for plan in todo for factor in grid)
+    return list({trial.id: trial for trial in every}.values())
 
 
 def _trial(plan: Plan, factor: float) -> Plan:

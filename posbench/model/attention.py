@@ -16,7 +16,7 @@ from posbench.encodings.base import PAIRWISE, Encoding, Layer, check_length, exa
 from posbench.model import flex
 
 KEPT_BYTES = 128 * 2**20  # of scores that a layer keeps for its backward pass; beyond, rows are computed again
-KEPT_SHARE_ACCELERATOR = 1 / 64  # of an accelerator's memory, of which a dozen layers leave most
+KEPT_SHARE_ACCELERATOR = 1 / 64  # A layer keeps at most this share of the device for its backward pass.
 SCORE_BYTES = 8  # fp32, before and after softmax
 AT_ONCE = 2**21  # scores of a block that is computed again or without gradients: what caches of CPUs hold
 AT_ONCE_ACCELERATOR = 2**24

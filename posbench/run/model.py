@@ -34,10 +34,10 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
 
 def weights_of(start: StartConfig) -> dict[str, Tensor]:
     """The weights of the run that training begins from. Raises UserError if they are gone, or others than before."""
-    found = checkpoint.at(Path(start.run), start.steps, checkpoint.WEIGHTS)
-    if found is None or sha256(found.path / checkpoint.WEIGHTS).hex() != start.weights_sha256:
+    saved = checkpoint.at(Path(start.run), start.steps, checkpoint.WEIGHTS)
+    if saved is None or sha256(saved.path / checkpoint.WEIGHTS).hex() != start.weights_sha256:
         raise UserError(f"start.run is {start.run}: its weights are not those that this run was to begin from")
-    return found.weights()
+    return saved.weights()
 
 
 def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: object) -> None:

@@ -12,20 +12,30 @@ from torch import Tensor
 
 from posbench import encodings, files
 from posbench.config import compose
-from posbench.config.overrides import read as value_of
 from posbench.config.schema import Config
 from posbench.data import hub
 from posbench.encodings import extend
 from posbench.encodings.base import Shape
 from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import UserError
+from posbench.evaluation.models import parse_choice
 from posbench.huggingface.export import parameters_of
 from posbench.huggingface.rope import rope_parameters
 from posbench.report import charts
 from posbench.run import find
 from posbench.run.run import load_config
-from posbench.serving.engines import reach, remarks, tell
-from posbench.serving.read import ENGINES, NOPE, Rope, Settings, first_difference, read, text_of, told_apart
+from posbench.serving.engines import instructions, reach, remarks
+from posbench.serving.read import (
+    ENGINES,
+    NOPE,
+    Rope,
+    Settings,
+    bound_by_base,
+    first_difference,
+    read,
+    rotating,
+    text_of,
+)
 
 _WIDTH, _LENGTH = 128, 4096  # of a head and of training, for an encoding by its name
 _WORDS = ("length", "extension", "head_dim", "train_length")
@@ -94,18 +104,16 @@ def _of_encoding(config: Config) -> dict[str, Any]:
 
 def _extended(settings: Settings, extension: str, length: str | None) -> Settings:
     """Return settings whose plain RoPE is extended: `method:option=value:option=value`."""
-    method, *options = extension.split(":")
-    plain = [rope for rope in read(settings) if rope.type != NOPE and not rope.window]
+    method, options = parse_choice(extension)
+    plain = [rope for rope in rotating(read(settings)) if not rope.window]
     if not plain or any(rope.type != "default" for rope in plain):
-        raise UserError(
-            f"extension={method}: only plain RoPE is extended, and this is {', '.join(r.type for r in plain)}"
-        )
+        types = ", ".join(rope.type for rope in plain)
+        raise UserError(f"extension={method}: only plain RoPE is extended, and this is {types}")
     rope = plain[0]
     shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
     encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
-    asked = {key: value_of(text) for key, text in (option.split("=", 1) for option in options)}
-    longest = int(length or 0) or round(rope.train_length * float(asked.get("factor", 4.0)))
-    extended, facts = extend.extended(encoding, method, longest, rope.train_length, **asked)
+    longest = int(length or 0) or round(rope.train_length * float(options.get("factor") or 4.0))
+    extended, facts = extend.extended(encoding, method, longest, rope.train_length, **options)
     long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
     text = {key: value for key, value in text_of(settings).items() if key not in ("rope_scaling", "rope_theta")}
@@ -132,18 +140,18 @@ def described(name: str, settings: Settings, lengths: Sequence[int]) -> list[str
         lines.append(f"  {rope.type}, base {rope.base:,.10g}, {rope.width}{share} channels of a head turn".rstrip())
         lines += [f"  {options}"] if options else []
         at: dict[str, list[int]] = {}
-        for length in lengths or dict.fromkeys((rope.train_length, reach(rope))):
+        for length in _shown(rope, lengths):
             f, factor = rope.at(length)
             at.setdefault(f"{stretches(rope, f)}; q and k times {factor:.4g}", []).append(length)
         lines += [f"  at {' and '.join(f'{length:,}' for length in some)} tokens: {what}" for what, some in at.items()]
         f, longest = rope.at(rope.train_length)[0], rope.window or reach(rope)
-        whole, apart = int((f * rope.train_length >= 2 * math.pi).sum()), told_apart(rope.at(longest)[0], longest)
+        whole, apart = int((f * rope.train_length >= 2 * math.pi).sum()), bound_by_base(rope.at(longest)[0], longest)
         lines.append(f"  {whole} of {len(f)} pairs turn once or more within the trained {rope.train_length:,} tokens")
         upto = f"up to {apart:,} of" if apart < longest else "at all"
         lines.append(f"  equal tokens stand out of random ones {upto} {longest:,} tokens (Men et al. 2024)")
-    found = remarks(settings)
-    alike = [name for name in ENGINES if not any(line.startswith(name) for line in found)]
-    return [*lines, "", f"read alike by {', '.join(alike)}", *(f"! {line}" for line in found)]
+    findings = remarks(settings)
+    alike = [name for name in ENGINES if not any(line.startswith(name) for line in findings)]
+    return [*lines, "", f"read alike by {', '.join(alike)}", *(f"! {line}" for line in findings)]
 
 
 def stretches(rope: Rope, f: Tensor) -> str:
@@ -175,9 +183,8 @@ def compared(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
         length = max(reach(one), reach(other))
         place = first_difference(one, other, length)
         turning = f"differ from position {place[0]:,} on, pair {place[1]} first" if place else "turn alike"
-        factors = "" if one.at(length)[1] == other.at(length)[1] else (
-            f"; q and k times {one.at(length)[1]:.4g} and {other.at(length)[1]:.4g}"
-        )  # fmt: skip
+        a, b = one.at(length)[1], other.at(length)[1]
+        factors = "" if a == b else f"; q and k times {a:.4g} and {b:.4g}"
         windows = "" if one.window == other.window else f"; windows {one.window} and {other.window}"
         lines.append(f"  {one.layers}: {turning} within {length:,} tokens{factors}{windows}")
     if len(both[0]) != len(both[1]):
@@ -188,29 +195,24 @@ def compared(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
 def written(folder: Path, settings: Settings, model: str) -> list[str]:
     """Write what tells each engine this RoPE, and return it as lines."""
     lines: list[str] = []
-    for told in tell(settings, model):
-        lines += [
-            "",
-            told.engine,
-            *([told.text] if told.text else []),
-            *(f"! it still {line}" for line in told.differs),
-        ]
-        if told.engine.startswith("transformers") and told.text:
+    for engine, instruction, differences in instructions(settings, model):
+        lines += ["", engine, *filter(None, [instruction]), *(f"! it still {line}" for line in differences)]
+        if engine.startswith("transformers") and instruction:
             folder.mkdir(parents=True, exist_ok=True)
-            keys = json.dumps(json.loads(told.text), indent=2)
-            files.write(folder / f"{told.engine.replace(' ', '')}.json", keys.encode() + b"\n")
+            keys = json.dumps(json.loads(instruction), indent=2)
+            files.write(folder / f"{engine.replace(' ', '')}.json", keys.encode() + b"\n")
     files.write(folder / "engines.txt", "\n".join(lines).lstrip().encode() + b"\n")
     return lines
 
 
 def picture(ropes: Sequence[Rope], lengths: Sequence[int]) -> charts.Picture:
     """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain RoPE and the trained length."""
-    turning = [rope for rope in ropes if rope.type != NOPE]
+    turning = rotating(ropes)
     with matplotlib.rc_context(charts.STYLE):
         figure = charts.Picture(figsize=(4.2 * len(turning), 3.2), layout="constrained")
         for axes, rope in zip(figure.subplots(1, len(turning), squeeze=False)[0], turning, strict=True):
             curves = {f"plain, base {rope.base:,.10g}": frequencies(rope.width, rope.base)}
-            for length in lengths or (rope.train_length, reach(rope)):
+            for length in _shown(rope, lengths):
                 f = rope.at(length)[0]
                 if not any(torch.equal(f, drawn) for drawn in curves.values()):
                     curves[f"{rope.type} at {length:,} tokens"] = f
@@ -224,6 +226,11 @@ def picture(ropes: Sequence[Rope], lengths: Sequence[int]) -> charts.Picture:
     return figure
 
 
+def _shown(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
+    """Return the lengths asked for, by default that of training and the longest that a RoPE is made for."""
+    return lengths or sorted({rope.train_length, reach(rope)})
+
+
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return f"[{len(value)} numbers]"
@@ -232,6 +239,6 @@ def _short(value: Any) -> str:
 
 def _as_json(rope: Rope, lengths: Sequence[int]) -> dict[str, Any]:
     facts = {**rope._asdict(), "options": dict(rope.options)}
-    at = {length: rope.at(length) for length in lengths or dict.fromkeys((rope.train_length, reach(rope)))}
+    at = {length: rope.at(length) for length in _shown(rope, lengths)}
     return facts | {"inv_freq": {length: f.tolist() for length, (f, _) in at.items()},
                     "attention_factor": {length: factor for length, (_, factor) in at.items()}}  # fmt: skip

@@ -10,13 +10,13 @@ from posbench.serving.read import (
     ALL,
     ENGINES,
     KEYS,
-    NOPE,
     OF_ALL,
     OTHER_NAMES,
     Rope,
     Settings,
     first_difference,
     read,
+    rotating,
     temperature,
     text_of,
 )
@@ -138,7 +138,7 @@ def reach(rope: Rope) -> int:
 # -- telling engines ---------------------------------------------------------------------------------------------------
 
 
-class Told(NamedTuple):
+class Instruction(NamedTuple):
     """What tells an engine a RoPE."""
 
     engine: str
@@ -146,13 +146,13 @@ class Told(NamedTuple):
     differs: list[str]  # how the engine still turns otherwise, when it reads that
 
 
-def tell(settings: Settings, model: str = "MODEL") -> list[Told]:
+def instructions(settings: Settings, model: str = "MODEL") -> list[Instruction]:
     """Return for each engine what tells it the RoPE that transformers 5 reads, each read back and compared."""
     text = text_of(settings)
-    reference = [rope for rope in read(settings) if rope.type != NOPE]
+    reference = rotating(read(settings))
     longest = max(map(reach, reference))
     bare = {key: value for key, value in text.items() if key not in (*_SECTIONS, "rope_theta", "rope_local_base_freq")}
-    told = []
+    every: list[Instruction] = []
     for engine in ("transformers 5", "transformers 4", "vLLM 0.25", "SGLang", "llama.cpp"):
         parts = {rope.layers: _parameters(rope, engine) for rope in reference}
         section = parts if len(parts) > 1 else next(iter(parts.values()))
@@ -161,13 +161,13 @@ def tell(settings: Settings, model: str = "MODEL") -> list[Told]:
             keys["max_position_embeddings"] = longest
         if engine == "transformers 4":
             if len(parts) > 1:
-                told.append(Told(engine, "", ["has one section for all kinds of layers"]))
+                every.append(Instruction(engine, "", ["has one section for all kinds of layers"]))
                 continue
             theta = section.pop("rope_theta")
             keys = {key: value for key, value in keys.items() if key != "rope_parameters"}
             keys |= {"rope_theta": theta} | ({} if section == {"rope_type": "default"} else {"rope_scaling": section})
         written = json.dumps({"text_config": keys} if "text_config" in settings else keys)
-        differs = [*_differences(reference, _rotating(bare | keys, engine), engine, bare | keys)]
+        differs = [*_differences(reference, rotating(read(bare | keys, engine)), engine, bare | keys)]
         if engine.startswith("vLLM"):
             written = f"vllm serve {model} --hf-overrides {shlex.quote(written)} --max-model-len {longest}"
         elif engine == "SGLang":
@@ -175,12 +175,8 @@ def tell(settings: Settings, model: str = "MODEL") -> list[Told]:
             written = f"{server} --json-model-override-args {shlex.quote(written)} --context-length {longest}"
         elif engine == "llama.cpp":
             written, differs = _flags(reference, longest, differs)
-        told.append(Told(engine, written, differs))
-    return told
-
-
-def _rotating(settings: Settings, engine: str) -> list[Rope]:
-    return [rope for rope in read(settings, engine) if rope.type != NOPE]
+        every.append(Instruction(engine, written, differs))
+    return every
 
 
 def _parameters(rope: Rope, engine: str) -> dict[str, Any]:
@@ -189,10 +185,10 @@ def _parameters(rope: Rope, engine: str) -> dict[str, Any]:
     if rope.type == "yarn":
         plain = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True}
         options = {key: value for key, value in options.items() if plain.get(key) != value and key != "attn_factor"}
-        own, asked = temperature({"factor": rope.options["factor"]}, ()), options.pop("attention_factor")
-        if abs(asked - own) > 1e-9:
+        default, factor = temperature({"factor": rope.options["factor"]}, ()), options.pop("attention_factor")
+        if abs(factor - default) > 1e-9:
             key = "attention_factor" if engine.startswith("transformers") else "attn_factor"
-            options[key] = asked if key == "attention_factor" else asked / own
+            options[key] = factor if key == "attention_factor" else factor / default
     if rope.type in _STRETCHED:
         options["original_max_position_embeddings"] = rope.train_length
     if rope.type == "proportional":

@@ -6,7 +6,7 @@ transformers 5.23, 4.57 and 4.55 (modeling_rope_utils), vLLM 0.25 and SGLang (ro
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -170,12 +170,11 @@ def _rope(text: Settings, section: Settings, engine: str, layers: str, turns: bo
         fixed = int(longest * options["factor"]) if facts.one_length else None
     elif kind == "proportional":
         options["share"] = part.get("partial_rotary_factor", 1.0)
+    window = _window(text, layers)
     if not turns:
-        return Rope(
-            f"{layers}, no positions", count, head_dim, 0, NOPE, 1.0, {}, longest, longest, _window(text, layers)
-        )
+        return Rope(f"{layers}, no positions", count, head_dim, 0, NOPE, 1.0, {}, longest, longest, window)
     return Rope(layers, count, head_dim, head_dim if kind == "proportional" else width, kind, float(base), options,
-                original, longest, _window(text, layers), fixed)  # fmt: skip
+                original, longest, window, fixed)  # fmt: skip
 
 
 def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
@@ -210,6 +209,11 @@ def _window(text: Settings, layers: str) -> int | None:
     return None if layers == "full_attention" or text.get("use_sliding_window") is False else text.get("sliding_window")
 
 
+def rotating(ropes: Sequence[Rope]) -> list[Rope]:
+    """Return the kinds of layers that have positions."""
+    return [rope for rope in ropes if rope.type != NOPE]
+
+
 # -- what is measured of frequencies -----------------------------------------------------------------------------------
 
 
@@ -227,7 +231,7 @@ def first_difference(one: Rope, other: Rope, length: int) -> tuple[int, int] | N
     return None
 
 
-def told_apart(f: Tensor, length: int) -> int:
+def bound_by_base(f: Tensor, length: int) -> int:
     """Return up to which distance the sum of cosines over pairs is not negative: equal tokens stand out of random ones.
 
     Source: Men et al., "Base of RoPE Bounds Context Length" (2024), arXiv:2405.14591, section 4. At most `length`.
