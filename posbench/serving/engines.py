@@ -6,20 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from posbench.errors import UserError, did_you_mean
-from posbench.serving.read import (
-    ALL,
-    ENGINES,
-    KEYS,
-    OF_ALL,
-    OTHER_NAMES,
-    Rope,
-    Settings,
-    first_difference,
-    read,
-    rotating,
-    temperature,
-    text_of,
-)
+from posbench.serving import read
+from posbench.serving.read import Rope, Settings
 
 _STRETCHED = ("yarn", "llama3", "longrope")  # whose trained length is a key of its own
 _SECTIONS = ("rope_scaling", "rope_parameters")
@@ -34,20 +22,18 @@ FLAGS = {  # of llama.cpp, by the keys of a section
 }
 
 
-# -- remarks -----------------------------------------------------------------------------------------------------------
-
-
 def remarks(settings: Settings) -> list[str]:
     """Return what is misspelt, missing, passed over, or read otherwise by an engine: a line each."""
-    text = text_of(settings)
+    text = read.text_of(settings)
     sections = {name: text[name] for name in _SECTIONS if text.get(name)}
     lines = [line for name, section in sections.items() for line in _of_section(name, section, text)]
     if len(sections) == 2 and sections["rope_scaling"] != sections["rope_parameters"]:
         lines.append("rope_scaling and rope_parameters differ: transformers 5 reads rope_scaling, vLLM rope_parameters")
-    reference = read(settings)
-    for engine in list(ENGINES)[1:]:
+    reference = read.ropes(settings)
+    for engine in list(read.ENGINES)[1:]:
         try:
-            lines += [f"{engine} {line}" for line in _differences(reference, read(settings, engine), engine, text)]
+            others = read.ropes(settings, engine)
+            lines += [f"{engine} {line}" for line in _differences(reference, others, engine, text)]
         except UserError as error:
             lines.append(f"{engine} refuses it: {error}")
     return lines
@@ -59,39 +45,23 @@ def _of_section(name: str, section: Settings, text: Settings) -> Iterator[str]:
     for layers, part in parts.items():
         place = f"{name}.{layers}" if layers else name
         typed = str(part.get("rope_type") or part.get("type") or "default")
-        kind = OTHER_NAMES.get(typed, typed)
-        keys = KEYS.get(kind, ((), 0))[0]
+        kind = read.OTHER_NAMES.get(typed, typed)
+        keys = read.KEYS.get(kind, ((), 0))[0]
         for key in part:
-            if key not in (*keys, *OF_ALL):
-                yield f"{place}.{key} is not read by type '{kind}'{did_you_mean(key, (*keys, *OF_ALL))}"
-        if part.get("type", typed) != typed:
-            yield f"{place} has type '{part['type']}' and rope_type '{typed}': rope_type holds"
-        if len({part.get("rope_theta"), text.get("rope_theta")} - {None}) == 2:
-            yield f"{place}.rope_theta is {part['rope_theta']:g}, rope_theta {text['rope_theta']:g}: the inner holds"
+            if key not in (*keys, *read.OF_ALL):
+                yield f"{place}.{key} is not read by type '{kind}'{did_you_mean(key, (*keys, *read.OF_ALL))}"
         if "rope_theta" not in part and not text.get("rope_theta"):
             yield f"{place} has no rope_theta: it is 10,000 unless the model's class has another"
-        if kind != "default" and part.get("mrope_section"):
-            plain = "LightLLM before September 2026 and MLX-VLM turn as type 'default'"
-            yield f"{place} has mrope_section beside type '{kind}': {plain}"
-        yield from _of_lengths(place, kind, part, text)
-
-
-def _of_lengths(place: str, kind: str, part: Settings, text: Settings) -> Iterator[str]:
-    """Yield what is wrong with the lengths and factors of a section."""
-    longest, factor = text.get("max_position_embeddings"), part.get("factor")
-    original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings")
-    if kind in _STRETCHED and longest and not original:
-        missing = f"{place} has no original_max_position_embeddings"
-        yield f"{missing}: max_position_embeddings, {longest:,}, counts as the trained length; llama.cpp refuses it"
-    if kind in _STRETCHED and longest and original and factor and longest not in (original, round(factor * original)):
-        yield f"max_position_embeddings is {longest:,}: neither the trained {original:,} nor {factor:g} times that"
-    if kind in ("linear", "dynamic") and longest and factor:
-        reach = f"max_position_embeddings times factor, {longest * factor:,.0f} tokens"
-        yield f"vLLM and SGLang read up to {reach}: right only if max_position_embeddings is the trained length"
-    numbers = {len(part[key]) for key in ("short_factor", "long_factor") if part.get(key)}
-    pairs = {rope.width // 2 for rope in read({**text, "rope_scaling": None, "rope_parameters": None})}
-    if numbers - pairs:
-        yield f"{place}: short_factor and long_factor need {max(pairs)} numbers, one a pair, and have {max(numbers)}"
+        longest, factor = text.get("max_position_embeddings"), part.get("factor")
+        original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings")
+        if kind in _STRETCHED and longest and not original:
+            missing = f"{place} has no original_max_position_embeddings"
+            yield f"{missing}: max_position_embeddings, {longest:,}, counts as the trained length; llama.cpp refuses it"
+        elif kind in _STRETCHED and longest and factor and longest not in (original, round(factor * original)):
+            yield f"max_position_embeddings is {longest:,}: neither the trained {original:,} nor {factor:g} times that"
+        elif kind in ("linear", "dynamic") and longest and factor:
+            reach = f"max_position_embeddings times factor, {longest * factor:,.0f} tokens"
+            yield f"vLLM and SGLang read up to {reach}: right only if max_position_embeddings is the trained length"
 
 
 def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Settings) -> Iterator[str]:
@@ -99,21 +69,20 @@ def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Se
     for wanted, given in zip(reference, ropes, strict=True):
         lengths = dict.fromkeys((wanted.train_length, reach(wanted)))
         a, b = wanted.at(reach(wanted))[1], given.at(reach(wanted))[1]
-        where = next(
-            ((length, place) for length in lengths if (place := first_difference(wanted, given, length))), None
-        )
-        turns = "" if where is None else f"turns pair {where[1][1]} otherwise from position {where[1][0]:,} on"
-        if where and where[0] == wanted.train_length < reach(wanted):
-            turns += f" for inputs of {where[0]:,} tokens"
+        places = {n: place for n in lengths if (place := read.first_difference(wanted, given, n))}
+        turns = ""
+        for length, (position, pair) in list(places.items())[:1]:
+            turns = f"turns pair {pair} otherwise from position {position:,} on"
+            turns += f" for inputs of {length:,} tokens" if length == wanted.train_length < reach(wanted) else ""
         scales = "" if abs(a - b) < 1e-3 else f"multiplies q and k by {b:.4f}, not {a:.4f}"
         if turns or scales:
-            of = "" if wanted.layers == ALL else f" of {wanted.layers}"
+            of = "" if wanted.layers == read.ALL else f" of {wanted.layers}"
             yield " and ".join(filter(None, (turns, scales))) + of + f": {_reason(engine, given, text)}"
 
 
 def _reason(engine: str, rope: Rope, text: Settings) -> str:
     """Return why an engine reads a configuration otherwise."""
-    facts = ENGINES[engine]
+    facts = read.ENGINES[engine]
     section = next((text[name] for name in facts.sections if text.get(name)), None)
     part = {} if section is None else section.get(rope.layers, section)
     if section is None or (engine.startswith("transformers 4") and "rope_theta" not in text):
@@ -148,8 +117,8 @@ class Instruction(NamedTuple):
 
 def instructions(settings: Settings, model: str = "MODEL") -> list[Instruction]:
     """Return for each engine what tells it the RoPE that transformers 5 reads, each read back and compared."""
-    text = text_of(settings)
-    reference = rotating(read(settings))
+    text = read.text_of(settings)
+    reference = read.rotating(read.ropes(settings))
     longest = max(map(reach, reference))
     bare = {key: value for key, value in text.items() if key not in (*_SECTIONS, "rope_theta", "rope_local_base_freq")}
     every: list[Instruction] = []
@@ -167,7 +136,7 @@ def instructions(settings: Settings, model: str = "MODEL") -> list[Instruction]:
             keys = {key: value for key, value in keys.items() if key != "rope_parameters"}
             keys |= {"rope_theta": theta} | ({} if section == {"rope_type": "default"} else {"rope_scaling": section})
         written = json.dumps({"text_config": keys} if "text_config" in settings else keys)
-        differs = [*_differences(reference, rotating(read(bare | keys, engine)), engine, bare | keys)]
+        differs = [*_differences(reference, read.rotating(read.ropes(bare | keys, engine)), engine, bare | keys)]
         if engine.startswith("vLLM"):
             written = f"vllm serve {model} --hf-overrides {shlex.quote(written)} --max-model-len {longest}"
         elif engine == "SGLang":
@@ -185,7 +154,7 @@ def _parameters(rope: Rope, engine: str) -> dict[str, Any]:
     if rope.type == "yarn":
         plain = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True}
         options = {key: value for key, value in options.items() if plain.get(key) != value and key != "attn_factor"}
-        default, factor = temperature({"factor": rope.options["factor"]}, ()), options.pop("attention_factor")
+        default, factor = read.temperature({"factor": rope.options["factor"]}, ()), options.pop("attention_factor")
         if abs(factor - default) > 1e-9:
             key = "attention_factor" if engine.startswith("transformers") else "attn_factor"
             options[key] = factor if key == "attention_factor" else factor / default

@@ -107,7 +107,7 @@ def text_of(settings: Settings) -> Settings:
     return settings.get("text_config") or settings
 
 
-def read(settings: Settings, engine: str = "transformers 5") -> list[Rope]:
+def ropes(settings: Settings, engine: str = "transformers 5") -> list[Rope]:
     """Return the RoPE of each kind of layer, as an engine reads a configuration.
 
     Raises:
@@ -170,11 +170,13 @@ def _rope(text: Settings, section: Settings, engine: str, layers: str, turns: bo
         fixed = int(longest * options["factor"]) if facts.one_length else None
     elif kind == "proportional":
         options["share"] = part.get("partial_rotary_factor", 1.0)
-    window = _window(text, layers)
+    window = text.get("attention_chunk_size" if layers == "chunked_attention" else "sliding_window")
+    if layers == "full_attention" or text.get("use_sliding_window") is False:
+        window = None
     if not turns:
         return Rope(f"{layers}, no positions", count, head_dim, 0, NOPE, 1.0, {}, longest, longest, window)
-    return Rope(layers, count, head_dim, head_dim if kind == "proportional" else width, kind, float(base), options,
-                original, longest, window, fixed)  # fmt: skip
+    width = head_dim if kind == "proportional" else width
+    return Rope(layers, count, head_dim, width, kind, float(base), options, original, longest, window, fixed)
 
 
 def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
@@ -192,9 +194,7 @@ def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
 
 def _widths(text: Settings, part: Settings) -> tuple[int, int]:
     """Return the channels of a head, and how many of them turn."""
-    hidden, heads = (
-        text.get(a) or text.get(b) for a, b in (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
-    )
+    hidden, heads = text.get("hidden_size") or text.get("n_embd"), text.get("num_attention_heads") or text.get("n_head")
     head_dim = text.get("qk_rope_head_dim") or text.get("head_dim") or (hidden and heads and hidden // heads)
     if not head_dim:
         raise UserError("no width of a head: expected head_dim, or hidden_size and num_attention_heads")
@@ -203,18 +203,9 @@ def _widths(text: Settings, part: Settings) -> tuple[int, int]:
     return head_dim, text.get("rotary_dim") or int(head_dim * share)
 
 
-def _window(text: Settings, layers: str) -> int | None:
-    if layers == "chunked_attention":
-        return text.get("attention_chunk_size")
-    return None if layers == "full_attention" or text.get("use_sliding_window") is False else text.get("sliding_window")
-
-
 def rotating(ropes: Sequence[Rope]) -> list[Rope]:
     """Return the kinds of layers that have positions."""
     return [rope for rope in ropes if rope.type != NOPE]
-
-
-# -- what is measured of frequencies -----------------------------------------------------------------------------------
 
 
 def first_difference(one: Rope, other: Rope, length: int) -> tuple[int, int] | None:

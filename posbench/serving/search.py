@@ -5,8 +5,7 @@ is best is chosen, the lower loss among equals. Then plain and chosen are evalua
 is reported had a part in the choice.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -27,30 +26,6 @@ METHODS = ("yarn", "ntk_by_parts", "llama3", "ntk", "pi")
 MORE = (1, 2)  # factors, in multiples of N / training length
 PROBE = "passkey"
 _LEAN = ("protocol=fixed_target", "evaluation.windowed=false")
-Evaluate = Callable[[list[str]], Path]  # evaluates by words and returns the folder with the rows
-
-
-def main(subjects: Sequence[str | Path], words: Sequence[str]) -> None:
-    """Search for each run (a path) or HuggingFace model (its name)."""
-    console.log_to_terminal()
-    machine.keep_freed_memory()
-    for subject in subjects:
-        if isinstance(subject, Path):
-            config = load_config(subject)
-            search(functools.partial(_evaluate_run, subject), config.training.train_length, words, str(subject))
-        else:
-            typed = dict(word.split("=", 1) for word in words)
-            length = int(typed.get("train_length") or find(subject).train_length or 0)
-            search(functools.partial(_evaluate_model, subject), length, words, subject)
-
-
-def _evaluate_run(folder: Path, words: list[str]) -> Path:
-    run.evaluate(folder, overrides.apply(load_config(folder), words))
-    return folder
-
-
-def _evaluate_model(name: str, words: list[str]) -> Path:
-    return evaluate_model(name, words)[0]
 
 
 def candidates(ratio: float) -> list[str]:
@@ -82,26 +57,33 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
     return table.assign(worse=worse).sort_values(["worse", "loss"]).rename_axis("extension").reset_index()
 
 
-def search(evaluate: Evaluate, train_length: int, words: Sequence[str], name: str = "MODEL") -> str:
-    """Choose an extension on validation text, evaluate it on test text, print both; return it, `none` if plain is best.
+def search(subject: str | Path, words: Sequence[str]) -> None:
+    """Choose an extension for a run (a path) or a HuggingFace model (its name) on validation text; evaluate it on test.
 
     Args:
         words: what was typed, with `extension=search` and one `length=`, in tokens.
-        name: of the run or model.
 
     Raises:
         UserError: no length beyond training, or no candidate with a number there.
     """
-    given = [word for word in words if word.partition("=")[0] not in ("extension", "length", "task", "split")]
-    typed = dict(word.split("=", 1) for word in words)
-    if not typed.get("length", "").isdigit() or int(typed["length"]) <= train_length:
+    console.log_to_terminal()
+    machine.keep_freed_memory()
+    typed = overrides.pairs(words)
+    typed.pop("evaluation.extensions")
+    wanted = typed.pop(overrides.LENGTH, "")
+    given = [f"{key}={text}" for key, text in typed.items() if key not in ("evaluation.tasks", "evaluation.split")]
+    if isinstance(subject, Path):
+        train_length = load_config(subject).training.train_length
+    else:
+        train_length = int(typed.get("train_length") or find(subject).train_length or 0)
+    if not wanted.isdigit() or int(wanted) <= train_length:
         raise UserError(
             f"extension=search needs one length beyond the trained {train_length}: length={4 * train_length}"
         )
-    length = int(typed["length"])
+    length = int(wanted)
     lengths = f"length={train_length},{length}"
     tried = ",".join(candidates(length / train_length))
-    folder = evaluate([*given, lengths, f"extension={tried}", f"task={PROBE}", "split=validation", *_LEAN])
+    folder = _evaluated(subject, [*given, lengths, f"extension={tried}", f"task={PROBE}", "split=validation", *_LEAN])
     table = ranked(frames.read([folder], "validation"), length)
     if table.empty:
         raise UserError(f"no candidate has a number at {length} tokens: give more validation text, or a shorter length")
@@ -115,8 +97,15 @@ def search(evaluate: Evaluate, train_length: int, words: Sequence[str], name: st
     legend = "validation text; best first, by the worse of its ranks in loss and retrieval"
     Table(f"extensions for {length:,} tokens", table, columns, legend).print(console.stdout())
     extension = [] if best == "none" else [f"extension={best}"]
-    folder = evaluate([*given, lengths, *extension, f"task={PROBE}", "split=test"])
+    folder = _evaluated(subject, [*given, lengths, *extension, f"task={PROBE}", "split=test"])
     printed.print_results(folder, "test")
     if extension:
-        print(f"'posbench rope {name} {extension[0]} length={length} --write DIR' tells engines.")
-    return best
+        print(f"'posbench rope {subject} {extension[0]} length={length} --write DIR' tells engines.")
+
+
+def _evaluated(subject: str | Path, words: list[str]) -> Path:
+    """Evaluate a run or a model, and return the folder with the rows."""
+    if isinstance(subject, str):
+        return evaluate_model(subject, words)[0]
+    run.evaluate(subject, overrides.apply(load_config(subject), words))
+    return subject
