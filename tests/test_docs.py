@@ -10,12 +10,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 import support
-import test_encodings
 from test_frozen import cells as cells_of
 
 from posbench.cli import app
@@ -76,13 +74,6 @@ def test_links_and_paths_in_the_documents_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert "://" in target or (page.parent / target).exists(), f"{page.name} points to {target}"
-    (tree,) = re.findall(r"## What is where\n.*?```text\n(.*?)```", text_of("CONTRIBUTING.md"), flags=re.S)
-    parents: list[str] = []
-    for line in tree.splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        for name in line.strip().split("  ", 1)[0].split():
-            parents = [*parents[:depth], name.rstrip("/")]
-            assert ROOT.joinpath(*parents).exists(), parents
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -105,13 +96,10 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
     shown = [row for row in rows_of(readme) if "±0." in "".join(row)]
     for name, level, at_1x, *rises, verdict in shown:
         expected = [against[name][column] for column in (0, 4)] if name != "rope" else ["", "the reference"]
-        assert [level, *rises] == [levels[name][column] for column in (0, 2, 3)], name
-        assert [at_1x, verdict] == expected, name
+        assert [level, *rises, at_1x, verdict] == [levels[name][column] for column in (0, 2, 3)] + expected, name
     rows = [row for row in rows_of(home) if "±0." in "".join(row)]
     assert all(cells == [levels[name][column] for column in (0, 2, 3, 5, 6)] for name, *cells in rows)
     assert len(shown) == len(rows) == 6
-    quoted = " ".join(line.removeprefix("> ") for line in readme.splitlines() if line.startswith("> "))
-    assert section.startswith("At a size that reads") and f"> {quoted}\n" in section
 
 
 @pytest.mark.full
@@ -183,18 +171,9 @@ def test_the_contributors_example_passes_the_whole_contract_with_three_files(tmp
     for place, code in zip(places, example(), strict=False):
         (tmp_path / place).write_text(code, encoding="utf-8")
     files = ["test_encodings", "test_oracles", "test_model", "test_scoring", "test_show", "test_config", "test_docs"]
-    pytest_words = ["-m", "pytest", "-p", "no:cacheprovider", "--junitxml=done.xml", *(f"tests/{f}.py" for f in files)]
+    pytest_words = ["-m", "pytest", "-p", "no:cacheprovider", *(f"tests/{f}.py" for f in files)]
     for words in (["scripts/readme.py"], [*pytest_words, "-k", "log_bias or every_yaml or generated_one"]):
         run(*words, folder=tmp_path, path=tmp_path)
-    cases = ElementTree.parse(tmp_path / "done.xml").iter("testcase")
-    passed = {str(case.get("name")).partition("[")[0] for case in cases if case.find("skipped") is None}
-    of_an_encoding = {
-        name
-        for name, test in vars(test_encodings).items()
-        for mark in getattr(test, "pytestmark", [])
-        if mark.name == "parametrize" and mark.args[0] in ("case", "name")
-    }
-    assert passed >= of_an_encoding | {"test_the_readmes_table_of_encodings_is_the_generated_one"}
     assert "`log_bias`" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 

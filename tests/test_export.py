@@ -37,13 +37,9 @@ MIXED = {"name": "layered", "layers": [{"name": "rope", "window": 5}, {"name": "
 # An encoding with its options, and a block.
 EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *[({"name": name}, block) for name in (*export._ROTARY, "none") for block in (GPT, LLAMA)],
-    ({"name": "rope"}, GPT | {"tie_embeddings": False}),
-    ({"name": "rope", "layout": "half", "base": 500.0}, GPT),
-    ({"name": "partial_rope", "layout": "half", "fraction": 0.0}, GPT),
-    ({"name": "dynamic_ntk", "original_length": 24}, GPT),
+    ({"name": "rope", "layout": "half", "base": 500.0}, GPT | {"tie_embeddings": False}),
     ({"name": "rope", "layout": "half"}, LLAMA | {"tie_embeddings": True, "d_ff": 48}),
     ({"name": "yarn", "ramp": "rotations", "beta": 2.0}, LLAMA),
-    ({"name": "ntk_by_parts", "ramp": "rotations", "beta": 2.0}, LLAMA),
     ({"name": "longrope", "original_length": 12}, LLAMA),
     ({"name": "dynamic_ntk", "factor": 2.0}, LLAMA),
 ]
@@ -97,7 +93,7 @@ def assert_is_the_run(folder: Path, run: Path) -> tuple[Any, Any]:
     return ours, theirs
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("encoding", "block"), EXACT)
 def test_logits_are_those_of_the_run(
     encoding: dict[str, Any], block: dict[str, Any], tiny_config: Config, tmp_path: Path
@@ -107,10 +103,9 @@ def test_logits_are_those_of_the_run(
     _, theirs = assert_is_the_run(tmp_path / "out", run)
     assert theirs.config.model_type == ("llama" if "norm" in block else "gpt_neox")
     assert theirs.config.use_cache is (encoding["name"] not in ("longrope", "dynamic_ntk"))
-    assert sorted(os.listdir(tmp_path)) == sorted([run.name, "out"])
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", encodings.names())
 def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_names(
     name: str, tiny_config: Config, tmp_path: Path
@@ -121,14 +116,9 @@ def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_n
     export.export(run, tmp_path / "out", code=True)
     ours, theirs = assert_is_the_run(tmp_path / "out", run)
     assert {k: v.tolist() for k, v in ours.named_buffers()} == {k: v.tolist() for k, v in theirs.model.named_buffers()}
-    for block in (LLAMA, GPT):
-        config = configured(tiny_config, encoding, block)
-        model = build(config, 256, BYTES.texts)
-        if export.architectures(model.encoding):
-            export.stock(model, config)
-        else:
-            with pytest.raises(UserError, match=f"no stock architecture has '{name}': expected 'rope'.*code=true"):
-                export.stock(model, config)
+    if not export.architectures(ours.encoding):
+        with pytest.raises(UserError, match=f"no stock architecture has '{name}': expected 'rope'.*code=true"):
+            export.stock(ours, configured(tiny_config, encoding))
 
 
 # -- what must not pass ------------------------------------------------------------------------------------------------
@@ -144,17 +134,9 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any], dict[str, Any]], object]]] = {
     "a tensor left out": ("rope", LLAMA, lambda settings, tensors: tensors.pop("model.layers.1.mlp.up_proj.weight")),
     "queries for keys": ("rope", LLAMA, lambda settings, tensors: swap(tensors, "q_proj", "k_proj")),
-    "layers in another order": ("rope", GPT, lambda settings, tensors: swap(tensors, "layers.0", "layers.1")),
-    "no attention factor": (
-        "yarn",
-        LLAMA,
-        lambda settings, _: settings["rope_parameters"].update(attention_factor=1.0),
-    ),
     "another epsilon": ("rope", LLAMA, lambda settings, tensors: settings.update(rms_norm_eps=1e-5)),
-    "positions where there are none": ("none", LLAMA, lambda settings, tensors: settings.update(rope_parameters=ROPE)),
     "the wrong layout": ("rope", LLAMA, lambda settings, tensors: tensors.update({Q: tensors[Q].flip(0)})),
 }
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 @pytest.mark.sample(4)
@@ -182,22 +164,13 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
 ) -> None:
     """A model that no architecture has, and a place that is taken."""
     (tmp_path / "full" / "mine").mkdir(parents=True)
-    rope, taken = {"name": "rope"}, "is there: expected a new folder, or an empty one"
-    for number, (encoding, block, place, message) in enumerate(
-        (
-            ({"name": "fire"}, GPT, "out", "no stock architecture has 'fire'"),
-            (rope, LLAMA | {"attention": {"window": 5, "sinks": 0}}, "out", "model.attention.window=5: expected null"),
-            (rope, {"norm": "rmsnorm"}, "out", "no stock architecture has model.norm=rmsnorm with model.mlp=gelu"),
-            (rope, GPT, "full", taken),
-        )
+    for encoding, place, message in (
+        ("fire", "out", "no stock architecture has 'fire'"),
+        ("rope", "full", "is there: expected a new folder, or an empty one"),
     ):
-        run = written(tmp_path / f"runs-{number}", configured(tiny_config, encoding, block))
-        before = support.snapshot(tmp_path)
+        run = written(tmp_path / encoding, configured(tiny_config, {"name": encoding}))
         assert support.posbench("export", str(run), str(tmp_path / place)) == 2
-        line = capsys.readouterr().err
-        assert message in line and line.count("\n") == 1 and support.snapshot(tmp_path) == before
-    with pytest.raises(UserError, match="is not a run folder"):
-        export.export(tmp_path / "full", tmp_path / "out")
+        assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 # -- what stands beside the weights ------------------------------------------------------------------------------------
@@ -228,11 +201,7 @@ def test_the_code_on_the_card_runs_and_without_posbench_if_the_architecture_is_s
     (script,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), flags=re.S)
     text = "Some text that is longer than in training, which is what this is about."
     script = "import json, sys\n" + script.replace("PATH", str(tmp_path / "out")).replace("Some text", text)
-    if code:
-        script += "mask = torch.zeros_like(ids)\ntry: model(ids, attention_mask=mask)\n"
-        script += "except ValueError as error: assert 'padding' in str(error)\nelse: raise SystemExit(9)\n"
-    else:
-        script += "assert 'posbench' not in sys.modules\n"
+    script += "" if code else "assert 'posbench' not in sys.modules\n"
     script += "print(json.dumps([ids.tolist(), logits.tolist()]))"
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, *([] if code else ["-P"]), "-c", script]
@@ -266,5 +235,3 @@ def test_the_curve_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert theirs.keys() == ours.keys() and len(ours) == 9
     for key, row in ours.items():
         assert row.nll == pytest.approx(theirs[key].nll, abs=1e-6), key
-    shown = re.findall(r"^\| `.*$", Path("out", "README.md").read_text(), flags=re.M)
-    assert [line.split("|")[4].strip() for line in shown] == [f"{row.nll:.4f}" for row in ours.values()]

@@ -82,9 +82,10 @@ def evaluated(out: Path, name: str, *words: str) -> dict[int, float | None]:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here: Path, precision: torch.dtype) -> None:
     name = model("llama", precision)
+    Path(name, "chat_template.jinja").write_text("kept")
     before = snapshot(Path(name))
     folder = trained(here, name, "extension=yarn", "runtime.log_every_steps=1")
-    assert snapshot(Path(name)) == before
+    assert snapshot(Path(name)) == before and (folder / "model/chat_template.jinja").is_file()
     evaluated(here / "a", name, "extension=yarn:factor=4")
     (theirs,) = (here / "a" / "models").glob("[!.]*")  # at the old length the windows of a longer model are others
     (began,) = [row.nll for row in evaluation_rows(theirs) if row.extension and row.length == LONG]
@@ -121,11 +122,9 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
     assert [nlls(cut, step) for step in (0, 3, 6)] == [nlls(whole, step) for step in (0, 3, 6)]
     record = json.loads((cut / "run.json").read_text())
     assert record["status"] == "done" and record["attempt"]["bit_exact"] is True
-    before = (cut / "rows.jsonl").read_bytes()
-    assert trained(here / "cut", name, *words) == cut and (cut / "rows.jsonl").read_bytes() == before
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("lora", [None, 3])
 @pytest.mark.parametrize("kind", MODELS)
 def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
@@ -144,8 +143,6 @@ def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
     assert ended[length] < began[length]  # type: ignore[operator]
     asked = [f"train_length={length}", "longest=1", f"length={LENGTH},{length}"]
     assert evaluated(here / "b", str(folder / "model"), *asked) == ended
-    again = load.find(str(folder / "model"))
-    assert length in [again.settings.get(key) for key in load.LENGTHS] and again.config.use_cache and again.kind == kind
     old, new = (load_file(path / "model.safetensors") for path in (Path(name), folder / "model"))
     changes = {key: (new[key] - old[key]).double() for key in old if not torch.equal(new[key], old[key])}
     assert changes and old.keys() == new.keys()
@@ -170,16 +167,13 @@ def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> N
     assert (training.batch_size, training.accumulation, training.steps) == (1, 6, 400)
     assert config.encoding.options["parameters"]["factor"] == LONG / LENGTH
     assert [ratio * LONG for ratio in config.evaluation.ratios] == [LENGTH, LONG, 2 * LONG, 4 * LONG]
-    assert config.evaluation.at_tokens == (0,) and settled("evaluation.at_tokens=[]").evaluation.at_tokens == ()
-    assert settled("evaluation.ratios=[1]").evaluation.ratios == (1,)
     assert settled("training.batch_size=2").training.accumulation == 3
-    assert settled("training.accumulation=3").training.batch_size == 1
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("kind", MODELS)
 def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> None:
     """In eval mode, without dropout; and the same if blocks are computed again."""
@@ -207,49 +201,20 @@ def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> 
 
 
 def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    llama, gpt2, bloom = model("llama"), model("gpt2"), model("bloom")
-    wrong: list[tuple[str, list[str], str]] = [
-        (llama, ["lora=0"], "expected lora=N, which is 0"),
-        (llama, ["data.tokenizer=gpt2"], "data.tokenizer: not beside start="),
+    llama, mamba = model("llama"), here / "mamba"
+    shutil.copytree(llama, mamba)
+    changed(mamba, model_type="mamba")
+    for start, words, message in (
         (llama, ["model.n_layers=3"], "model.n_layers: not beside start="),
-        (llama, ["encoding=alibi"], "encoding: not beside start="),
         (llama, ["extension=rerope"], "transformers has no configuration for 'rerope'"),
-        (llama, ["encoding.factor=8"], "encoding.factor: expected extension=NAME beside it"),
-        (llama, ["evaluation.at_tokens=[0,99999]"], "at_tokens is [0, 99999]: expected at most"),
-        (gpt2, [], "gpt2 has a table of 48 positions"),
-        (bloom, ["extension=pi"], "bloom has no rotary encoding"),
-    ]
-    for number, (keys, said) in enumerate((
-        ({"model_type": "mamba"}, "mamba models can be evaluated, not trained further"),
-        ({"auto_map": {"AutoModel": "x.Y"}}, "runs no code"),
-        ({"max_position_embeddings": 1}, "expected start.train_length=N"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "already"),
-    )):  # fmt: skip
-        shutil.copytree(llama, here / str(number))
-        changed(here / str(number), **keys)
-        wrong.append((str(here / str(number)), ["extension=yarn"], said))
-    for start, words, said in wrong:
+        (llama, ["lora=0"], "expected lora=N, which is 0"),
+        (model("gpt2"), [], "gpt2 has a table of 48 positions"),
+        (mamba, [], "mamba models can be evaluated, not trained further"),
+    ):
         assert posbench("train", f"start={start}", *ON, f"runtime.outputs={here}/out", *words) == 2, words
         line = capsys.readouterr().err.strip().splitlines()[-1]
-        assert line.startswith("error: ") and said in line, (words, line)
-    assert posbench("train", f"start={llama}", *[word for word in ON if "training.tokens" not in word]) == 2
-    assert "training.tokens: expected a number of tokens" in capsys.readouterr().err
-    assert not (here / "out").exists() and not Path("outputs").exists()
-
-
-def test_what_stands_beside_the_weights_stays(here: Path) -> None:
-    folder = here / "beside"
-    shutil.copytree(model("llama"), folder)
-    settings = {"add_bos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"}
-    files = {"chat_template.jinja": "", "tokenizer_config.json": settings, "generation_config.json": {"top_k": 3}}
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content))
-    saved = trained(here / "out", str(folder), "training.tokens=192") / "model"
-    written = {"README.md", "config.json", "model.safetensors", "posbench_parity.json", "tokenizer.json"}
-    assert {path.name for path in saved.iterdir()} == written | files.keys()
-    assert json.loads((saved / "tokenizer_config.json").read_text()) == settings | {"model_max_length": LONG}
-    assert json.loads((saved / "generation_config.json").read_text()) == {"top_k": 3}
-    assert transformers.AutoTokenizer.from_pretrained(saved)("w5 w9").input_ids[-2:] == [5, 9]
+        assert line.startswith("error: ") and message in line, (words, line)
+    assert not (here / "out").exists()
 
 
 # -- what reads the results --------------------------------------------------------------------------------------------
@@ -263,19 +228,14 @@ def test_reports_notebooks_and_other_commands_read_the_results(here: Path, capsy
         assert run.status == "done" and run.headline["nll_1x"] and not run.metrics().empty
     capsys.readouterr()
     assert posbench("report", str(here / "extend")) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert all(words in told for words in ("yarn", "rope_theta=500000", "lora=4", f"training length {LONG}")), told
-    folder = str(run.folder)
-    for command in (["evaluate", folder], ["export", folder, str(here / "x")], ["train", f"start={folder}", *ON]):
-        assert posbench(*command) == 2
-        expected = "expected a run folder" if command[0] == "train" else f"{folder}/model"
-        assert expected in capsys.readouterr().err, command
-    again = trained(here / "again", f"{folder}/model", "training.tokens=384", "training.train_length=384", "length=384")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(words in shown for words in ("yarn", "rope_theta=500000", "lora=4", f"training length {LONG}")), shown
+    again = trained(here / "again", f"{run.folder}/model", "training.tokens=384", "training.train_length=384")
     assert again.name.startswith(f"{run.folder.name}-rope-s0-")  # what was trained further is trained further
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["yarn", "ntk", "longrope"])
+@pytest.mark.parametrize("name", ["yarn", "longrope"])
 def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -98,26 +98,18 @@ def masks_of(config: Any, length: int, window: int, sinks: int) -> Any:
 NO_MASKS = ("bloom", "mpt", "opt")  # the library takes no masks of these, or counts positions by them
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", [kind for kind in MODELS | UNTESTED if kind != "mamba"])
-@pytest.mark.parametrize("sinks", [0, 3])
-def test_windows_and_sinks_are_the_librarys_own_masks(shelf: Path, kind: str, sinks: int) -> None:
+def test_windows_and_sinks_are_the_librarys_own_masks(shelf: Path, kind: str) -> None:
     model, window, length = subject(on(shelf, kind)), 12, LENGTH if kind in ("gpt2", "opt") else LONG
     ids = IDS[:, : length + 1]
     plain = nll_of(model, ids, length, 0)
-    wide = nll_of(model.varied(Variant(window=length), length).subject, ids, length, 0)
-    assert np.abs(wide - plain).max() < 1e-5
-    narrow = nll_of(model.varied(Variant(window=window, sinks=sinks), length).subject, ids, length, 0)
-    assert np.abs(narrow - plain)[:, :window].max() < 1e-5 and np.abs(narrow - plain)[:, window:].mean() > 1e-3
-    if kind not in NO_MASKS:
-        masks = masks_of(model.config, length, window, sinks)
-        assert np.abs(narrow - theirs(on(shelf, kind), ids, masks)).max() < 1e-5
-        return
-    narrowed, other = model.varied(Variant(window=8, sinks=3), LENGTH).subject, ids[:1, : LENGTH + 1].copy()
-    nll = nll_of(narrowed, other, 4, 0)
-    for change, moves in ((slice(3, 20), False), (1, True)):  # two layers of a window of 8 see 14 tokens back
-        other[0, change] = (other[0, change] + 1) % VOCABULARY
-        assert bool(np.abs(nll - nll_of(narrowed, other, 4, 0)).max() > 1e-4) is moves
+    for sinks in (0, 3):
+        narrow = nll_of(model.varied(Variant(window=window, sinks=sinks), length).subject, ids, length, 0)
+        assert np.abs(narrow - plain)[:, :window].max() < 1e-5 and np.abs(narrow - plain)[:, window:].mean() > 1e-3
+        if kind not in NO_MASKS:
+            masks = masks_of(model.config, length, window, sinks)
+            assert np.abs(narrow - theirs(on(shelf, kind), ids, masks)).max() < 1e-5
 
 
 # -- extensions --------------------------------------------------------------------------------------------------------
@@ -157,7 +149,7 @@ FOLLOWING = ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "long
 FIXED = ("dynamic_ntk:factor=3", "yarn:factor=8", "yarn:ramp=rotations:beta=2", "longrope:factor=4", "abf")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if load.TESTED[kind] == "rope"])
 def test_every_method_changes_the_model_beyond_the_trained_length_and_not_up_to_it(shelf: Path, kind: str) -> None:
     """That it turns as it is defined is checked at each extension, against the definitions of `posbench.encodings`."""
@@ -177,16 +169,12 @@ def test_every_method_changes_the_model_beyond_the_trained_length_and_not_up_to_
 
 
 def test_frequencies_other_than_requested_are_noticed(shelf: Path) -> None:
-    """Of no module, of one that ignores its configuration, and of Phi-3, whose module changes by other rules."""
+    """Of no module, and of one that ignores its configuration."""
     model = subject(on(shelf, "llama"))
     made = rope.extension(model.config, "pi", LONG, LENGTH, {})
     assert not rope.turns_as(model.model, made.rotations, LONG) and not rope.turns_as(torch.nn.Linear(2, 2), {}, LONG)
     with pytest.raises(Undefined, match="other frequencies"):
         rope.extended(model.model, dataclasses.replace(made, config=model.config), LONG)
-    phi = transformers.Phi3Config(**MODELS["llama"][1], pad_token_id=None)
-    built = transformers.Phi3ForCausalLM(phi)
-    with pytest.raises(Undefined, match="other frequencies"):
-        rope.extended(built, rope.extension(phi, "yarn", LONG, LENGTH, {"factor": 4.0}), LONG)
 
 
 def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(shelf: Path, tmp_path: Path) -> None:
@@ -194,13 +182,12 @@ def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(shel
     save("llama", tmp_path / "m", rope_parameters={"rope_theta": 1e4, **LLAMA3, "original_max_position_embeddings": 24})
     before = subject(tmp_path / "m")
     assert load.find(str(tmp_path / "m")).train_length == 24
-    assert np.abs(nll_of(before, IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
     for model, text, message in (
         (llama, "rerope", "no configuration for 'rerope'"),
         (llama, "clipped_rope:pairs=2", "comes to a halt"),
         (bloom, "yarn", "no rotary encoding"),
         (before, "pi", "llama3"),
-        *((model, text, "") for model in (llama, bloom, before) for text in ("yran", "yarn:factor=0.5")),
+        (llama, "yran", ""),
     ):
         with pytest.raises(UserError, match=message or None) as caught:
             model.varied(Variant(extension=text), LONG)
@@ -246,59 +233,29 @@ def pickled(folder: Path) -> None:
 
 WRONG: list[tuple[Callable[[Path], object], str]] = [
     (spoilt(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), "missing_keys model.layers.1."),
-    (spoilt(lambda t: t.update(spy=torch.ones(3))), "unexpected_keys spy"),
-    (spoilt(lambda t: t["model.norm.weight"].fill_(float("nan"))), "logits are not finite in fp32"),
     (lambda f: changed(f, num_hidden_layers=1), "unexpected_keys model.layers.1"),
     (lambda f: changed(f, intermediate_size=48), "transformers cannot load it"),
     (pickled, "pickled weights may run code"),
     (lambda f: changed(f, auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
-    (lambda f: changed(f, quantization_config={"bits": 4}), "quantised"),
-    (lambda f: (f / "adapter_config.json").write_text("{}"), "adapter"),
-    (lambda f: changed(f, model_type="lama"), "did you mean 'llama'"),
     (lambda f: changed(f, use_bidirectional_attention=True), "is no causal model: later tokens"),  # of gemma3_text
 ]
 EVALUATE = ["data.path=text.txt", "runtime.cache=cache", "device=cpu", "blocks=16"]
-MISTYPED: list[tuple[list[str], str]] = [
-    (["tasks=shuffle:keep=8"], "keep is 8 for 'shuffle': expected at least"),
-    (["extension=yarn:factor=x"], "factor"),
-    (["bos=never"], "expected bos=document or bos=window"),
-    (["processes=2"], "runtime.processes: not for a HuggingFace model"),
-    (["train_length=1"], "expected train_length=N"),
-]
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize(("spoil", "words", "message"), [
-    *((spoil, [], message) for spoil, message in WRONG), *((None, *each) for each in MISTYPED),
-])  # fmt: skip
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("spoil", "message"), WRONG)
 def test_what_is_wrong_is_said_in_one_line_before_anything_is_written(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    spoil: Callable[[Path], object] | None, words: list[str], message: str,
+    spoil: Callable[[Path], object], message: str,
 ) -> None:  # fmt: skip
     shutil.copytree(on(shelf, "gemma3_text" if "causal" in message else "llama"), tmp_path / "model")
-    if spoil:
-        spoil(tmp_path / "model")
+    spoil(tmp_path / "model")
     write_text(tmp_path / "text.txt", 1000)
     monkeypatch.chdir(tmp_path)
-    assert posbench("evaluate", "model", *EVALUATE, *words) == 2
+    assert posbench("evaluate", "model", *EVALUATE) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("error: ") and message in line and len(line) < 600
     assert not (tmp_path / "outputs").exists()
-
-
-def test_only_data_of_a_folder_counts_wherever_its_files_lie(shelf: Path, tmp_path: Path) -> None:
-    """Weights in several files, in the hub's cache of links; an attention that the folder names is not fetched."""
-    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
-    transformers.AutoModelForCausalLM.from_pretrained(on(shelf, "llama")).save_pretrained(blobs, max_shard_size="30kB")
-    changed(blobs, _attn_implementation="someone/evil", attn_implementation="someone/evil")
-    shutil.copy(on(shelf, "llama") / "tokenizer.json", blobs)
-    snapshot.mkdir(parents=True)
-    for file in blobs.iterdir():
-        (snapshot / file.name).symlink_to(Path("..", "..", "blobs", file.name))
-    assert np.array_equal(nll_of(subject(snapshot), IDS, LONG, 0), nll_of(subject(on(shelf, "llama")), IDS, LONG, 0))
-    before, last = load.find(str(snapshot)).sha256(), max(blobs.glob("model-*.safetensors"))
-    last.write_bytes(last.read_bytes()[:-1] + b"\7")
-    assert load.find(str(snapshot)).sha256() != before
 
 
 # -- what it reads -----------------------------------------------------------------------------------------------------
@@ -322,17 +279,14 @@ def test_an_evaluation_is_in_the_precision_of_the_weights_where_that_is_fast_and
     tmp_path: Path, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its biases would be rounded, too, and far positions would be one."""
-    table = (
-        "llama bf16 fast auto bf16, llama bf16 slow auto fp32, llama fp16 fast auto fp32, bloom bf16 fast auto fp32, "
-    )
-    for kind, own, speed, asked, expected in map(str.split, (table + "bloom bf16 fast bf16 bf16").split(", ")):
-        monkeypatch.setattr(machine, "bf16_is_fast", lambda device, fast=speed == "fast": fast)
-        source = load.Source(tmp_path, "", None, {}, configuration(kind, dtype=load.DTYPES[own]))
-        settings = dataclasses.replace(tiny_config.evaluation, precision=asked)
-        assert evaluate.precision_of(source, settings, CPU) == expected, (kind, own, speed, asked)
+    for kind, fast, expected in (("llama", True, "bf16"), ("llama", False, "fp32"), ("bloom", True, "fp32")):
+        monkeypatch.setattr(machine, "bf16_is_fast", lambda device, fast=fast: fast)
+        source = load.Source(tmp_path, "", None, {}, configuration(kind, dtype=torch.bfloat16))
+        settings = dataclasses.replace(tiny_config.evaluation, precision="auto")
+        assert evaluate.precision_of(source, settings, CPU) == expected, (kind, fast)
 
 
-@pytest.mark.parametrize("begins", [None, 5])
+@pytest.mark.parametrize("begins", [pytest.param(None, marks=pytest.mark.full), 5])
 def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int | None
 ) -> None:
@@ -380,7 +334,6 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     lines = evaluation_lines(folder)
     rows = {(row["protocol"], row["length"], row["extension"], row["task"]): row for row in lines}
     assert rows["fixed_target", 96, "rerope", None]["status"] == "undefined"
-    assert rows["fixed_target", 96, "yarn", None]["extension_options"]["rope_parameters"]["rope_type"] == "yarn"
     assert {None, "repeat", "repeat_control", "passkey"} == {task for _, _, _, task in rows}
     record = json.loads((folder / "run.json").read_text())
     assert record["status"] == "done" and record["support"]["level"] == "tested"
@@ -388,12 +341,9 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     run = library_of_ours.evaluate("model", [*EVALUATE, "length=48,144", "protocol=fixed_target", "windowed=false"])
     assert [r["length"] for r in evaluation_lines(folder)[len(lines) :]] == [144]  # from Python; what is there stays
     assert run.headline["nll_1x"] == pytest.approx(rows["fixed_target", 48, None, None]["nll"])
-    assert len(run.curve()) == len(lines) + 1 and run.metrics().empty and run.plot()
-    assert posbench("report", "outputs/models") == 0
-    for word, message in ((str(folder), "name the model, model"), ("model", "holds results on another text")):
-        write_text(tmp_path / "text.txt", 8000)
-        assert posbench("evaluate", word, *command[2:]) == 2
-        assert message in capsys.readouterr().err
+    assert len(run.curve()) == len(lines) + 1 and posbench("report", "outputs/models") == 0
+    write_text(tmp_path / "text.txt", 8000)
+    assert posbench(*command) == 2 and "holds results on another text" in capsys.readouterr().err
 
 
 def test_rows_and_the_record_of_an_untested_kind_say_so(
@@ -408,5 +358,3 @@ def test_rows_and_the_record_of_an_untested_kind_say_so(
     rows = evaluation_lines(folder)
     status = {(row["length"], row["extension"]): row["status"] for row in rows if row["window"] is None}
     assert [place for place, said in status.items() if said == "ok"] == [(48, None)] and len(status) == 4
-    with pytest.raises(Undefined, match="does not narrow all of mamba"):
-        subject(on(shelf, "mamba")).varied(Variant(window=9), LENGTH)

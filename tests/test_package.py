@@ -5,7 +5,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 
 import pytest
@@ -13,18 +12,13 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def test_every_pin_but_torchs_has_its_digests_and_the_distribution_one_name_everywhere() -> None:
+def test_every_pin_but_torchs_has_its_digests() -> None:
     pinned, locked = (
         [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
         for name in ("constraints.txt", "locked.txt")
     )
     assert [line.partition(" ")[0] for line in locked] == [pin for pin in pinned if not pin.startswith("torch==")]
     assert all(re.fullmatch(r"\S+==\S+( --hash=sha256:[0-9a-f]{64}){1,3}", line) for line in locked)
-    name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
-    example = tomllib.loads((ROOT / "examples/posbench-log-bias/pyproject.toml").read_text())["project"]
-    assert example["dependencies"] == [name] != ["posbench"]  # which is another project
-    wheels = set(re.findall(r"\S*?(\w+)-\S*-py3-none-any\.whl", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert wheels == {name.replace("-", "_")}
 
 
 COMMANDS = """

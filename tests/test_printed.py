@@ -47,32 +47,15 @@ def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw: Any) -> No
     assert [line.count("▇") for line in lines] == [1, 9, 17, 0]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize("width", [40, 100])
 def test_every_line_of_a_table_fits_the_console(draw: Any, width: int) -> None:
     rows = [row(length, 4.0 + index / 10) for index, length in enumerate(LENGTHS)]
     rows += [row(length, 4.0, window=16) for length in LENGTHS[1:]]
-    rows += [row(length, 4.1, protocol="nonoverlap") for length in LENGTHS]
     rows += [row(length, 4.1, extension="yarn") for length in LENGTHS]
-    lines = [line for line in draw(rows, width).splitlines() if "x)" in line or "yarn" in line]
+    lines = draw(rows, width).splitlines()
+    heads, lines = lines[1].split(), [line for line in lines if "x)" in line or "yarn" in line]
     assert len(lines) == len(LENGTHS) + 1 and max(map(len, lines)) <= width
-    heads = draw(rows, width).splitlines()[1].split()
-    assert ("nonoverlap" in heads) == (width >= 80) and heads[:2] == ["context", "loss"]
-
-
-def test_a_scheme_that_a_ngram_model_beats_at_the_training_length_has_not_learned(draw: Any) -> None:
-    out = draw([row(16, 16.123, ngram_nll=15.2, ngram_order=2), row(32, 14.0, ngram_nll=15.2)])
-    gate = "Not learned: loss 16.123 at 1x, an n-gram model of order 2 has 15.200 on the same targets."
-    assert gate in " ".join(out.split()) and out.count("earned") == 1
-
-
-def test_extensions_and_probes_are_listed_below_the_curve(draw: Any) -> None:
-    probe = {"protocol": "task", "task": "passkey", "chance": 0.1, "trivial": 0.25, "n_blocks": 40, "exact_match": 0.5}
-    rows = [row(16, 4.0), row(16, 4.0, extension="yarn"), row(32, 4.2, extension="yarn")]
-    rows += [row(length, 0.1, accuracy=1.0, **probe) for length in (16, 32)] + [row(64, None, **probe)]
-    lines = [line.split() for line in draw(rows, 120).splitlines()]
-    assert ["yarn", "4.000", "4.200"] in lines
-    assert ["task_passkey", "100.0%", "(91..100)", "100.0%", "(91..100)", "undefined", "10.0%", "25.0%"] in lines
-    assert ["task_passkey,", "greedy", "50.0%", "50.0%"] in lines
+    assert ("perplexity" in heads) == (width >= 80) and heads[:2] == ["context", "loss"]
 
 
 def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
@@ -82,5 +65,3 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
     assert "than the curve: 1 on test text at step 0, 2 on test text at step 1." in out
     out = draw(rows)
     assert "4.100" in out and "4.200" in out and "4.000" not in out and "4.300" not in out
-    assert "1 on validation text at step 1" in " ".join(out.split())
-    assert "not shown" not in draw(rows[1:3])

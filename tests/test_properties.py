@@ -45,7 +45,7 @@ FIGURES: dict[str, dict[str, float]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_words_and_figures_are_the_expected_ones(name: str) -> None:
     (row,) = properties.measure([name]).to_dict("records")
@@ -55,9 +55,6 @@ def test_words_and_figures_are_the_expected_ones(name: str) -> None:
 
 
 def test_the_command_prints_words_and_as_json_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert support.posbench("properties", "rope", "base=100", "sine") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["encoding", "order", "unique"] and lines[2].startswith("rope base=100")
+    assert support.posbench("properties", "sine") == 0 and "yes" in capsys.readouterr().out
     assert support.posbench("properties", "sine", "--json") == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["encoding"] == "sine" and row["order"] == 1.0
+    assert json.loads(capsys.readouterr().out)[0]["order"] == 1.0

@@ -45,7 +45,7 @@ def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(pr
         assert not np.isin(targets_of(windows).indices, split.starts).any()
 
 
-@pytest.mark.parametrize(("blocks", "dealt"), [(20, [4, 2, 5, 4, 5]), (9, [2, 2, 1, 2, 2]), (99, [31, 2, 31, 18, 17])])
+@pytest.mark.parametrize(("blocks", "dealt"), [(20, [4, 2, 5, 4, 5]), (99, [31, 2, 31, 18, 17])])
 def test_blocks_are_dealt_to_documents_in_turn_whatever_their_length(blocks: int, dealt: list[int]) -> None:
     """A long document has no more than others as long as those have text left; each one's are spread evenly."""
     lengths = [1_000, 271, 800, 400, 390]  # with 93, 2, 68, 18 and 17 candidates
@@ -76,17 +76,12 @@ def test_a_single_length_can_be_scored_on_the_targets_of_a_longer_one(split: Tok
     alone = protocols.plan("fixed_target", split, [64], 8, 40, "concat", longest=256)[64]
     other = protocols.plan("fixed_target", split, [64], 8, 40, "concat")[64]
     assert targets_of(alone).sha256(split) == targets_of(whole).sha256(split) != targets_of(other).sha256(split)
-    short = split_of(200)  # too short for 256: both fall back to 128
-    whole = plan_of("fixed_target", short)[64]
-    alone = protocols.plan("fixed_target", short, [64], 8, 40, "concat", longest=256)[64]
-    assert targets_of(alone).sha256(short) == targets_of(whole).sha256(short)
 
 
 def test_context_counts_the_tokens_each_prediction_may_read(split: TokenSplit) -> None:
     fixed = targets_of(plan_of("fixed_target", split)[64])
     cut = targets_of(plan_of("nonoverlap", split)[64])
     np.testing.assert_array_equal(fixed.context[:8], [57, 58, 59, 60, 61, 62, 63, 64])
-    assert fixed.context.mean() == np.mean([57, 58, 59, 60, 61, 62, 63, 64])
     assert cut.context.mean() == (64 + 1) / 2  # Press et al. (2021), section 2
 
 

@@ -1,4 +1,4 @@
-"""The documentation site: its Python runs, it builds, and it asks for no network."""
+"""The documentation site: its Python runs, and it builds."""
 
 import os
 import re
@@ -64,8 +64,7 @@ def test_the_configuration_page_explains_every_key(written: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_site_builds_with_all_pages_and_asks_for_nothing_from_the_network(written: Path) -> None:
-    """Nothing that a page loads has an address elsewhere; links that a reader may follow are another matter."""
+def test_the_site_builds_with_all_pages(written: Path) -> None:
     if os.environ.get("POSBENCH_REQUIRE_ORACLES") != "1":  # `make test` has it
         pytest.importorskip("zensical")
     config = written / "mkdocs.yml"
@@ -76,9 +75,3 @@ def test_the_site_builds_with_all_pages_and_asks_for_nothing_from_the_network(wr
     built = written / "site"
     pages = {path.relative_to(written / "pages").with_suffix("") for path in (written / "pages").rglob("*.md")}
     assert pages <= {path.relative_to(built).with_suffix("") for path in built.rglob("*.html")}
-    for page in (*built.rglob("*.html"), *built.rglob("*.css")):
-        text = page.read_text(encoding="utf-8")
-        loaded = re.findall(r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\b(?:src|data)=\S+", text)
-        loaded += re.findall(r"<link\b[^>]*>", text)
-        assert [tag for tag in loaded if re.search(r"""=["']?(?:https?:)?//""", tag)] == [], page
-        assert re.findall(r"@import[^;]*//|url\(\s*[\"']?(?:https?:)?//[^)]*", text) == [], page

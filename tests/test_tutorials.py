@@ -11,7 +11,6 @@ import schemes
 import torch
 
 import posbench
-from posbench.errors import UserError
 
 SCHEMES = ("index", "minmax", "binary", "sine", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
 
@@ -58,55 +57,27 @@ def test_every_scheme_but_none_tells_i_think_therefore_i_am_from_i_am_therefore_
         assert difference < 1e-5 if name == "none" else difference > 1e-3, name
 
 
-def test_binary_digits_count_with_the_fastest_first_and_never_wrap_in_silence():
+def test_codes_are_those_that_the_tutorials_print():
     written = ["".join(str(int(digit)) for digit in row[:3]) for row in code("binary", 8, digits=3)]
     assert written == ["000", "100", "010", "110", "001", "101", "011", "111"]
-    encoding, x = build("binary", train_length=8), torch.zeros(1, 2, 32)
-    assert encoding.embed(x, torch.tensor([[-1, 0]]))[0, 0].isnan().any()
-    for positions in ([0, 8], [0, 9]):
-        with pytest.raises(UserError, match="is beyond the end of 'binary'"):
-            encoding.embed(x, torch.tensor([positions]))
-    with pytest.raises(UserError, match="whole position"):
-        encoding.embed(x, torch.tensor([[0.0, 0.5]]))
+    sine = [[0, 0, 0, 0], [0.841471, 0.099833, 0.0099998, 0.001], [0.909297, 0.198669, 0.0199987, 0.002]]
+    torch.testing.assert_close(code("sine", 3, d_model=4), torch.tensor(sine), atol=1e-6, rtol=0)
+    sinusoidal = [
+        [0.84147, 0.54030, 0.099833, 0.99500, 0.0099998, 0.99995, 0.001, 1],
+        [0.90930, -0.41615, 0.19867, 0.98007, 0.019999, 0.99980, 0.002, 1],
+        [0.14112, -0.98999, 0.29552, 0.95534, 0.029995, 0.99955, 0.003, 1],
+    ]
+    torch.testing.assert_close(code("sinusoidal", 4)[1:], torch.tensor(sinusoidal), rtol=1e-4, atol=1e-7)
+    assert code("sinusoidal", 1).tolist() == [[0, 1] * 4]
 
 
-def test_sine_table_of_three_positions_and_four_channels():
-    expected = [[0, 0, 0, 0], [0.841471, 0.099833, 0.0099998, 0.001], [0.909297, 0.198669, 0.0199987, 0.002]]
-    torch.testing.assert_close(code("sine", 3, d_model=4), torch.tensor(expected), atol=1e-6, rtol=0)
-
-
-def test_sinusoidal_table_of_four_positions_and_eight_channels():
-    expected = torch.tensor(
-        [
-            [0.0000e00, 1.0000e00, 0.0000e00, 1.0000e00, 0.0000e00, 1.0000e00, 0.0000e00, 1.0000e00],
-            [8.4147e-01, 5.4030e-01, 9.9833e-02, 9.9500e-01, 9.9998e-03, 9.9995e-01, 1.0000e-03, 1.0000e00],
-            [9.0930e-01, -4.1615e-01, 1.9867e-01, 9.8007e-01, 1.9999e-02, 9.9980e-01, 2.0000e-03, 1.0000e00],
-            [1.4112e-01, -9.8999e-01, 2.9552e-01, 9.5534e-01, 2.9995e-02, 9.9955e-01, 3.0000e-03, 1.0000e00],
-        ]
-    )
-    torch.testing.assert_close(code("sinusoidal", 4), expected, rtol=1e-4, atol=1e-7)  # printed with five digits
-
-
-@pytest.mark.parametrize(
-    ("k", "m", "n", "score"),
-    [
-        ([1.0, 0.0], 3, 1, math.cos(2)),
-        ([0.0, 1.0], 3, 1, math.sin(2)),
-        ([0.0, 1.0], 1, 3, -math.sin(2)),  # order shows in the sign
-    ],
-)
-def test_worked_scores_in_two_dimensions(k, m, n, score):
-    turned_q, turned_k = rotated(torch.tensor([[1.0, 0.0], k]), [m, n])
-    assert (turned_q @ turned_k).item() == pytest.approx(score, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("layout", "expected"),
-    [
+def test_worked_rotations_and_scores():
+    for k, m, n, score in (([1, 0], 3, 1, math.cos(2)), ([0, 1], 3, 1, math.sin(2)), ([0, 1], 1, 3, -math.sin(2))):
+        turned_q, turned_k = rotated(torch.tensor([[1.0, 0.0], k]), [m, n])
+        assert (turned_q @ turned_k).item() == pytest.approx(score, abs=1e-6)  # order shows in the sign
+    for layout, expected in (
         ("interleaved", [-1.142640, 1.922076, 2.959851, 4.029800]),
         ("half", [-1.984111, 1.959901, 2.462378, 4.019800]),
-    ],
-)
-def test_worked_rotation_in_four_dimensions(layout, expected):
-    turned = rotated(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), [1], layout=layout)
-    torch.testing.assert_close(turned, torch.tensor([expected]), atol=2e-6, rtol=0)
+    ):
+        turned = rotated(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), [1], layout=layout)
+        torch.testing.assert_close(turned, torch.tensor([expected]), atol=2e-6, rtol=0)
