@@ -21,7 +21,8 @@ from posbench.errors import UserError
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that make no other run
 # Beside the options of encodings; their dataclasses have the same values as defaults.
 LATER: dict[str, dict[str, Any]] = {
-    "data": {"task": None, "offset": 0, "test_pieces": None}, "model": {"n_kv_heads": None, "qk_norm": False},
+    "data": {"task": None, "offset": 0, "test_pieces": None, "document_mask": False},
+    "model": {"n_kv_heads": None, "qk_norm": False},
 }  # fmt: skip
 _ALIKE: dict[str, dict[str, Any]] = {
     "abacus": {"others": "random"}, "dape": {"per_layer": False}, "dape_v2": {"per_layer": False}, "t5": {"rate": 1.0},

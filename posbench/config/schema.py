@@ -115,6 +115,7 @@ class DataConfig(Section):
     task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
     offset: Natural = 0  # task: a problem's first token stands at a position from 0 to this
     test_pieces: Count | None = None  # documents or stretches to test on, of text without splits; None = 5 %
+    document_mask: bool = False  # training reads no document beside another, and positions restart with each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,6 +280,8 @@ class Config(Section):
         ):
             if wrong:
                 raise UserError(f"evaluation.{key} is {suggest.as_typed(getattr(asked, key))}: expected {expected}")
+        if self.data.document_mask and is_task:
+            raise UserError("data.document_mask is true: expected false, since each problem is a sequence of its own")
         if self.model.attention.sinks and self.model.attention.window is None:
             raise UserError(f"model.attention.sinks is {self.model.attention.sinks}: expected model.attention.window")
 

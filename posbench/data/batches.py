@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     labels: Tensor  # (B, T) int64, `IGNORED` where not scored
     n_scored: int  # labels that are scored, by all processes of a run; counted here so that no device is waited for
     positions: Tensor | None = None  # (B, T) int64; None = the encoding's own
+    separator: int | None = None  # the token before each document, if no document is to be read beside another
 
     @classmethod
     def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> "Batch":
@@ -35,9 +36,29 @@ class Batch(NamedTuple):
         return self._each(lambda column: column[rows]) if size > 1 else self
 
     def parts(self, count: int) -> "list[Batch]":
-        """Split into so many batches of equal size. Some may have no label to score."""
+        """Split into so many batches of equal size, and these by document. Some may have no label to score."""
         columns = [column.chunk(count) for column in (self.ids, self.labels, self.positions) if column is not None]
-        return [Batch.of(*part) for part in zip(*columns, strict=True)]
+        parts = [Batch.of(*part) for part in zip(*columns, strict=True)]
+        if self.separator is None:
+            return parts
+        return [documents for part in parts for documents in part._by_document(self.separator)]
+
+    def _by_document(self, separator: int) -> "list[Batch]":
+        """Give each document of a row a row of its own: positions restart, and attention stays within it.
+
+        That is exact for every encoding, where a mask is not for those that read neighbours or count keys. Rows of
+        similar length stand together, as wide as the longest of them; nothing is scored behind their ends.
+        """
+        ids, labels, length = self.ids.flatten(), self.labels.flatten(), self.ids.shape[1]
+        firsts = ((self.ids == separator) | (torch.arange(length) == 0)).flatten().nonzero()[:, 0]
+        sizes = firsts.diff(append=torch.tensor([len(ids)]))
+        halvings = (length / sizes).log2().floor().clamp(max=3)
+        pieces = []
+        for similar in (halvings == number for number in sorted(set(halvings.tolist()))):
+            columns = torch.arange(int(sizes[similar].max()))
+            places = (firsts[similar, None] + columns).clamp(max=len(ids) - 1)
+            pieces.append(Batch.of(ids[places], labels[places].where(columns < sizes[similar, None], IGNORED)))
+        return pieces
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; to CUDA asynchronously, from pinned memory."""
@@ -52,8 +73,11 @@ class Batch(NamedTuple):
 class TrainingBatches:
     """Epochs of non-overlapping blocks of `train_length` tokens in random order, from a random offset in each epoch."""
 
-    def __init__(self, ids: np.ndarray, train_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, ids: np.ndarray, train_length: int, batch_size: int, seed: int, separator: int | None = None
+    ) -> None:
         _refuse_short(ids, train_length, "training")
+        self._separator = separator  # of batches
         self._ids, self._train_length, self._batch_size, self._seed = ids, train_length, batch_size, seed
         # One block fewer than could fit, so that the offset has room to vary.
         self.blocks_per_epoch = max(1, (len(ids) - train_length) // train_length)
@@ -63,7 +87,8 @@ class TrainingBatches:
         """Return the batch of a step, counted from 0; every label is scored. It may span epochs."""
         first = step * self._batch_size
         places = [divmod(at, self.blocks_per_epoch) for at in range(first, first + self._batch_size)]
-        return _blocks(self._ids, [int(self._order(epoch)[index]) for epoch, index in places], self._train_length)
+        starts = [int(self._order(epoch)[index]) for epoch, index in places]
+        return _blocks(self._ids, starts, self._train_length)._replace(separator=self._separator)
 
     def spans(self, steps: int) -> np.ndarray:
         """(S, 2): the parts of the text that the first `steps` batches hold, first token and end; sorted, disjoint."""

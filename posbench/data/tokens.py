@@ -51,14 +51,18 @@ class Tokens:
     tokenizer: Tokenizer
     record: dict[str, Any]
     folder: Path  # of the cache
+    separator: int | None = None  # between documents that training does not read beside one another
 
     def batches(self, training: TrainingConfig, seed: int) -> TrainingBatches:
         """Return what a configuration trains on, by update."""
-        return TrainingBatches(self.train.ids, training.train_length, training.batch_size * training.accumulation, seed)
+        sizes = training.train_length, training.batch_size * training.accumulation
+        return TrainingBatches(self.train.ids, *sizes, seed, self.separator)
 
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
         """Return a fixed part of the validation text, in blocks of the training length."""
-        return validation_batches(self.validation.ids, training.train_length, training.batch_size, VALIDATION_BLOCKS)
+        sizes = training.train_length, training.batch_size
+        whole = validation_batches(self.validation.ids, *sizes, VALIDATION_BLOCKS)
+        return [part for batch in whole for part in batch._replace(separator=self.separator).parts(1)]
 
 
 def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> Tokens:
@@ -82,7 +86,8 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> To
         sources = None if counts is None else np.repeat(np.arange(len(counts)), counts)
         ids = np.memmap(folder / f"{split}.ids", _dtype(tokenizer), "r")
         splits[split] = TokenSplit(ids, np.load(folder / f"{split}.starts.npy"), sources)
-    return Tokens(**splits, tokenizer=tokenizer, record=record, folder=folder)
+    separator = tokenizer.separator if config.document_mask else None
+    return Tokens(**splits, tokenizer=tokenizer, record=record, folder=folder, separator=separator)
 
 
 def prepare_all(configs: Iterable[Config]) -> list[Tokens]:
