@@ -126,7 +126,6 @@ def page(name: str) -> str:
 
 def describe(name: str) -> dict[str, Any]:
     """The facts on one encoding. Some need it built, at the demo's size; these are None if it cannot be built."""
-    from posbench.encodings import families
     from posbench.encodings.base import Shape
     from posbench.encodings.extend import methods_of
     from posbench.huggingface.export import architectures
@@ -141,12 +140,12 @@ def describe(name: str) -> dict[str, Any]:
         built = ("acts", "parameters", "max_length", "length_dependent", "kernels", "cache", "architectures")
         return row | dict.fromkeys(built) | {"note": str(error), "extensions": []}
     return row | {
-        "acts": families.acts(encoding.hooks),
+        "acts": encodings.acts(encoding.hooks),
         "parameters": sum(parameter.numel() for parameter in encoding.parameters()),
         "max_length": encoding.max_length,
         "length_dependent": encoding.length_dependent,
-        "kernels": families.kernels(encoding),
-        "cache": families.cache(encoding),
+        "kernels": encodings.kernels(encoding),
+        "cache": encodings.cache(encoding),
         "architectures": ", ".join(architectures(encoding)) or "posbench's class",
         "extensions": methods_of(encoding),
     }

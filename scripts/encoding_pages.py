@@ -12,7 +12,6 @@ import readme
 
 from posbench import encodings, listing
 from posbench.config.shipped import choices
-from posbench.encodings import families
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import methods, methods_of
 from posbench.encodings.wrapper import Wrapper
@@ -40,8 +39,8 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
     """The encodings' pages for the navigation, grouped by the place where they act."""
     found: dict[str, list[dict[str, str]]] = {}
     for name in choices("encoding"):
-        found.setdefault(families.family(name), []).append({name: f"encodings/{page_of(name)}"})
-    return [{family.capitalize(): found[family]} for family in families.FAMILIES if family in found]
+        found.setdefault(encodings.family(name), []).append({name: f"encodings/{page_of(name)}"})
+    return [{family.capitalize(): found[family]} for family in encodings.FAMILIES if family in found]
 
 
 def _page(name: str, pictured: bool) -> str:

@@ -5,7 +5,6 @@ import pathlib
 
 from posbench import encodings, listing
 from posbench.config.shipped import configs_dir
-from posbench.encodings import families
 from posbench.encodings.wrapper import Wrapper
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
@@ -31,14 +30,14 @@ def table() -> str:
         groups.setdefault(_acts(path.stem), []).append(f"`{path.stem}`")
 
     def place(group: str) -> list[int]:
-        return [families.FAMILIES.index(part) for part in group.split(", ")]
+        return [encodings.FAMILIES.index(part) for part in group.split(", ")]
 
     rows = [f"| {group} | {' '.join(groups[group])} |" for group in sorted(groups, key=place)]
     return "\n".join(["| acts on | encodings |", "|---|---|", *rows]) + "\n"
 
 
 def _acts(name: str) -> str:
-    return families.OTHERS if issubclass(encodings.load(name), Wrapper) else listing.describe(name)["acts"]
+    return encodings.OTHERS if issubclass(encodings.load(name), Wrapper) else listing.describe(name)["acts"]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from support import posbench
 from posbench import encodings, installed, listing, tasks
 from posbench.config import compose
 from posbench.config.external import load_saved
-from posbench.encodings import families
 from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 from posbench.evaluation import probes
@@ -316,12 +315,12 @@ def test_show_text_prints_all_that_is_known(capsys: pytest.CaptureFixture[str], 
 
 def test_every_encoding_is_of_a_family_and_one_that_is_not_installed_is_of_the_rest() -> None:
     silent = {"prepare", "make_tables", "key_bias"}  # state for other hooks, and what those add in another form
-    assert {hook for hook in Encoding.HOOKS if families.acts(frozenset({hook})) == "nowhere"} == silent
-    of = {name: families.family(name) for name in encodings.names()}
-    assert set(of.values()) <= set(families.FAMILIES)
+    assert {hook for hook in Encoding.HOOKS if encodings.acts(frozenset({hook})) == "nowhere"} == silent
+    of = {name: encodings.family(name) for name in encodings.names()}
+    assert set(of.values()) <= set(encodings.FAMILIES)
     assert (of["none"], of["learned"], of["rope"]) == ("nowhere", "input", "queries and keys")
     assert of["shaw"] == "scores"  # the first of its places
-    assert of["randomized"] == of["layered"] == families.family("not_installed") == "other encodings"
+    assert of["randomized"] == of["layered"] == encodings.family("not_installed") == "other encodings"
 
 
 def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(

@@ -12,29 +12,28 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from posbench import installed
-from posbench.errors import UserError, unknown
-from posbench.options import checked, reject
+from posbench.errors import PosbenchError, UserError, unknown
+from posbench.options import checked
 
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
 # Modules of this folder with several encodings, or none. Any other one holds the encoding of its own name.
-_FAMILIES = dict.fromkeys(("base", "extend", "families", "far_pairs", "own", "squeezed", "wrapper"), "") | {
-    "absolute": "sinusoidal learned index minmax binary sine",
+_FAMILIES = dict.fromkeys(("base", "extend", "far_pairs", "own", "squeezed", "wrapper"), "") | {
+    "absolute": "none sinusoidal learned index minmax binary sine",
     "arithmetic": "abacus coupling",
-    "canon": "canon cca",
     "contextual_rope": "carope selective_rope repo",
     "contextual": "fox cable fox_pro wall cope stick_breaking path path_fox",
-    "dape": "dape dape_v2",
     "distance": "alibi bam kerple_log kerple_power t5 sandwich dynamic_bias fire grape_a",
+    "mixing": "canon cca dape dape_v2 learned_sinks",
     "positions": "randomized shape cape",
     "relative": "shaw transformer_xl deberta tupe projected_bias",
     "rope": "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
     "rotary": "xpos pope rope_pp fope decoupled_rope",
-    "skew": "liere comrope algebraic",
+    "skew": "liere comrope algebraic spe",
 }
 _METHODS = {
     "rope": "pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
@@ -47,6 +46,18 @@ _MODULE_OF = {name: module for module in _modules for name in _FAMILIES.get(modu
 EXTENSIONS = {name: module for module, listed in _METHODS.items() for name in listed.split()}  # the module of each
 PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # of a class in a file, path/to/file.py:Class
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
+
+# The places of the forward pass where an encoding acts, which define its family, and the hooks of each.
+_ACTS = {
+    "positions": {"positions"},
+    "input": {"token_dim", "embed"},
+    "queries and keys": {"rotate"},
+    "scores": {"logit_scale", "distance_bias", "bias", "scores"},
+    "weights or values": {"attend"},
+    "values": {"map_values", "map_outputs"},
+}
+OTHERS = "other encodings"
+FAMILIES = ("nowhere", *_ACTS, OTHERS)
 
 
 def _elsewhere() -> set[str]:
@@ -67,7 +78,7 @@ def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]"
     name = name or cls.__name__.lower()
     if name in {*_MODULE_OF, *installed.points(installed.ENCODINGS)}:
         raise UserError(f"cannot register {cls.__name__} as '{name}': there is an encoding of that name already")
-    _registered[name] = _named(cls, name, f"cannot register {cls!r}"), _source_digest(cls)
+    _registered[name] = _named(cls, name), _source_digest(cls)
     return cls
 
 
@@ -76,12 +87,11 @@ def registered() -> list[str]:
     return list(_registered)
 
 
-def _named(cls: Any, name: str, trouble: str) -> "type[Encoding]":
-    """Return a class under its name. UserError, which says what cannot be done, if it is no encoding."""
+def _named(cls: Any, name: str) -> "type[Encoding]":
     from posbench.encodings.base import Encoding
 
     if not (isinstance(cls, type) and issubclass(cls, Encoding)):
-        raise UserError(f"{trouble}: expected a subclass of posbench.Encoding")
+        raise UserError(f"'{name}' is {cls!r}: expected a subclass of posbench.Encoding")
     cls.name = name
     return cls
 
@@ -95,16 +105,15 @@ def load(name: str) -> "type[Encoding]":
 
         module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
         classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Encoding)]
-        return _named(next((each for each in classes if each.name == name), classes[-1]), name, "")
+        return _named(next((each for each in classes if each.name == name), classes[-1]), name)
     if (point := installed.points(installed.ENCODINGS).get(name)) is None:
         raise unknown("encoding", name, names(), "'posbench list' shows all")
     try:
-        cls = point.load()
+        return _named(point.load(), name)
     except Exception as error:  # whatever its module raises
         from posbench.encodings.own import fault
 
         raise UserError(f"the installed encoding '{name}': {fault(error)}") from error
-    return _named(cls, name, f"the installed encoding '{name}' is {cls!r}")
 
 
 def documentation(cls: "type[Encoding]") -> str:
@@ -121,24 +130,46 @@ def options_of(name: str) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in _parameters(load(name))}
 
 
-def reject_option(name: str, option: str) -> NoReturn:
-    """Raise the UserError that an encoding has no such option: what it accepts, and which one may be meant."""
-    owner = next((other for other in ("rope", *sorted(_MODULE_OF)) if option in options_of(other)), None)
-    reject(option, name, options_of(name), f"; did you mean to choose '{owner}'?" if owner else "")
-
-
 def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
     """Build an encoding for a model shape; UserError if it or an option is unknown, or of the wrong type or value."""
-    cls, options, defaults = load(name), options or {}, options_of(name)
-    if lacking := next((option for option in options if option not in defaults), None):
-        reject_option(name, lacking)
+    cls = load(name)
     hints = {each.name: Any if each.annotation is each.empty else each.annotation for each in _parameters(cls)}
-    typed = checked(options, hints, defaults, name, "encoding.")
+    typed = checked(options or {}, hints, options_of(name), name, "encoding.")
     if name in _MODULE_OF:
         return cls(shape, **typed)
     from posbench.encodings.own import construct
 
     return construct(cls, shape, **typed)
+
+
+def acts(hooks: frozenset[str]) -> str:
+    """Return the places where these hooks act."""
+    return ", ".join(place for place, of_place in _ACTS.items() if hooks & of_place) or FAMILIES[0]
+
+
+def family(name: str) -> str:
+    """Return the first place where an encoding acts; wrappers, and what cannot be loaded here, are other encodings."""
+    from posbench.encodings.wrapper import Wrapper
+
+    try:
+        cls = load(name)
+    except (ImportError, PosbenchError, RuntimeError):  # not installed here, or not made for this torch
+        return OTHERS
+    return OTHERS if issubclass(cls, Wrapper) else acts(cls.overridden).partition(", ")[0]
+
+
+def kernels(encoding: "Encoding") -> str:
+    """Return which kernels compute it: `any`, those `with a bias`, or posbench's `own`, as it has another softmax."""
+    if encoding.hooks & {"scores", "attend"}:
+        return "own"
+    return "with a bias" if encoding.hooks & {"distance_bias", "bias"} else "any"
+
+
+def cache(encoding: "Encoding") -> str:
+    """Return whether kept keys and values suffice to go on: `yes`; `with x`, the layer's input; or `no`."""
+    if encoding.length_dependent or "q" in encoding.history:
+        return "no"
+    return "with x" if "x" in encoding.history else "yes"
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:

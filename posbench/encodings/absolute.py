@@ -1,4 +1,4 @@
-"""Codes of the position at the input, added to the token embeddings or beside them: sines, tables, digits, index."""
+"""No positional encoding, and codes of the position at the input: sines, tables, digits, the index."""
 
 import math
 from typing import Literal
@@ -14,6 +14,21 @@ from posbench.options import Above1, Positive
 
 Combine = Literal["add", "concat"]
 Scale = Positive | Literal["token"]
+Direction = Literal["first", "ones", "random", "learned"]
+
+
+class NoPE(Encoding):
+    """No positional encoding (NoPE): order enters only through the number of keys that a causal query sees.
+
+        logits_ij = q_i·k_j / sqrt(d)
+
+    Source: Haviv et al., "Transformer Language Models without Positional Encodings Still Learn Positional Information"
+    (2022), arXiv:2203.16634; Kazemnejad et al. (2023), arXiv:2305.19466.
+    Beyond training length: defined everywhere; loss usually rises, since attention spreads over more keys than trained.
+    Checked against: torch scaled_dot_product_attention.
+    """
+
+    name = "none"
 
 
 class Additive(Encoding):
@@ -49,8 +64,6 @@ class Sinusoidal(Additive):
     """Sinusoidal positions of the original transformer: a clock with d/2 hands, the first fast and the last slow.
 
         PE[i, 2p] = sin(i·θ_p),   PE[i, 2p+1] = cos(i·θ_p),   θ_p = base^(-2p/d)
-
-    PE[i+k] is one matrix times PE[i] for all i. `layout: halves` lays all sines before all cosines.
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), arXiv:1706.03762, section 3.5.
     Beyond training length: defined everywhere; combinations of the slow hands are unseen there and loss usually rises.
@@ -96,7 +109,7 @@ class Learned(Encoding):
 
 
 def check_whole(encoding: Encoding, positions: Tensor) -> None:
-    """Raise UserError for fractional positions, and on a CPU Undefined for more, or larger ones, than have codes."""
+    """Raise UserError for fractional positions, and on a CPU Undefined for larger ones than have codes."""
     check_length(encoding, positions.shape[-1])
     if positions.is_floating_point():
         raise UserError(f"'{encoding.name}' has a code per whole position: expected integer positions, got fractional")
@@ -105,16 +118,12 @@ def check_whole(encoding: Encoding, positions: Tensor) -> None:
         raise Undefined(f"position {last} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
 
 
-Direction = Literal["first", "ones", "random", "learned"]
-
-
 class Index(Additive):
     """The raw index: the position as a number, along a direction u of the embedding or in a channel of its own.
 
         x'_i = x_i + s·i·u    or    [x_i ; s·i],  the token table one channel narrower
 
-    u is the first channel, all channels (`ones`, which a LayerNorm before attention removes again), a fixed random unit
-    vector (`random`), or learned from such a start. The number outgrows the embeddings in long texts.
+    u is the first channel, all channels (`ones`), a fixed unit vector (`random`), or learned from that.
 
     Source: the common first attempt of tutorials on positional encoding; no paper.
     Beyond training length: defined everywhere; values larger than any seen in training.
@@ -142,8 +151,7 @@ class MinMax(Index):
 
         p_i = (i - min) / (max - min) = i / (T - 1),        x'_i = x_i + s·p_i·u    or    [x_i ; s·p_i]
 
-    p_10 is 0.3226 among 32 tokens and 0.1587 among 64: the code tells every token how long the text is, which leaks the
-    future. `norm: length` divides by the training length instead.
+    It tells every token how long the text is; `norm: length` divides by the training length instead.
 
     Source: the common second attempt of tutorials on positional encoding; no paper.
     Beyond training length: defined everywhere; with `batch`, codes of all positions move closer together than trained.
@@ -171,8 +179,7 @@ class Binary(Additive):
         b_ik = floor(i / 2^k) mod 2,  k = 0 .. digits - 1,        x'_i = x_i + s·[b_i ; 0 ... 0]    or    [x_i ; s·b_i]
 
     Source: the positional numeral system, as tutorials lead to sinusoids by it; no paper.
-    Beyond training length: undefined from 2^digits on, by default the next power of two. Such positions are refused on
-    a CPU; an accelerator or compiled code does not stop to look at them, and gives NaN.
+    Beyond training length: undefined from 2^digits on, by default the next power of two; refused, or NaN on a GPU.
     Checked against: Python's own binary formatting, in a plain loop.
     """
 
@@ -198,8 +205,6 @@ class Sine(Additive):
     """Sines only: a continuous form of binary digits, the first channel turning fastest, the last hardly at all.
 
         PE_ij = sin( i / base^(j/d) ),  j = 0 .. d - 1,        x'_i = x_i + s·PE_i    or    [x_i ; s·PE_i]
-
-    sin(n + k) is no linear function of sin(n) alone: no linear map moves the code by k, as in `sinusoidal`.
 
     Source: the step before Vaswani et al. (2017), arXiv:1706.03762, as tutorials lead to it; no paper of its own.
     Beyond training length: defined everywhere; slow channels reach values unseen in training.

@@ -43,7 +43,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """What a hook may look at beside q, k and v: one layer of a forward pass and, in pairwise hooks, a block of it."""
+    """What a hook reads beside q, k and v: one layer of a forward pass and, in pairwise hooks, a block of it."""
 
     index: int  # which layer of the model
     positions: Tensor  # (1|B, T)
@@ -63,7 +63,6 @@ class Layer:
         return distance.clamp(min=0) if self.causal else distance
 
     def replace(self, **changes: Any) -> "Layer":
-        """Return a copy with other fields."""
         return dataclasses.replace(self, **changes)
 
 
@@ -78,10 +77,9 @@ def part_of(x: Tensor, where: slice | Tensor) -> Tensor:
 
 
 class Encoding(nn.Module):
-    """Base of all encodings; it encodes no positions itself.
+    """Base of all encodings: takes the `Shape` and keyword options, whose annotations hold their bounds.
 
-    The constructor takes the `Shape` and keyword options, whose annotations hold their bounds. Tables are recomputed or
-    kept in non-persistent buffers, so a checkpoint holds learned parameters only.
+    Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds learned parameters only.
     """
 
     name: str = ""  # in the registry and in configurations; by default the class's own in lower case
@@ -111,15 +109,11 @@ class Encoding(nn.Module):
 
     @property
     def hooks(self) -> frozenset[str]:
-        """Names of the hooks this encoding overrides; for a wrapper, also those of its inner encodings."""
+        """The hooks that this encoding overrides; for a wrapper, also those of its inner encodings."""
         return self.overridden
 
     def at(self, layer: Layer) -> "tuple[Encoding, Layer]":
-        """Return the encoding that a layer of the model uses, and the layer with the index and tables it has there.
-
-        An encoding that differs from layer to layer, or wraps another one, returns another. Hooks, `window`,
-        `logit_scale` and parameters of the layer are those of the returned encoding. Its own `at` returns itself.
-        """
+        """Return the encoding whose hooks and window a layer of the model uses, and the layer as that one sees it."""
         return self, layer
 
     def sharing(self) -> Self:
@@ -135,11 +129,10 @@ class Encoding(nn.Module):
         return float(self.shape.head_dim**-0.5)
 
     def expect(self, holds: bool, option: str, value: object, expected: str) -> None:
-        """Refuse an option's value unless it holds, in one line that names what was expected."""
         expect(holds, option, f"{plain(value)} for '{self.name}'", expected)
 
     def given(self, x: Tensor | None, uses: str) -> Tensor:
-        """Return the layer's input, for encodings that look at it; UserError, with how it is used, if left out."""
+        """Return the layer's input; UserError, with how it is used, if it was left out."""
         if x is None:
             raise UserError(f"'{self.name}' {uses} the layer's input: pass x")
         return x
@@ -151,7 +144,7 @@ class Encoding(nn.Module):
     def set_progress(self, done: float) -> None:
         """Change with training: called before each update with its progress in [0, 1), and with 1 at the end.
 
-        `done` alone determines the state: so a resumed run equals an uninterrupted one. A new encoding has that of 1.
+        `done` alone determines the state, so that a resumed run equals an uninterrupted one.
         """
 
     # -- once per forward ------------------------------------------------------------------------------------------
@@ -199,10 +192,7 @@ class Encoding(nn.Module):
         return None
 
     def key_bias(self, layer: Layer) -> Tensor | None:
-        """Return the biases as a number per key, (1|B, H, T), where they differ from it by a constant of each row only.
-
-        Softmax does not see what a whole row shares, so that kernels can take it as one more channel of the keys.
-        """
+        """Return the biases as a number per key, (1|B, H, T), if they are that up to a constant per row."""
         return None
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
@@ -215,7 +205,7 @@ class Encoding(nn.Module):
 
 
 def expect(holds: bool, option: str, value: object, expected: str) -> None:
-    """Raise OptionError, with an option's value and what was expected, unless it holds."""
+    """Raise OptionError unless it holds."""
     if not holds:
         raise OptionError(f"encoding.{option}", f"is {value}: expected {expected}")
 
@@ -225,8 +215,6 @@ def check_length(encoding: Encoding, length: int) -> None:
     if encoding.max_length is not None and length > encoding.max_length:
         raise Undefined(f"length {length} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
 
-
-# -- extensions --------------------------------------------------------------------------------------------------------
 
 Extended = tuple[Encoding, dict[str, Any]]  # what a method returns: the extended encoding, and facts for result rows
 

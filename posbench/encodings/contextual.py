@@ -10,17 +10,23 @@ from torch import Tensor, nn
 
 from posbench.encodings import _start as starts
 from posbench.encodings.base import Encoding, Layer, Shape, part_of
-from posbench.encodings.canon import causal_convolution
 from posbench.options import Count
+
+
+def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the sum over s = 0 .. K-1 of weight_(K-1-s) x_(t-s), of x (B, T, C) and weight (C, K)."""
+    length, width = x.shape[1], weight.shape[1]
+    padded = F.pad(x, (0, 0, width - 1, 0))  # torch's own convolution takes three times as long on CPUs
+    out = padded[:, :length] * weight[:, 0]
+    for ahead in range(1, width):
+        out = out + padded[:, ahead : ahead + length] * weight[:, ahead]
+    return out.to(x.dtype)
 
 
 class FoX(Encoding):
     """Forgetting attention (FoX): forget gates of all tokens after a key, the query's included, lower its logit.
 
         f_t = sigmoid(w_h·x_t + b_h),   bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative ln f
-
-    Order is that of the tokens; position numbers are not used. At the start b = 0 halves a key's weight per token; a
-    model learns to copy far faster from `gate_bias: 2`.
 
     Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130.
     Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
@@ -35,13 +41,11 @@ class FoX(Encoding):
         self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        """Return the sums of the log gates, (B, H, T)."""
         x = self.given(layer.x, "reads its gates from")
         gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
-        return self.log_gates(gates).mT.contiguous().cumsum(-1)
+        return self.log_gates(gates).mT.contiguous().cumsum(-1)  # (B, H, T)
 
     def log_gates(self, gates: Tensor) -> Tensor:
-        """Return the logarithm of the share of earlier weights that each token keeps."""
         return F.logsigmoid(gates)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
@@ -162,8 +166,7 @@ class Wall(Encoding):
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         # q exp(P) and k exp(-P) would overflow. If m is the last of some keys, exp(P_m - P_j) and, for later queries,
-        # exp(P_i - P_m) are at most 1: one product serves a text's second half and its first. Each half is split in
-        # the same way, down to a few tokens, whose pairs are computed one by one.
+        # exp(P_i - P_m) are at most 1: one product serves both halves of a text, and each half is split again.
         assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
         of_q, of_k, q = layer.state[:, :, layer.rows], layer.state[:, :, layer.keys], self.logit_scale * q
         first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
@@ -230,8 +233,7 @@ class StickBreaking(Encoding):
         A_ij = sigmoid(z_ij) · prod_{j < l < i} (1 - sigmoid(z_il)),        z_ij = q_i·k_j / sqrt(d)
         o_i = sum_{j < i} A_ij v_j + rest_i v_i,        rest_i = prod_{l < i} (1 - sigmoid(z_il)) = 1 - sum_{j < i} A_ij
 
-    With `attend_current` the query's own key breaks the stick, too, before all others; with `remainder: false` the
-    rest is dropped. Keys after the query never break it. Order is that of the tokens.
+    With `attend_current` the query's own key breaks the stick first; with `remainder: false` the rest is dropped.
 
     Source: Tan et al., "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study" (2024),
     arXiv:2410.17980, section 2; rest_i v_i as in the authors' code (IBM/dolomite-engine, `sb_remainder`).
@@ -287,7 +289,6 @@ class PaTH(Encoding):
         starts.start(self, start)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
-        """Return unit vectors w (B, H, T, Dh) and strengths beta (B, H, T)."""
         x = self.given(layer.x, "makes its reflections from")
         weights = self.convolution[layer.index].get_parameter("weight")[:, 0]
         w = causal_convolution(self.up[layer.index](self.down[layer.index](x)), weights)
@@ -304,8 +305,6 @@ class PaTHFoX(PaTH):
     """PaTH with a forget gate (PaTH-FoX): each token reflects earlier keys and sets how fast they fade.
 
         logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j + sum over t = j+1 .. i of ln f_t) / sqrt(d)
-
-    H_t is that of `path`, f_t that of `fox`. Unlike in `fox`, logarithms too are divided by sqrt(d): keys fade slower.
 
     Source: Yang et al. (2025), arXiv:2505.16381, as in fla's layer with its forget gate.
     Beyond training length: defined everywhere; it fades at a rate that the text chooses.
@@ -335,8 +334,7 @@ class PaTHFoX(PaTH):
 def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
     """Return the change of q·k by the reflections in between, (B, H, Tq, Tk); query r sees the keys up to r + before.
 
-    With Q, K, W, B = diag(beta) over the visible tokens it is  -tril(Q Wᵀ) (I + stril(B W Wᵀ))^-1 B stril(W Kᵀ),
-    solved by blocks of keys from the right. `turned` is what the blocks behind have changed in each query:
+    By blocks of keys from the right; `turned` is what the blocks behind have changed in each query:
 
         change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
         [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
@@ -347,7 +345,7 @@ def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tenso
         k, w, beta = F.pad(k, (0, 0, 0, short)), F.pad(w, (0, 0, 0, short)), F.pad(beta, (0, short))
     k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))  # (B, H, blocks, size, ...)
     unit = torch.eye(size, dtype=w.dtype, device=w.device)
-    # Reads nothing but what is below the diagonal. From the left it would be the same in twice the time.
+    # Reads nothing but what is below the diagonal; from the right, since from the left takes twice the time.
     matrix = beta[..., None] * (w @ w.mT)
     inverse = torch.linalg.solve_triangular(matrix, unit, upper=False, left=False, unitriangular=True)
     weighted = inverse * beta[..., None, :]

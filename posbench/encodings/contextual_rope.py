@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posbench.encodings import _start as starts
 from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.canon import causal_convolution
+from posbench.encodings.contextual import causal_convolution
 from posbench.encodings.rope import Layout, Rotary, check_pairs, double, frequencies, turned
 from posbench.options import Above1, Count
 

@@ -18,8 +18,6 @@ class ALiBi(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) - m_h · |i - j|,   m_h = 2^(-8h/H) for h = 1 .. H
 
-    If H is no power of two, the nearest one below, c, gives c slopes, and every other slope of 2c heads the rest.
-
     Source: Press, Smith and Lewis, "Train Short, Test Long" (2021), arXiv:2108.12409, section 3.
     Beyond training length: defined everywhere; loss usually stays flat. In fp32 and bf16 a key about 87/m_h tokens
     back weighs 0 to the bit: Schröder et al. (2026), arXiv:2608.03994.
@@ -44,7 +42,7 @@ class ALiBi(Encoding):
 
 
 def default_slopes(n_heads: int) -> list[float]:
-    """Return the authors' slopes for any number of heads."""
+    """Return the authors' slopes; if H is no power of two, those of the one below, and every other of twice as many."""
     c = 1 << (n_heads.bit_length() - 1)  # largest power of two up to n_heads
     regular = [2 ** (-8 * h / c) for h in range(1, c + 1)]
     return regular + [2 ** (-4 * h / c) for h in range(1, 2 * c + 1, 2)][: n_heads - c]
@@ -60,8 +58,7 @@ class BAM(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) - exp(a)·(|j - i - mu| + 1e-5)^b,   mu = 2·sinh(m)
 
-    b = 1, the start, is ALiBi, b = 0 is no bias; with b < 0 a head ignores its neighbourhood. m is 0 unless `location`
-    lets heads learn it. `ssmax` multiplies query i's logits, bias included, by s·ln(i + 1), s learned from 1.
+    b starts at 1, ALiBi; m is 0 without `location`. `ssmax` multiplies query i's logits by s·ln(i + 1), s learned.
 
     Source: Bianchessi et al., "Bayesian Attention Mechanism: A Probabilistic Framework for Positional Encoding and
     Context Length Extrapolation" (2025), arXiv:2505.22842; in the authors' code layers share a prior and m is learned.
@@ -96,8 +93,6 @@ class KerpleLog(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) - r1_h · ln(1 + r2_h · |i - j|),   r1, r2 ≥ 0.01
 
-    r1 starts uniform in 0 .. 2, r2 in 0 .. 1; layers share both. Below 0.01 they count as 0.01 and still get gradients.
-
     Source: Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation" (2022),
     arXiv:2205.09921, section 4; starting values and the lower bound from the authors' code (chijames/KERPLE).
     Beyond training length: defined everywhere; what a doubled distance costs is constant, and loss usually stays flat.
@@ -106,7 +101,7 @@ class KerpleLog(Encoding):
 
     name = "kerple_log"
     starts = 2.0, 1.0  # below which r1 and r2 are drawn
-    most = math.inf, math.inf  # what r1 and r2 count as at most
+    most = math.inf, math.inf  # what r1 and r2 count as at most; the gradient passes
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -125,8 +120,6 @@ class KerplePower(KerpleLog):
     """KERPLE with the power kernel: each head learns a slope and an exponent. With exponent 1 it is ALiBi.
 
         logits_ij = q_i·k_j / sqrt(d) - r1_h · |i - j|^(r2_h),   r1 ≥ 0.01,  0.01 ≤ r2 ≤ 2
-
-    r1 starts uniform in 0 .. 1 and r2 in 0 .. 2. Both are shared by all layers, and bounded as in `kerple_log`.
 
     Source: Chi et al. (2022), arXiv:2205.09921, section 4; starting values and bounds from the authors' code.
     Beyond training length: defined everywhere; far keys get ever less weight, as with ALiBi.
@@ -148,8 +141,7 @@ class T5Bias(Encoding):
         bucket(r) = r                                                             for r < n/2
         bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))   otherwise
 
-    E starts normal, with deviation d_model^-1/2. AdamW moves a number by at most about the learning rate per
-    update, so that E would stay small in short trainings: its learning rate is `rate` times that of others.
+    AdamW moves a number by at most the learning rate per update: that of E is `rate` times as large.
 
     Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"
     (2020), arXiv:1910.10683, section 2.1, the causal form of the decoder, with the 1/sqrt(d) that T5 leaves out.
@@ -168,16 +160,11 @@ class T5Bias(Encoding):
         self.table = nn.Parameter(torch.empty(num_buckets, shape.n_heads).normal_(std=shape.d_model**-0.5))
         self.rates = {} if rate == 1 else {"table": rate}
 
-    def remarks(self) -> list[str]:
-        trained = self.shape.train_length
-        exceeds = f"t5: max_distance {self.max_distance} exceeds train_length {trained}: the last ones stay untrained"
-        return [f"{exceeds}; encoding.max_distance={trained} trains all"] if self.max_distance > trained else []
-
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         return F.embedding(self.bucket(distance), self.table).movedim(-1, 0)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Return bucket numbers of distances of any shape, computed in fp32 as T5 does."""
+        """Return bucket numbers, computed in fp32 as T5 does."""
         exact = self.num_buckets // 2
         r = distance.float().clamp(min=0)
         growth = torch.log(r.clamp(min=exact) / exact) / math.log(self.max_distance / exact)
@@ -246,8 +233,8 @@ class FIRE(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,      psi(r) = ln(|c r| + 1)
 
-    f is 1 -> 32 -> H with ReLU; f, c (0.1 at first) and a multiplier of the threshold (1 at first) are learned, per
-    layer. Up to the threshold, which is a quarter of train_length or `null`, all of it, only the distance matters.
+    f is 1 -> 32 -> H with ReLU; f, c and a multiplier of the threshold are learned, per layer. The threshold is a
+    quarter of train_length, or `null`, all of it.
 
     Source: Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers" (2023),
     arXiv:2310.04418, section 3, with a threshold of 512 of 2048 tokens.
@@ -296,9 +283,7 @@ class GrapeA(Encoding):
     """GRAPE-A: a penalty linear in distance, at a slope that keys or queries gate.
 
         logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij,   m_h ALiBi's slopes
-        G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both
-
-    u and v are normalised to length 1, and softplus(ω) starts at 1.
+        G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both, with |u| = |v| = 1
 
     Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, as the authors' code
     has it (model-architectures/GRAPE: grape-a-keygated, -querygated, -querykeygated), without its norm of q and k.

@@ -17,9 +17,9 @@ from posbench import files, machine
 from posbench.encodings.base import Encoding
 from posbench.errors import PosbenchError, UserError
 
-# The shape that a hook has to give, by its arguments; `bias` and `positions` may give one to be expanded.
+# The shape that a hook has to give, by its arguments.
 _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
-    **dict.fromkeys(("positions", "map_values", "map_outputs", "scores", "rotate"), lambda _, x, *__: tuple(x.shape)),
+    **dict.fromkeys(("map_values", "map_outputs", "scores", "rotate"), lambda _, x, *__: tuple(x.shape)),
     "embed": lambda self, x, *_: (*x.shape[:2], self.shape.d_model),
     "distance_bias": lambda self, distance, _: (self.shape.n_heads, *distance.shape),
     "bias": lambda _, q, k, __: (*q.shape[:3], k.shape[2]),
@@ -30,9 +30,7 @@ _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
 def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], str]:
     """Run a user's file and return the class in it that `path/to/file.py:Class` names, and the file's sha256.
 
-    Args:
-        sha256: of the file that a run was trained with. It may come from a stranger's folder, so it is run only if it
-            is unchanged and somebody has typed its name on this machine before.
+    A `sha256` comes from a run, perhaps a stranger's: it must be unchanged, and named by somebody on this machine.
     """
     stem, _, name = place.rpartition(".py")
     path, name = Path(f"{stem}.py").expanduser(), name.removeprefix(":")
@@ -57,8 +55,8 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         except Exception as error:
             del sys.modules[module.__name__]
             raise UserError(f"encoding={place}: {fault(error)}") from error
-    there = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
-    classes = [each for each in there if issubclass(each, Encoding)]
+    there = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Encoding)]
+    classes = [each for each in there if each.__module__ == module.__name__]
     if len(chosen := [each for each in classes if name in ("", each.__name__)]) != 1:
         listed = ", ".join(each.__name__ for each in classes) or "none: it has no Encoding"
         raise UserError(f"encoding={place}: expected FILE.py:CLASS, one of {listed}")
@@ -69,13 +67,13 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     """Call a user's class. UserError, of one line, if it raises or holds tensors that no model would see."""
     encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
     if "shape" not in vars(encoding):
-        raise UserError(f"{_place(cls, '__init__')}: expected super().__init__(shape) first")
+        raise UserError(f"'{cls.name}', __init__: expected super().__init__(shape) first")
     for module in encoding.modules():
         for name, value in vars(module).items():
-            items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            items = value if isinstance(value, list | tuple) else [value]
             if not name.startswith("_") and any(isinstance(each, Tensor | nn.Module) for each in items):
                 wrong = f"{name} is neither trained nor moved with the model"
-                raise UserError(f"{_place(cls, '__init__')}: {wrong}: expected nn.Parameter, a buffer or a module")
+                raise UserError(f"'{cls.name}', __init__: {wrong}: expected nn.Parameter, a buffer or a module")
     return encoding
 
 
@@ -99,11 +97,14 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
             return hook(self, *args)
         result = _in_one_line(cls, name, hook, self, *args)
         if name in _EXPECTED and result is not None:
-            expected, parts = _EXPECTED[name](self, *args), result if isinstance(result, tuple | list) else [result]
-            shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in parts]
+            expected = _EXPECTED[name](self, *args)
+            shapes = [
+                tuple(getattr(each, "shape", ())) for each in (result if isinstance(result, tuple | list) else [result])
+            ]
             if not _fits(shapes, expected, name):
-                two = "two of " if name == "rotate" else ""
-                raise UserError(f"{_place(cls, name)}: gave {shapes}, expected {two}{expected}")
+                two, code = "two of " * (name == "rotate"), inspect.unwrap(hook).__code__
+                place = f"'{cls.name}', {name}: {Path(code.co_filename).name}, line {code.co_firstlineno}"
+                raise UserError(f"{place}: gave {shapes}, expected {two}{expected}")
         return result
 
     return call
@@ -122,9 +123,9 @@ def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *
 def _fits(shapes: list[Any], expected: tuple[int, ...], name: str) -> bool:
     if name == "rotate":
         return len(shapes) == 2 and shapes[0] == shapes[1] and shapes[0][:3] == expected[:3]
-    if name not in ("bias", "positions") or len(shapes) > 1 or len(shapes[0]) > len(expected):
-        return shapes == [expected]
-    return all(size in (1, whole) for size, whole in zip(reversed(shapes[0]), reversed(expected), strict=False))
+    if name == "bias" and len(shapes) == 1:  # one to be expanded will do
+        return all(size in (1, whole) for size, whole in zip(shapes[0][::-1], expected[::-1], strict=False))
+    return shapes == [expected]
 
 
 def fault(error: BaseException, source: str | None = None) -> str:
@@ -135,11 +136,4 @@ def fault(error: BaseException, source: str | None = None) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         last = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
         file, line, message = last.filename, last.lineno, " ".join(str(error).split())
-    if "before Module.__init__() call" in message:
-        message = "expected super().__init__(shape) first"
     return f"{Path(file or '').name}, line {line}: {type(error).__name__}: {message}"
-
-
-def _place(cls: type[Encoding], name: str) -> str:
-    code = inspect.unwrap(getattr(cls, name)).__code__
-    return f"'{cls.name}', {name}: {Path(code.co_filename).name}, line {code.co_firstlineno}"

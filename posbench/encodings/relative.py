@@ -17,8 +17,6 @@ class Shaw(Encoding):
 
         logits_ij = q_i·(k_j + a_r) / sqrt(d),   output_i = sum over j of α_ij (v_j + b_r),   r = clip(j - i, -K, K)
 
-    a and b are shared by the heads and separate per layer. With a causal mask only rows that look back are used.
-
     Source: Shaw et al., "Self-Attention with Relative Position Representations" (2018), arXiv:1803.02155.
     Beyond training length: defined everywhere; distances beyond K are one class, as in training.
     Checked against: transformers Wav2Vec2-BERT (keys); plain loops from the paper (values).
@@ -75,11 +73,7 @@ class TransformerXL(Encoding):
 
         logits_ij = [(q_i + u_h)·k_j + (q_i + v_h)·(W_h rho_(i-j))] / sqrt(d),   rho_r = [sin f_p r | cos f_p r]
 
-    f_p = base^(-2p/D), p = 0 .. D/2-1 with D the width of the model; u, v (H, d) and W (H, d, D) are learned per
-    layer. With [a | b] = Wᵀ(q_i + v), a sinusoid of i - j splits into a product of D channels, whose key side
-    depends only on j:
-
-        a sin(f i - f j) + b cos(f i - f j) = (a sin f i + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
+    f_p = base^(-2p/D), p = 0 .. D/2-1 with D the width of the model; u, v and W are learned per layer.
 
     Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context" (2019),
     arXiv:1901.02860, section 3.3. Without its memory of earlier segments and its clamping of far distances.
@@ -92,7 +86,7 @@ class TransformerXL(Encoding):
     def __init__(self, shape: Shape, base: Above1 = 10000.0) -> None:
         super().__init__(shape)
         if shape.d_model % 2:
-            raise UserError(f"d_model is {shape.d_model}: {self.name} has as many sines as cosines and needs it even")
+            raise UserError(f"d_model is {shape.d_model}: '{self.name}' needs it even")
         self.base = base
         heads = (shape.n_layers, shape.n_heads, shape.head_dim)
         self.content = nn.Parameter(torch.randn(heads) * 0.02)  # u
@@ -100,7 +94,6 @@ class TransformerXL(Encoding):
         self.projection = nn.Parameter(torch.randn(*heads, shape.d_model) * 0.02)  # W
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sines and cosines of positions, (1|B, 1, T, D/2) each."""
         angles = rotary.angles(positions, rotary.frequencies(self.shape.d_model, self.base))
         turns = rotary.turns(angles, positions.device)
         return turns.imag, turns.real
@@ -109,7 +102,8 @@ class TransformerXL(Encoding):
         return q + self.content[layer.index, :, None], k
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Return the sides of the position term, of queries (B, H, T, D), scaled, and of keys (1|B, 1, T, D)."""
+        # With [a | b] = Wᵀ(q_i + v) a sinusoid of i - j splits into a product of D channels, the keys' side of j alone:
+        # a sin(f i - f j) + b cos(f i - f j) = (a sin f i + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
         sine, cosine = layer.tables
         projected = (q + self.position[layer.index, :, None]) * self.logit_scale @ self.projection[layer.index]
         a, b = projected.chunk(2, dim=-1)
@@ -125,8 +119,7 @@ class DeBERTa(Encoding):
 
         logits_ij = [q_i·k_j + q_i·(K p_r) + (Q p_r)·k_j] / sqrt(3d),   r = clip(i - j, -S, S - 1)
 
-    The 2S vectors p are shared by all layers; Q and K map them into each layer's heads. With `num_buckets` b (v2
-    and v3: 256) S is b; distances up to b/2 have their own vectors, and farther ones share:
+    With `num_buckets` b, S is b and far distances share a vector:
 
         bucket(r) = sign(r)·(b/2 + ceil((b/2 - 1)·ln(2|r|/b) / ln(2(max_distance - 1)/b)))   for |r| > b/2
 
@@ -162,7 +155,7 @@ class DeBERTa(Encoding):
         return (to_position.gather(-1, rows) + from_position.gather(-1, rows.mT).mT) * self.logit_scale
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Return signed bucket numbers of whole distances of any shape, computed in fp32 as DeBERTa does."""
+        """Return signed bucket numbers of whole distances, computed in fp32 as DeBERTa does."""
         middle = self.span // 2
         far = distance.abs().float().clamp(min=middle)
         growth = (far / middle).log() / torch.tensor((self.max_distance - 1) / middle).log()
@@ -175,8 +168,7 @@ class TUPE(Encoding):
 
         logits_ij = [q_i·k_j + (Q n_i)·(K n_j)] / sqrt(2d) + b_(i-j),   n_i = LayerNorm(p_i)
 
-    The train_length vectors p, the normalisation and Q, K (with biases) are shared by all layers. b is 0
-    (TUPE-A) or, with `relative` (TUPE-R), T5's bucketed bias, with T5's defaults and one table for all layers.
+    p, Q and K (with biases) are shared by all layers. b is 0 (TUPE-A) or, with `relative` (TUPE-R), T5's bias.
 
     Source: Ke, He and Liu, "Rethinking Positional Encoding in Language Pre-training" (2020), arXiv:2006.15595,
     section 3; the normalisation and the biases are the authors' code's. Without its untying of [CLS].
@@ -218,8 +210,6 @@ class ProjectedBias(Encoding):
     """A bias that each query mixes from learned curves over distance.
 
         logits_ij = q_i·k_j / sqrt(d) + sum_c (W_h x_i)_c · curve_c(i - j),   0 beyond `extent` distances
-
-    All heads of a layer share the curves, which end at train_length. Both factors start normal with deviation 0.02.
 
     Source: the relative logits of the Inkling model (Thinking Machines) in transformers; no paper.
     Beyond training length: defined everywhere; keys beyond the extent have no bias: all look equally far.

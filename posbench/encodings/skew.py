@@ -1,26 +1,24 @@
-"""Encodings whose rotation is the exponential of a learned matrix.
-
-Position n acts on queries and keys as exp(n·A / u), where u is the training length or 1, and A is skew-symmetric (A' =
--A) with square blocks along its diagonal. All exp(n·A / u) commute, so a logit depends on content and distance alone.
-
-For blocks wider than two, n is in binary: a vector is multiplied by exp(2^b·A / u) for each digit b of n that is 1.
-"""
+"""Learned rotations: exponentials of learned skew-symmetric matrices, and SPE's learned waves."""
 
 import math
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.rope import check_pairs, double, frequencies, turned
 from posbench.errors import UserError
-from posbench.options import Above1, Positive
+from posbench.options import Above1, Count, Positive
 
 
 class Skew(Encoding):
-    """Base of these encodings; a subclass sets initial values."""
+    """Base of encodings by exp(n·A / u) at position n, A' = -A in square blocks; a subclass sets initial values.
+
+    For blocks wider than two n is in binary: a vector is multiplied by exp(2^b·A / u) for each digit b that is 1.
+    """
 
     whole_positions = True
 
@@ -45,11 +43,8 @@ class Skew(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if self.block == 2:
-            angles = (
-                -double(layer.positions)[:, None, :, None]
-                * double(self.above[layer.index % len(self.above)]).mT
-                / self.unit
-            )
+            above = double(self.above[layer.index % len(self.above)]).mT
+            angles = -double(layer.positions)[:, None, :, None] * above / self.unit
             rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(q.device)
             return turned(q, k, rotation, "interleaved")
         digits, steps = layer.tables
@@ -68,7 +63,6 @@ class Skew(Encoding):
         return [step.to(device, torch.float32) for step in steps[:places]]
 
     def _moved(self, a: Tensor, steps: list[Tensor], digits: list[Tensor]) -> Tensor:
-        """Return q or k (B, H, T, Dh), rotated to positions with these binary digits."""
         blocks = a.reshape(*a.shape[:-1], -1, self.block).transpose(2, 3)  # (B, H, N, T, b)
         for step, digit in zip(steps, digits, strict=True):
             blocks = torch.where(digit, blocks @ step.mT.to(a.dtype), blocks)
@@ -79,8 +73,6 @@ class LieRE(Skew):
     """Lie rotational position encoding (LieRE), for text: one learned rotation, applied once per token.
 
         q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A' = -A,   L the training length
-
-    One dense A per layer and head, or one per layer (`per_head: false`). It starts uniform in 0 .. 2π.
 
     Source: Ostmeier et al., "LieRE: Lie Rotational Positional Encodings" (2024), arXiv:2406.10322, and the authors'
     code, in one dimension, whose unit is the length of an image; its scripts have blocks of 8 channels (`block: 8`).
@@ -98,9 +90,6 @@ class ComRoPE(Skew):
 
         q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A = diag(P_1 - P_1', P_2 - P_2' ...),   P ~ N(0, std)
 
-    With blocks of 2 this is RoPE with frequencies learned per layer and head. L is the training length, the authors' is
-    that of an image, with 14 patches along an axis: with `std` = L / 14 a token first turns as far as a patch.
-
     Source: Yu et al., "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting
     Angle Matrices" (2025), arXiv:2506.03737, and the authors' code, in one dimension, where all its matrices commute.
     Beyond training length: defined everywhere; slow planes reach angles never seen in training.
@@ -116,8 +105,6 @@ class Algebraic(Skew):
     """Algebraic positional encodings, for sequences: position n is the n-th power of one learned orthogonal matrix.
 
         q'_n = W^n q_n,   k'_n = W^n k_n,   W = exp(P - P'),   logits_mn = decay^|m-n| · q'_m·k'_n / sqrt(d)
-
-    One W per head for all layers, RoPE at the start. `decay: 1` has no decay, and faster kernels.
 
     Source: Kogkalidis, Bernardy and Garg, "Algebraic Positional Encodings" (2023), arXiv:2312.16045, sections 3.1 and
     4; in the authors' code (konstantinosKokos/ape) W starts with every speed for two pairs.
@@ -140,3 +127,43 @@ class Algebraic(Skew):
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         return logits * (self.decay ** layer.distance.abs())[:, None]
+
+
+class SPE(Encoding):
+    """Stochastic positional encoding with sines (sineSPE), by its mean: each channel has a learned kernel of distance.
+
+        logits_ij = sum over c of q_ic·k_jc·P_c(i - j) / sqrt(d)
+        P_c(r) = (1 - g_c)·(1/2K)·sum over s = 1 .. K of softplus(gain_cs)^2·cos(2π f_cs r + phase_cs) + g_c
+
+    f_cs = sigmoid(.)/2 is in turns per token, g_c = sigmoid(.) a gate; all are learned per layer and head.
+
+    Source: Liutkus et al., "Relative Positional Encoding for Transformers with Linear Complexity" (2021),
+    arXiv:2105.08399, and the authors' code (aliutkus/spe), whose start this is; there random processes stand for P.
+    Beyond training length: defined everywhere; slow sines reach angles never seen in training.
+    Checked against: plain loops over pairs and channels from the authors' code.
+    """
+
+    def __init__(self, shape: Shape, sines: Count = 1, gated: bool = True) -> None:
+        super().__init__(shape)
+        channels = (shape.n_layers, shape.n_heads, shape.head_dim)
+        gain = torch.randn(*channels, sines)
+        self.gain = nn.Parameter(2 * gain / gain.norm(dim=-1, keepdim=True).sqrt())
+        self.frequency = nn.Parameter(torch.randn(*channels, sines) - 4)
+        self.phase = nn.Parameter(torch.randn(*channels, sines))
+        self.gate = nn.Parameter(torch.randn(channels)) if gated else None
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        places = double(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
+        frequency, phase = (each[layer.index].to(places.device).double() for each in (self.frequency, self.phase))
+        angles = math.pi * frequency.sigmoid()[:, None] * places  # (1|B, H, T, Dh, K)
+        size = F.softplus(self.gain[layer.index]) / math.sqrt(2 * self.gain.shape[-1])  # (H, Dh, K)
+        gate = None if self.gate is None else self.gate[layer.index]
+        if gate is not None:
+            size = size * (-gate).sigmoid().sqrt()[..., None]
+
+        def widened(x: Tensor, angles: Tensor) -> Tensor:  # each channel times its waves, and once more for the gate
+            waves = (size[:, None] * part.to(size) for part in (angles.cos(), angles.sin()))
+            wide = (x[..., None] * torch.cat(tuple(waves), dim=-1)).flatten(-2)
+            return wide if gate is None else torch.cat((wide, x * gate.sigmoid().sqrt()[:, None]), dim=-1)
+
+        return widened(q, angles + phase[:, None]), widened(k, angles)

@@ -50,7 +50,6 @@ class Wrapper(Encoding):
         self.whole_positions = any(each.whole_positions for each in inners)
 
     def around(self, inners: Sequence[Encoding]) -> Self:
-        """Return a copy of the wrapper around other encodings."""
         copied = self.sharing()
         copied.adopt(inners)
         return copied
@@ -76,7 +75,7 @@ class Wrapper(Encoding):
         return Altered(inner, self.window, replaced) if replaced or self.window is not None else inner
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        """Return the lengths that an extension of the inner encoding goes by: where its positions or distances end."""
+        """Return the lengths that an extension of the inner encoding goes by."""
         return stretch
 
     def remarks(self) -> list[str]:
