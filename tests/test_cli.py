@@ -148,7 +148,7 @@ train device=gpu | runtime.device is 'gpu', which this machine does not have (he
 train processes=3 | does not divide among 3 processes, nearest: 30 or 33
 train encoding.base=-1 | encoding.base is -1 for 'rope'
 train encoding.bse=2 | 'rope' has no option 'bse'
-train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes; did you mean to choose 'rope'?
+train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes
 sweep encoding=rope,alibi encoding.base=1,2 | 'posbench sweep encoding=rope encoding.base=1,2 study=NAME' and '
 train data.source=text | (it is chosen with its options: encoding=alibi, data=text
 train data=wikitext-2 data.path=a.txt | data.path is 'a.txt', which data=hub does not read: data=text does

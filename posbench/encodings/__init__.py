@@ -105,7 +105,8 @@ def load(name: str) -> "type[Encoding]":
 
         module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
         classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Encoding)]
-        return _named(next((each for each in classes if each.name == name), classes[-1]), name)
+        fits = [each for each in classes if name == each.name or name.replace("_", "") == each.__name__.lower()]
+        return _named((fits or classes[-1:])[0], name)
     if (point := installed.points(installed.ENCODINGS).get(name)) is None:
         raise unknown("encoding", name, names(), "'posbench list' shows all")
     try:

@@ -22,8 +22,7 @@ class NoPE(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d)
 
-    Source: Haviv et al., "Transformer Language Models without Positional Encodings Still Learn Positional Information"
-    (2022), arXiv:2203.16634; Kazemnejad et al. (2023), arXiv:2305.19466.
+    Source: Haviv et al. (2022), arXiv:2203.16634; Kazemnejad et al. (2023), arXiv:2305.19466.
     Beyond training length: defined everywhere; loss usually rises, since attention spreads over more keys than trained.
     Checked against: torch scaled_dot_product_attention.
     """
@@ -90,8 +89,7 @@ class Learned(Encoding):
 
         x'_i = x_i + E[i],   E of size train_length x d_model
 
-    Source: Gehring et al., "Convolutional Sequence to Sequence Learning" (2017), arXiv:1705.03122; Devlin et al.,
-    "BERT" (2018), arXiv:1810.04805; Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
+    Source: Gehring et al. (2017), arXiv:1705.03122; Devlin et al., "BERT" (2018), arXiv:1810.04805; GPT-2.
     Beyond training length: undefined, since the table has no further rows; such inputs are refused.
     Checked against: transformers GPT-2 embeddings.
     """

@@ -82,7 +82,7 @@ class Encoding(nn.Module):
     Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds learned parameters only.
     """
 
-    name: str = ""  # in the registry and in configurations; by default the class's own in lower case
+    name: str = ""  # in the registry and in configurations, which set it; the class's own in lower case, _ or not
     max_length: int | None = None  # longest input the encoding is defined for; None = any
     window: int | None = None  # keys a query may see, itself included; None = the model's limit
     length_dependent: bool = False  # whether outputs at the start of an input depend on its length

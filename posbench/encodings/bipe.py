@@ -38,8 +38,6 @@ class BiPE(Wrapper):
         separators: list[str] = SEPARATORS, alibi_factor: Positive = 96.0,
     ) -> None:  # fmt: skip
         super().__init__(shape)
-        named = len(separators) > 0 and all(text and text == text.strip(" ") for text in separators)
-        self.expect(named, "separators", separators, "at least one text of a token, without spaces around it")
         if inner == "alibi" and inner_options.get("slopes") is None:
             slopes = [alibi_factor * slope for slope in default_slopes(shape.n_heads)]
             inner_options = {**inner_options, "slopes": slopes}

@@ -60,8 +60,7 @@ class CABLE(FoX):
 
         logits_ij = q_i·k_j / sqrt(d) - sum over t = j+1 .. i of softplus(w_h·x_t + b_h)
 
-    Source: Veisi et al., "Context-aware Biases for Length Extrapolation" (2025), arXiv:2503.08067, as in the
-    authors' code (axiomlab/Cable), but with the 1/sqrt(d): `fox` with the signs of w and b turned.
+    Source: Veisi et al. (2025), arXiv:2503.08067, and the authors' code (axiomlab/Cable), but with the 1/sqrt(d).
     Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
     Checked against: plain loops, and fla-core naive_forgetting_attn with turned signs.
     """
@@ -84,8 +83,6 @@ class FoXPro(FoX):
     Checked against: fla-core naive_forgetting_attn, given q, k and v that plain loops have shifted and normed.
     """
 
-    name = "fox_pro"
-
     def __init__(
         self, shape: Shape, gate_bias: float = 0.0, kv_shift: bool = True, qk_norm: bool = True,
         output_norm: bool = True, output_gate: bool = True,
@@ -103,8 +100,6 @@ class FoXPro(FoX):
         self.shifts = nn.ParameterDict({name: linear(heads[name]) for name in ["k", "v"] * kv_shift})
         self.norms = nn.ParameterDict({name: ones(heads[name]) for name in normed})
         self.output_gate = linear(shape.n_heads * shape.head_dim) if output_gate else None
-        used = {"rotate": kv_shift or qk_norm, "map_values": kv_shift, "map_outputs": output_norm or output_gate}
-        vars(self)["overridden"] = self.overridden - {hook for hook in used if not used[hook]}
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return self._normed("q", q, layer, 1e-5), self._normed("k", self._shifted("k", k, layer), layer, 1e-5)
@@ -235,13 +230,10 @@ class StickBreaking(Encoding):
 
     With `attend_current` the query's own key breaks the stick first; with `remainder: false` the rest is dropped.
 
-    Source: Tan et al., "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study" (2024),
-    arXiv:2410.17980, section 2; rest_i v_i as in the authors' code (IBM/dolomite-engine, `sb_remainder`).
+    Source: Tan et al. (2024), arXiv:2410.17980, section 2; rest_i v_i as in the authors' code (IBM/dolomite-engine).
     Beyond training length: defined everywhere; far keys share what the near ones left, so little changes.
     Checked against: fla naive_stickbreaking_attn and worked weights.
     """
-
-    name = "stick_breaking"
 
     def __init__(self, shape: Shape, attend_current: bool = False, remainder: bool = True) -> None:
         super().__init__(shape)
@@ -270,8 +262,7 @@ class PaTH(Encoding):
 
     w_t is a unit vector (low rank 32, a causal convolution over three tokens, a SiLU), beta_t = 2 sigmoid(.) per head.
 
-    Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
-    arXiv:2505.16381; SiLU (without it `silu: false`) and start as in the authors' layer in fla.
+    Source: Yang et al. (2025), arXiv:2505.16381; SiLU (without it `silu: false`) and start as in their layer in fla.
     Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
     Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
     """
@@ -310,8 +301,6 @@ class PaTHFoX(PaTH):
     Beyond training length: defined everywhere; it fades at a rate that the text chooses.
     Checked against: fla naive_path_attn.
     """
-
-    name = "path_fox"
 
     def __init__(
         self, shape: Shape, rank: Count = 32, silu: bool = True, start: starts.Start = "normal", gate_bias: float = 0.0

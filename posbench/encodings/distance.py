@@ -19,8 +19,7 @@ class ALiBi(Encoding):
         logits_ij = q_i·k_j / sqrt(d) - m_h · |i - j|,   m_h = 2^(-8h/H) for h = 1 .. H
 
     Source: Press, Smith and Lewis, "Train Short, Test Long" (2021), arXiv:2108.12409, section 3.
-    Beyond training length: defined everywhere; loss usually stays flat. In fp32 and bf16 a key about 87/m_h tokens
-    back weighs 0 to the bit: Schröder et al. (2026), arXiv:2608.03994.
+    Beyond training length: defined everywhere; loss usually stays flat. A key about 87/m_h tokens back weighs 0.
     Checked against: transformers BLOOM (causal) and x-transformers AlibiPositionalBias.
     """
 
@@ -60,8 +59,7 @@ class BAM(Encoding):
 
     b starts at 1, ALiBi; m is 0 without `location`. `ssmax` multiplies query i's logits by s·ln(i + 1), s learned.
 
-    Source: Bianchessi et al., "Bayesian Attention Mechanism: A Probabilistic Framework for Positional Encoding and
-    Context Length Extrapolation" (2025), arXiv:2505.22842; in the authors' code layers share a prior and m is learned.
+    Source: Bianchessi et al. (2025), arXiv:2505.22842; in the authors' code layers share a prior and m is learned.
     Beyond training length: defined everywhere; where b < 1, far keys fade less and less.
     Checked against: plain loops from the authors' equation.
     """
@@ -82,8 +80,7 @@ class BAM(Encoding):
         return -scale.exp() * (distance.abs() + 1e-5) ** exponent  # a power that may be negative
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        if self.sharpness is None:
-            return logits
+        assert self.sharpness is not None
         seen = torch.arange(layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device)
         return logits * self.sharpness[layer.index][:, None, None] * seen[:, None].log()
 
@@ -93,13 +90,11 @@ class KerpleLog(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) - r1_h · ln(1 + r2_h · |i - j|),   r1, r2 ≥ 0.01
 
-    Source: Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation" (2022),
-    arXiv:2205.09921, section 4; starting values and the lower bound from the authors' code (chijames/KERPLE).
+    Source: Chi et al. (2022), arXiv:2205.09921, section 4; start and lower bound from the authors' code.
     Beyond training length: defined everywhere; what a doubled distance costs is constant, and loss usually stays flat.
     Checked against: plain loops from the paper's equation.
     """
 
-    name = "kerple_log"
     starts = 2.0, 1.0  # below which r1 and r2 are drawn
     most = math.inf, math.inf  # what r1 and r2 count as at most; the gradient passes
 
@@ -126,7 +121,6 @@ class KerplePower(KerpleLog):
     Checked against: plain loops from the paper's equation; ALiBi, where the exponent is 1.
     """
 
-    name = "kerple_power"
     starts = 1.0, 2.0
     most = math.inf, 2.0
 
@@ -143,8 +137,7 @@ class T5Bias(Encoding):
 
     AdamW moves a number by at most the learning rate per update: that of E is `rate` times as large.
 
-    Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"
-    (2020), arXiv:1910.10683, section 2.1, the causal form of the decoder, with the 1/sqrt(d) that T5 leaves out.
+    Source: Raffel et al. (2020), arXiv:1910.10683, section 2.1, the decoder's form, but with 1/sqrt(d).
     Beyond training length: defined everywhere; far distances look alike, buckets never met stay untrained.
     Checked against: transformers T5Attention, x-transformers RelativePositionBias.
     """
@@ -177,8 +170,7 @@ class Sandwich(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),   h = 1 .. H, D = `width`
 
-    Source: Chi et al., "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis"
-    (2022), arXiv:2212.10356, appendix E, as meta-pytorch/attention-gym has it: waves are counted from p = 0.
+    Source: Chi et al. (2022), arXiv:2212.10356, appendix E, as meta-pytorch/attention-gym has it: from p = 0.
     Beyond training length: defined everywhere; it falls slowly with distance, and loss usually stays flat.
     Checked against: plain loops, and the inner products of transformers DistilBERT's sinusoidal positions.
     """
@@ -193,9 +185,8 @@ class Sandwich(Encoding):
         self.register_buffer("strength", strength, persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        parts = torch.split(distance.flatten(), 2**16)  # whose angles take D/2 fp64 numbers each
-        total = torch.cat([rotary.angles(part, self.frequencies).cos().sum(-1) for part in parts])
-        return by_head(self.strength, distance) * total.float().to(distance.device).view(distance.shape)
+        total = rotary.angles(distance, self.frequencies).cos().sum(-1)
+        return by_head(self.strength, distance) * total.float().to(distance.device)
 
 
 class DynamicBias(Encoding):
@@ -205,13 +196,10 @@ class DynamicBias(Encoding):
 
     f is 1 -> width -> ... -> H with SiLU and `depth` hidden layers, by default a quarter of the model's width wide.
 
-    Source: Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution" (2021), arXiv:2111.09883, in
-    one dimension; the network as in x-transformers (Swin's has one hidden layer of 512, ReLU).
+    Source: Liu et al., "Swin Transformer V2" (2021), arXiv:2111.09883, in one dimension; network as in x-transformers.
     Beyond training length: defined everywhere; the network goes on as a line or so past the inputs that it met.
     Checked against: x-transformers DynamicPositionBias, and its network run at each pair.
     """
-
-    name = "dynamic_bias"
 
     def __init__(
         self, shape: Shape, log: bool = True, width: Count | None = None, depth: Annotated[int, Ge(1), Le(100)] = 2
@@ -236,8 +224,7 @@ class FIRE(Encoding):
     f is 1 -> 32 -> H with ReLU; f, c and a multiplier of the threshold are learned, per layer. The threshold is a
     quarter of train_length, or `null`, all of it.
 
-    Source: Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers" (2023),
-    arXiv:2310.04418, section 3, with a threshold of 512 of 2048 tokens.
+    Source: Li et al. (2023), arXiv:2310.04418, section 3, with a threshold of 512 of 2048 tokens.
     Beyond training length: defined everywhere; inputs stay within the trained range.
     Checked against: the network run on each pair in a plain loop, and worked arguments.
     """
@@ -254,12 +241,8 @@ class FIRE(Encoding):
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         c, threshold = self.c[layer.index], (self.multiplier[layer.index] * self.threshold).abs()
         longest = torch.maximum(layer.positions[:, layer.rows, None], threshold)
-        shares = _psi(layer.distance, c) / (_psi(longest, c) + 1e-6)  # (1|B, Tq, Tk)
+        shares = (c * layer.distance).abs().log1p() / ((c * longest).abs().log1p() + 1e-6)  # (1|B, Tq, Tk)
         return _network(cast("nn.Sequential", self.networks[layer.index]), shares).movedim(0, 1)
-
-
-def _psi(distance: Tensor, c: Tensor) -> Tensor:
-    return (c * distance).abs().log1p()
 
 
 def _network(network: nn.Sequential, shares: Tensor) -> Tensor:
@@ -285,13 +268,11 @@ class GrapeA(Encoding):
         logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij,   m_h ALiBi's slopes
         G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both, with |u| = |v| = 1
 
-    Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, as the authors' code
-    has it (model-architectures/GRAPE: grape-a-keygated, -querygated, -querykeygated), without its norm of q and k.
+    Source: Zhang et al. (2025), arXiv:2512.07805, as the authors' code (model-architectures/GRAPE), without norms.
     Beyond training length: defined everywhere; far keys get ever less weight unless gates close, as with ALiBi.
     Checked against: plain loops from the equation.
     """
 
-    name = "grape_a"
     slopes: Tensor
 
     def __init__(self, shape: Shape, gate: Literal["key", "query", "both"] = "key") -> None:

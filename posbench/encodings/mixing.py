@@ -131,8 +131,7 @@ class DAPE(Wrapper):
     z and b, the bias of the inner encoding, are vectors over the heads. Each layer has its own network and inner
     encoding (`per_layer: false`: one for all layers).
 
-    Source: Zheng et al., "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation" (2024), arXiv:2405.14722,
-    section 3; the network as in the authors' code (chuanyang-Zheng/DAPE).
+    Source: Zheng et al. (2024), arXiv:2405.14722, section 3, and the authors' code (chuanyang-Zheng/DAPE).
     Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
     Checked against: plain loops around the oracle of the encoding inside.
     """
@@ -189,13 +188,10 @@ class DAPEV2(DAPE):
 
     z and b are those of `dape`. In [z ; b] and in conv1's outputs hidden keys count as zeros, so that nothing leaks.
 
-    Source: Zheng et al., "DAPE V2: Process Attention Score as Feature Map for Length Extrapolation" (2024),
-    arXiv:2410.04798; the convolutions and their sizes as in the authors' code (chuanyang-Zheng/DAPE).
+    Source: Zheng et al. (2024), arXiv:2410.04798, and the authors' code (chuanyang-Zheng/DAPE).
     Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
     Checked against: plain loops around the oracle of the encoding inside; with a kernel of 1, it is dape.
     """
-
-    name = "dape_v2"
 
     def __init__(
         self, shape: Shape, inner: str = "kerple_log", inner_options: dict[str, Any] = NO_OPTIONS,
@@ -229,7 +225,6 @@ class LearnedSinks(Wrapper):
     Checked against: transformers gpt-oss, on queries, keys and biases of what the inner encoding is checked against.
     """
 
-    name = "learned_sinks"
     adds = ("attend",)
 
     def __init__(self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS) -> None:

@@ -36,16 +36,15 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
     path, name = Path(f"{stem}.py").expanduser(), name.removeprefix(":")
     if not path.is_file():
         raise UserError(f"encoding={place}: there is no file {path}")
-    content, typed = path.read_bytes(), files.user_cache() / "typed_encodings"
+    content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    known = typed.read_text(encoding="utf-8").split() if typed.is_file() else []
+    typed = files.user_cache() / "own_encodings" / digest  # there if somebody has named this code
     if sha256 not in (None, digest):
         raise UserError(f"{path} has changed since the run was made: restore it, or train anew, which is another run")
-    if sha256 and digest not in known:
+    if sha256 and not typed.exists():
         raise UserError(f"{path} is code that nobody has named here yet: 'posbench train --cfg encoding={place}' does")
-    if digest not in known:
-        typed.parent.mkdir(parents=True, exist_ok=True)
-        files.write(typed, "\n".join([*known, digest, ""]).encode())
+    typed.parent.mkdir(parents=True, exist_ok=True)
+    typed.touch()
     if (module := sys.modules.get(f"posbench_own_{digest}")) is None:
         module = types.ModuleType(f"posbench_own_{digest}")
         module.__file__ = str(path)
@@ -80,8 +79,8 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
 @functools.cache
 def guarded(cls: type[Encoding]) -> type[Encoding]:
     """Return the class with one line for an error or a misshapen result of a hook."""
-    members = {name: _guarded(cls, name) for name in cls.overridden if callable(getattr(cls, name))}
-    members |= {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name}
+    members: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name}
+    members |= {name: _guarded(cls, name) for name in cls.overridden if callable(getattr(cls, name))}
     if not cls.overridden:
         members["remarks"] = lambda self: [f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?"]
     subclass: type[Encoding] = type(cls.__name__, (cls,), members)
@@ -97,21 +96,24 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
             return hook(self, *args)
         result = _in_one_line(cls, name, hook, self, *args)
         if name in _EXPECTED and result is not None:
-            expected = _EXPECTED[name](self, *args)
-            shapes = [
-                tuple(getattr(each, "shape", ())) for each in (result if isinstance(result, tuple | list) else [result])
-            ]
-            if not _fits(shapes, expected, name):
-                two, code = "two of " * (name == "rotate"), inspect.unwrap(hook).__code__
-                place = f"'{cls.name}', {name}: {Path(code.co_filename).name}, line {code.co_firstlineno}"
-                raise UserError(f"{place}: gave {shapes}, expected {two}{expected}")
+            expected, parts = _EXPECTED[name](self, *args), result if isinstance(result, tuple) else (result,)
+            shapes = [tuple(getattr(each, "shape", ())) for each in parts]
+            if name == "rotate":
+                fits = len(shapes) == 2 and shapes[0] == shapes[1] and shapes[0][:3] == expected[:3]
+            elif name == "bias":  # one to be expanded will do
+                fits = all(size in (1, whole) for size, whole in zip(shapes[0][::-1], expected[::-1], strict=False))
+            else:
+                fits = shapes == [expected]
+            if not fits:
+                line = inspect.unwrap(hook).__code__.co_firstlineno
+                place = f"'{cls.name}', {name}: {Path(inspect.getsourcefile(cls) or '').name}, line {line}"
+                raise UserError(f"{place}: gave {shapes}, expected {'two of ' * (name == 'rotate')}{expected}")
         return result
 
     return call
 
 
 def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function of a user's class; what it raises becomes a UserError with file and line."""
     try:
         return function(*args, **options)
     except Exception as error:
@@ -120,20 +122,8 @@ def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *
         raise UserError(f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}") from error
 
 
-def _fits(shapes: list[Any], expected: tuple[int, ...], name: str) -> bool:
-    if name == "rotate":
-        return len(shapes) == 2 and shapes[0] == shapes[1] and shapes[0][:3] == expected[:3]
-    if name == "bias" and len(shapes) == 1:  # one to be expanded will do
-        return all(size in (1, whole) for size, whole in zip(shapes[0][::-1], expected[::-1], strict=False))
-    return shapes == [expected]
-
-
 def fault(error: BaseException, source: str | None = None) -> str:
     """Return an error in one line, with the file and line that it came from: the last of `source`, if it is given."""
-    if isinstance(error, SyntaxError):
-        file, line, message = error.filename, error.lineno, error.msg
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        last = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
-        file, line, message = last.filename, last.lineno, " ".join(str(error).split())
-    return f"{Path(file or '').name}, line {line}: {type(error).__name__}: {message}"
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
+    return f"{Path(last.filename).name}, line {last.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"

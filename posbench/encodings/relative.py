@@ -75,13 +75,10 @@ class TransformerXL(Encoding):
 
     f_p = base^(-2p/D), p = 0 .. D/2-1 with D the width of the model; u, v and W are learned per layer.
 
-    Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context" (2019),
-    arXiv:1901.02860, section 3.3. Without its memory of earlier segments and its clamping of far distances.
+    Source: Dai et al. (2019), arXiv:1901.02860, section 3.3, without its memory and its clamping of far distances.
     Beyond training length: defined everywhere; distances never trained have sinusoids never seen.
     Checked against: transformers XLNet; plain loops from the paper at positions that jump.
     """
-
-    name = "transformer_xl"
 
     def __init__(self, shape: Shape, base: Above1 = 10000.0) -> None:
         super().__init__(shape)
@@ -123,8 +120,7 @@ class DeBERTa(Encoding):
 
         bucket(r) = sign(r)·(b/2 + ceil((b/2 - 1)·ln(2|r|/b) / ln(2(max_distance - 1)/b)))   for |r| > b/2
 
-    Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention" (2020), arXiv:2006.03654, and
-    the authors' code, which has the last term at i - j. Without `share_att_key`, biases, and absolute positions.
+    Source: He et al. (2020), arXiv:2006.03654, and the authors' code, without `share_att_key` and biases.
     Beyond training length: defined everywhere; distances beyond S, by default the training length, are one class.
     Checked against: transformers DeBERTa-v2, with and without buckets.
     """
@@ -170,8 +166,7 @@ class TUPE(Encoding):
 
     p, Q and K (with biases) are shared by all layers. b is 0 (TUPE-A) or, with `relative` (TUPE-R), T5's bias.
 
-    Source: Ke, He and Liu, "Rethinking Positional Encoding in Language Pre-training" (2020), arXiv:2006.15595,
-    section 3; the normalisation and the biases are the authors' code's. Without its untying of [CLS].
+    Source: Ke, He and Liu (2020), arXiv:2006.15595, section 3, and the authors' code, without its untying of [CLS].
     Beyond training length: undefined, since p has no further vectors; such inputs are refused.
     Checked against: plain loops from the paper; the bias, transformers T5Attention.
     """
@@ -216,7 +211,6 @@ class ProjectedBias(Encoding):
     Checked against: transformers InklingRelativeLogits and x-transformers RelativeProjPositionalBias.
     """
 
-    name = "projected_bias"
     whole_positions = True
 
     def __init__(self, shape: Shape, extent: Count | None = None, curves: Count = 16) -> None:

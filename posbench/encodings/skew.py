@@ -74,8 +74,7 @@ class LieRE(Skew):
 
         q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A' = -A,   L the training length
 
-    Source: Ostmeier et al., "LieRE: Lie Rotational Positional Encodings" (2024), arXiv:2406.10322, and the authors'
-    code, in one dimension, whose unit is the length of an image; its scripts have blocks of 8 channels (`block: 8`).
+    Source: Ostmeier et al. (2024), arXiv:2406.10322, and the authors' code, in one dimension.
     Beyond training length: defined everywhere; slow planes reach angles never seen in training.
     Checked against: torch's matrix exponential at each position.
     """
@@ -90,8 +89,7 @@ class ComRoPE(Skew):
 
         q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A = diag(P_1 - P_1', P_2 - P_2' ...),   P ~ N(0, std)
 
-    Source: Yu et al., "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting
-    Angle Matrices" (2025), arXiv:2506.03737, and the authors' code, in one dimension, where all its matrices commute.
+    Source: Yu et al. (2025), arXiv:2506.03737, and the authors' code, in one dimension, where all its matrices commute.
     Beyond training length: defined everywhere; slow planes reach angles never seen in training.
     Checked against: torch's matrix exponential at each position.
     """
@@ -106,8 +104,7 @@ class Algebraic(Skew):
 
         q'_n = W^n q_n,   k'_n = W^n k_n,   W = exp(P - P'),   logits_mn = decay^|m-n| · q'_m·k'_n / sqrt(d)
 
-    Source: Kogkalidis, Bernardy and Garg, "Algebraic Positional Encodings" (2023), arXiv:2312.16045, sections 3.1 and
-    4; in the authors' code (konstantinosKokos/ape) W starts with every speed for two pairs.
+    Source: Kogkalidis, Bernardy and Garg (2023), arXiv:2312.16045, sections 3.1 and 4.
     Beyond training length: defined everywhere; slow planes reach angles never seen in training.
     Checked against: torch's matrix power of its matrix exponential, in plain loops.
     """
@@ -137,8 +134,7 @@ class SPE(Encoding):
 
     f_cs = sigmoid(.)/2 is in turns per token, g_c = sigmoid(.) a gate; all are learned per layer and head.
 
-    Source: Liutkus et al., "Relative Positional Encoding for Transformers with Linear Complexity" (2021),
-    arXiv:2105.08399, and the authors' code (aliutkus/spe), whose start this is; there random processes stand for P.
+    Source: Liutkus et al. (2021), arXiv:2105.08399, and the authors' code; there random processes stand for P.
     Beyond training length: defined everywhere; slow sines reach angles never seen in training.
     Checked against: plain loops over pairs and channels from the authors' code.
     """
