@@ -39,8 +39,10 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
     """The encodings' pages for the navigation, grouped by the place where they act."""
     found: dict[str, list[dict[str, str]]] = {}
     for name in choices("encoding"):
-        found.setdefault(encodings.family(name), []).append({name: f"encodings/{page_of(name)}"})
-    return [{family.capitalize(): found[family]} for family in encodings.FAMILIES if family in found]
+        cls = encodings.load(name)
+        place = encodings.OTHERS if issubclass(cls, Wrapper) else encodings.acts(cls.overridden).partition(", ")[0]
+        found.setdefault(place, []).append({name: f"encodings/{page_of(name)}"})
+    return [{place.capitalize(): found[place]} for place in encodings.FAMILIES if place in found]
 
 
 def _page(name: str, pictured: bool) -> str:

@@ -313,14 +313,9 @@ def test_show_text_prints_all_that_is_known(capsys: pytest.CaptureFixture[str], 
     assert not [part for part in parts if part not in out]
 
 
-def test_every_encoding_is_of_a_family_and_one_that_is_not_installed_is_of_the_rest() -> None:
+def test_every_hook_but_those_that_serve_others_acts_somewhere() -> None:
     silent = {"prepare", "make_tables", "key_bias"}  # state for other hooks, and what those add in another form
     assert {hook for hook in Encoding.HOOKS if encodings.acts(frozenset({hook})) == "nowhere"} == silent
-    of = {name: encodings.family(name) for name in encodings.names()}
-    assert set(of.values()) <= set(encodings.FAMILIES)
-    assert (of["none"], of["learned"], of["rope"]) == ("nowhere", "input", "queries and keys")
-    assert of["shaw"] == "scores"  # the first of its places
-    assert of["randomized"] == of["layered"] == encodings.family("not_installed") == "other encodings"
 
 
 def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(

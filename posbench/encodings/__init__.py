@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench import installed
-from posbench.errors import PosbenchError, UserError, unknown
+from posbench.errors import UserError, unknown
 from posbench.options import checked
 
 if TYPE_CHECKING:
@@ -146,17 +146,6 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
 def acts(hooks: frozenset[str]) -> str:
     """Return the places where these hooks act."""
     return ", ".join(place for place, of_place in _ACTS.items() if hooks & of_place) or FAMILIES[0]
-
-
-def family(name: str) -> str:
-    """Return the first place where an encoding acts; wrappers, and what cannot be loaded here, are other encodings."""
-    from posbench.encodings.wrapper import Wrapper
-
-    try:
-        cls = load(name)
-    except (ImportError, PosbenchError, RuntimeError):  # not installed here, or not made for this torch
-        return OTHERS
-    return OTHERS if issubclass(cls, Wrapper) else acts(cls.overridden).partition(", ")[0]
 
 
 def kernels(encoding: "Encoding") -> str:
