@@ -16,6 +16,7 @@ from posbench.config.external import AnyConfig
 from posbench.config.overrides import apply, start_of
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
+from posbench.evaluation.job import evaluate_run
 from posbench.launch import plans
 from posbench.launch import run as launch
 from posbench.launch import sweep as many
@@ -105,11 +106,9 @@ class LoadedRun:
 
         The nth units of rows of equal `targets_sha256` are of the same tokens, in other runs, too.
         """
-        parts = []
-        for row in (row for row in self._rows if row.units):
-            facts = {name: getattr(row, name) for name in (*EVALUATION_KEY, "targets_sha256")}
-            parts.append(pd.DataFrame({**facts, **(row.units or {})}))
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+        keys = (*EVALUATION_KEY, "targets_sha256")
+        rows = [{**{name: getattr(row, name) for name in keys}, **row.units} for row in self._rows if row.units]
+        return pd.concat(map(pd.DataFrame, rows), ignore_index=True) if rows else pd.DataFrame()
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -177,8 +176,6 @@ def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.
     Args:
         reference: the encoding or label that the others are compared with. None: `rope`.
     """
-    if not runs:
-        raise UserError("nothing to plot: give runs, posbench.plot('outputs/demo')")
     frame = results.read([run.folder if isinstance(run, LoadedRun) else Path(run) for run in runs])
     for run in frame[frame["run_status"] == "unreadable"].itertuples():
         raise UserError(f"{run.folder}: {run.run_reason}")
@@ -226,9 +223,9 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
         with _shown():
             return _logged(evaluate_model(str(run), words)[0])
     folder = run.folder if isinstance(run, LoadedRun) else Path(run)
-    asked = apply(load_config(folder), words)
+    asked = apply(launch.as_far_as_measured(folder), words)
     with _shown():
-        launch.evaluate(folder, asked)
+        evaluate_run(folder, asked)
         return _logged(folder)
 
 
@@ -262,8 +259,6 @@ def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False)
         raise UserError(f"overrides are a list, a string each: [{', '.join(map(repr, overrides.split()))}]")
     if isinstance(overrides, Mapping):
         return _words((), {**overrides, **settings}, several)
-    if wrong := next((word for word in overrides if not isinstance(word, str)), None):
-        raise UserError(f"cannot read {wrong!r}: expected strings key=value, such as 'encoding=alibi'")
     words = list(overrides)
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:

@@ -248,8 +248,6 @@ def evaluate(
         from posbench.huggingface import evaluate as huggingface
 
         settings = [word for word in words if word not in models]
-        if other := next((word for word in settings if "=" not in word), None):
-            raise UserError(f"'{other}' is neither a model nor key=value: evaluate runs and models by themselves")
         huggingface.evaluate_models(models, settings)
         return
     from posbench.launch import run
@@ -396,12 +394,6 @@ def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = N
 
         command.main(names, png or Path(command.PNG), phrase, words)
         return
-    if png or phrase or words:
-        raise UserError("--text draws no picture: leave out --png, --phrase and --words")
-    from posbench.run import find
-
-    if run := next((name for name in names if (find.of_id(Path(name)) / "run.json").is_file()), None):
-        raise UserError(f"{run} is a run: --text describes an encoding, 'posbench show rope --text'")
     from posbench import listing
 
     print("\n\n\n".join(map(listing.page, names)))

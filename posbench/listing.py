@@ -96,9 +96,8 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
     names = [by_word.get(section.lower().rstrip("s"), "") for section in sections]
     if "" in names:
-        section, words = sections[names.index("")], ", ".join(name.partition(" ")[0] for name in there)
-        of_one = f": 'posbench show {section} --text' describes one encoding"
-        raise UserError(f"list has no section '{section}'{of_one if section in encodings.names() else f' ({words})'}")
+        words = ", ".join(name.partition(" ")[0] for name in there)
+        raise UserError(f"list has no section '{sections[names.index('')]}' ({words})")
     return {name: [make(each) for each in of] for name, (make, of) in there.items() if name in (names or there)}
 
 

@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import importlib.util
-import itertools
 import os
 import random
 import subprocess
 import sys
+import traceback
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,21 +112,6 @@ def encoding_installed(site: Path, name: str, code: str, module: str = "") -> It
         sys.modules.pop(one, None)
 
 
-def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
-    """All combinations for `parametrize`; all but one for each pair of the first two are marked slow.
-
-    The combinations of the others take turns over the pairs, so that each value of `first` meets all of them if there
-    are no more of them than values of `second`.
-    """
-    turns = list(itertools.product(*others))
-    combinations = []
-    for (i, x), (j, y) in itertools.product(enumerate(first), enumerate(second)):
-        for n, rest in enumerate(turns):
-            marks = [] if n == (i + j) % len(turns) else [pytest.mark.slow]
-            combinations.append(pytest.param(x, y, *rest, marks=marks, id="-".join(map(str, (x, y, *rest)))))
-    return combinations
-
-
 def each_once(words: Sequence[str]) -> list[str]:
     """The last word of each key: tests put their own words after those of TINY, and nothing has to be said of it."""
     keys = (word.partition("=")[0].removeprefix("evaluation.").removeprefix("runtime.") for word in words)
@@ -143,6 +128,26 @@ def posbench(*arguments: str) -> int:
         sys.argv = before
         for name in ("POSBENCH_DEBUG", "POSBENCH_RESTART", "POSBENCH_FAILURES", "PYTHONSAFEPATH"):
             os.environ.pop(name, None)
+
+
+def start_child(work: Callable[[], None]) -> int:
+    """Start something in a forked child, whose exit status is 0 if it does not raise; returns its process id."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run something in a forked child to its end; returns its exit status, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(start_child(work), 0)[1])
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

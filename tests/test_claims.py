@@ -1,5 +1,6 @@
 """Claims of the literature, read from files, tested on runs, judged together."""
 
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -20,7 +21,7 @@ from posbench.config.schema import Config
 from posbench.config.shipped import choices
 from posbench.errors import UserError
 from posbench.launch import plans, sweep
-from posbench.launch.states import Status
+from posbench.launch.pool import Status
 from posbench.results.frame import read
 
 ROOT = Path(__file__).parents[1]
@@ -72,9 +73,7 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
     [
         ({"test": "alibi 4x alibi 1x < 1"}, "test: cannot read 'alibi 1x': expected such as"),
         ({"test": "rope 4x - alibi 1x < 0"}, "run 'rope' is not among runs (alibi)"),
-        ({"runs": ["alibbi"]}, "unknown run 'alibbi': did you mean 'alibi'?"),
         ({"sentense": "x"}, "sentense"),
-        ({"prediction": {"outcome": "true", "made": "now", "why": ""}}, "prediction.outcome"),
     ],
 )
 def test_a_claim_that_cannot_be_tested_is_one_line(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -115,11 +114,9 @@ def entry(*tests: str) -> claim.Entry:
         (["alibi 4x - alibi 1x < 0.05"], "supported", ""),
         (["rope 4x - rope 1x < 0.05"], "contradicted", ""),
         (["rope 4x - rope 1x - alibi 4x + alibi 1x > 0.1"], "supported", ""),
-        (["alibi 1x - rope 1x > 0"], "open", ""),
         (["none 4x - none 1x < 0.05"], "not learned", "none is not shown to have learned more than an n-gram model"),
         (["fox 4x - fox 1x < 0.05"], "not learned", "fox needs only 8 of its 64 tokens"),
         (["alibi 32x - alibi 1x < 0.05"], "not run", "alibi has no loss at 2048 tokens"),
-        (["alibi 4x - alibi 1x < 0.05", "rope 4x - rope 1x > 0.1"], "supported", " and "),
         (["alibi 4x - alibi 1x < 0.05", "rope 4x - rope 1x < 0.1"], "contradicted", " and "),
     ],
 )
@@ -134,22 +131,25 @@ def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs: dic
     rope = runs["rope"][runs["rope"]["variant"] == "plain"].pivot(index="seed", columns="length_ratio", values="nll")
     rises = (rope[4.0] - rope[1.0]).to_numpy()
     asked = entry(f"rope 4x - rope 1x > {rises.mean() - 2 * stats.sem(rises) * 2.776:.4f}")
-    many = judge([(asked, {"rope": runs["rope"]})] * 40)
+    many = judge([(asked, {"rope": runs["rope"]})] * 8)
     (alone,) = judge([(asked, {"rope": runs["rope"]})]).to_dict("records")
     assert alone["ours"].startswith(f"{rises.mean():+.3f} (") and stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05
     assert alone["outcome"] == "supported" and set(many["outcome"]) == {"open"} and set(many["p"]) == {alone["p"]}
 
 
+@functools.cache
+def copying_run() -> pd.DataFrame:
+    frame = read([ROOT / "docs/rows/ledger.parquet"])
+    asked = (frame["trained_task"] == "copy") & (frame["label"] == "alibi") & frame["newest"] & (frame["seed"] == 5)
+    return frame[asked].assign(cpu_seconds=60.0)
+
+
 def task_runs(learned: int, right: int, seeds: int) -> pd.DataFrame:
     """Rows on a task of which so many seeds learned the trained problems, and so many are right at twice the length."""
-    at_one, at_two = np.arange(seeds) < learned, np.arange(seeds) < right
-    frame = read([ROOT / "docs/rows/ledger.parquet"])
-    frame = frame[(frame["trained_task"] == "copy") & (frame["label"] == "alibi") & frame["newest"]]
-    folders = [frame[frame["seed"] == 5].assign(folder=str(n), seed=n, cpu_seconds=60.0) for n in range(seeds)]
-    for number, rows in enumerate(folders):
-        longer = rows["length_ratio"] > 1
-        rows["accuracy"] = np.where(longer, at_two[number] * 1.0, at_one[number] * 1.0)
-    return pd.concat(folders)
+    runs = [copying_run().assign(folder=str(seed), seed=seed) for seed in range(seeds)]
+    for seed, rows in enumerate(runs):
+        rows["accuracy"] = np.where(rows["length_ratio"] > 1, float(seed < right), float(seed < learned))
+    return pd.concat(runs)
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,6 @@ def test_kept_rows_take_the_place_of_runs_and_the_page_says_what_they_say(
     monkeypatch.chdir(tmp_path)
     assert support.posbench("reproduce", "alibi_holds", str(ROOT / "docs" / "rows" / "ledger.parquet")) == 0
     assert "1 claims: 1 supported" in capsys.readouterr().out
-    assert [path.name for path in (tmp_path / "outputs").glob("*/*")] == ["claims.csv"]  # nothing was trained
-
-
-def test_a_dry_run_says_what_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sweep, "cost", lambda todo: f"{len(todo)} runs")
-    assert support.posbench("reproduce", "rope_breaks", "fox_extrapolates", "rope_breaks", "--dry-run") == 0
-    assert capsys.readouterr().out == "10 runs\n"
     assert support.posbench("reproduce", "alibi_hold", "--dry-run") == 2
     assert "unknown claim 'alibi_hold': did you mean 'alibi_holds'?" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "outputs").glob("*/*")] == ["claims.csv"]  # nothing was trained

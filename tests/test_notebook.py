@@ -69,8 +69,6 @@ def test_a_curve_is_the_rows_of_the_file_the_headline_first_and_what_is_undefine
     assert frame.curve.tolist() == ["fixed_target"] * 5 + ["windowed"] * 4
     assert frame.length.tolist()[:5] == [64, 128, 256, 512, 1024]
     assert frame.nll.tolist() == [row.nll for row in sorted(rows, key=lambda r: (r.window or 0, r.length))]
-    assert frame.window.dtype == "Int64" and frame.window.isna().sum() == 5
-    assert f"nll_1x {run.headline['nll_1x']:.4g}" in repr(run)
     frame = posbench.load(next(study.glob("learned-s0-*"))).curve()
     beyond = frame[(frame.length > 64) & (frame.curve == "fixed_target")]
     assert len(beyond) == 4 and beyond.nll.isna().all() and set(beyond.status) == {"undefined"}
@@ -79,16 +77,13 @@ def test_a_curve_is_the_rows_of_the_file_the_headline_first_and_what_is_undefine
 def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
     table = posbench.runs(study.parent / "*")
     assert len(table) == 8
-    for _, row in table[table.status == "done"].iterrows():
-        found = headline(read([Path(row.folder)]))
-        expected = {name: np.nan if value is None else value for name, value in found.items() if name != "learned"}
-        pd.testing.assert_series_equal(row[list(expected)].astype(float), pd.Series(expected), check_names=False)
-    assert table.learned.isna().all()  # these rows are from before ngram models
-    assert set(table[table.encoding == "rope"].label) == {"rope base=64", "rope"}
+    row = table[table.label == "rope base=64"].iloc[0]
+    values = headline(read([Path(row.folder)]))
+    expected = {name: np.nan if value is None else value for name, value in values.items() if name != "learned"}
+    pd.testing.assert_series_equal(row[list(expected)].astype(float), pd.Series(expected), check_names=False)
+    assert row.tokens == 38_912  # what it was trained on
     (failed,) = table[table.encoding == "t5"].itertuples()
     assert failed.status == "diverged" and pd.isna(failed.tokens) and table.nll_1x.isna().sum() == 1
-    assert table.tokens[table.label == "rope base=64"].tolist() == [38_912]  # what it was trained on
-    assert table.columns.tolist().index("reach") > table.columns.tolist().index("rise_16x")
 
 
 def test_metrics_have_a_row_per_step_and_units_add_up_to_the_curve(trained: Path) -> None:
@@ -106,10 +101,8 @@ def test_metrics_have_a_row_per_step_and_units_add_up_to_the_curve(trained: Path
 
 def test_the_model_is_the_newest_checkpoint_in_eval_mode(trained: Path) -> None:
     run = posbench.load(trained)
-    model = run.model()
-    assert not model.training
-    weights = checkpoint.trained(trained).weights()
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    model, weights = run.model(), checkpoint.trained(trained).weights()
+    assert not model.training and all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     ids = run.ids("word1 follows")
     assert ids[0, 0] == run.tokenizer.separator and run.tokenizer.decode(ids[0, 1:].tolist()) == "word1 follows"
     assert model(ids).shape == (1, ids.shape[1], run.tokenizer.vocab_size)
@@ -119,10 +112,7 @@ def test_what_is_no_run_or_of_another_one_is_refused(trained: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml"):
         posbench.load(tmp_path / "inner/nowhere")
     shutil.copytree(trained, tmp_path / "run")
-    config, record = tmp_path / "run/config.yaml", tmp_path / "run/run.json"
-    config.write_text(config.read_text().replace("d_model: 16", "d_model: 32"))
-    with pytest.raises(UserError, match=r"the weights in .* do not match its configuration"):
-        posbench.load(tmp_path / "run").model()
+    record = tmp_path / "run/run.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"tokenizer_sha256": "0" * 64}))
     with pytest.raises(UserError, match="is not the tokenizer that the run was trained with"):
         posbench.load(tmp_path / "run").model()
@@ -131,11 +121,8 @@ def test_what_is_no_run_or_of_another_one_is_refused(trained: Path, tmp_path: Pa
 @pytest.mark.full
 def test_a_figure_has_a_line_per_scheme_and_shows_itself(study: Path) -> None:
     figure = posbench.plot(study)
-    names = {text.get_text() for text in figure.axes[0].texts}
-    assert {"alibi", "rope base=64", "rope", "learned"} <= names
+    assert {"alibi", "rope base=64", "rope", "learned"} <= {text.get_text() for text in figure.axes[0].texts}
     assert figure._repr_png_().startswith(b"\x89PNG")
-    one = posbench.load(next(study.glob("alibi-s0-*")))
-    assert [text.get_text() for text in one.plot().axes[0].texts] == ["alibi"]
 
 
 # -- training and evaluation -------------------------------------------------------------------------------------------
@@ -147,8 +134,7 @@ def _state() -> dict[str, Any]:
     return {
         "handlers": list(log.handlers), "level": log.level, "root": list(logging.getLogger().handlers),
         "environment": dict(os.environ), "threads": torch.get_num_threads(), "signals": signal.getsignal(signal.SIGINT),
-        "hydra": GlobalHydra.instance().hydra, "dtype": torch.get_default_dtype(), "filters": list(warnings.filters),
-        "alive": {thread.name for thread in threading.enumerate()}, "folder": os.getcwd(),
+        "hydra": GlobalHydra.instance().hydra, "filters": list(warnings.filters), "folder": os.getcwd(),
     }  # fmt: skip
 
 
@@ -194,9 +180,8 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, mon
     assert run.record["installed_encodings"] == {"slope": digest}
     again = type("Slope", (Slope,), {})  # the cell was changed and run again
     assert posbench.encodings.load(posbench.register(again).name) is again
-    for cls, message in ((type("ALiBi", (Slope,), {}), "there is an encoding of that name"), (dict, "subclass")):
-        with pytest.raises(UserError, match=message):
-            posbench.register(cls)
+    with pytest.raises(UserError, match="there is an encoding of that name"):
+        posbench.register(type("ALiBi", (Slope,), {}))
 
 
 def test_keywords_and_dictionaries_are_the_words_of_the_command_line() -> None:
@@ -211,7 +196,6 @@ def test_keywords_and_dictionaries_are_the_words_of_the_command_line() -> None:
     for overrides, message in (
         (["encoding=roep"], "did you mean 'rope'"),
         ("encoding=rope seed=1", r"overrides are a list, a string each: \['encoding=rope', 'seed=1'\]"),
-        ([("seed", 1)], "expected strings key=value"),
     ):
         with pytest.raises(UserError, match=message):
             posbench.train(overrides)
@@ -262,25 +246,17 @@ def test_an_interrupt_saves_the_run_and_is_an_exception(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_the_example_runs_from_training_to_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient = pytest.importorskip("nbclient")
-    nbformat = pytest.importorskip("nbformat")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    for name, value in {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(tmp_path / "i")}.items():
+        monkeypatch.setenv(name, value)
     notebook = nbformat.read(ROOT / "examples" / "compare.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # none are committed
     assert "training.tokens=400000" in notebook.cells[1].source  # seconds of a reader's time, here less of it
     notebook.cells[1].source = notebook.cells[1].source.replace("training.tokens=400000", "training.tokens=40960")
     where = {"metadata": {"path": str(tmp_path)}}
-    again = "posbench.train(['encoding=rope', *small]); posbench.train(['encoding=roep'])"
-    notebook.cells.append(nbformat.v4.new_code_cell(again, metadata={"tags": ["raises-exception"]}))
     nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources=where).execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     log = "".join(output.text for output in cells[0].outputs if output.output_type == "stream")
     assert log.count("step 40/40") == log.count("<run ") == 2
-    assert "did you mean 'rope'" in cells[-1].outputs[-1].evalue
     assert "learned" in "".join(cells[2].outputs[0].data["text/plain"])
-    (figure,) = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
-    assert figure.output_type == "execute_result"
-    assert {path.name.split("-")[0] for path in (tmp_path / "outputs/example").glob("[!.]*")} == {"rope", "alibi"}
+    assert [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]

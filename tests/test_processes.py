@@ -5,7 +5,6 @@ import functools
 import gc
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import time
@@ -15,11 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import evaluation_lines, write_words
+from support import write_words
 
 import posbench.training.train
-from posbench import machine
-from posbench.config.overrides import apply
 from posbench.config.schema import Config, EncodingConfig
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.launch import run as launch
@@ -27,7 +24,7 @@ from posbench.launch.plans import Plan
 from posbench.processes import Place, World, joined, place
 from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, training_rows
-from posbench.run.run import load_config, load_record
+from posbench.run.run import load_record
 from posbench.terminal import exits
 from posbench.training.step import Learner
 from posbench.training.train import train
@@ -99,9 +96,8 @@ def assert_alike(one: Path, other: Path) -> None:
 # -- the same as one ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(
-    ("size", "accumulation", "encoding"), [(2, 1, "task"), (2, 2, "randomized"), (4, 1, "t5"), (2, 1, "rope")]
+    ("size", "accumulation", "encoding"), [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.full)]
 )
 def test_several_processes_give_what_one_gives(
     config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
@@ -139,26 +135,6 @@ def test_each_process_computes_its_share_and_has_all_of_it(tmp_path: Path) -> No
         together(size, tmp_path / "run", work)
 
 
-@pytest.mark.full
-def test_two_processes_evaluate_a_finished_run_to_the_bit_as_one_does(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(config, tmp_path / "run", [])
-    shutil.copytree(tmp_path / "run", tmp_path / "one")
-    asked, before = (
-        ["protocol=nonoverlap,fixed_target", "length=24,40", "extension=ntk"],
-        evaluation_lines(tmp_path / "run"),
-    )
-    launch.evaluate(tmp_path / "one", apply(config, asked))
-    monkeypatch.setattr(machine, "cores", lambda: 2)
-    launch.evaluate(tmp_path / "run", apply(load_config(tmp_path / "run"), [*asked, "processes=2"]))
-    found, expected = (
-        [{name: row[name] for name in row if name not in ("seconds", "peak_memory_bytes")} for row in lines]
-        for lines in (evaluation_lines(tmp_path / "run"), evaluation_lines(tmp_path / "one"))
-    )
-    assert found == expected and len(expected) > len(before) and load_record(tmp_path / "run")["status"] == "done"
-
-
 # -- how it ends -------------------------------------------------------------------------------------------------------
 
 
@@ -178,7 +154,7 @@ def at(step: int, patch: pytest.MonkeyPatch, rank: int, event: BaseException | s
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize(("size", "rank", "ahead"), [(1, 0, 0), (2, 0, 0), (3, 1, 0), (2, 1, 1)])
+@pytest.mark.parametrize(("size", "rank", "ahead"), [(1, 0, 0), (3, 1, 0), (2, 1, 1)])
 def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_the_bit(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, rank: int, ahead: int
 ) -> None:
@@ -199,17 +175,16 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_run_goes_on_in_another_number_of_processes_after_a_failure_and_says_so(
-    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, before: int, after: int
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(config, tmp_path / "one", [])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunFailed, match=r"the lights went out|has ended"):
-        at(7, patch, before - 1, RunFailed("the lights went out"))
-        trained(config, tmp_path / "run", before)
+        at(7, patch, 1, RunFailed("the lights went out"))
+        trained(config, tmp_path / "run", 2)
     assert load_record(tmp_path / "run")["status"] == "failed"
-    trained(config, tmp_path / "run", after)
-    assert f"continuing with processes {before} -> {after}: the weights will not be those" in caplog.text
+    trained(config, tmp_path / "run", 1)
+    assert "continuing with processes 2 -> 1: the weights will not be those" in caplog.text
     assert load_record(tmp_path / "run")["attempt"]["bit_exact"] is False
     assert_alike(tmp_path / "one", tmp_path / "run")
 
@@ -217,23 +192,19 @@ def test_a_run_goes_on_in_another_number_of_processes_after_a_failure_and_says_s
 # -- who starts them ---------------------------------------------------------------------------------------------------
 
 OOM, KILL = "raise RunFailed('no room', reason='oom')", "os.kill(os.getpid(), signal.SIGKILL)"
-WAIT, HANG = "world.from_first()", "time.sleep(300)"
 
 
-def act(rank: int, event: str, others: str, *_: Any) -> None:
-    """In the place of training: one rank does something, and others something else."""
-    exec(event if _[-1].rank == rank else others, {**globals(), "world": _[-1]})
+def act(rank: int, event: str, *_: Any) -> None:
+    """In the place of training: one rank does something, and others wait for it."""
+    exec(event if _[-1].rank == rank else "world.from_first()", {**globals(), "world": _[-1]})
 
 
-@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "case",
     [
-        (1, OOM, WAIT, "rank 1 of 2 failed: no room", 1),
-        (0, OOM, WAIT, "no room", 1),
-        (1, "raise UserError('wrong')", WAIT, "rank 1 of 2 failed: wrong", 2),
-        (1, KILL, WAIT, "rank 1 of 2 was killed by SIGKILL", 137),
-        (0, "os.kill(os.getppid(), signal.SIGTERM); time.sleep(300)", HANG, "rank 0 of 2 was killed by SIGTERM", 143),
+        (1, OOM, "rank 1 of 2 failed: no room", 1),
+        pytest.param((0, OOM, "no room", 1), marks=pytest.mark.full),
+        pytest.param((1, KILL, "rank 1 of 2 was killed by SIGKILL", 137), marks=pytest.mark.full),
     ],
 )
 def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exit_code(
@@ -241,12 +212,11 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    case: tuple[int, str, str, str, int],
+    case: tuple[int, str, str, int],
 ) -> None:
     *event, text, code = case
     monkeypatch.setattr(launch.training, "train", functools.partial(act, *event))
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)  # a busy machine ends processes slowly
-    monkeypatch.setattr(machine, "cores", lambda: 2)
     plan = Plan(changed(config, "runtime", processes=2), tmp_path / "run", ())
     assert exits.run(lambda: launch.run(plan)) == code
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
@@ -270,9 +240,7 @@ def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch:
         launch.train(Plan(changed(config, "runtime", processes=2), Path("run"), ()))
 
 
-def test_each_process_has_a_device_of_its_own_and_an_equal_share(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -280,8 +248,3 @@ def test_each_process_has_a_device_of_its_own_and_an_equal_share(
     assert current == [torch.device("cuda:1")] * 2 and World(0, 2).device(torch.device("cpu")).type == "cpu"
     with pytest.raises(UserError, match="device is mps: 2 processes run on cpu, or on cuda with a GPU each"):
         World(0, 2).device(torch.device("mps"))
-    with pytest.raises(UserError, match="batch_size is 8: it does not divide among 3 processes, nearest: 6 or 9"):
-        changed(config, "runtime", processes=3)
-    monkeypatch.setattr(machine, "resolve", torch.device)
-    with pytest.raises(UserError, match="this machine has 4 GPUs"):
-        launch.start(8, "cuda", None, print)

@@ -1,15 +1,16 @@
 """A sweep's Slurm array: its tasks run here by bash, in place of a cluster."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from support import snapshot, write_text
+from support import each_once, snapshot, write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
 from posbench.errors import UserError
-from posbench.launch import plans, states, sweep
+from posbench.launch import plans, pool, sweep
 
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" > given
@@ -38,13 +39,30 @@ def start_task(number: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(["bash", script], env={**os.environ, **environment})
 
 
-def test_the_tasks_of_an_array_are_the_runs_and_the_same_sweep_submits_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_line(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["encoding=rope,alibi", *TINY, "runtime.cache=cache"]
+    before = snapshot(cluster)
+    sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
+    assert "2 runs: 0 finished, 2 to do" in capsys.readouterr().out and snapshot(cluster) == before
+    with pytest.raises(UserError, match="--slurm submits what is missing and ends: leave out"):
+        sweep.sweep(arguments, n_jobs=2, slurm_options="")
     sweep.sweep(arguments, slurm_options="--partition main --time=60")
     assert capsys.readouterr().out.startswith("Slurm job 7 has 2 tasks, logs in ")
     assert {"--array=0-1", "--partition", "main", "--time=60"} <= set(Path("given").read_text().splitlines())
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    with pytest.raises(UserError, match=r"^sbatch: error: invalid partition$"):
+        sweep.sweep(arguments, slurm_options="")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="there is no sbatch here"):
+        sweep.sweep(arguments, slurm_options="")
+
+
+@pytest.mark.full
+def test_the_tasks_of_an_array_are_the_runs_and_the_same_sweep_submits_what_is_missing(tmp_path: Path) -> None:
+    arguments = ["encoding=rope,alibi", *TINY, "runtime.cache=cache"]
+    sweep.sweep(arguments, slurm_options="")
     rope, alibi = plans.resolve([arguments])
     assert start_task(1).wait() == 0
     assert not rope.folder.exists()
@@ -52,40 +70,20 @@ def test_the_tasks_of_an_array_are_the_runs_and_the_same_sweep_submits_what_is_m
     assert result(alibi.folder) == result(tmp_path / "single" / alibi.id)
     sweep.sweep(arguments, slurm_options="")
     assert "--array=0-0" in Path("given").read_text()
-    assert start_task(0).wait() == 0
-    assert states.status(rope).name == "done"
 
 
+@pytest.mark.full
 def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
-    long = [word for word in TINY if not word.startswith("training.tokens=")] + ["training.tokens=64000000"]
-    sweep.sweep(["encoding=rope", *long, "runtime.cache=cache"], slurm_options="")
-    (job,) = plans.resolve([["encoding=rope", *long, "runtime.cache=cache"]])
-    for name, queued in (("USR1", "requeue 7_0\n"), ("TERM", None)):
+    arguments = ["encoding=rope", *each_once([*TINY, "training.tokens=64000000", "runtime.cache=cache"])]
+    sweep.sweep(arguments, slurm_options="")
+    (job,) = plans.resolve([arguments])
+    rows, requeued = job.folder / "rows.jsonl", Path("requeued")
+    for number, queued in ((signal.SIGUSR1, "requeue 7_0\n"), (signal.SIGTERM, None)):
         task = start_task(0)
-        rows = job.folder / "rows.jsonl"
         size = rows.stat().st_size if rows.exists() else 0
-        until(lambda size=size, rows=rows: rows.exists() and rows.stat().st_size > size)
-        task.send_signal(getattr(__import__("signal"), f"SIG{name}"))
+        until(lambda size=size: rows.exists() and rows.stat().st_size > size)
+        task.send_signal(number)
         assert task.wait() == 143
-        assert states.status(job).name == "stopped"
-        assert (Path("requeued").read_text() if Path("requeued").exists() else None) == queued
-        Path("requeued").unlink(missing_ok=True)
-
-
-def test_a_dry_run_writes_nothing_and_what_sbatch_refuses_is_one_line(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["encoding=rope,alibi", *TINY, "runtime.cache=cache"]
-    before = snapshot(cluster)
-    sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
-    shown = capsys.readouterr().out
-    assert shown.startswith("sbatch --parsable --array=0-1 ") and shown.count("-m posbench train encoding=") == 2
-    assert snapshot(cluster) == before
-    with pytest.raises(UserError, match="--slurm submits what is missing and ends: leave out"):
-        sweep.sweep(arguments, n_jobs=2, slurm_options="")
-    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
-    with pytest.raises(UserError, match=r"^sbatch: error: invalid partition$"):
-        sweep.sweep(arguments, slurm_options="")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="there is no sbatch here"):
-        sweep.sweep(arguments, slurm_options="")
+        assert pool.record(job)["status"] == "stopped"
+        assert (requeued.read_text() if requeued.exists() else None) == queued
+        requeued.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ import multiprocessing.forkserver
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,11 +25,11 @@ from posbench.config import compose
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
-from posbench.launch import child, plans, pool, states, sweep, tuning
+from posbench.launch import plans, pool, sweep
 from posbench.launch.plans import Plan
-from posbench.launch.states import DONE, Status
+from posbench.launch.pool import DONE, Status
 from posbench.run.rows import evaluation_rows, training_rows
-from posbench.run.run import Run, Where, in_use
+from posbench.run.run import Run, Where
 from posbench.terminal import exits
 from posbench.training.train import train
 
@@ -111,20 +110,13 @@ def test_every_sweep_file_composes(name: str) -> None:
 
 
 def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path: Path) -> None:
-    found = plans.resolve(plans.read_sets("rope_base", ["seed=7,8", "training.clip=2"]))
-    assert len(found) == 2 * (2 + 4) and {job.config.seed for job in found} == {7, 8}
-    assert all(job.config.training.clip == 2 for job in found)
-    bases = {job.config.encoding.options.get("base") for job in found}  # of one scheme alone
-    assert bases - {None} == {64, 1000, 10000, 500000}
-    text = (
-        "sets: [encoding=rope encoding.base=64, encoding=none]\nshared: ['evaluation.protocols=[nonoverlap]', seed=3]"
-    )
-    write_choice(tmp_path, "sweep/mine", text)
-    sets = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)  # a word and its key are one
+    sets = ["encoding=rope encoding.base=64", "encoding=none"]
+    write_choice(tmp_path, "sweep/mine", f"sets: {sets}\nshared: ['evaluation.protocols=[nonoverlap]', seed=3]")
+    words = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)  # a word and its key are one
     shared = ["protocol=fixed_target,nonoverlap", "seed=3"]
-    assert sets == [[*shared, "encoding=rope", "encoding.base=64"], [*shared, "encoding=none"]]
-    assert all("encoding=fire" in words for words in plans.read_sets("mine", ["encoding=fire"], tmp_path))
-    for job in plans.resolve(sets, tmp_path):
+    assert words == [[*shared, "encoding=rope", "encoding.base=64"], [*shared, "encoding=none"]]
+    assert all("encoding=fire" in each for each in plans.read_sets("mine", ["encoding=fire"], tmp_path))
+    for job in plans.resolve(words, tmp_path):
         assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
         assert job.command[-1] == f"--config-dir={tmp_path}" not in job.overrides
 
@@ -135,20 +127,15 @@ MISTAKES = """
 sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, 
 encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
 encoding=rope,alibi encoding.base=64 | encoding.base is no option of alibi: 'posbench sweep encoding=rope enc
-encoding=rope encoding | cannot read 'encoding': expected key=value
 encoding=rope tune=maybe | expected tune=true, with or without tune_grid
-encoding=rope tune_grid=1,2 | expected tune=true, with or without tune_grid
 encoding=rope tune=true tune_grid=0,1 | tune_grid is [0, 1]: expected multiples
-encoding=rope runtime.device=gpu | runtime.device is 'gpu'
 encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
 """
 # A file of a sweep | what the line says.
 FILES = """
 - encoding=rope | expected keys with values
-sets: [] | is not a sweep: expected 'sets'
 {sets: [encoding=rope], shard: [seed=1]} | is not a sweep: expected 'sets'
 sets: [{encoding: rope}] | is not a sweep: expected 'sets'
-sets: ["encoding='rope"] | is not a sweep: expected 'sets'
 """
 
 
@@ -166,7 +153,7 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(template: 
     training = dataclasses.replace(config.training, tokens=12 * config.training.tokens_per_step)  # as its rows say
     config = dataclasses.replace(config, training=training)
     folder = write_run(tmp_path, config, Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1))))
-    nll = states.loss_at_train_length(Plan(config, folder, ()))
+    nll = pool.loss_at_train_length(Plan(config, folder, ()))
     assert nll is not None and 2.5 < nll < 3.5
 
 
@@ -192,36 +179,20 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     assert tuned == f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on."
     other = shown("encoding=rope,alibi", "evaluation.ratios=[1,3]")[-1]
     assert f"2 runs: 0 finished, 2 to do, {tokens:,} tokens" in other
-    (done.folder / "checkpoint").rename(tmp_path / "aside")  # as of rows that were kept: such a run trains again
-    before = snapshot(tmp_path)
-    again = shown("encoding=rope", "seed=0", "evaluation.ratios=[1,3]")[-1]
-    assert f"1 run: 0 finished, 1 to do, {tokens:,} tokens" in again
 
 
-# The words of a sweep | what is said before it trains, a line each.
-UNRESOLVED = """
-encoding=rope,alibi seed=0,1,2 | Verdicts need 5 seeds, here 3: type seed=range(0,5). | After 1,
-encoding=rope,alibi seed=range(0,5) experiment=demo | After 1,000,000 tokens most schemes do not
-encoding=rope,alibi experiment=reader training.learning_rate=.01,.02,.03 | Verdicts need 5
-encoding=none,alibi experiment=reader seed=range(0,5) | Schemes are compared with rope, which is not among these: add
-encoding=rope,alibi experiment=reader seed=range(0,5)
-encoding=rope seed=0,1,2
-encoding=none,alibi experiment=tasks data=task/copy seed=range(0,5)
-"""
-
-
-@pytest.mark.parametrize("line", UNRESOLVED.split("\n")[1:-1])
 def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
-    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words, *expected = line.split(" | ")
-    monkeypatch.setattr(sweep, "execute", lambda todo, _: {plan.id: DONE for plan in todo})
-    monkeypatch.setattr(sweep, "prepare_all", lambda _: None)
-    for dry_run in (True, False):
-        sweep.sweep([*words.split(), "tracking=none"], dry_run=dry_run)
-        said = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
-        assert len(said) == len(expected)
-        assert all(line.startswith(start) for line, start in zip(said, expected, strict=True))
+    for words, *expected in (
+        ("seed=0,1 experiment=demo", "Verdicts need 5 seeds, here 2: type seed=range(0,5).", "After 1,000,000 tokens"),
+        ("encoding=none,alibi experiment=reader seed=range(0,5)", "Schemes are compared with rope, which is not among"),
+        ("experiment=reader seed=range(0,5)",),
+    ):
+        sweep.sweep(each_once(["encoding=rope,alibi", *words.split(), "tracking=none"]), dry_run=True)
+        warnings = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+        assert len(warnings) == len(expected)
+        assert all(line.startswith(start) for line, start in zip(warnings, expected, strict=True))
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -238,7 +209,7 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     one_by_one(todo, tmp_path / "single")
     for job in todo:
         assert result(job.folder) == result(tmp_path / "single" / job.id)
-    assert states.record(todo[0])["command"].startswith("posbench train encoding=rope ")
+    assert pool.record(todo[0])["command"].startswith("posbench train encoding=rope ")
     assert [{folder.parent for folder in asked} for asked in reports] == [{tmp_path / "outputs/demo"}]
     monkeypatch.setattr(pool, "_start", None)  # a second sweep starts no process
     sweep.sweep(arguments)
@@ -278,12 +249,13 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
         sets_of_words = plans.read_sets("faults", overrides, tmp_path / "configs")
         rope, diverging, segfault, killed = plans.resolve(sets_of_words, tmp_path / "configs")
     assert all(job.id in str(caught.value) for job in (diverging, segfault, killed)) and caught.value.exit_code == 1
-    assert states.status(rope) == DONE
-    assert states.status(diverging)[:2] == ("failed", "diverged")
-    assert states.status(segfault) == ("failed", "signal", "killed by SIGSEGV")
-    assert states.status(killed) == ("failed", "signal", "killed by SIGKILL, perhaps since memory ran out")
+    outcomes = [
+        tuple(pool.record(job)[key] for key in ("status", "reason")) for job in (rope, diverging, segfault, killed)
+    ]
+    assert outcomes == [("done", None), ("failed", "diverged"), ("failed", "signal"), ("failed", "signal")]
+    assert pool.record(killed)["message"] == "killed by SIGKILL, perhaps since memory ran out"
     shown = capsys.readouterr().err
-    assert shown.count("not done: ") == 3 and "all 2 runs with encoding=crash failed" in shown
+    assert shown.count("not done: ") == 3
     assert "training.learning_rate=1e30] failed (diverged): loss is" in shown
     assert len(reports) == 1  # of those that are done
 
@@ -307,15 +279,13 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
     overrides: list[str], tmp_path: Path
 ) -> None:
     longer = ["training.tokens=12288", "runtime.checkpoint_every_steps=10"]  # 192 updates
-    arguments = ["encoding=rope", "seed=0,1", *(o for o in overrides if "tokens=" not in o or "warm" in o), *longer]
+    arguments = ["encoding=rope", "seed=0,1", *each_once([*overrides, *longer])]
     rng = random.Random(time.time_ns())
-    moments = sorted(rng.sample(range(1, 340), 2))
-    for wanted in [*moments, None]:
+    moments = [*sorted(rng.sample(range(1, 340), 2)), 0]  # the last: also before anything is trained
+    for updates in moments:
         process = start_sweep(arguments, 1)
-        if wanted is None:
-            time.sleep(rng.uniform(0.0, 2.0))  # also before anything is trained
-        else:
-            until(lambda wanted=wanted: steps(tmp_path / "outputs/demo") >= wanted)
+        until(lambda updates=updates: steps(tmp_path / "outputs/demo") >= updates)
+        time.sleep(rng.uniform(0.0, 2.0))
         process.kill()
         process.join()
         until(lambda: not processes_of(tmp_path))
@@ -328,110 +298,80 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
 
 @pytest.mark.full
 def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path) -> None:
-    arguments = ["encoding=rope,alibi", *(o for o in overrides if "training.tokens" not in o)]  # 15,625 updates
+    arguments = ["encoding=rope,alibi", *each_once([*overrides, "training.tokens=1000000"])]  # 15,625 updates
     process = start_sweep(arguments, 1)
     until(lambda: steps(tmp_path / "outputs/demo") > 5)
     os.kill(process.pid, signal.SIGINT)
     process.join()
     first, second = plans.resolve([arguments])
-    assert process.exitcode == 130 and states.status(first)[:2] == ("stopped", "signal")
+    assert process.exitcode == 130 and pool.record(first)["status"] == "stopped"
     assert not processes_of(tmp_path) and not second.folder.exists()
     saved = max((first.folder / "checkpoint").glob("step-*"))
     assert int(saved.name.removeprefix("step-")) == training_rows(first.folder)[-1]["step"] > 5
-
-
-OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"
-
-
-@pytest.mark.full
-def test_a_run_that_another_process_owns_is_not_done_and_a_job_has_its_variables_its_output_and_its_exit_code(
-    overrides: list[str],
-) -> None:
-    (job,) = plans.resolve([["encoding=rope", *overrides]])
-    job.folder.parent.mkdir(parents=True)
-    owner = subprocess.Popen([sys.executable, "-c", OWN, job.folder.with_name(f".{job.id}.lock")])
-    until(lambda: in_use(job.folder))
-    assert pool.run([job], [ONE]) == {job.id: states.IN_USE}
-    owner.kill()
-    owner.wait()
-    assert pool.run([job], [ONE]) == {job.id: DONE}
-    Path("text.txt").unlink()
-    process = pool._start(job, {**ONE, "POSBENCH_DEBUG": "1"})
-    process.join()
-    output = job.output.read_text()
-    assert process.exitcode == 2 and "Traceback" in output and "error: data.path: no file matches 'text.txt'" in output
 
 
 def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words(several: list[Plan]) -> None:
     job = several[0]
     job.output.parent.mkdir(parents=True)
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
-    assert pool.outcome(job, 2, {}) == states.status(job) == ("failed", "error", "there is no text.txt")
+    assert pool.outcome(job, 2, {}) == ("failed", "error", "there is no text.txt")
+    assert pool.record(job)["message"] == "there is no text.txt"
     job.output.write_text("")
-    assert pool.outcome(job, 2, states.record(job)).message == "ended with exit code 2"
-    assert pool.outcome(job, 75, states.record(job)) == states.IN_USE
-    stopped = pool.outcome(job, -signal.SIGTERM, states.record(job), [signal.SIGTERM])
-    assert stopped.name == states.status(job).name == "stopped"
+    assert pool.outcome(job, 2, pool.record(job)).message == "ended with exit code 2"
+    assert pool.outcome(job, 75, pool.record(job)) == pool.IN_USE
+    stopped = pool.outcome(job, -signal.SIGTERM, pool.record(job), [signal.SIGTERM])
+    assert stopped.name == pool.record(job)["status"] == "stopped"
 
-    def attempt(error: PosbenchError | None, begun: bool = True, finish: bool = False) -> str:
-        """What the record calls the run after an attempt, which a finished run survives."""
+    def attempt(error: PosbenchError | None, finish: bool = False) -> None:
+        """Make an attempt, which a finished run survives."""
         with Run.open(job.folder, job.config, []) as run:
-            if begun:
-                run.begin_attempt(Where("cpu", "fp32", 1))
+            run.begin_attempt(Where("cpu", "fp32", 1))
             if finish:
                 run.finish("done")
             if error:
                 run.ended_by(error)
-        return str(states.record(job)["status"])
 
     attempt(None, finish=True)
-    before = states.record(job)
-    assert attempt(RunFailed("no space left", "disk")) == "done"
-    assert pool.outcome(job, 1, before) == states.status(job) == ("failed", "disk", "no space left")
-    assert (attempt(None), states.status(job).name) == ("done", "running")  # killed, as it seems
-    assert pool.outcome(job, -signal.SIGKILL, before).name == states.status(job).name == "failed"
-    killed = states.record(job)
-    assert attempt(RunFailed("no such text", "error"), begun=False) == "done" and states.record(job) == killed
+    before = pool.record(job)
+    attempt(RunFailed("no space left", "disk"))
+    assert pool.outcome(job, 1, before) == ("failed", "disk", "no space left")
+    attempt(None)  # killed, as it seems
+    assert pool.outcome(job, -signal.SIGKILL, before).name == "failed"
     attempt(None, finish=True)
-    assert pool.outcome(job, 0, before) == states.status(job) == DONE
+    assert pool.outcome(job, 0, before) == DONE and pool.record(job)["status"] == "done"
 
 
 # Cores, GPUs, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | threads of each process, GPUs by run.
 SLOTS = """
 8 - null null null null | 2 * 4
-2 - null null null null | 1 * 2
-2 - 1 null null null | 2 * 1
 2 - 1 null null 1 | 1 * 1
-2 - 1 null null 4 | 2 * 1
 2 - 4 null null null | 1 * 4
 8 - null null 4 1 | 4 * 2
 6 - null 2 null null | 1 * 3
-6 - 1 2 null null | 3 * 1
 6 2,5 null null null null | 3 2 5
 6 2,5 3 null null null | 2 2 5 2
 6 2,5,6,7,8 null 2 null null | 1 2,5 6,7
 """
 
 
-@pytest.mark.parametrize("line", SLOTS.split("\n")[1:-1])
-def test_threads_and_gpus_are_divided_among_the_processes(
-    several: list[Plan], monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
-    left, _, right = line.partition(" | ")
-    cores, gpus, *words, wanted = left.split()
-    n_jobs, processes, threads = (None if word == "null" else int(word) for word in words)
-    each, *of_runs = right.split()
-    monkeypatch.setenv("OMP_NUM_THREADS", wanted.replace("null", ""))
-    monkeypatch.setattr(machine, "cores", lambda: int(cores))
-    monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cpu" if gpus == "-" else "cuda"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+def test_threads_and_gpus_are_divided_among_the_processes(several: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "run", lambda todo, slots: slots)
-    runtime = dataclasses.replace(several[0].config.runtime, device="auto", threads=threads, processes=processes)
-    todo = [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several]
-    slots: Any = sweep.execute(todo, n_jobs)
-    assert {slot["OMP_NUM_THREADS"] for slot in slots} == {each}
-    expected = [None] * int(of_runs[1]) if of_runs[0] == "*" else of_runs
-    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == expected
+    for line in SLOTS.split("\n")[1:-1]:
+        left, _, right = line.partition(" | ")
+        cores, gpus, *words, threads_given = left.split()
+        n_jobs, processes, threads = (None if word == "null" else int(word) for word in words)
+        each, *of_runs = right.split()
+        monkeypatch.setenv("OMP_NUM_THREADS", threads_given.replace("null", ""))
+        monkeypatch.setattr(machine, "cores", lambda cores=cores: int(cores))
+        device = torch.device("cpu" if gpus == "-" else "cuda")
+        monkeypatch.setattr(machine, "resolve", lambda name, device=device: device)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        runtime = dataclasses.replace(several[0].config.runtime, device="auto", threads=threads, processes=processes)
+        todo = [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several]
+        slots: Any = sweep.execute(todo, n_jobs)
+        assert {slot["OMP_NUM_THREADS"] for slot in slots} == {each}, line
+        expected = [None] * int(of_runs[1]) if of_runs[0] == "*" else of_runs
+        assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == expected, line
 
 
 def deaf() -> None:
@@ -445,69 +385,52 @@ def test_a_second_signal_ends_at_once_what_the_first_asked_to_save(
     process, codes = multiprocessing.get_context("fork").Process(target=deaf), []
     monkeypatch.setattr(pool, "_start", lambda plan, slot: process.start() or process)
     monkeypatch.setattr(pool, "outcome", lambda plan, code, *_: codes.append(code) or Status("stopped"))
-    send = child.send
-    monkeypatch.setattr(child, "send", lambda *given: (send(*given), signal.raise_signal(signal.SIGTERM)))
+    send = pool.send
+    monkeypatch.setattr(pool, "send", lambda *given: (send(*given), signal.raise_signal(signal.SIGTERM)))
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
         pool.run(several[:1], [{}])
     assert codes == [-signal.SIGKILL]
 
 
-def test_a_value_that_always_fails_is_named_only_where_others_did_not(
-    several: list[Plan], caplog: pytest.LogCaptureFixture
-) -> None:
-    failed = Status("failed", "error", "x")
-    for outcomes, named in (([DONE, *[failed] * 3], ["alibi"]), ([failed] * 4, ["rope", "alibi"]), ([DONE] * 4, [])):
-        caplog.clear()
-        states.log_failures(several, {plan.id: state for plan, state in zip(several, outcomes, strict=True)})
-        lines = [line for line in caplog.messages if " runs with " in line]
-        assert lines == [f"all 2 runs with encoding={name} failed" for name in named]
-
-
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
-def in_this_process(todo: list[Plan], *_: object) -> dict[str, Status]:
-    for job in todo:
-        with contextlib.suppress(PosbenchError):
-            train(job.config, job.folder, ["posbench", "train"])
-    return {job.id: states.status(job) for job in todo}
-
-
 @pytest.mark.full
-def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
+def test_tuning_measures_validation_text_only_in_runs_of_its_own(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ["seed=0,1", "training.learning_rate=0.003", "evaluation.at_tokens=[512]", *overrides]
-    todo = plans.resolve([["encoding=rope,alibi", *asked]])
-    chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process)
-    assert [job.id for job in chosen] == [job.id for job in todo]
-    assert {job.overrides[-1] for job in chosen} == {"training.learning_rate=0.003"}
-    study = tmp_path / "outputs/demo"
-    low, middle, high = tuning.trials(todo[:1], [0.01, 1.0, 1e32])
-    assert states.loss_at_train_length(middle) < states.loss_at_train_length(low)
-    assert states.status(high).reason == "diverged" and not list(study.glob("rope-*"))  # the sweep's own are apart
+    def in_this_process(todo: list[Plan], *_: object) -> dict[str, Status]:
+        for job in todo:
+            with contextlib.suppress(PosbenchError):
+                train(job.config, job.folder, ["posbench", "train"])
+        return dict.fromkeys((job.id for job in todo), DONE)
+
+    monkeypatch.setattr(sweep, "execute", in_this_process)
+    words = ["encoding=rope", "seed=0,1", "training.learning_rate=0.003", "evaluation.at_tokens=[512]", *overrides]
+    todo, study = plans.resolve([words]), tmp_path / "outputs/demo"
+    chosen = sweep.tuned(todo, [0.01, 1.0, 1e32], None)
+    assert [job.id for job in chosen] == [job.id for job in todo] and not list(study.glob("rope-*"))
+    low, middle, high = sweep.trials(todo[:1], [0.01, 1.0, 1e32])
+    assert pool.loss_at_train_length(middle) < pool.loss_at_train_length(low)
+    assert pool.record(high)["reason"] == "diverged"
     for trial in (low, middle):
         evaluated = evaluation_rows(study / "tuning" / trial.id)
         assert {(row.split, row.length_ratio) for row in evaluated} == {("validation", 1.0)}
         assert all(row.n_blocks > 200 for row in evaluated)  # all validation text, though evaluation.blocks is 8
-        assert trial.config.evaluation.at_tokens == ()
-    monkeypatch.setattr(sweep, "execute", in_this_process)
-    sweep.sweep(["encoding=rope", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])
-    single = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
-    assert single.id in {path.name for path in study.glob("*-s*")}  # that of the single command
 
 
-def test_a_rate_at_the_edge_of_the_grid_is_warned_about_and_without_any_a_scheme_keeps_its_own(
+def test_the_best_rate_of_each_scheme_is_chosen_and_one_at_the_edge_of_the_grid_is_warned_about(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     todo = plans.resolve([["encoding=rope,alibi", "training.learning_rate=0.002", *overrides]])
     best = {"rope": 0.002, "alibi": 0.004}
     losses = [lambda plan: abs(plan.config.training.learning_rate - best[plan.config.encoding.name]), lambda plan: None]
-    for loss, rates in zip(losses, ([0.002, 0.004], [0.002, 0.002]), strict=True):
-        monkeypatch.setattr(states, "loss_at_train_length", loss)
-        chosen = tuning.tuned(todo, [0.5, 1.0, 2.0], lambda trials: None)
+    monkeypatch.setattr(sweep, "execute", lambda *_: None)
+    for loss, rates in zip(losses, ([0.002, 0.004], [0.002, 0.002]), strict=True):  # without any it keeps its own
+        monkeypatch.setattr(pool, "loss_at_train_length", loss)
+        chosen = sweep.tuned(todo, [0.5, 1.0, 2.0], None)
         assert [job.config.training.learning_rate for job in chosen] == rates
-    (warned,) = [message for message in caplog.messages if "edge" in message]
-    assert warned.startswith("alibi: learning rate 0.004 ") and "a wider tune_grid" in warned
+    (warning,) = [message for message in caplog.messages if "edge" in message]
+    assert warning.startswith("alibi: learning rate 0.004 ") and "a wider tune_grid" in warning

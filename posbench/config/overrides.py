@@ -31,7 +31,7 @@ WORDS |= {word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extensi
 WORDS |= {"length": LENGTH, "lengths": LENGTH}
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
 OF_A_FINISHED_RUN = [word for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"]
-OF_A_FINISHED_RUN += ["device", "threads", "processes"]
+OF_A_FINISHED_RUN += ["device", "threads"]
 
 
 def split(word: str) -> tuple[str, str]:
@@ -150,7 +150,6 @@ class Asked(NamedTuple):
     settings: EvaluationConfig
     device: str | None = None
     threads: int | None = None  # of the CPU
-    processes: int | None = None
 
 
 def apply(config: Config, words: list[str]) -> Asked:
@@ -169,9 +168,7 @@ def apply(config: Config, words: list[str]) -> Asked:
     if plain["evaluation"]["longest"] is None:
         plain["evaluation"]["longest"] = max(1.0, config.evaluation.ratios[-1])
     new = schema.validate(type(config), plain)
-    typed = {
-        name: getattr(new.runtime, name) for name in ("device", "threads", "processes") if f"runtime.{name}" in given
-    }
+    typed = {name: getattr(new.runtime, name) for name in ("device", "threads") if f"runtime.{name}" in given}
     return Asked(new.evaluation, **typed)
 
 

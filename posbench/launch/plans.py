@@ -67,10 +67,9 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
 
     plans: dict[str, Plan] = {}
     for words, config in (pair for overrides in sets for pair in compose.configs(overrides, config_dir)):
-        new = plan(config, words, config_dir)
-        known = plans.setdefault(new.id, new)
-        if known.folder != new.folder:
-            raise UserError(f"{known.folder} and {new.folder} are one run: a sweep keeps each in one folder")
+        known = plans.setdefault(config.id, plan(config, words, config_dir))
+        if known.folder != config.folder:
+            raise UserError(f"{known.folder} and {config.folder} are one run: a sweep keeps each in one folder")
     return list(plans.values())
 
 
@@ -82,13 +81,12 @@ def read_sets(name: str | None, typed: list[str], config_dir: Path | None = None
     if name is None:
         return [typed]
     path = chosen("sweep", name, config_dir)
-    content = load(path)
+    content = {"shared": [], "sets": [], **load(path)}
     try:
-        shared, sets = content.pop("shared", []), content.pop("sets")
-        if content or not sets:
-            raise ValueError
-        words = [[*shlex.split(" ".join([*shared, line])), *typed] for line in sets]
-    except (KeyError, TypeError, ValueError):
+        words = [[*shlex.split(" ".join([*content["shared"], line])), *typed] for line in content["sets"]]
+    except (TypeError, ValueError):
+        words = []
+    if not words or len(content) > 2:
         expected = "expected 'sets', a list such as '- encoding=rope,alibi', and 'shared'"
-        raise UserError(f"{path} is not a sweep: {expected}") from None
+        raise UserError(f"{path} is not a sweep: {expected}")
     return [list({split(word)[0]: word for word in each}.values()) for each in words]

@@ -1,66 +1,167 @@
-"""A process per run, so many at a time: a crash or a kill of one takes no other with it.
+"""Processes of runs, so many at a time: a crash or a kill of one takes no other with it.
 
-What became of a run is what its `run.json` says. For a process that died before it could write, it is written here.
+Each is a session of its own, which saves itself and ends if its parent does. What became of a run is what its
+`run.json` says. For a process that died before it could write, it is written here.
 """
 
+import atexit
 import contextlib
 import functools
 import logging
 import multiprocessing.connection
+import os
 import signal
+import sys
 import time
-from collections.abc import Sequence
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
+from posbench import machine
 from posbench.errors import InUse, Stopped, UserError
-from posbench.launch import child, states
 from posbench.launch.plans import Plan
-from posbench.launch.states import Status
-from posbench.run.run import Run
-from posbench.terminal.signals import stop_signals
+from posbench.run.rows import PLAIN, evaluation_rows, training_rows
+from posbench.run.run import ADDING, Run, load_config, load_record
+from posbench.terminal import exits
+from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 
 logger = logging.getLogger(__name__)
+SPAWNED = multiprocessing.get_context("spawn")
+# Forks of a server that has imported `preload`. Only on Linux do loaded libraries survive a fork.
+FORKED: BaseContext = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+FORKED.set_forkserver_preload(["posbench.launch.preload"])
 _LINE_EVERY_SECONDS = 30.0
 
 
+# -- how far a run has come --------------------------------------------------------------------------------------------
+
+
+class Status(NamedTuple):
+    """The state of a run."""
+
+    name: str  # waiting, in use, running, done, failed, stopped
+    reason: str | None = None  # as in run.json
+    message: str | None = None
+
+
+WAITING, IN_USE, RUNNING, DONE = Status("waiting"), Status("in use"), Status("running"), Status("done")
+
+
+def record(plan: Plan) -> dict[str, Any]:
+    """Return the run's `run.json`; empty if it is missing or cannot be read."""
+    try:
+        return load_record(plan.folder)
+    except UserError:
+        return {}
+
+
+def is_trained(plan: Plan) -> bool:
+    """Return whether a run of these weights is done, perhaps with other evaluation settings."""
+    return record(plan).get("status") == "done"
+
+
+def is_finished(plan: Plan) -> bool:
+    """Return whether nothing is left to do. If evaluation settings changed, the run decides what is missing."""
+    try:
+        return is_trained(plan) and load_config(plan.folder).evaluation == plan.config.evaluation
+    except UserError:
+        return False
+
+
+def loss_at_train_length(plan: Plan) -> float | None:
+    """Return a trained run's nats per token at the training length (of a task, at its longest trained problems)."""
+    settings = plan.config.evaluation
+    for row in evaluation_rows(plan.folder):
+        plain = row.kind == PLAIN and not row.offset and ":" not in (row.task or "")
+        plain = plain and (row.split, row.checkpoint_step) == (settings.split, plan.config.training.steps)
+        if plain and row.protocol == settings.protocols[0] and row.length_ratio == 1 and row.measured:
+            return row.nll
+    return None
+
+
+def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
+    """Log how many runs are done, failed ..., and how far each has come that runs."""
+    counts = Counter(each.name for each in status.values())
+    logger.info("%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
+    for plan in (plan for plan in todo if status[plan.id] == RUNNING):
+        last = (training_rows(plan.folder) or [{"step": 0}])[-1]
+        logger.info("  %s: step %s of %s", plan.id, last["step"], plan.config.training.steps)
+
+
+def line(plan: Plan, now: Status, todo: list[Plan]) -> str:
+    """Return how a run stands: its loss if it is done, else what tells it from the others, and the reason."""
+    if now == DONE:
+        loss = loss_at_train_length(plan)
+        return f"{plan.id} done" + (f": {loss:.4f} nats/token at the training length" if loss is not None else "")
+    shared = set[str].intersection(*(set(each.overrides) for each in todo))
+    differing = " ".join(override for override in plan.overrides if override not in shared)
+    why = f" ({now.reason}): {now.message or ''}" if now.reason else ""
+    return f"{plan.id} [{differing}] {now.name}{why}"
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
 def run(todo: list[Plan], slots: list[dict[str, str]]) -> dict[str, Status]:
-    """Run plans until none can be run any more; returns the status of each run by its id.
+    """Run plans, one at a time for each slot, which holds its environment variables; return each status by run id.
 
-    Args:
-        slots: one entry per process at a time: environment variables for whoever runs in it.
-
-    Raises:
-        Stopped: SIGINT or SIGTERM. The runs were asked to save and have ended; the same sweep continues.
+    Raises Stopped after SIGINT or SIGTERM: the runs were asked to save and have ended; the same sweep continues.
     """
-    status = {plan.id: states.DONE if states.is_finished(plan) else states.WAITING for plan in todo}
-    waiting, free = [plan for plan in todo if status[plan.id] == states.WAITING], list(slots)
+    status = {plan.id: DONE if is_finished(plan) else WAITING for plan in todo}
+    waiting, free = [plan for plan in todo if status[plan.id] == WAITING], list(slots)
     running: dict[int, tuple[BaseProcess, Plan, dict[str, str], dict[str, Any]]] = {}  # by the process's sentinel
     passed_on, next_line = 0, time.monotonic() + _LINE_EVERY_SECONDS
     with stop_signals() as received:
         while running or (waiting and not received):
             while waiting and free and not received:
                 plan, slot = waiting.pop(0), free.pop(0)
-                before = states.record(plan)
+                before = record(plan)
                 process = _start(plan, slot)
                 running[process.sentinel] = process, plan, slot, before
-                status[plan.id] = states.RUNNING
-                logger.info("%s", states.line(plan, states.RUNNING, todo))
+                status[plan.id] = RUNNING
+                logger.info("%s", line(plan, RUNNING, todo))
             for ended in multiprocessing.connection.wait(list(running), timeout=0.5):  # which looks for signals
                 process, plan, slot, before = running.pop(ended)  # type: ignore[arg-type]
                 process.join()
                 free.append(slot)
                 status[plan.id] = outcome(plan, process.exitcode or 0, before, received)
-                logger.info("%s", states.line(plan, status[plan.id], todo))
+                logger.info("%s", line(plan, status[plan.id], todo))
             for number in received[passed_on:]:
                 passed_on += 1  # the first signal lets them save, the second does not
-                child.send((process for process, *_ in running.values()), number if passed_on == 1 else signal.SIGKILL)
+                send((process for process, *_ in running.values()), number if passed_on == 1 else signal.SIGKILL)
             if time.monotonic() > next_line:
                 next_line += _LINE_EVERY_SECONDS
-                states.log_progress(todo, status)
+                log_progress(todo, status)
     if received:
         name = signal.Signals(received[0]).name
         raise Stopped(received[0], f"stopped by {name}; what was running has saved itself, the same sweep continues")
+    return status
+
+
+def outcome(plan: Plan, code: int, before: dict[str, Any], received: Sequence[int] = ()) -> Status:
+    """Return the outcome of a run whose process ended with a code, and write it into `run.json` if that could not.
+
+    `before` is `run.json` as it was before the process started, `received` what signals made this process stop it.
+    """
+    if code in (0, InUse.exit_code):
+        return IN_USE if code else DONE
+    recorded = record(plan)
+    if recorded != before and recorded.get("reason") not in (None, ADDING):  # it was the process that wrote it
+        name = "stopped" if recorded["status"] == "stopped" else "failed"  # a run that is done stays so in its record
+        return Status(name, recorded["reason"], recorded["message"])
+    if received:
+        status = Status("stopped", "signal", "stopped before it could save")
+    elif code < 0:
+        memory = ", perhaps since memory ran out" if code == -signal.SIGKILL else ""
+        status = Status("failed", "signal", f"killed by {signal.Signals(-code).name}{memory}")
+    else:
+        status = Status("failed", "error", last_error(plan.output) or f"ended with exit code {code}")
+    with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
+        run.finish(*status)
     return status
 
 
@@ -68,30 +169,55 @@ def _start(plan: Plan, environment: dict[str, str]) -> BaseProcess:
     from posbench.launch.run import run
 
     plan.output.parent.mkdir(parents=True, exist_ok=True)
-    return child.start(child.FORKED, functools.partial(run, plan), environment, plan.output)
+    return start(FORKED, functools.partial(run, plan), environment, plan.output)
 
 
-def outcome(plan: Plan, code: int, before: dict[str, Any], received: Sequence[int] = ()) -> Status:
-    """The outcome of a run whose process ended; written into `run.json` if the process could not.
+# -- one process -------------------------------------------------------------------------------------------------------
 
-    Args:
-        code: what the process returned, negative for a signal.
-        before: `run.json` as it was before the process started.
-        received: signals that made this process stop it.
-    """
-    if code == InUse.exit_code:
-        return states.IN_USE
-    if states.record(plan) not in ({}, before) and (recorded := states.status(plan)).name != "running":
-        return recorded
-    if code == 0:
-        return states.DONE
-    if received:
-        status = Status("stopped", "signal", "stopped before it could save")
-    elif code < 0:
-        memory = ", perhaps since memory ran out" if code == -signal.SIGKILL else ""
-        status = Status("failed", "signal", f"killed by {signal.Signals(-code).name}{memory}")
-    else:
-        status = Status("failed", "error", child.last_words(plan.output) or f"ended with exit code {code}")
-    with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
-        run.finish(*status)
-    return status
+
+def start(
+    context: BaseContext, work: Callable[[], object], environment: Mapping[str, str], output: Path | None
+) -> BaseProcess:
+    """Start a process that does work, which can be pickled, and ends with its exit code; `output` is for its prints."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # or Python would import from the current folder, which may be a stranger's
+    process: BaseProcess = context.Process(target=_run, args=(work, os.environ | environment, output))  # type: ignore[attr-defined]
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")  # the caller's script would be run again
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = main
+    return process
+
+
+def _run(work: Callable[[], object], environment: Mapping[str, str], output: Path | None) -> NoReturn:
+    os.setsid()  # Ctrl-C reaches it once, through its parent
+    os.environ.clear()  # the fork server may be older than a variable
+    os.environ.update(environment)
+    parent = multiprocessing.parent_process()
+    assert parent
+    exit_when_parent_exits(parent.join)
+    if output:
+        with output.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    exits.tolerant_output()
+    machine.set_threads(int(environment["OMP_NUM_THREADS"]))
+    code = exits.run(work)
+    atexit._run_exitfuncs()  # multiprocessing leaves them out
+    sys.exit(code)
+
+
+def send(processes: Iterable[BaseProcess], number: int) -> None:
+    """Send a signal to those of the processes that have not ended."""
+    for process in processes:
+        if process.exitcode is None and process.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+
+def last_error(output: Path) -> str:
+    """Return the error line that a process printed, or else its last line."""
+    text = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return ([line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines or [""])[-1]

@@ -5,9 +5,6 @@ import os
 import scipy.special  # noqa: F401
 import torch._dynamo  # noqa: F401  # as arithmetic on shapes imports it, which sizes some encodings
 
-import posbench.evaluation.printed
-import posbench.launch.run
-import posbench.terminal.console
-import posbench.training.train  # noqa: F401
+import posbench.launch.run  # noqa: F401
 
 os.setsid()  # a signal to the sweep's terminal or group reaches runs through the sweep

@@ -13,15 +13,13 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import torch
-
 from posbench import machine
-from posbench.config.overrides import Asked, apply
+from posbench.config.overrides import apply
 from posbench.config.schema import Config, refuse_uneven
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
-from posbench.launch import child
+from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
 from posbench.run.rows import evaluation_rows, on_shared_targets
@@ -43,7 +41,7 @@ def run(plan: Plan, restart: bool = False) -> None:
 
 
 def train(plan: Plan, restart: bool = False) -> bool:
-    """Train and evaluate a plan, here or in `runtime.processes`, or as one of those that torchrun or srun started.
+    """Train and evaluate a plan, here, in `runtime.processes`, or as one of those that torchrun or srun started.
 
     Returns whether this process is to show the results.
     """
@@ -59,7 +57,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
             work(world)
         return world.rank == 0
     try:
-        start(size, runtime.device, runtime.threads, work)
+        start(size, runtime.threads, work)
     except RunFailed as error:  # rank 0 knows at most that another has ended
         with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
             run.ended_by(error)
@@ -67,28 +65,15 @@ def train(plan: Plan, restart: bool = False) -> bool:
     return True
 
 
-def evaluate(folder: Path, asked: Asked) -> None:
-    """Evaluate a finished run, in one process or in several."""
-    if asked.processes in (None, 1):
-        evaluate_run(folder, asked)
-    else:
-        runtime = load_config(folder).runtime
-        work = functools.partial(evaluate_run, folder, asked)
-        start(asked.processes, asked.device or runtime.device, asked.threads or runtime.threads, work)
-
-
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
-    """Evaluate finished runs one after the other and print their curves. A run that fails does not stop the others.
-
-    Raises UserError for a setting that one of the runs cannot meet, before any is evaluated.
-    """
-    asked = {folder: apply(_as_far_as_measured(folder), overrides) for folder in folders}
+    """Evaluate finished runs one after the other and print their curves. A run that fails does not stop the others."""
+    asked = {folder: apply(as_far_as_measured(folder), overrides) for folder in folders}
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
     for folder, settings in asked.items():
         try:
-            evaluate(folder, settings)
+            evaluate_run(folder, settings)
             printed.print_results(folder, settings.settings.split)
         except PosbenchError as error:
             if len(asked) == 1 or isinstance(error, Stopped):
@@ -99,32 +84,22 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
         raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
 
 
-def _as_far_as_measured(folder: Path) -> Config:
-    """Return a run's configuration with the lengths of its curve, if a later evaluation took that farther.
-
-    Without lengths of its own, what is asked for next is then measured at those, and pairs with the curve.
-    """
+def as_far_as_measured(folder: Path) -> Config:
+    """Return a run's configuration with the lengths of its curve, so that what is asked for next pairs with that."""
     config = load_config(folder)
+    asked, steps = config.evaluation, config.training.steps
     curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.curve_name == "fixed_target"]
-    last = max((row.checkpoint_step for row in curve), default=0)
-    here = [row for row in curve if (row.checkpoint_step, row.split) == (last, config.evaluation.split)]
-    ratios = tuple(sorted({row.length_ratio for row in here if row.measured}))
-    if not ratios or ratios[-1] <= config.evaluation.ratios[-1]:
-        return config
-    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=ratios))
+    curve = [row for row in curve if (row.checkpoint_step, row.split) == (steps, asked.split) and row.measured]
+    ratios = tuple(sorted({row.length_ratio for row in curve}))
+    farther = dataclasses.replace(asked, ratios=max(asked.ratios, ratios, key=lambda each: each[-1:]))
+    return dataclasses.replace(config, evaluation=farther)
 
 
 # -- ranks of this machine ---------------------------------------------------------------------------------------------
 
 
-def start(size: int, device: str, threads: int | None, work: Callable[[World], object]) -> None:
-    """Do work in so many processes of this machine. Signals are passed on; when one fails, the others are ended.
-
-    Raises RunFailed, which says which one failed and why; SystemExit if rank 0 has said it.
-    """
-    on_gpus = machine.resolve(device).type == "cuda"
-    if size > (most := torch.cuda.device_count() if on_gpus else machine.cores()):
-        raise UserError(f"runtime.processes is {size}: this machine has {most} {'GPUs' if on_gpus else 'CPU cores'}")
+def start(size: int, threads: int | None, work: Callable[[World], object]) -> None:
+    """Do work in so many processes; RunFailed says which one failed and why, SystemExit that rank 0 has said it."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     environment = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}", **os.environ}
     environment["OMP_NUM_THREADS"] = str(threads or machine.threads_each(size))
@@ -134,23 +109,23 @@ def start(size: int, device: str, threads: int | None, work: Callable[[World], o
             for rank in range(size):
                 job = functools.partial(_rank, Place(rank, size, rank, f"file://{shared}/store"), work)
                 output = Path(shared, f"{rank}.log") if rank else None
-                ranks.append(child.start(child.SPAWNED, job, environment, output))
+                ranks.append(pool.start(pool.SPAWNED, job, environment, output))
             until = math.inf
             while any([process.exitcode is None for process in ranks]) and time.monotonic() < until:
                 while received:
-                    child.send(ranks, received.pop(0))
+                    pool.send(ranks, received.pop(0))
                 if any(process.exitcode for process in ranks):
                     until = min(until, time.monotonic() + _GRACE_SECONDS)
                 time.sleep(0.05)
             codes = [process.exitcode for process in ranks]  # None: it waits for one that has failed, as NCCL does
         finally:
-            child.send(ranks, signal.SIGKILL)
+            pool.send(ranks, signal.SIGKILL)
             for process in ranks:
                 process.join()
         if not (failed := sorted((code == _PEER_LOST, rank, code) for rank, code in enumerate(codes) if code)):
             return
         _, rank, code = failed[0]
-        words = child.last_words(Path(shared, f"{rank}.log"))
+        words = pool.last_error(Path(shared, f"{rank}.log"))
     if rank == 0 and code > 0:
         raise SystemExit(code)
     why = f"failed: {words}" if code > 0 else f"was killed by {signal.Signals(-code).name}"

@@ -31,26 +31,18 @@ exit $code
 """
 
 
-def submit(todo: list[Plan], options: list[str], dry_run: bool) -> None:
-    """Submit an array with one task for each plan, and print its job id; a dry run prints what it would submit.
-
-    Raises:
-        UserError: there is no sbatch, or it refuses; its first line.
-    """
+def submit(todo: list[Plan], options: list[str]) -> None:
+    """Submit an array with one task for each plan, and print its job id. Raises UserError if sbatch cannot."""
     parent = todo[0].output.parent.absolute()
-    if not dry_run:
-        parent.mkdir(parents=True, exist_ok=True)
-    folder = parent / "slurm-ID" if dry_run else Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
     script, commands = folder / "array.sh", folder / "commands.txt"
     lines = "".join(f"{shlex.join([sys.executable, '-P', '-m', *job.command])}\n" for job in todo)
     text = _SCRIPT.format(here=shlex.quote(str(Path.cwd())), commands=shlex.quote(str(commands)))
-    array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]
-    command = ["sbatch", *array, *options, str(script)]  # an option given twice: the later holds
-    if dry_run:
-        print(f"{shlex.join(command)}\n\n{script}:\n{text}\n{commands}:\n{lines}", end="")
-        return
     commands.write_text(lines, encoding="utf-8")
     script.write_text(text, encoding="utf-8")
+    array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]
+    command = ["sbatch", *array, *options, str(script)]  # an option given twice: the later holds
     try:
         job_id = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except FileNotFoundError:

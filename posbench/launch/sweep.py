@@ -5,12 +5,14 @@ are the only memory it needs.
 """
 
 import dataclasses
+import itertools
 import logging
 import math
 import os
 import shlex
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,11 +20,10 @@ from posbench import machine
 from posbench.config.overrides import OF_A_SWEEP, read, split
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import plans, pool, slurm, states, tuning
+from posbench.launch import plans, pool, slurm
 from posbench.launch.plans import Plan
-from posbench.launch.states import Status
+from posbench.launch.pool import Status
 from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
-from posbench.run import checkpoint
 from posbench.run.run import other_code
 from posbench.terminal import console, exits
 
@@ -37,16 +38,10 @@ def sweep(
     dry_run: bool = False,
     slurm_options: str | None = None,
 ) -> list[Plan]:
-    """Run every combination of the arguments, then write the report. Returns the plans.
+    """Run every combination of the arguments, then write the report; return the plans.
 
-    Args:
-        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `tune=true`, `tune_grid=[0.5,1,2]`.
-        n_jobs: processes at a time; None = one per CPU core or GPU.
-        dry_run: run and write nothing; print the commands, and how many runs and tokens that are.
-        slurm_options: for sbatch; missing runs are submitted as one array, and nothing is run here.
-
-    Raises:
-        PosbenchError: some runs failed; all others are done.
+    A dry run only prints the commands, and how many runs and tokens those are. With `slurm_options`, missing runs are
+    submitted as one array instead. Raises PosbenchError if some runs failed; all others are done.
     """
     of_sweep = {key: text for key, text in map(split, arguments) if key in OF_A_SWEEP}
     overrides = [word for word in arguments if split(word)[0] not in of_sweep]
@@ -57,71 +52,59 @@ def sweep(
         raise UserError("--slurm submits what is missing and ends: leave out --n-jobs and tune=true")
     todo = plans.resolve(plans.read_sets(of_sweep.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
-    missing = [plan for plan in todo if not states.is_finished(plan)]
-    changed = [line for plan in todo for line in other_code(plan.config, states.record(plan))]
+    missing = [plan for plan in todo if not pool.is_finished(plan)]
+    changed = [line for plan in todo for line in other_code(plan.config, pool.record(plan))]
     for line in dict.fromkeys([*changed, *(no_verdicts(todo) if missing else [])]):
         logger.warning("%s", line)
-    if dry_run and (slurm_options is None or not missing):
-        print(cost([*tuning.trials(todo, grid), *todo]))
+    if dry_run:
+        print(cost([*trials(todo, grid), *todo]))
         return todo
-    if not dry_run:
-        prepare_all([plan.config for plan in missing])
+    prepare_all([plan.config for plan in missing])
     if slurm_options is not None and missing:
-        slurm.submit(missing, shlex.split(slurm_options), dry_run)
+        slurm.submit(missing, shlex.split(slurm_options))
         return todo
     if grid:
-        todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs))
+        todo = tuned(todo, grid, n_jobs)
     status = execute(todo, n_jobs)
-    if any(states.is_trained(plan) for plan in todo):
+    if any(pool.is_trained(plan) for plan in todo):
         from posbench import report
 
         report.main([plan.folder for plan in todo if (plan.folder / "run.json").is_file()])
-    if failed := [plan.id for plan in todo if status[plan.id] != states.DONE]:
-        states.log_failures(todo, status)
-        raise PosbenchError(f"{exits.plural(len(failed), 'run')} of {len(todo)} not done: {', '.join(failed)}")
+    if failed := [plan for plan in todo if status[plan.id] != pool.DONE]:
+        for plan in failed:
+            logger.error("not done: %s", pool.line(plan, status[plan.id], todo))
+        count, names = exits.plural(len(failed), "run"), ", ".join(plan.id for plan in failed)
+        raise PosbenchError(f"{count} of {len(todo)} not done: {names}")
     return todo
 
 
 def cost(todo: list[Plan]) -> str:
-    """The commands of plans that are not finished, one per line, then how many runs and tokens those are."""
-    left = [plan for plan in todo if not states.is_finished(plan)]
-    to_train = [plan for plan in left if not (states.is_trained(plan) and checkpoint.every(plan.folder))]
-    tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in to_train)
+    """Return the commands of plans that are not finished, one per line, then how many runs and tokens those are."""
+    left = [plan for plan in todo if not pool.is_finished(plan)]
+    training = [plan.config.training for plan in left if not pool.is_trained(plan)]
+    tokens = sum(each.steps * each.tokens_per_step for each in training)
     commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
     counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
     return "\n".join([*commands, f"{counts}, {tokens:,} tokens to train on.", "Nothing was run or written."])
 
 
 def no_verdicts(todo: list[Plan]) -> list[str]:
-    """Say why the report of these runs will lack words, and what to type; empty for one scheme."""
+    """Return why the report of these runs will lack words, and what to type; empty for one scheme."""
     configs = [plan.config for plan in todo]
-    names = {config.encoding.name for config in configs}
     if len({repr(config.encoding) for config in configs}) < 2:
         return []
     seeds = Counter(repr(dataclasses.replace(config, seed=0, start=None)) for config in configs)
     on_text = [config for config in configs if config.data.task is None]
-    trained = [config.training.tokens + (config.start.tokens if config.start else 0) for config in on_text]
     lines = []
     if (fewest := min(seeds.values())) < ENOUGH_SEEDS:
         lines.append(f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=range(0,{ENOUGH_SEEDS}).")
-    if on_text and REFERENCE not in names:
+    if on_text and REFERENCE not in {config.encoding.name for config in configs}:
         lines.append(f"Schemes are compared with {REFERENCE}, which is not among these: add it to encoding=.")
+    trained = [config.training.tokens for config in on_text if config.start is None]
     if (fewest := min(trained, default=LEARNING_TAKES)) < LEARNING_TAKES:
         short = f"After {fewest:,} tokens most schemes do not beat an n-gram model"
         lines.append(f"{short}: experiment=reader trains for longer.")
     return lines
-
-
-def _grid(of_sweep: dict[str, str]) -> list[float]:
-    """Multiples of the learning rate to try; empty without `tune=true`."""
-    if of_sweep.get("tune") != "true":
-        if "tune_grid" in of_sweep or of_sweep.get("tune", "false") != "false":
-            raise UserError("expected tune=true, with or without tune_grid=0.5,1,2, or tune=false")
-        return []
-    grid = read(f"[{of_sweep.get('tune_grid', '0.25,0.5,1,2,4').strip('[]')}]")
-    if not grid or not all(type(factor) in (int, float) and 0 < factor < math.inf for factor in grid):
-        raise UserError(f"tune_grid is {grid}: expected multiples of the learning rate, such as [0.5,1,2]")
-    return sorted(map(float, grid))
 
 
 def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
@@ -142,3 +125,54 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     n_slots = n_jobs or min(len(todo), fit)
     threads = {"OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * each))}
     return pool.run(todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)])
+
+
+# -- tune=true: the learning rate of each encoding, chosen on validation text at the training length and nothing else --
+
+_RATE = "training.learning_rate"
+# Of these blocks nonoverlap takes a quarter as windows: neighbouring rates differ by little.
+_EVALUATION: dict[str, Any] = {"protocols": ("nonoverlap",), "ratios": (1.0,), "split": "validation", "blocks": 4096}
+_EVALUATION |= {"longest": None, "windowed": False, "sinks": 0, "extensions": (), "tasks": (), "at_tokens": ()}
+
+
+def _grid(of_sweep: dict[str, str]) -> list[float]:
+    """Return multiples of the learning rate to try, ascending; empty without `tune=true`."""
+    if (tune := of_sweep.get("tune", "false")) not in ("true", "false") or (
+        tune == "false" and "tune_grid" in of_sweep
+    ):
+        raise UserError("expected tune=true, with or without tune_grid=0.5,1,2, or tune=false")
+    grid = read(f"[{of_sweep.get('tune_grid', '0.25,0.5,1,2,4').strip('[]')}]")
+    if not grid or not all(type(factor) in (int, float) and 0 < factor < math.inf for factor in grid):
+        raise UserError(f"tune_grid is {grid}: expected multiples of the learning rate, such as [0.5,1,2]")
+    return sorted(map(float, grid)) if tune == "true" else []
+
+
+def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
+    """Return each encoding at each multiple of its learning rate, with seed 0, as runs in the folder `tuning`."""
+    made: dict[str, Plan] = {}
+    for plan, factor in itertools.product(todo, grid):
+        config = plan.changed(_RATE, float(f"{plan.config.training.learning_rate * factor:.6g}")).config
+        evaluation = dataclasses.replace(config.evaluation, **_EVALUATION)
+        tracking = dataclasses.replace(config.tracking, backend="none")  # at the best rate it has a sweep's run's name
+        config = dataclasses.replace(config, seed=0, evaluation=evaluation, tracking=tracking)
+        made[config.id] = Plan(config, plan.folder.parent / "tuning" / config.id, ())
+    return list(made.values())
+
+
+def tuned(todo: list[Plan], grid: list[float], n_jobs: int | None) -> list[Plan]:
+    """Return the runs of a sweep at their best learning rates, after running the trials that the choice needs."""
+    execute(trials(todo, grid), n_jobs)
+    best: dict[str, float] = {}  # by the id of an encoding's first trial
+    for plan in todo:
+        tried = trials([plan], grid)
+        if tried[0].id in best:
+            continue
+        losses = {trial.config.training.learning_rate: pool.loss_at_train_length(trial) for trial in tried}
+        measured = {rate: loss for rate, loss in losses.items() if loss is not None}
+        rate = min(measured, key=lambda rate: measured[rate], default=plan.config.training.learning_rate)
+        shown = ", ".join(f"{rate:g}: {measured.get(rate, 'failed')}" for rate in losses)
+        edge = rate in (min(losses), max(losses))
+        advice = ", at the edge of the grid: a wider tune_grid may find a better one" if edge else ""
+        logger.info("%s: learning rate %g (nats/token: %s)%s", plan.config.encoding.name, rate, shown, advice)
+        best[tried[0].id] = rate
+    return [plan.changed(_RATE, best[trials([plan], grid)[0].id]) for plan in todo]

@@ -14,9 +14,9 @@ from posbench import machine
 from posbench.config import overrides
 from posbench.errors import UserError
 from posbench.evaluation import printed
+from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model
 from posbench.huggingface.load import find
-from posbench.launch import run
 from posbench.report.render import Column, Table
 from posbench.results import frame as frames
 from posbench.run.run import load_config
@@ -107,5 +107,5 @@ def _evaluated(subject: str | Path, words: list[str]) -> Path:
     """Evaluate a run or a model, and return the folder with the rows."""
     if isinstance(subject, str):
         return evaluate_model(subject, words)[0]
-    run.evaluate(subject, overrides.apply(load_config(subject), words))
+    evaluate_run(subject, overrides.apply(load_config(subject), words))
     return subject

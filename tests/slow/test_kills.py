@@ -1,97 +1,229 @@
-"""SIGKILL at random moments, and at every call that changes a disk: nothing is unreadable, and no number is another."""
+"""Kills at random moments and at every write: nothing is unreadable, no number is another, and a run has one owner.
 
-import itertools
-import tempfile
-from collections.abc import Iterable
+Runs are forked from this process, so that torch is imported once. A process that is killed loses what it had in memory
+and nothing that it gave to the system: what a power failure takes with it is not tried here.
+"""
+
+import builtins
+import contextlib
+import dataclasses
+import hashlib
+import io
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Case, Kill, at_boundaries, at_random
+from support import snapshot, start_child, write_words
 
 from posbench.config.schema import Config
+from posbench.errors import InUse
+from posbench.launch import run as launch
+from posbench.launch.plans import Plan
 from posbench.run import checkpoint
-from posbench.run.rows import read_rows
-from posbench.run.run import Run
+from posbench.run.rows import evaluation_rows, read_rows, training_rows
+from posbench.run.run import Run, load_config, load_record
+from posbench.terminal import exits
+from posbench.training.train import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
 
-KILLS = 200
-SAVE = checkpoint.save
+KILLS, RACES = 200, 50
+_OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}
+_OF_RECORD = ("status", "reason", "tokens", "parameters", "data", "tokenizer_sha256")
 
 
-def case(config: Config, place: Path, tokens: int, runtime: dict[str, Any], **evaluation: Any) -> Case:
-    evaluation = {"ratios": (1, 2), "blocks": 8, **evaluation}
-    return Case.make(config, place, training={"tokens": 16 * 8 * tokens}, runtime=runtime, evaluation=evaluation)
+def changed(config: Config, place: Path, steps: int, every: int) -> Config:
+    """A run of so many updates, saved after every few, on a text of random words."""
+    write_words(place)
+    changes: dict[str, dict[str, Any]] = {
+        "data": {"path": str(place / "text.txt")},
+        "training": {"tokens": 16 * 8 * steps},
+        "runtime": {"checkpoint_every_steps": every, "validate_every_steps": 3},
+        "evaluation": {"ratios": (1, 2), "blocks": 8},
+    }
+    parts = {name: dataclasses.replace(getattr(config, name), **values) for name, values in changes.items()}
+    return dataclasses.replace(config, **parts)
 
 
-@pytest.fixture
-def short(tiny_config: Config, tmp_path: Path) -> Case:
+def work(config: Config, folder: Path) -> None:
+    """Prepare the text, train, evaluate, and evaluate further: as two commands would, again and again."""
+    runtime = dataclasses.replace(config.runtime, cache=f"{folder}-cache")
+    launch.run(Plan(dataclasses.replace(config, runtime=runtime), folder, ("posbench", "train")))
+    launch.evaluate_runs([folder], ["ratio=1,2,4,6"])
+
+
+def start(config: Config, folder: Path, before: Callable[[], object] = lambda: None) -> int:
+    """Start the work in a forked child that calls `before` first; returns its process id."""
+
+    def quietly() -> None:
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- the process ends with it
+        before()
+        os._exit(exits.run(lambda: work(config, folder)))
+
+    return start_child(quietly)
+
+
+def status_of(child: int) -> int:
+    """Wait for a child's end; its exit status, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that a run comes to, less times and memory."""
+    last, record = max((folder / "checkpoint").glob("step-*")), load_record(folder)
+    return {
+        "files": sorted(path.name for path in folder.iterdir()),
+        "temporaries": [str(path) for path in folder.rglob(".tmp-*")],
+        "step": last.name,
+        **{name: hashlib.sha256((last / name).read_bytes()).digest() for name in ("model.safetensors", "optimizer.pt")},
+        "rows": [{k: v for k, v in row.items() if k not in _OF_TIME} for row in read_rows(folder)],
+        "record": {name: record[name] for name in _OF_RECORD},
+        "timed": all(record[name] for name in ("train_seconds", "cpu_seconds")),
+    }
+
+
+def check_readable(folder: Path, lost: int) -> None:
+    """Read all that a killed run has left; at most so many of the logged updates are not saved."""
+    if (folder / "config.yaml").exists():
+        load_config(folder)
+    if (folder / "run.json").exists():
+        load_record(folder)
+        evaluation_rows(folder)
+        logged = max((row["step"] for row in training_rows(folder)), default=0)
+        newest = checkpoint.newest(folder)  # of which every file has the digest of its manifest
+        assert logged - (newest.step if newest else 0) <= lost, folder.name
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_signals_at_random_moments_leave_nothing_unreadable_and_change_no_number(
+    tiny_config: Config, tmp_path: Path, number: signal.Signals
+) -> None:
+    """40 updates, saved after every fifth; SIGTERM saves the last one."""
+    config, chance, kills = changed(tiny_config, tmp_path, 40, 5), random.Random(0), 0
+    work(config, tmp_path / "first")  # it imports what the others find
+    began = time.monotonic()
+    assert status_of(start(config, tmp_path / "whole")) == 0
+    seconds, expected = time.monotonic() - began, outcome(tmp_path / "whole")
+    while kills < KILLS // 2:
+        folder = tmp_path / f"run-{kills}"
+        for attempt in range(10_000):
+            child = start(config, folder)
+            time.sleep(chance.uniform(0, 1.2 * seconds * 1.1**attempt))  # the machine may be slower by now
+            sent = time.monotonic()
+            os.kill(child, number)
+            status = status_of(child)
+            assert time.monotonic() - sent < 10
+            if status == 0:  # it was done before its time
+                break
+            assert status == (143 if number == signal.SIGTERM else -number)
+            check_readable(folder, 0 if number == signal.SIGTERM else 5)
+            kills += 1
+        assert outcome(folder) == expected, folder.name
+
+
+class Boundaries:
+    """The moments before each change of a disk by this process, and amid each write; at one of them it kills itself."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at, self.number = at, 0
+
+    def reach(self) -> None:
+        if self.number == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.number += 1
+
+    def install(self) -> None:
+        """Watch this process from here on, for good: for a forked child."""
+        for name in ("open", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "write"):
+            original = getattr(os, name)
+            watched = lambda *given, original=original, **named: self.reach() or original(*given, **named)  # noqa: E731
+            setattr(os, name, watched)
+        opened, reach = builtins.open, self.reach
+
+        class Watched(io.FileIO):
+            def write(self, data: Any, /) -> int:
+                half = len(bytes(data)) // 2
+                reach()
+                written = super().write(bytes(data)[:half])
+                reach()
+                return written + super().write(bytes(data)[half:])
+
+        def watched_open(
+            file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None,
+            newline: Any = None, closefd: bool = True, opener: Any = None,
+        ) -> Any:  # fmt: skip
+            if not set(mode) & set("wax+"):
+                return opened(file, mode, buffering, encoding, errors, newline, closefd, opener)
+            reach()
+            raw = Watched(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+            if buffering == 0:
+                return raw
+            buffer = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+            return buffer if "b" in mode else io.TextIOWrapper(buffer, encoding, errors, newline, buffering == 1)
+
+        builtins.open = io.open = watched_open  # pathlib's are of io
+
+
+def test_a_kill_at_any_change_of_the_disk_changes_no_number(tiny_config: Config, tmp_path: Path) -> None:
     """Three updates, each of them saved, so that the third save drops the first."""
-    runtime = {"checkpoint_every_steps": 1}
-    return case(tiny_config, tmp_path, 3, runtime, protocols=("fixed_target",), windowed=False)
+    config, watched = changed(tiny_config, tmp_path, 3, 1), Boundaries()
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, protocols=("fixed_target",)))
+    work(config, tmp_path / "whole")
+    expected = outcome(tmp_path / "whole")
+
+    def count() -> None:
+        watched.install()
+        work(config, tmp_path / "counted")
+        Path(tmp_path, "count").write_text(str(watched.number))
+        os._exit(0)
+
+    assert status_of(start_child(count)) == 0
+    n_boundaries = int((tmp_path / "count").read_text())
+    for at in range(n_boundaries):
+        folder = tmp_path / f"kill-{at}"
+        assert status_of(start(config, folder, Boundaries(at).install)) == -signal.SIGKILL
+        check_readable(folder, 1)
+        assert status_of(start(config, folder)) == 0
+        assert outcome(folder) == expected, folder.name
+    assert n_boundaries > 150
 
 
-def tallied(kills: Iterable[Kill]) -> tuple[int, int, list[str], list[str]]:
-    """Numbers of kills and of runs completed after them, what was unreadable, and what differed."""
-    every = list(kills)
-    completed = [kill.differing for kill in every if kill.differing is not None]
-    unreadable = [line for kill in every for line in kill.unreadable]
-    differing = [line for lines in completed for line in lines]
-    print(f"{len(every)} kills, {len(completed)} completed, {len(unreadable)} unreadable, {len(differing)} differing")
-    return len(every), len(completed), unreadable, differing
-
-
-def test_random_kills_leave_nothing_unreadable_and_change_no_number(tiny_config: Config, tmp_path: Path) -> None:
-    """40 updates, saved after every fifth."""
-    long = case(tiny_config, tmp_path, 40, {"validate_every_steps": 3})
-    kills, completed, unreadable, differing = tallied(itertools.islice(at_random(long, tmp_path, seed=0), KILLS))
-    assert (kills, unreadable, differing) == (KILLS, [], []) and completed >= 20
-
-
-@pytest.mark.parametrize("moment", ["before", "half", "after", "fails"])
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_kill_or_a_failure_at_any_call_that_changes_the_disk_changes_no_number(
-    short: Case, tmp_path: Path, command: str, moment: str
+def test_of_two_trainings_started_at_once_one_wins_and_the_other_changes_no_byte(
+    tiny_config: Config, tmp_path: Path
 ) -> None:
-    kills, completed, unreadable, differing = tallied(at_boundaries(short, tmp_path, command, moment))
-    assert (completed, unreadable, differing) == (kills, [], [])
-    assert kills >= {"train": 100, "evaluate": 20}[command] // (5 if moment == "half" else 1)
+    config, opened = changed(tiny_config, tmp_path, 3, 1), Run.open
+    with opened(tmp_path / "lone" / "run", config, ["posbench", "train"]):
+        expected = snapshot(tmp_path / "lone" / "run")
+    for trial in range(RACES):
+        folder = tmp_path / str(trial) / "run"
+        (answers, answer), (held, release) = os.pipe(), os.pipe()
 
+        def contend(folder: Path = folder, answer: int = answer, held: int = held, release: int = release) -> None:
+            @contextlib.contextmanager
+            def open_and_wait(*given: Any, **named: Any) -> Iterator[Run]:
+                with opened(*given, **named) as run:
+                    os.write(answer, b"W")
+                    os.close(release)
+                    os.read(held, 1)  # owner until both have answered
+                    yield run
 
-# -- and where posbench did it worse, this would be seen ---------------------------------------------------------------
+            Run.open = open_and_wait  # type: ignore[method-assign]
+            try:
+                train(config, folder, ["posbench", "train"])
+            except InUse:
+                os.write(answer, b"L")
 
-
-def saved_in_place(
-    folder: Path, step: int, model: dict[str, Any], optimizer: dict[str, Any], state: dict[str, Any]
-) -> Path:
-    """A checkpoint written where it belongs, instead of beside it and renamed."""
-    path = folder / "checkpoint" / f"step-{step:08d}"
-    path.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as elsewhere:
-        for file in SAVE(Path(elsewhere), step, model, optimizer, state).iterdir():
-            (path / file.name).write_bytes(file.read_bytes())
-    return path
-
-
-def half_lines_kept(run: Run) -> None:
-    """Rows appended to whatever a kill left."""
-    run._file = run._held.enter_context(open(run.folder / "rows.jsonl", "ab", buffering=0))  # noqa: SIM115
-    run.rows = read_rows(run.folder)
-
-
-WORSE: dict[str, tuple[str, Any]] = {
-    "a checkpoint is written in place": ("posbench.run.checkpoint.save", saved_in_place),
-    "the optimizer begins anew": ("posbench.training.step._AdamW.load_state_dict", lambda *_: None),
-    "rows are not cut on resuming": ("posbench.run.run.Run.cut", lambda *_: None),
-    "half lines stay": ("posbench.run.run.Run._open_rows", half_lines_kept),
-}
-
-
-@pytest.mark.parametrize("worse", WORSE)
-def test_what_saves_or_resumes_worse_is_found(
-    short: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worse: str
-) -> None:
-    monkeypatch.setattr(*WORSE[worse])
-    kills = at_boundaries(short, tmp_path, "train", "half")
-    assert any(kill.unreadable or kill.differing for kill in kills)
+        children = [start_child(contend), start_child(contend)]
+        won_and_lost = os.read(answers, 1) + os.read(answers, 1)
+        files = snapshot(folder)
+        os.close(release)
+        assert [status_of(child) for child in children] == [0, 0]
+        for descriptor in (answers, answer, held):
+            os.close(descriptor)
+        assert sorted(won_and_lost) == sorted(b"WL") and files == expected, trial
