@@ -211,7 +211,7 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
         assert result(job.folder) == result(tmp_path / "single" / job.id)
     assert pool.record(todo[0])["command"].startswith("posbench train encoding=rope ")
     assert [{folder.parent for folder in asked} for asked in reports] == [{tmp_path / "outputs/demo"}]
-    monkeypatch.setattr(pool, "_start", None)  # a second sweep starts no process
+    monkeypatch.setattr(pool, "start", None)  # a second sweep starts no process
     sweep.sweep(arguments)
 
 
@@ -355,7 +355,7 @@ SLOTS = """
 
 
 def test_threads_and_gpus_are_divided_among_the_processes(several: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "run", lambda todo, slots: slots)
+    monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
     for line in SLOTS.split("\n")[1:-1]:
         left, _, right = line.partition(" | ")
         cores, gpus, *words, threads_given = left.split()
@@ -383,13 +383,13 @@ def test_a_second_signal_ends_at_once_what_the_first_asked_to_save(
     several: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, codes = multiprocessing.get_context("fork").Process(target=deaf), []
-    monkeypatch.setattr(pool, "_start", lambda plan, slot: process.start() or process)
+    monkeypatch.setattr(pool, "start", lambda *_: process.start() or process)
     monkeypatch.setattr(pool, "outcome", lambda plan, code, *_: codes.append(code) or Status("stopped"))
     send = pool.send
     monkeypatch.setattr(pool, "send", lambda *given: (send(*given), signal.raise_signal(signal.SIGTERM)))
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
-        pool.run(several[:1], [{}])
+        pool.run(several[:1], [{}], print)
     assert codes == [-signal.SIGKILL]
 
 

@@ -106,8 +106,8 @@ def line(plan: Plan, now: Status, todo: list[Plan]) -> str:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def run(todo: list[Plan], slots: list[dict[str, str]]) -> dict[str, Status]:
-    """Run plans, one at a time for each slot, which holds its environment variables; return each status by run id.
+def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], object]) -> dict[str, Status]:
+    """Do the work of plans, one at a time for each slot with its environment variables; return each status by run id.
 
     Raises Stopped after SIGINT or SIGTERM: the runs were asked to save and have ended; the same sweep continues.
     """
@@ -120,7 +120,8 @@ def run(todo: list[Plan], slots: list[dict[str, str]]) -> dict[str, Status]:
             while waiting and free and not received:
                 plan, slot = waiting.pop(0), free.pop(0)
                 before = record(plan)
-                process = _start(plan, slot)
+                plan.output.parent.mkdir(parents=True, exist_ok=True)
+                process = start(FORKED, functools.partial(work, plan), slot, plan.output)
                 running[process.sentinel] = process, plan, slot, before
                 status[plan.id] = RUNNING
                 logger.info("%s", line(plan, RUNNING, todo))
@@ -163,13 +164,6 @@ def outcome(plan: Plan, code: int, before: dict[str, Any], received: Sequence[in
     with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
         run.finish(*status)
     return status
-
-
-def _start(plan: Plan, environment: dict[str, str]) -> BaseProcess:
-    from posbench.launch.run import run
-
-    plan.output.parent.mkdir(parents=True, exist_ok=True)
-    return start(FORKED, functools.partial(run, plan), environment, plan.output)
 
 
 # -- one process -------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, pool, slurm
 from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
+from posbench.launch.run import run
 from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
 from posbench.run.run import other_code
 from posbench.terminal import console, exits
@@ -124,7 +125,7 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     fit = max(1, machine.cores() // (runtime.threads or 1) // each) if on_cpu else len(gpus)
     n_slots = n_jobs or min(len(todo), fit)
     threads = {"OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * each))}
-    return pool.run(todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)])
+    return pool.run(todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)], run)
 
 
 # -- tune=true: the learning rate of each encoding, chosen on validation text at the training length and nothing else --
