@@ -21,8 +21,6 @@ from posbench import bench
 from posbench.bench import Sizes
 from posbench.model.gpt import build
 
-PARAMETERS_APART = 0.02  # largest difference, as a fraction of posbench's
-
 
 class NanoGPT(nn.Module):
     """GPT-2 as nanoGPT describes itself: one packed projection, fused attention, learned positions, no biases."""
@@ -138,7 +136,7 @@ def measure(sizes: Sizes, rounds: int, threads: int | None, compiled: bool) -> p
         for attention in attentions:
             theirs = make(sizes, attention)
             ratio = sum(p.numel() for p in theirs.parameters()) / sum(p.numel() for p in ours.parameters())
-            assert abs(ratio - 1) <= PARAMETERS_APART, f"{name} has {ratio:.3f} times as many parameters as {against}"
+            assert abs(ratio - 1) <= 0.02, f"{name} has {ratio:.3f} times as many parameters as {against}"
             model = LikePosbench(torch.compile(theirs) if compiled else theirs)
             contenders[f"{name} {attention}"] = bench.update_of(model, config, sizes.vocab_size)
             pairs[f"{name} {attention}"] = against

@@ -1,76 +1,28 @@
 """How often posbench's 95 % intervals contain the truth, on losses of trained models.
 
-    python scripts/coverage.py measure outputs/six/rope-s* outputs/six/alibi-s* --out tests/data/losses.npz
-    python scripts/coverage.py table tests/data/losses.npz
+    python scripts/coverage.py tests/data/losses.npz
 
-`measure` scores every long enough document of a corpus, in any split: blocks of targets at 1, 4 and 16 times the
-training length, as in `fixed_target`. These documents are the population, and their mean is the truth. `table` draws
-documents from it (and runs, as other seeds), places blocks as `fixed_target` does, and counts how often an interval
-contains that mean. tests/test_coverage.py asserts the same figures.
+That file has the losses of ten runs (measured by this script at commit a3717f3c) on every long enough document of a
+corpus: blocks of targets at 1, 4 and 16 times the training length, as in `fixed_target`. These documents are the
+population, and their mean is the truth. Documents are drawn from it (and runs, as other seeds), blocks placed as
+`fixed_target` does; counted is how often an interval contains that mean. tests/test_coverage.py asserts the figures.
 """
 
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 
-from posbench import machine
 from posbench.data import text
-from posbench.data import tokens as data
 from posbench.evaluation import protocols
-from posbench.evaluation.models import TrainedGPT, score
-from posbench.model.gpt import build
 from posbench.results.estimate import Estimate, Floats, Integers, estimate, units_of_text
-from posbench.run import checkpoint
-from posbench.run.run import load_config
 
-RATIOS = (1, 4, 16)
 QUANTITIES = ("1x", "rise 4x", "rise 16x")
-MOST = 10  # blocks measured per document
 BLOCKS = 128  # in a headline figure
 TARGETS = 32  # tokens per block
 LONGEST = 1024  # tokens of context before the first target of a stretch
-
-app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
-
-
-@app.command()
-def measure(folders: list[Path], out: Annotated[Path, typer.Option()]) -> None:
-    """Write, for every run, nll per block at 1x and its rises at 4x and 16x, and the document of each block."""
-    configs = [load_config(folder) for folder in folders]
-    tokens = data.prepare(configs[0].data, data.cache_folder(configs[0].runtime.cache))
-    length, device = configs[0].training.train_length, machine.resolve("auto")
-    placed, document, losses = [], [], []
-    for split in (tokens.train, tokens.validation, tokens.test):
-        for first, end in itertools.pairwise(split.starts):
-            candidates = np.arange(first + RATIOS[-1] * length - TARGETS + 1, end - TARGETS + 1, TARGETS)
-            if (count := min(MOST, len(candidates))) >= 2:
-                document += [len(placed)] * count
-                placed.append((split, candidates[(2 * np.arange(count) + 1) * len(candidates) // (2 * count)]))
-    for folder, config in zip(folders, configs, strict=True):
-        model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts)
-        model.load_state_dict(checkpoint.trained(folder).weights())
-        dtype = machine.resolve_precision(config.training.precision, device)
-        subject = TrainedGPT(model.to(device).eval(), folder.name, length, device, dtype, config.seed)
-        with torch.no_grad():
-            blocks = [
-                [score(subject, split, _windows(firsts, r * length), 16384).mean(1) for r in RATIOS]
-                for split, firsts in placed
-            ]
-        losses.append(np.concatenate(blocks, axis=1))
-        print(folder.name, losses[-1].mean(1).round(3), flush=True)
-    nll = np.stack(losses)  # (runs, ratios, blocks)
-    nll[:, 1:] -= nll[:, :1]  # rises, which are small, keep more digits
-    schemes = np.array([config.encoding.name for config in configs])
-    np.savez_compressed(out, nll=nll.astype(np.float16), document=np.array(document, np.uint16), scheme=schemes)
-
-
-def _windows(firsts: Integers, length: int) -> protocols.Windows:
-    return protocols.Windows(length, TARGETS, firsts + TARGETS - 1 - length, np.arange(len(firsts)), "doc")
 
 
 def population(path: Path, scheme: str, less: str | None = None) -> tuple[Floats, Integers]:
@@ -123,7 +75,6 @@ def of_units(sums: Floats, unit: Integers) -> Estimate:
     return estimate(np.stack([np.bincount(unit, of_seed) for of_seed in sums]), TARGETS * np.bincount(unit))
 
 
-@app.command()
 def table(losses: Path, trials: int = 2000) -> None:
     """Print how often each method's intervals contain the truth."""
     print(f"| figure | interval over | documents | {' | '.join(QUANTITIES)} |\n{'|---' * 3}{'|---:' * 3}|")
@@ -163,4 +114,4 @@ def of_regions(losses: Floats, characters: int, trials: int) -> tuple[float, flo
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(table)

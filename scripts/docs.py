@@ -1,7 +1,5 @@
 """Write the pages of the documentation site: those of docs/, and those made from code and YAML files.  make docs"""
 
-import logging
-import os
 import posixpath
 import re
 import shutil
@@ -125,7 +123,5 @@ def _site() -> str:
 
 
 if __name__ == "__main__":
-    logging.getLogger("posbench").setLevel(logging.ERROR)  # hides warnings of encodings at the demo's size
-    os.environ.setdefault("MPLBACKEND", "agg")
     shutil.rmtree(sys.argv[1], ignore_errors=True)
     write(Path(sys.argv[1]))

@@ -15,7 +15,6 @@ from posbench.config.shipped import choices
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import methods, methods_of
 from posbench.encodings.wrapper import Wrapper
-from posbench.evaluation import probes
 from posbench.show import command
 
 
@@ -58,8 +57,7 @@ def _page(name: str, pictured: bool) -> str:
         _facts(name, facts),
     ]
     if pictured:
-        picture = f"The picture of `posbench show {name}`; the [gallery](../gallery.md) explains how to read it.\n"
-        parts += ["## Picture\n", picture, f"![{name}]({name}.png)\n"]
+        parts.append(f"## Picture\n\nThe [gallery](../gallery.md) explains how to read it.\n\n![{name}]({name}.png)\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -117,12 +115,7 @@ def _overview(names: list[str]) -> str:
     for method in methods().values():
         options = ", ".join(f"`{key}`" for key in method.options)
         parts.append(f"| `{method.name}` | {method.title} | {options or 'none'} | {method.source} |")
-    parts += ["\n## Probes\n", "`posbench evaluate RUN task=NAME`; [the protocol](../protocol.md) explains them.\n"]
-    for name in probes.names():
-        parts.append(f"- `{name}`: {listing.probe(name)['title']}")
     return "\n".join(parts) + "\n"
 
 
-_EXTENSION = """Methods that make a trained encoding reach beyond its training length, without further training.
-`posbench evaluate RUN extension=yarn` applies one, `extension=yarn:factor=4` with an option.
-"""
+_EXTENSION = "`posbench evaluate RUN extension=yarn` applies one, `extension=yarn:factor=4` with an option.\n"

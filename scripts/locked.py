@@ -3,12 +3,13 @@
 Torch and its dependencies are left out: the package index decides their build (CPU or CUDA).
 """
 
-import concurrent.futures
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
+
+from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).parent.parent
 PYTHONS = ("3.11.9", "3.12.9", "3.13.2")
@@ -16,7 +17,7 @@ PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(5, 36)] + ["manyli
 HEAD = "# Written by scripts/locked.py from constraints.txt, for Linux x86-64; all but torch. In CI: make locked"
 
 
-def found(python: str, pins: list[str]) -> dict[str, str]:
+def digests_of(python: str, pins: list[str]) -> dict[str, str]:
     """The digest of the file that pip chooses for each pin."""
     with tempfile.TemporaryDirectory() as folder:
         wanted, report = pathlib.Path(folder, "pins.txt"), pathlib.Path(folder, "report.json")
@@ -26,20 +27,16 @@ def found(python: str, pins: list[str]) -> dict[str, str]:
         files = ["--target", folder, "--report", str(report), "-r", str(wanted)]
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", *chosen, *files], check=True)
         rows = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return {plain(row["metadata"]["name"]): row["download_info"]["archive_info"]["hashes"]["sha256"] for row in rows}
-
-
-def plain(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
+    archives = {row["metadata"]["name"]: row["download_info"]["archive_info"] for row in rows}
+    return {canonicalize_name(name): archive["hashes"]["sha256"] for name, archive in archives.items()}
 
 
 if __name__ == "__main__":
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith(("#", "torch=="))]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        digests = list(pool.map(lambda python: found(python, pins), PYTHONS))
+    digests = [digests_of(python, pins) for python in PYTHONS]
     locked = [HEAD]
     for pin in pins:
-        hashes = sorted({of[plain(pin.partition("==")[0])] for of in digests})
+        hashes = sorted({each[canonicalize_name(pin.partition("==")[0])] for each in digests})
         locked.append(" ".join([pin, *(f"--hash=sha256:{each}" for each in hashes)]))
     (ROOT / "locked.txt").write_text("\n".join(locked) + "\n", encoding="utf-8")

@@ -14,30 +14,25 @@ END = "<!-- end of encodings -->\n"
 
 def written(text: str) -> str:
     """The page with an updated table of encodings."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{README.name} lacks the lines around the table: {BEGIN.strip()} {END.strip()}")
+    before, _, rest = text.partition(BEGIN)
     names = table()
     summary = f"<summary>All {names.count('`') // 2} names, by where they act</summary>"
-    return f"{before}{begin}<details>\n{summary}\n\n{names}\n</details>\n{end}{after}"
+    return f"{before}{BEGIN}<details>\n{summary}\n\n{names}\n</details>\n{END}{rest.partition(END)[2]}"
 
 
 def table() -> str:
     """The repository's own encodings by where they act, in the order of the forward pass."""
     groups: dict[str, list[str]] = {}
     for path in sorted((configs_dir() / "encoding").glob("*.yaml")):
-        groups.setdefault(_acts(path.stem), []).append(f"`{path.stem}`")
+        wraps = issubclass(encodings.load(path.stem), Wrapper)
+        acts = encodings.OTHERS if wraps else listing.describe(path.stem)["acts"]
+        groups.setdefault(acts, []).append(f"`{path.stem}`")
 
     def place(group: str) -> list[int]:
         return [encodings.FAMILIES.index(part) for part in group.split(", ")]
 
     rows = [f"| {group} | {' '.join(groups[group])} |" for group in sorted(groups, key=place)]
     return "\n".join(["| acts on | encodings |", "|---|---|", *rows]) + "\n"
-
-
-def _acts(name: str) -> str:
-    return encodings.OTHERS if issubclass(encodings.load(name), Wrapper) else listing.describe(name)["acts"]
 
 
 if __name__ == "__main__":

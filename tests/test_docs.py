@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -157,24 +156,6 @@ def example() -> list[str]:
     blocks = re.findall(r"^( *)```(python|yaml|toml)\n(.*?)^\1```$", text_of("CONTRIBUTING.md"), flags=re.S | re.M)
     assert [language for _, language, _ in blocks] == ["python", "yaml", "python", "toml"]
     return [textwrap.dedent(block) for _, _, block in blocks]
-
-
-@pytest.mark.full
-def test_the_contributors_example_passes_the_whole_contract_with_three_files(tmp_path: pathlib.Path) -> None:
-    """In a copy of the repository, after `make readme`."""
-    generated = shutil.ignore_patterns("__pycache__", ".*", "outputs", "dist", "build")
-    for name in ("posbench", "configs", "tests", "scripts", "docs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=generated)
-    for name in ("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    places = ("posbench/encodings/log_bias.py", "configs/encoding/log_bias.yaml", "tests/oracles/log_bias.py")
-    for place, code in zip(places, example(), strict=False):
-        (tmp_path / place).write_text(code, encoding="utf-8")
-    files = ["test_encodings", "test_oracles", "test_model", "test_scoring", "test_show", "test_config", "test_docs"]
-    pytest_words = ["-m", "pytest", "-p", "no:cacheprovider", *(f"tests/{f}.py" for f in files)]
-    for words in (["scripts/readme.py"], [*pytest_words, "-k", "log_bias or every_yaml or generated_one"]):
-        run(*words, folder=tmp_path, path=tmp_path)
-    assert "`log_bias`" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_package_is_what_the_contributors_guide_shows() -> None:

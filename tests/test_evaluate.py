@@ -28,7 +28,6 @@ from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
 from posbench.evaluation.ngrams import CachedNGrams, NGrams
-from posbench.evaluation.plan import check
 from posbench.evaluation.protocols import targets_of
 from posbench.model.gpt import build
 from posbench.results import compare
@@ -172,37 +171,6 @@ def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
 # -- probes of the use of distance -------------------------------------------------------------------------------------
 
 
-def random_text(n: int = 9000) -> TokenSplit:
-    ids = np.random.default_rng(1).integers(0, V, n).astype(np.uint16)
-    return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
-
-
-class Copies(Planted):
-    """Expects what followed the last three tokens when they stood together before, up to `reach` tokens ago."""
-
-    def __init__(self, reach: int) -> None:
-        super().__init__(None)
-        self.reach = reach
-
-    def expects(self, ids: Tensor) -> Tensor:
-        out = torch.zeros(*ids.shape, V)
-        trigram = (ids * V + ids.roll(1, 1)) * V + ids.roll(2, 1)
-        trigram[:, :2] = -1
-        for lag in range(min(self.reach, ids.shape[1] - 1), 0, -1):
-            batch, at = torch.nonzero((trigram[:, lag:] == trigram[:, :-lag]) & (trigram[:, lag:] >= 0), as_tuple=True)
-            out[batch, at + lag] = 20.0 * torch.nn.functional.one_hot(ids[batch, at + 1], V)
-        return out
-
-
-def test_a_model_that_copies_gains_from_a_repeated_block_only_within_its_reach(config: Config) -> None:
-    rows = rows_of(Copies(reach=5 * L), random_text(), evaluation_with(config, tasks=("repeat",), windowed=False))
-    nll = {(row.task, row.length): row.nll for row in rows if row.task}
-    gains = {n * L: nll["repeat_control", n * L] - nll["repeat", n * L] for n in (1, 2, 4, 8, 16)}
-    assert len({row.targets_sha256 for row in rows if row.task}) == 1
-    for length, gain in gains.items():  # the first two of four targets have too short a cue; chance repetitions
-        assert gain > 0.4 * math.log(V) if length < 5 * L else abs(gain) < 0.2
-
-
 def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config: Config) -> None:
     ids = np.arange(65)
     (probe,) = probes.of("shuffle:keep=20", [20, 64], 8, 32)
@@ -269,23 +237,6 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
     assert rows_of(gpt(config, "rope"), periodic(48), wanted, known=read) == []
     rows = rows_of(gpt(config, "none"), periodic(48), wanted)
     assert {row.status for row in rows if row.extension} == {"undefined"}
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("task=repeat:size", "cannot read 'repeat:size': expected name:option=value"),
-        ("task=repeat:size=9", "size is 9 for 'repeat': expected 1 to half the training length, 8"),
-        ("task=repeet:size=2", "unknown task 'repeet': did you mean 'repeat'?"),
-        ("extension=yran", "unknown extension 'yran': did you mean 'yarn'?"),
-        ("extension=yarn:fctor=2", "'yarn' has no option 'fctor': it accepts factor, ramp, alpha, beta, attention_"),
-        ("blocks=4", "evaluation.blocks is 4: expected at least 8, for an interval"),
-    ],
-)
-def test_a_mistyped_setting_is_refused_in_one_line_before_any_work(override: str, message: str, config: Config) -> None:
-    with pytest.raises(UserError) as error:
-        check(dataclasses.replace(config, evaluation=apply(config, [override]).settings))
-    assert message in str(error.value) and "\n" not in str(error.value) and not isinstance(error.value, Undefined)
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
@@ -360,66 +311,38 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained: tup
     assert curves.loc[("pi", 128), "rise"] != 0  # an extension pairs with the curve
 
 
-def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(
-    trained: tuple[Config, pathlib.Path],
-) -> None:
-    config, folder = trained
-    first = evaluation_rows(folder)
-    assert {row.dtype for row in first} == {"fp32"}  # as trained
-
-    def evaluated(*overrides: str) -> tuple[list[EvaluationRow], bool]:
-        before = (folder / "rows.jsonl").read_bytes()
-        evaluate_run(folder, apply(config, list(overrides)))
-        return evaluation_rows(folder), (folder / "rows.jsonl").read_bytes() != before
-
-    assert evaluated("precision=fp32") == (first, False)
-    half, _ = evaluated("precision=bf16")
-    assert {row.dtype for row in half} == {"bf16"} and [row.key for row in half] == [row.key for row in first]
-    gaps = [abs(row.nll - other.nll) for row, other in zip(half, first, strict=True)]
-    assert 0 < max(gaps) < 0.02
-    assert evaluated() == (half, False) == evaluated("precision=bf16")
-
-
 def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(
     trained: tuple[Config, pathlib.Path],
 ) -> None:
     config, folder = trained
-    asked = apply(config, ["task=repeat", "protocol=fixed_target,nonoverlap"])
-    evaluate_run(folder, asked)
+    evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
     rows = evaluation_rows(folder)
-    assert {row.ngram_nll for row in rows if row.task} == {None}
     tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
     model = NGrams(tokens.train.ids, spans, 257)
-    plans = {name: protocols.plan(name, tokens.test, [16, 32, 64], 8, 16, "auto") for name in asked.settings.protocols}
-    for protocol, windows in plans.items():
-        targets = targets_of(windows[16])
-        ((nll, order),) = {(row.ngram_nll, row.ngram_order) for row in rows if row.protocol == protocol}
-        assert {row.targets_sha256 for row in rows if row.protocol == protocol} == {targets.sha256(tokens.test)}
-        at = targets.indices
-        before = np.stack([tokens.test.ids[at - back] for back in (4, 3, 2, 1)], 1)
-        means = model.nll(before, tokens.test.ids[at]).mean(1)[1:]
-        assert (nll, order) == (pytest.approx(means.min()), 2 + means.argmin())
-        assert 0.5 < nll < math.log(9)  # thirty words of random letters
+    windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")
+    at = targets_of(windows[16]).indices
+    means = model.nll(np.stack([tokens.test.ids[at - back] for back in (4, 3, 2, 1)], 1), tokens.test.ids[at]).mean(1)
+    assert 0.5 < means[1:].min() < math.log(9)  # thirty words of random letters
     cached = CachedNGrams(model, tokens.test.ids, tokens.validation.ids)
     for row in rows:  # what a paired interval of the difference rests on
         assert row.units is not None and ("ngram" in row.units) == (row.task is None)
-        if row.task is None:
+        if row.protocol == "fixed_target":
+            assert row.targets_sha256 == targets_of(windows[16]).sha256(tokens.test)
+            assert (row.ngram_nll, row.ngram_order) == (pytest.approx(means[1:].min()), 2 + means[1:].argmin())
             assert sum(row.units["ngram"]) == pytest.approx(row.ngram_nll * row.n_tokens, rel=1e-5)
-        plain = row.protocol == "fixed_target" and row.kind == "plain"
-        assert ("cached_ngram" in row.units) == plain
-        if plain:
-            targets = targets_of(plans["fixed_target"][row.length])
+        if "cached_ngram" in row.units:
+            targets = targets_of(windows[row.length])
             nll = cached.nll(targets.indices, targets.context)
             assert sum(row.units["cached_ngram"]) == pytest.approx(nll.sum(), rel=1e-5)
+    assert sum("cached_ngram" in (row.units or {}) for row in rows) == 3  # as trained, at each length
 
 
 def test_an_evaluation_that_ends_early_keeps_its_rows(
     trained: tuple[Config, pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run stays done, since that is what became of its training."""
     config, folder = trained
-    before, first, log = load_record(folder), evaluation_rows(folder), Run.log
+    first, log = evaluation_rows(folder), Run.log
 
     def logged(run: Run, row: Any) -> None:
         log(run, row)
@@ -430,9 +353,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(
     with pytest.raises(Stopped):
         evaluate_run(folder, apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"]))
     assert [row.length for row in evaluation_rows(folder)[len(first) :]] == [96, 128]
-    record = load_record(folder)
-    assert (record["status"], record["attempt"]) == ("done", before["attempt"])
-    assert record["evaluate_seconds"] > before["evaluate_seconds"]
+    assert load_record(folder)["status"] == "done"  # since that is what became of its training
 
 
 def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained: tuple[Config, pathlib.Path]) -> None:

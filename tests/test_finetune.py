@@ -9,15 +9,12 @@ import pytest
 import torch
 from hf_models import LENGTH, MODELS, VOCABULARY, changed, save, write_text
 from safetensors.torch import load_file
-from support import TINY, posbench, snapshot
-from support import write_text as write_words
+from support import posbench, snapshot
 from torch.nn.functional import cross_entropy
 
-import posbench as library
 from posbench.config.external import TrainedOn
 from posbench.huggingface import finetune, load
 from posbench.huggingface.finetune import Learning
-from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, training_rows
 from posbench.training import train
 
@@ -75,9 +72,6 @@ def evaluated(out: Path, name: str, *words: str) -> dict[int, float | None]:
     return nlls(found)
 
 
-# -- from a folder to a folder -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here: Path, precision: torch.dtype) -> None:
@@ -102,7 +96,6 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
     here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     plain, name = train.begin_update, model("smollm3")
-    words = [*words, "evaluation.at_tokens=[0,576]"]
 
     def failing(learner: Any, batch: Any, at: int, rate: float) -> Any:
         if at == 5:
@@ -113,15 +106,10 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(train, "begin_update", failing)
         assert posbench("train", f"start={name}", *ON, f"runtime.outputs={here / 'cut'}", *words) != 0
-    (folder,) = (here / "cut" / "extend").glob("[!.]*")
-    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     cut = trained(here / "cut", name, *words)
-    one, other = (checkpoint.trained(each).weights() for each in (whole, cut))
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
     assert (cut / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
-    assert [nlls(cut, step) for step in (0, 3, 6)] == [nlls(whole, step) for step in (0, 3, 6)]
-    record = json.loads((cut / "run.json").read_text())
-    assert record["status"] == "done" and record["attempt"]["bit_exact"] is True
+    assert [nlls(cut, step) for step in (0, 6)] == [nlls(whole, step) for step in (0, 6)]
+    assert json.loads((cut / "run.json").read_text())["attempt"]["bit_exact"] is True
 
 
 @pytest.mark.sample(30)
@@ -148,8 +136,7 @@ def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
     assert changes and old.keys() == new.keys()
     for key, change in changes.items() if lora else ():
         largest = torch.linalg.svdvals(change)
-        assert change.dim() == 2 and "embed" not in key and "lm_head" not in key, key
-        assert largest[3:].max() < 1e-3 * largest[0], key
+        assert "embed" not in key and "lm_head" not in key and largest[3:].max() < 1e-3 * largest[0], key
 
 
 def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
@@ -168,9 +155,6 @@ def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> N
     assert config.encoding.options["parameters"]["factor"] == LONG / LENGTH
     assert [ratio * LONG for ratio in config.evaluation.ratios] == [LENGTH, LONG, 2 * LONG, 4 * LONG]
     assert settled("training.batch_size=2").training.accumulation == 3
-
-
-# -- the loss ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(7)
@@ -197,9 +181,6 @@ def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> 
     torch.testing.assert_close(learner(ids[:, :-1], ids[:, 1:]), wanted, atol=1e-5, rtol=1e-5)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
 def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     llama, mamba = model("llama"), here / "mamba"
     shutil.copytree(llama, mamba)
@@ -215,51 +196,3 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
         line = capsys.readouterr().err.strip().splitlines()[-1]
         assert line.startswith("error: ") and message in line, (words, line)
     assert not (here / "out").exists()
-
-
-# -- what reads the results --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_reports_notebooks_and_other_commands_read_the_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = model("llama")
-    for words in (["extension=yarn"], ["encoding.base=500000"], ["lora=4"]):
-        run = library.train([f"start={name}", *ON, f"runtime.outputs={here}", *words])  # from Python
-        assert run.status == "done" and run.headline["nll_1x"] and not run.metrics().empty
-    capsys.readouterr()
-    assert posbench("report", str(here / "extend")) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert all(words in shown for words in ("yarn", "rope_theta=500000", "lora=4", f"training length {LONG}")), shown
-    again = trained(here / "again", f"{run.folder}/model", "training.tokens=384", "training.train_length=384")
-    assert again.name.startswith(f"{run.folder.name}-rope-s0-")  # what was trained further is trained further
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["yarn", "longrope"])
-def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Two models, rotary modules and losses, one text, optimizer and schedule: equal but for rounding."""
-    monkeypatch.chdir(tmp_path)
-    write_words()
-    words = [*TINY, "data.path=text.txt", "runtime.cache=cache", "training.precision=fp32"]
-    assert posbench("train", *words, "model=llama", "training.tokens=4096", "study=short", "compile=false") == 0
-    (run,) = (tmp_path / "outputs" / "short").glob("[!.]*")
-    assert posbench("export", str(run), "folder") == 0
-    asked = ["tracking=none", "device=cpu", "runtime.threads=1", "runtime.cache=cache", "runtime.log_every_steps=1"]
-    asked += ["training.precision=fp32", f"extension={name}", "training.train_length=64", "training.tokens=1280"]
-    asked += ["training.learning_rate=1e-3", "training.warmup_tokens=128", "training.batch_size=2", "length=16,64,128"]
-    asked += ["training.accumulation=1", "evaluation.targets=8", "evaluation.blocks=8", "protocol=fixed_target"]
-    assert posbench("train", f"start={run}", *asked, "compile=false", "runtime.outputs=ours") == 0
-    assert posbench("train", "start=folder", *asked, "data.path=text.txt", "runtime.outputs=theirs") == 0
-    (ours,), (theirs,) = ((tmp_path / each / "extend").glob("[!.]*") for each in ("ours", "theirs"))
-    assert json.loads((theirs / "model" / "config.json").read_text())["use_cache"] is (name != "longrope")
-    for step in (0, 10):
-        rows = nlls(ours, step)
-        assert rows.keys() == {16, 64, 128} and nlls(theirs, step) == pytest.approx(rows, abs=2e-4)
-    losses, norms = (
-        [[row[key] for row in training_rows(one) if key in row] for one in (ours, theirs)]
-        for key in ("train/loss", "train/grad_norm")
-    )
-    assert len(losses[0]) == 10 and losses[1] == pytest.approx(losses[0], abs=2e-4)
-    assert norms[1] == pytest.approx(norms[0], rel=1e-3)

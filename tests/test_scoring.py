@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import Largest
 
 from posbench import encodings
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
-from posbench.evaluation.models import TrainedGPT, Variant, nll_of, score
+from posbench.evaluation.models import TrainedGPT, nll_of, score
 from posbench.evaluation.protocols import Windows, targets_of
-from posbench.model import attention
 from posbench.model.gpt import GPT, Reading, build
 
 V = 50
@@ -75,33 +73,6 @@ def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, tiny_config: Co
             torch.testing.assert_close(alone, everything[:, -last:], atol=1e-4, rtol=1e-4)
 
 
-def test_sinks_are_seen_beside_the_window_and_nothing_else_is(tiny_config: Config) -> None:
-    """One layer: what stands between the sinks and the window does not matter, sinks and window do."""
-    config = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, n_layers=1))
-    model = build(config, V).eval()
-    ids = torch.randint(V, (1, 32), generator=torch.Generator().manual_seed(0))
-    reading = Reading(window=8, sinks=3)
-    with torch.inference_mode():
-        before = model.hidden(ids, reading=reading)[0, -1]
-        for place, matters in ((0, True), (2, True), (3, False), (23, False), (24, True), (30, True)):
-            other = ids.clone()
-            other[0, place] = (other[0, place] + 1) % V
-            after = model.hidden(other, reading=reading)[0, -1]
-            assert bool((after != before).any()) is matters, place
-
-
-def test_what_a_variant_becomes_reads_with_its_window_and_its_encoding(tiny_config: Config) -> None:
-    subject, ids = subject_of(model_of(tiny_config)), text(65).ids[None].astype(np.int64)
-    plain = nll_of(subject, ids, 8, 0)
-    narrowed = subject.varied(Variant(window=4, sinks=2), 64)
-    stretched = subject.varied(Variant(extension="pi:factor=4"), 64)
-    assert narrowed.facts == {"sinks": 2} and stretched.facts is not None and stretched.facts["factor"] == 4
-    scores = [nll_of(varied.subject, ids, 8, 0) for varied in (narrowed, stretched)]
-    assert all(np.abs(score - plain).max() > 1e-3 for score in scores)
-    np.testing.assert_array_equal(nll_of(subject, ids, 8, 0), plain)
-    np.testing.assert_array_equal(nll_of(subject.varied(Variant(), 64).subject, ids, 8, 0), plain)
-
-
 def test_positions_are_drawn_for_each_seed_length_and_window(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,18 +92,3 @@ def test_positions_are_drawn_for_each_seed_length_and_window(
     for number, draw in enumerate(draws):  # all have an order of the same 256 numbers of their own
         assert not any(set(draw) <= set(other) for at, other in enumerate(draws) if at != number)
     np.testing.assert_array_equal(seen[0], seen[3])
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(("name", "sinks"), [("cope", 0), ("shaw", 4), ("rope", 4)])
-def test_at_64_train_lengths_no_tensor_grows_with_the_square_of_the_length(
-    name: str, sinks: int, tiny_config: Config
-) -> None:
-    training = dataclasses.replace(tiny_config.training, train_length=64)
-    model, split, length = model_of(dataclasses.replace(tiny_config, training=training), name), text(5000), 64 * 64
-    windows = Windows(length, 8, np.array([100]), np.array([0]), "concat")
-    subject = subject_of(model).varied(Variant(window=64 if sinks else None, sinks=sinks), length).subject
-    with Largest() as largest:
-        nll = score(subject, split, windows, batch_tokens=2048)
-    assert np.isfinite(nll).all()
-    assert 0 < largest.numbers <= 2 * attention.AT_ONCE < model.config.n_heads * length**2 / 4

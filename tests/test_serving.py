@@ -1,6 +1,5 @@
 """`posbench rope`: frequencies against transformers, what engines read otherwise, and what is written for them."""
 
-import itertools
 import json
 import shlex
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from support import posbench
 
 from posbench.errors import UserError
-from posbench.serving.engines import FLAGS, instructions, reach, remarks
+from posbench.serving.engines import instructions, reach, remarks
 from posbench.serving.read import NOPE, bound_by_base, first_difference, ropes
 from posbench.serving.search import ranked
 
@@ -99,27 +98,15 @@ def test_a_wrong_configuration_is_refused_in_one_line() -> None:
 def test_what_is_written_for_an_engine_is_read_back_as_the_same_frequencies(section: dict[str, Any]) -> None:
     settings = {**LLAMA, "rope_scaling": section}
     (wanted,) = ropes(settings)
-    lengths = (wanted.train_length, reach(wanted))
-    for told in instructions(settings):
-        if told.differs:
+    for engine, text, differs in instructions(settings):
+        if differs:
             assert section["rope_type"] in ("dynamic", "longrope", "llama3", "proportional") or "truncate" in section
-            continue
-        engine, words = told.engine, shlex.split(told.text)
-        if engine.startswith("transformers"):
-            keys = json.loads(told.text)
-        elif engine == "llama.cpp":
-            given = dict(itertools.pairwise(words))
-            keys = {key: given[flag] for key, flag in FLAGS.items() if flag in given}
-            keys = {"rope_parameters": {k: v if k == "rope_type" else float(v) for k, v in keys.items()}}
-        else:
-            keys = json.loads(next(word for word in words if word.startswith("{")))
-        after = {**LLAMA, **({} if "rope_theta" in keys else {"rope_theta": None}), **keys}
-        (rope,) = ropes(after, engine)
-        for length in lengths:
-            assert first_difference(wanted, rope, length) is None, told
-            assert rope.at(length)[1] == pytest.approx(wanted.at(length)[1], abs=1e-6)
-        if engine == "transformers 5":
-            assert transformers.LlamaConfig(**BARE, **keys).rope_parameters["rope_type"] == section["rope_type"]
+        elif engine != "llama.cpp":
+            keys = json.loads(next(word for word in [text, *shlex.split(text)] if word.startswith("{")))
+            (rope,) = ropes({**LLAMA, **({} if "rope_theta" in keys else {"rope_theta": None}), **keys}, engine)
+            for length in (wanted.train_length, reach(wanted)):
+                assert first_difference(wanted, rope, length) is None, engine
+                assert rope.at(length)[1] == pytest.approx(wanted.at(length)[1], abs=1e-6)
 
 
 def test_the_bases_bound_is_that_of_the_paper() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 import posbench
 from posbench.config.schema import Config, EncodingConfig
 from posbench.errors import UserError
-from posbench.model.gpt import GPT, build
+from posbench.model.gpt import build
 from posbench.show import command, panels, trained
 from posbench.show.panels import Panel
 
@@ -59,34 +58,13 @@ def test_two_words_keep_their_logit_under_relative_encodings_only() -> None:
         assert (np.ptp(logits) < 1e-3) == (panel.title in relative), panel.title
 
 
-# -- what a run has learned --------------------------------------------------------------------------------------------
-
-
-def built(config: Config, name: str, **options: Any) -> tuple[GPT, Config]:
-    config = dataclasses.replace(config, encoding=EncodingConfig(name, options))
-    return build(config, 257, tuple(map(str, range(257)))).eval(), config
-
-
-def on_text(config: Config, name: str, **options: Any) -> dict[str, Panel]:
-    with torch.no_grad():
-        return {panel.title: panel for panel in trained.on_text(*built(config, name, **options), TEXT)}
-
-
 @pytest.mark.parametrize("name", ["learned", "stick_breaking"])
 def test_attention_is_drawn_as_far_as_the_encoding_is_defined(name: str, tiny_config: Config) -> None:
-    curves = on_text(tiny_config, name)["Mean attention, its own text"].curves
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name))
+    with torch.no_grad():
+        curves = trained.on_text(build(config, 257).eval(), config, TEXT)[-1].curves
     assert list(curves) == ["at 16"] if name == "learned" else ["at 16", "at 32", "at 64"]
     assert all(np.isfinite(values[1:3]).all() for values in curves.values())
-
-
-def test_alibi_adds_its_slopes_and_a_window_of_the_model_hides_what_lies_outside(tiny_config: Config) -> None:
-    added = on_text(tiny_config, "alibi", slopes=[0.5, 0.125])["Added to the logit"].curves
-    for slope, values in zip((0.5, 0.125), added.values(), strict=True):
-        np.testing.assert_allclose(values, -slope * np.arange(4 * LENGTH), atol=1e-5)
-    attention = dataclasses.replace(tiny_config.model.attention, window=4)
-    narrow = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, attention=attention))
-    for values in on_text(narrow, "alibi")["Mean attention, its own text"].curves.values():
-        assert (values[:4] > 0).all() and not np.nan_to_num(values[4:]).any()
 
 
 def test_a_run_is_drawn_as_learned_beside_encodings_and_left_as_it_was(
