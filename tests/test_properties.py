@@ -49,7 +49,7 @@ FIGURES: dict[str, dict[str, float]] = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_words_and_figures_are_the_expected_ones(name: str) -> None:
     (row,) = properties.measure([name]).to_dict("records")
-    assert [properties.said(row, column) for column in COLUMNS] == EXPECTED[name].split()
+    assert [properties.in_words(row, column) for column in COLUMNS] == EXPECTED[name].split()
     for key, expected in FIGURES.get(name, {}).items():
         assert row[key] == pytest.approx(expected, rel=2e-3, abs=1e-6), key
 

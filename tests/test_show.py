@@ -12,7 +12,7 @@ import posbench
 from posbench.config.schema import Config, EncodingConfig
 from posbench.errors import UserError
 from posbench.model.gpt import build
-from posbench.show import command, panels, trained
+from posbench.show import command, panels
 from posbench.show.panels import Panel
 
 PHRASE = "my daughter called her brother last night"
@@ -30,7 +30,7 @@ def test_every_encoding_is_drawn_and_mean_attention_always(name: str) -> None:
     pictures = drawn(name)
     assert list(pictures)[-1] == "Mean attention, random tokens"
     lines = [values for panel in pictures.values() for values in (*panel.curves.values(), panel.image)]
-    assert all(np.isfinite(values).any() for values in lines if values is not None)
+    assert all(np.isfinite(values).any() for values in lines if values.size)
 
 
 def test_panels_show_what_the_encoding_does() -> None:
@@ -40,7 +40,7 @@ def test_panels_show_what_the_encoding_does() -> None:
     assert list(drawn("sinusoidal")["Dot product of two codes"].curves) == ["at every place"]
     assert list(drawn("sine")["Dot product of two codes"].curves) == ["mean over places", "lowest", "highest"]
     image = drawn("learned")["Code of each position"].image
-    assert image is not None and np.isfinite(image[:, :64]).all() and np.isnan(image[:, 64:]).all()
+    assert np.isfinite(image[:, :64]).all() and np.isnan(image[:, 64:]).all()
     angles = np.arange(128)[:, None] * 100 ** (-np.arange(8) / 8)
     np.testing.assert_allclose(
         drawn("rope", "base=100")["q·k of ones"].curves["at every place"], 2 * np.cos(angles).sum(1), atol=1e-3
@@ -62,7 +62,7 @@ def test_two_words_keep_their_logit_under_relative_encodings_only() -> None:
 def test_attention_is_drawn_as_far_as_the_encoding_is_defined(name: str, tiny_config: Config) -> None:
     config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name))
     with torch.no_grad():
-        curves = trained.on_text(build(config, 257).eval(), config, TEXT)[-1].curves
+        curves = panels.on_text(build(config, 257).eval(), config, TEXT)[-1].curves
     assert list(curves) == ["at 16"] if name == "learned" else ["at 16", "at 32", "at 64"]
     assert all(np.isfinite(values[1:3]).all() for values in curves.values())
 
@@ -79,7 +79,7 @@ def test_a_run_is_drawn_as_learned_beside_encodings_and_left_as_it_was(
     assert support.posbench("show", str(run), "rope", "base=100") == 0
     assert Path("show.png").read_bytes().startswith(b"\x89PNG") and support.snapshot(run) == before
     expected = posbench.load(run).model().encoding.distance_bias(torch.arange(64), 0).detach().numpy()
-    np.testing.assert_allclose(list(trained.picture(run).panels[0].curves.values()), expected, atol=1e-5)
+    np.testing.assert_allclose(list(panels.of_run(run).panels[0].curves.values()), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_run_is_drawn_as_learned_beside_encodings_and_left_as_it_was(
     [
         (["rop"], None, None, "did you mean 'rope'"),
         (["base=100", "rope"], None, None, "expected the name of an encoding"),
-        (["rope"], PHRASE, "doughter,called", "did you mean 'daughter'"),
+        (["rope"], PHRASE, "doughter,called", "expected two different words"),
     ],
 )
 def test_mistakes_get_one_line(names: list[str], phrase: str | None, words: str | None, message: str) -> None:

@@ -25,30 +25,19 @@ FAINTEST = 1e-5  # of attention that is drawn
 
 
 def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, words: str | None = None) -> None:
-    """Draw encodings and runs below each other; or how the logit of two words changes as their phrase moves.
-
-    Args:
-        names: encodings or patterns of layers, each followed by its options (rope base=100), and run folders.
-        words: two words of the phrase, separated by a comma.
-    """
+    """Draw encodings, each followed by its options, and runs; or how two words' logit changes as their phrase moves."""
     if (phrase is None) != (words is None):
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
     torch.set_num_threads(1)  # more gain nothing at these sizes, and are twenty times as slow beside a sweep
+    pictures = []
     if phrase and words:
         pictures = [panels.moving(dict(builder(*typed) for typed in split(names)), phrase, words)]
-    else:
-        pictures = [_picture(*typed) for typed in split(names)]
+    for name, options in [] if pictures else split(names):
+        folder = of_id(Path(name))
+        is_run = name not in encodings.names() and not options and folder.is_dir()
+        pictures.append(panels.of_run(folder) if is_run else panels.picture(*builder(name, options)))
     files.write(png, charts.drawn(draw(pictures), "png"))
     print(png)
-
-
-def _picture(name: str, options: list[str]) -> Picture:
-    from posbench.show import trained
-
-    folder = of_id(Path(name))
-    if name in encodings.names() or options or not folder.is_dir():
-        return panels.picture(*builder(name, options))
-    return trained.picture(folder)
 
 
 def split(words: list[str]) -> list[tuple[str, list[str]]]:
@@ -85,23 +74,20 @@ def draw(pictures: Sequence[Picture]) -> charts.Picture:
         for part, picture, height in zip(parts, pictures, heights, strict=True):
             title = f"{picture.title} (dotted: training length, {picture.train_length})"
             part.suptitle(title, fontsize=10, weight="bold", wrap=True)
-            lines = [
-                line for p in picture.panels for line in (*p.curves.values(), *(() if p.image is None else p.image))
-            ]
+            lines = [line for panel in picture.panels for line in (*panel.curves.values(), *panel.image)]
             every = part.subplots(height, columns, squeeze=False).flat
-            for axes, panel in itertools.zip_longest(every, picture.panels):
-                if panel is None:
-                    axes.set_axis_off()
-                    continue
+            for axes, panel in zip(every, picture.panels, strict=False):
                 _panel(axes, panel)
                 axes.set_xlim(0, max(map(len, lines)) - 1)
                 axes.axvline(picture.train_length - 0.5, color=charts.DARK, ls=":", lw=1)
+            for axes in every[len(picture.panels) :]:
+                axes.set_axis_off()
     return figure
 
 
 def _panel(axes: Axes, panel: Panel) -> None:
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-    if panel.image is not None:
+    if panel.image.size:
         limit = np.nanmax(np.abs(panel.image))
         image = axes.imshow(panel.image, aspect="auto", cmap="PuOr", vmin=-limit, vmax=limit, interpolation="nearest")
         axes.grid(visible=False)
@@ -118,7 +104,5 @@ def _panel(axes: Axes, panel: Panel) -> None:
         axes.yaxis.set_minor_formatter("")
     elif high - low < 1:
         axes.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
-    if len(panel.curves) > 1:  # their names above them
-        low, high = axes.get_ylim()
-        axes.set_ylim(top=high * (high / low) ** 0.2 if panel.log else high + 0.2 * (high - low))
-        axes.legend(loc="upper center", ncols=4, fontsize=6, handlelength=1, columnspacing=0.8, framealpha=0)
+    if len(panel.curves) > 1:
+        axes.legend(ncols=2, fontsize=6, handlelength=1, columnspacing=0.8, framealpha=0)

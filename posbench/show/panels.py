@@ -1,12 +1,12 @@
-"""What an encoding does alone, as plain numbers and as panels; the hooks that it overrides decide which.
+"""What an encoding does alone, and in a trained run, as plain numbers and as panels; its hooks decide which.
 
 Its *code* of position i is the vector that it adds to the input; in attention, what becomes of a query and a key of
-ones, and the change of the logit of two fixed tokens i apart. Learned tables are drawn from N(0,1): an untrained table
-has no learned shape yet, but steps, end and dependence on distance show at once.
+ones, and the change of the logit of two fixed tokens i apart. Learned tables are drawn from N(0,1).
 """
 
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posbench import encodings
+from posbench.config.schema import Config
+from posbench.data import tokens as data
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape
-from posbench.errors import UserError, did_you_mean
-from posbench.model.attention import logits_by_rows, make_layer, narrower
+from posbench.errors import UserError
+from posbench.model.attention import attention, logits_by_rows, make_layer, narrower
+from posbench.model.gpt import GPT
 from posbench.model.standalone import whole_block
+from posbench.run.model import model_of, tokenizer_of
+from posbench.run.run import load_config, load_record
 
 Numbers = NDArray[np.float64]
 Build = Callable[..., Encoding]  # of a shape
@@ -29,6 +34,8 @@ MARGIN = 8  # first tokens, left out for encodings that read neighbours: the pad
 SAMPLES, QUERIES = 64, 16  # of mean attention; the last queries see the most keys
 STAYS = 1e-5  # largest change that counts as rounding
 DISTANCE = "distance in tokens"
+RATIOS, LONGEST = (1, 2, 4), 2048  # measured lengths, in training lengths; longer ones are left out
+WINDOWS, LAYERS = 16, 4  # most windows of text, and layers with a panel
 
 
 def build(name: str, options: Mapping[str, Any], shape: Shape, draw: bool = True) -> Encoding:
@@ -106,8 +113,7 @@ def pairs_of(
 ) -> tuple[Layer, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return a layer with its rows, their logits, weights, and what is added to logits, (B, H, last or T, keys) each.
 
-    Under a normaliser of the encoding's own the weights are the outputs for identity matrices as values, and the logits
-    their logarithms.
+    Where an encoding normalises itself, weights are outputs for identity matrices as values, logits their logarithms.
     """
     described = make_layer(encoding, positions, layer, x)
     used, q, k, v, block = whole_block(encoding, q, k, torch.zeros_like(q), described, window, sinks, last)
@@ -151,9 +157,6 @@ def change(encoding: Encoding, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return logits - bare_q @ bare_k.mT * used_in(encoding).logit_scale, weights
 
 
-# -- panels ------------------------------------------------------------------------------------------------------------
-
-
 class Panel(NamedTuple):
     """Curves over 0, 1, 2 ..., on a logarithmic axis of attention, or an image; NaN where something is undefined."""
 
@@ -161,7 +164,7 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     curves: Mapping[str, Numbers] = {}
-    image: Numbers | None = None
+    image: Numbers = np.empty((0, 0))
     log: bool = False
 
 
@@ -196,10 +199,9 @@ def of_positions(encoding: Encoding) -> list[Panel]:
 
 
 def _image(title: str, code: Tensor, encoding: Encoding) -> Panel:
-    used = int(code.any(0).nonzero().max()) + 1
-    lacking = 2 * encoding.shape.train_length - len(code)
+    used, lacking = int(code.any(0).nonzero().max()) + 1, 2 * encoding.shape.train_length - len(code)
     image = np.pad(code[:, :used].mT.numpy(), [(0, 0), (0, lacking)], constant_values=np.nan)
-    return Panel(title, "position", "channel" if used == code.shape[1] else "channel (all others: 0)", image=image)
+    return Panel(title, "position", "channel", image=image)  # what is left out is 0
 
 
 def _products(title: str, q: Tensor, k: Tensor) -> Panel:
@@ -230,16 +232,11 @@ def _attention(encoding: Encoding) -> Panel:
     return Panel("Mean attention, random tokens", DISTANCE, "times an even share", curves, log=True)
 
 
-# -- a pair of words moved along a sentence ----------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def moving(builds: Mapping[str, Build], phrase: str, pair: str) -> Picture:
     """Return what position adds to the logit of two words, `daughter,called`, as their phrase moves."""
-    words, both, panels = phrase.lower().split(), [word.strip() for word in pair.lower().split(",")], []
-    if unknown := next((word for word in both if word not in words), None):
-        raise UserError(f"'{unknown}' is not a word of the phrase{did_you_mean(unknown, words)}")
-    if len(set(both)) != 2 or len(words) >= SHAPE.train_length:
+    words, both, panels = phrase.lower().split(), pair.lower().split(","), []
+    if len({*both}) != 2 or not {*both} <= {*words} or len(words) >= SHAPE.train_length:
         raise UserError(f"--words is '{pair}': expected two different words of a phrase below {SHAPE.train_length}")
     for label, build in builds.items():
         key, query = sorted(map(words.index, both))
@@ -249,10 +246,7 @@ def moving(builds: Mapping[str, Build], phrase: str, pair: str) -> Picture:
 
 
 def moved(encoding: Encoding, words: list[str], key: int, query: int, length: int) -> Numbers:
-    """Return the logit of two words of a phrase less that without encoding, by the place of the query.
-
-    The phrase begins at 0, 4, 8 ... of a sentence of random tokens. Equal words are equal random vectors.
-    """
+    """Return the logit of two words less that without encoding, as their phrase moves along random tokens."""
     width, added = encoding.token_dim(), np.full(length, np.nan)
     vectors, sentence = [random(width, seed=zlib.crc32(w.encode())) for w in words], random(1, length, width)
     for start in range(0, min(length, encoding.max_length or length) - len(words) + 1, 4):
@@ -260,3 +254,58 @@ def moved(encoding: Encoding, words: list[str], key: int, query: int, length: in
         tokens[0, start : start + len(words)] = torch.stack(vectors)
         added[start + query] = change(encoding, tokens)[0][0, 0, start + query, start + key]
     return added
+
+
+# -- of a run, on its own text -----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def of_run(folder: Path) -> Picture:
+    """Return the panels of a run; UserError if the folder is no run, or has no complete checkpoint."""
+    config = load_config(folder)
+    model = model_of(folder, config, tokenizer_of(folder))
+    drawn = of_positions(model.encoding)
+    if config.data.task is None:
+        tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+        if (load_record(folder).get("data") or {}).get("sha256") not in (None, tokens.record["sha256"]):
+            raise UserError(f"the text of {folder} is no longer the one that it was trained on")
+        ids = getattr(tokens, config.evaluation.split).ids[: WINDOWS * LONGEST].astype(np.int64)
+        drawn += on_text(model, config, torch.from_numpy(ids))
+    return Picture(f"{folder.resolve().name}, trained", drawn, config.training.train_length)
+
+
+def on_text(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
+    """Return what is added to logits by distance, if an encoding adds something, and mean attention."""
+    trained, encoding, drawn, curves = config.training.train_length, model.encoding, [], {}
+    for length in (trained * ratio for ratio in RATIOS if ratio == 1 or trained * ratio <= LONGEST):
+        windows = ids[: len(ids) // length * length].view(-1, length)[:WINDOWS]
+        if len(windows) and length <= (encoding.max_length or length):
+            added, weights = torch.stack([_by_distance(model, window[None]) for window in windows]).mean(0).numpy()
+            curves[f"at {length}"] = weights.mean((0, 1))
+    if not curves:
+        raise UserError("the run's text is shorter than its training length")
+    if any(used_in(encoding, layer).hooks & {"distance_bias", "bias", "scores"} for layer in range(len(added))):
+        alike = np.allclose(added, added[:1], atol=1e-4, equal_nan=True)
+        for layer in [0] if alike else np.unique(np.linspace(0, len(added) - 1, LAYERS).astype(int)):
+            title = "Added to the logit" + ("" if alike else f", layer {layer + 1} of {len(added)}")
+            heads = {f"head {head}": values for head, values in enumerate(added[layer], start=1)}
+            drawn.append(Panel(title, DISTANCE, "mean on its own text", heads))
+    return [*drawn, Panel("Mean attention, its own text", DISTANCE, "weight", curves, log=True)]
+
+
+def _by_distance(model: GPT, ids: Tensor) -> Tensor:
+    """Return what is added to logits and what weight there is, (2, layers, heads, T), as the model reads a window."""
+    encoding, length, means = model.encoding, ids.shape[1], []
+    positions = encoding.positions(ids, None)
+    x, window, sinks = encoding.embed(model.tokens(ids), positions, ids), model.window, model.sinks
+    described = make_layer(encoding, positions)
+    for layer, block in enumerate(model.layers):
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, read: Tensor, layer: int = layer) -> Tensor:
+            last = max(1, min(QUERIES, length // 8))
+            rows, _, weights, added = pairs_of(encoding, q, k, read, positions, layer, last, window, sinks)
+            means.append(by_distance(torch.cat([added, weights]), rows, length))
+            return attention(encoding, q, k, v, described.replace(index=layer, x=read), window, sinks)
+
+        x = block(x, attend)
+    return torch.stack(means, dim=1)

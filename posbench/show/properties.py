@@ -48,11 +48,11 @@ def main(words: list[str] | None = None, as_json: bool = False) -> None:
         print(frame.to_json(orient="records", indent=2))
         return
     columns = [Column("encoding", "encoding", text=True)]
-    columns += [Column(name, name.replace("relative_", "rel. "), said, at, True) for at, name in enumerate(SAYS)]
+    columns += [Column(name, name.replace("relative_", "rel. "), in_words, at, True) for at, name in enumerate(SAYS)]
     Table("", frame, columns, "--json has the numbers behind the words").print(console.stdout())
 
 
-def said(row: Row, name: str) -> str:
+def in_words(row: Row, name: str) -> str:
     """Return what the number of a property says: yes, no, or a word; n/a where there is none."""
     answer = "n/a" if pd.isna(row[name]) else SAYS[name](row[name])
     return answer if isinstance(answer, str) else "yes" if answer else "no"
@@ -61,9 +61,8 @@ def said(row: Row, name: str) -> str:
 @torch.no_grad()
 def measure(words: list[str] | None = None) -> pd.DataFrame:
     """Return a row of numbers per encoding; words are names, each followed by its options. None: all encodings."""
-    rows = []
-    for label, build in [command.builder(*typed) for typed in command.split(words or encodings.names())]:
-        rows.append({"encoding": label, **_numbers(build(SHAPE, draw=False), build(SHAPE))})
+    builds = [command.builder(*typed) for typed in command.split(words or encodings.names())]
+    rows = [{"encoding": name, **_numbers(build(SHAPE, draw=False), build(SHAPE))} for name, build in builds]
     return pd.DataFrame(rows)
 
 
