@@ -22,28 +22,25 @@ if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
 # Modules of this folder with several encodings, or none. Any other one holds the encoding of its own name.
-_FAMILIES = dict.fromkeys(("base", "extend", "far_pairs", "own", "squeezed", "wrapper"), "") | {
+_FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
     "absolute": "none sinusoidal learned index minmax binary sine",
-    "arithmetic": "abacus coupling",
-    "contextual_rope": "carope selective_rope repo",
     "contextual": "fox cable fox_pro wall cope stick_breaking path path_fox",
     "distance": "alibi bam kerple_log kerple_power t5 sandwich dynamic_bias fire grape_a",
+    "layered": "layered heads",
     "mixing": "canon cca dape dape_v2 learned_sinks",
-    "positions": "randomized shape cape",
+    "positions": "randomized shape cape abacus coupling",
     "relative": "shaw transformer_xl deberta tupe projected_bias",
     "rope": "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
-    "rotary": "xpos pope rope_pp fope decoupled_rope",
+    "rotary": "xpos pope rope_pp fope decoupled_rope rope_2d carope selective_rope repo",
     "skew": "liere comrope algebraic spe",
+    "temperature": "temperature scale_invariant",
 }
-_METHODS = {
-    "rope": "pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
-    "extend": "abf clipped_rope",
-    "far_pairs": "rerope string leaky_rerope self_extend dual_chunk",
-    "squeezed": "alibi_pi interpolate",
-}
+EXTENSIONS = (  # methods of `extend`
+    "pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf", "clipped_rope", "rerope", "string",
+    "leaky_rerope", "self_extend", "dual_chunk", "alibi_pi", "interpolate",
+)  # fmt: skip
 _modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 _MODULE_OF = {name: module for module in _modules for name in _FAMILIES.get(module, module).split()}
-EXTENSIONS = {name: module for module, listed in _METHODS.items() for name in listed.split()}  # the module of each
 PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # of a class in a file, path/to/file.py:Class
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
 

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.arithmetic import among, ids_of, places, remarks_without
 from posbench.encodings.base import Shape, check_length
 from posbench.encodings.distance import default_slopes
+from posbench.encodings.positions import places
 from posbench.encodings.wrapper import NO_OPTIONS, Wrapper
 from posbench.errors import UserError
 from posbench.options import Positive
@@ -41,22 +41,17 @@ class BiPE(Wrapper):
         if inner == "alibi" and inner_options.get("slopes") is None:
             slopes = [alibi_factor * slope for slope in default_slopes(shape.n_heads)]
             inner_options = {**inner_options, "slopes": slopes}
-        self.listed = separators
-        bare = tuple(text.strip(" ") for text in shape.vocabulary)
-        self.register_buffer("separators", ids_of(separators, bare), persistent=False)
+        ends = [*(text.strip(" ") in separators for text in shape.vocabulary), False]  # the last is an unknown token
+        self.register_buffer("separators", torch.tensor(ends), persistent=False)
         self.table = nn.Parameter(torch.randn(shape.train_length, shape.d_model) * shape.token_rms)
         self.wrap(inner, inner_options)
         if self.inner_encodings[0].hooks & {"positions", "token_dim", "embed"}:
             raise UserError(f"encoding.inner is '{inner}': expected a relative encoding, such as rope or alibi")
 
-    def remarks(self) -> list[str]:
-        missing = f"one of {self.listed} by itself: all text is one segment"
-        return [*remarks_without(self, self.separators, missing), *super().remarks()]
-
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the number of each token's segment."""
         check_length(self, ids.shape[-1])
-        return F.pad(among(ids, self.separators), (1, -1)).cumsum(-1)
+        return F.pad(self.separators[ids.clamp(max=len(self.separators) - 1)], (1, -1)).cumsum(-1)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         segments = positions.new_zeros(x.shape[:2]) if ids is None else self.positions(ids, None)

@@ -8,9 +8,19 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from posbench.encodings import _start as starts
 from posbench.encodings.base import Encoding, Layer, Shape, part_of
 from posbench.options import Count
+
+Start = Literal["normal", "torch"]
+
+
+def draw_layers(encoding: nn.Module, start: Start) -> None:
+    """Draw the linear maps and convolutions of an encoding anew: N(0, 0.02), biases 0; `torch` keeps torch's own."""
+    for layer in encoding.modules() if start == "normal" else ():
+        if isinstance(layer, nn.Linear | nn.Conv1d):
+            nn.init.normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -269,7 +279,7 @@ class PaTH(Encoding):
 
     history = frozenset({"x"})
 
-    def __init__(self, shape: Shape, rank: Count = 32, silu: bool = True, start: starts.Start = "normal") -> None:
+    def __init__(self, shape: Shape, rank: Count = 32, silu: bool = True, start: Start = "normal") -> None:
         super().__init__(shape)
         width, layers = shape.n_heads * shape.head_dim, range(shape.n_layers)
         self.silu = silu
@@ -277,7 +287,7 @@ class PaTH(Encoding):
         self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in layers)
         self.convolution = nn.ModuleList(nn.Conv1d(width, width, 3, groups=width, bias=False) for _ in layers)
         self.beta = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers)
-        starts.start(self, start)
+        draw_layers(self, start)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         x = self.given(layer.x, "makes its reflections from")
@@ -303,7 +313,7 @@ class PaTHFoX(PaTH):
     """
 
     def __init__(
-        self, shape: Shape, rank: Count = 32, silu: bool = True, start: starts.Start = "normal", gate_bias: float = 0.0
+        self, shape: Shape, rank: Count = 32, silu: bool = True, start: Start = "normal", gate_bias: float = 0.0
     ) -> None:
         super().__init__(shape, rank, silu, start)
         self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)

@@ -4,10 +4,9 @@ The annotation of a method's first parameter lists the encodings that it support
 inner encodings. A factor s is length / train_length by default (dynamic: nothing changes up to the training length).
 """
 
-import dataclasses
 import functools
-import importlib
 import inspect
+import itertools
 import math
 import re
 import typing
@@ -15,17 +14,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from posbench.encodings import EXTENSIONS
-from posbench.encodings.base import Encoding, Extended, Stretch, expect
-from posbench.encodings.rope import Rotary, Scaling, Spectrum
+from posbench.encodings.absolute import Learned, Sinusoidal
+from posbench.encodings.base import Encoding, Extended, Layer, Stretch, check_length, expect, part_of
+from posbench.encodings.distance import FIRE, ALiBi, T5Bias
+from posbench.encodings.rope import SCALINGS, PureRotary, Rotary, Scaling, Spectrum, double, turn
 from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
-from posbench.options import Above1, AtLeast1, Offset, checked
+from posbench.options import Above1, AtLeast1, Count, Offset, checked
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
+class Method(typing.NamedTuple):
     """A way to extend an encoding: `apply(encoding, stretch, **options)` gives the extended one and its facts."""
 
     name: str
@@ -40,11 +42,10 @@ class Method:
 @functools.cache
 def methods() -> dict[str, Method]:
     """Return all methods by name."""
-    return {name: _method(name, module) for name, module in EXTENSIONS.items()}
+    return {name: _method(name, SCALINGS.get(name) or globals()[name]) for name in EXTENSIONS}
 
 
-def _method(name: str, module: str) -> Method:
-    function = getattr(importlib.import_module(f"posbench.encodings.{module}"), name)
+def _method(name: str, function: Callable[..., Any]) -> Method:
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = list(inspect.signature(function).parameters.values())
     options = {each.name: each.default for each in parameters if each.default is not each.empty}
@@ -98,7 +99,7 @@ def _extended(encoding: Encoding, method: Method, stretch: Stretch, options: dic
     return copied, facts
 
 
-# -- of rotary encodings: other frequencies, and everything else (a decay, a share of the channels) as trained ---------
+# -- rotary encodings with other frequencies, and everything else (a decay, a share of the channels) as trained --------
 
 
 def _scaled(rule: Callable[..., Scaling], rope: Rotary, stretch: Stretch, **options: Any) -> Extended:
@@ -133,3 +134,175 @@ def clipped_rope(rope: Spectrum, pairs: Offset | None = None) -> Scaling:
     expect(slow <= len(rope.f), "pairs", slow, f"a number of pairs from 0 to {len(rope.f)}")
     wave = 0.5 + 0.5 * torch.linspace(0, math.pi, slow, dtype=torch.float64).cos()
     return rope.f * torch.cat((torch.ones(len(rope.f) - slow, dtype=torch.float64), wave)), 1.0
+
+
+# -- rotary encodings with two or three score matrices; near pairs keep their logits, far ones get known distances -----
+
+
+class FarPairs(Encoding):
+    """A rotary encoding whose pairs of kind 1, 2 .. are turned by other positions; those of kind 0 are near.
+
+    `far` maps positions (1|B, T) fp64 to those of the queries and of the keys, for each kind of far pairs. `kind` gives
+    that of the pairs at hand, (1|B, Tq, Tk); a number: 1 from this distance on.
+    """
+
+    def __init__(
+        self, rope: PureRotary, far: Callable[[Tensor], list[tuple[Tensor, Tensor]]],
+        kind: int | Callable[[Layer], Tensor],
+    ) -> None:  # fmt: skip
+        super().__init__(rope.shape)
+        self.rope, self.far, self.kind = rope, far, kind
+
+    def make_tables(self, positions: Tensor) -> Any:
+        return self.rope.make_tables(positions)
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[tuple[Tensor, Tensor]]:
+        far = [[self.rope.make_tables(each) for each in pair] for pair in self.far(double(layer.positions))]
+        return [(turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)) for of_q, of_k in far]
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return self.rope.rotate(q, k, layer)
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        kind = (layer.distance >= self.kind).long() if isinstance(self.kind, int) else self.kind(layer)
+        for number, (of_q, of_k) in enumerate(layer.state, 1):
+            far = part_of(of_q, layer.rows) @ part_of(of_k, layer.keys).mT * self.logit_scale
+            logits = torch.where(kind[:, None] == number, far, logits)
+        return logits
+
+
+def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> Extended:
+    """ReRoPE: all distances from `window`, by default a quarter of the training length, on count as `window`.
+
+    Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope, without its log n scale.
+    """
+    w = window or max(1, stretch.train_length // 4)
+    return FarPairs(rope, lambda i: [(torch.full_like(i, w), torch.zeros_like(i))], w), {"window": w, "dynamic": False}
+
+
+def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local: Count | None = None) -> Extended:
+    """STRING: distances from `shift`, by default a third of the training length, on count from `local` on again.
+
+    Source: An et al., "Why Does the Effective Context Length of LLMs Fall Short?" (2024), arXiv:2410.18745, section 4,
+    where `local` is 128; here a quarter of the shift if that is less.
+    """
+    s = shift or max(1, stretch.train_length // 3)
+    w = local or min(128, max(1, s // 4))
+    return FarPairs(rope, lambda i: [(i - s + w, i)], s), {"shift": s, "local": w, "dynamic": False}
+
+
+def leaky_rerope(
+    rope: PureRotary, stretch: Stretch, window: Count | None = None, k: AtLeast1 | None = None
+) -> Extended:
+    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all distances as trained.
+
+    Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
+    """
+    w, last = window or max(1, stretch.train_length // 4), stretch.train_length - 1
+    slow = k or 1.0
+    if k is None and stretch.length > stretch.train_length:
+        expect(w < last, "window", w, f"less than {last}, or k given as well")
+        slow = (stretch.length - 1 - w) / (last - w)
+    facts = {"window": w, "k": slow, "dynamic": k is None}
+    return FarPairs(rope, lambda i: [((i + w * (slow - 1)) / slow, i / slow)], w), facts
+
+
+def self_extend(
+    rope: PureRotary, stretch: Stretch, window: Count | None = None, group: Count | None = None
+) -> Extended:
+    """Self-Extend: beyond `window`, positions are counted in groups; the default size keeps all distances as trained.
+
+    Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
+    """
+    w, last = window or max(1, stretch.train_length // 4), stretch.length - 1
+    size = group or 1
+    if group is None and stretch.length > stretch.train_length:
+        expect(w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well")
+        size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)
+    facts = {"window": w, "group": size, "dynamic": group is None}
+    return FarPairs(rope, lambda i: [(i // size + (w - w // size), i // size)], w), facts
+
+
+def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
+    """Dual chunk attention: true distances within a chunk and near its start, train_length - 1 to all far keys.
+
+    Chunks hold 3/4 of the training length L. A key has the position n mod chunk. To keys of the chunk before, a query
+    at place r of its chunk has the position min(r + chunk, L - 1), to earlier keys L - 1.
+
+    Source: An et al. (2024), arXiv:2402.17463, 3, which has L - 1 where the authors' code has L.
+    """
+    size, longest = chunk or max(1, 3 * stretch.train_length // 4), stretch.train_length
+    expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
+
+    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        place = positions % size
+        return [((place + size).clamp(max=longest - 1), place), (torch.full_like(place, longest - 1), place)]
+
+    def chunks_from_key_to_query(layer: Layer) -> Tensor:
+        queries = layer.positions[:, layer.rows][..., None]
+        return (queries // size - (queries - layer.distance) // size).clamp(max=2)
+
+    return FarPairs(rope, far, chunks_from_key_to_query), {"chunk": size, "window": longest - size, "dynamic": False}
+
+
+# -- other encodings: positions squeezed into the range seen in training -----------------------------------------------
+
+
+class Squeezed(Encoding):
+    """An encoding that gets every position and every distance divided by `factor`."""
+
+    def __init__(self, inner: Encoding, factor: float) -> None:
+        super().__init__(inner.shape)
+        self.inner, self.factor = inner, factor
+        vars(self)["overridden"] = inner.hooks & self.overridden
+
+    def token_dim(self) -> int:
+        return self.inner.token_dim()
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        return self.inner.embed(x, (double(positions) / self.factor).to(positions.device), ids)
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
+        return self.inner.distance_bias(distance / self.factor, layer)
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+        return self.inner.bias(q, k, layer.replace(positions=layer.positions / self.factor))
+
+
+class StretchedTable(Encoding):
+    """Learned positions with the table's rows spread over `length` positions, linear between them, ends aligned."""
+
+    def __init__(self, inner: Learned, length: int) -> None:
+        super().__init__(inner.shape)
+        self.inner, self.max_length = inner, length
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        check_length(self, positions.shape[-1])
+        table, last = self.inner.table, len(self.inner.table) - 1
+        place = double(positions) * (last / max(1, (self.max_length or 1) - 1))
+        below = place.long().clamp(max=last)
+        beyond, below = (place - below)[..., None].to(table), below.to(table.device)
+        above = (below + 1).clamp(max=last)
+        return (x + F.embedding(below, table) * (1 - beyond) + F.embedding(above, table) * beyond).to(x.dtype)
+
+
+def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: AtLeast1 | None = None) -> Extended:
+    """ALiBi with its slopes divided by s, which is position interpolation.
+
+    Source: Chen et al. (2023), arXiv:2306.15595, applied to Press et al. (2021), arXiv:2108.12409.
+    """
+    s, facts = stretch.factor(factor)
+    return Squeezed(alibi, s), facts
+
+
+def interpolate(
+    encoding: Sinusoidal | Learned | T5Bias | FIRE, stretch: Stretch, factor: AtLeast1 | None = None
+) -> Extended:
+    """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
+
+    Source: Chen et al. (2023), arXiv:2306.15595; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
+    """
+    s, facts = stretch.factor(factor)
+    if isinstance(encoding, Learned):
+        return StretchedTable(encoding, math.ceil(s * stretch.train_length)), facts
+    return Squeezed(encoding, s), facts

@@ -1,19 +1,8 @@
-"""Another encoding, or another window, from layer to layer.
-
-    layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window or a chunk
-
-With a chunk of c, token i sees j only if floor(i/c) = floor(j/c), as in Llama 4. Layers with equal entries share one
-encoding. One that acts at the input reaches every layer. Patterns of published models have names:
-encoding=layered/gemma3, gemma4, gpt_oss, mimo_v2, olmo3, olmo3_gnope, cohere2, llama4, mistral_large4, smollm3 or swan.
-
-Source: Yang et al. (2025), arXiv:2501.18795, for the default pattern; Puvvada et al. (2025), arXiv:2504.08719, for
-swan, with `logn` of `temperature` in place of their fitted scale of logits; OLMo-core for olmo3_gnope.
-Beyond training length: defined as far as all of its layers are.
-Checked against: the implementations that its layers are checked against, layer by layer, under the window's mask.
-"""
+"""Another encoding from layer to layer, or from head to head."""
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,9 +15,24 @@ from posbench.options import Count, checked
 
 _LOCAL: dict[str, Any] = {"name": "rope", "window": 32}
 PATTERN: list[dict[str, Any]] = [_LOCAL, _LOCAL, _LOCAL, {"name": "none"}]
+NAPE: list[dict[str, Any]] = [{"name": "none"}, {"name": "alibi"}]
 
 
 class Layered(Wrapper):
+    """Another encoding, or another window, from layer to layer.
+
+        layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window or a chunk
+
+    With a chunk of c, token i sees j only if floor(i/c) = floor(j/c), as in Llama 4. Layers with equal entries share
+    one encoding. Patterns of published models have names: encoding=layered/gemma3, gemma4, gpt_oss, mimo_v2, olmo3,
+    olmo3_gnope, cohere2, llama4, mistral_large4, smollm3 or swan.
+
+    Source: Yang et al. (2025), arXiv:2501.18795, for the default pattern; Puvvada et al. (2025), arXiv:2504.08719, for
+    swan, with `logn` of `temperature` in place of their fitted scale of logits; OLMo-core for olmo3_gnope.
+    Beyond training length: defined as far as all of its layers are.
+    Checked against: the implementations that its layers are checked against, layer by layer, under the window's mask.
+    """
+
     def __init__(self, shape: Shape, layers: list[dict[str, Any]] = PATTERN) -> None:
         super().__init__(shape)
         self.expect(len(layers) > 0, "layers", layers, "at least one entry such as {name: rope, window: 32}")
@@ -47,21 +51,20 @@ class Layered(Wrapper):
         key, options = f"encoding.layers[{place}]", dict(layers[place])
         given = {name: options.pop(name, None) for name in ("window", "chunk")}
         limits = checked(given, dict.fromkeys(given, Count | None), dict.fromkeys(given), "layered", f"{key}.")
-        window, chunk = limits["window"], limits["chunk"]
         inner = build_entry(options, dataclasses.replace(self.shape, n_layers=n_layers), key)
         if "positions" in inner.hooks:
             name = inner.name
             raise UserError(f"{key}: '{name}' chooses positions for all layers: put it around (encoding.inner=layered)")
-        if chunk and inner.hooks & {"scores", "attend"}:
+        if limits["chunk"] and inner.hooks & {"scores", "attend"}:
             raise UserError(f"{key}.chunk: '{inner.name}' has a softmax of its own: expected another, such as rope")
-        inner.window = window
-        self.chunks.append(chunk)
+        inner.window = limits["window"]
+        self.chunks.append(limits["chunk"])
         return inner
 
     def remarks(self) -> list[str]:
-        listed, deep = self.listed, self.shape.n_layers
-        unused = f"{self.name}: no layer uses layers[{deep}] and later: {listed} are listed, the model has {deep}"
-        return [unused, *super().remarks()] if listed > deep else super().remarks()
+        deep = self.shape.n_layers
+        unused = f"layered: no layer uses layers[{deep}] and later: {self.listed} are listed, the model has {deep}"
+        return [unused] * (self.listed > deep) + super().remarks()
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         which, index = self.places[layer.index]
@@ -74,3 +77,72 @@ class Layered(Wrapper):
             return logits.masked_fill(number[inside.rows, None] != number[inside.keys], -torch.inf)
 
         return self.altered(inner, scores=scores), within
+
+
+def _by_block(hook: str) -> Callable[..., Tensor]:
+    """Return a hook that puts together what that of each block makes of its heads."""
+    return lambda self, *tensors_and_layer: torch.cat(self.of_blocks(hook, *tensors_and_layer), dim=1)
+
+
+class Heads(Wrapper):
+    """Another encoding from head to head.
+
+        head h of H uses heads[floor(h n / H)],   n entries, each an encoding with its options
+
+    Each entry has a block of neighbouring heads. By default half of the heads have no positions, the others ALiBi
+    (NAPE). What an encoding adds at the input reaches all heads.
+
+    Source: Vasylenko et al. (2025), arXiv:2506.16640, for the default, without their softmax; slopes, order are ours.
+    Beyond training length: defined as far as all of its encodings are.
+    Checked against: the implementations that its encodings are checked against, block by block of heads.
+    """
+
+    map_values, map_outputs, scores, attend = map(_by_block, ("map_values", "map_outputs", "scores", "attend"))
+
+    def __init__(self, shape: Shape, heads: list[dict[str, Any]] = NAPE) -> None:
+        super().__init__(shape)
+        self.expect(len(heads) > 0, "heads", heads, "at least one entry such as {name: alibi}")
+        places = [head * len(heads) // shape.n_heads for head in range(shape.n_heads)]
+        self.sizes = [places.count(place) for place in dict.fromkeys(places)]
+        inners = []
+        for place, size in zip(dict.fromkeys(places), self.sizes, strict=True):
+            key, block = f"encoding.heads[{place}]", dataclasses.replace(shape, n_heads=size, n_kv_heads=size)
+            inners.append(inner := build_entry(heads[place], block, key))
+            if inner.hooks & {"positions", "logit_scale"}:
+                raise UserError(f"{key}: '{inner.name}' acts on all heads: expected another, such as rope or alibi")
+        self.adopt(inners)
+
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
+        return self, layer
+
+    def blocks(self, layer: Layer) -> Iterator[tuple[Encoding, Layer]]:
+        """Yield the encoding of each block of heads, and the layer as that sees it."""
+        for which in range(len(self.sizes)):
+            inner, within = self.within(layer, which)
+            if inner.window is not None:
+                raise UserError(f"encoding.heads: '{inner.name}' has a window, which is that of all heads of a layer")
+            yield inner, within if layer.state is None else within.replace(state=layer.state[which])
+
+    def of_blocks(self, hook: str, *tensors_and_layer: Any) -> list[Any]:
+        """Return what a hook of each block gives for its heads of tensors (B, H, ...), and a layer."""
+        *tensors, layer = tensors_and_layer
+        parts = zip(*(torch.split(tensor, self.sizes, dim=1) for tensor in tensors), strict=True)
+        blocks = zip(self.blocks(layer), parts, strict=True)
+        return [getattr(inner, hook)(*of_block, within) for (inner, within), of_block in blocks]
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Any]:
+        return self.of_blocks("prepare", q, k, layer)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        queries, keys = zip(*self.of_blocks("rotate", q, k, layer), strict=True)
+        return torch.cat(queries, dim=1), torch.cat(keys, dim=1)
+
+    def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
+        biases = (inner.distance_bias(distance, within) for inner, within in self.blocks(layer))
+        blocks, zero = zip(self.sizes, biases, strict=True), torch.zeros((), device=distance.device)
+        return torch.cat([(zero if bias is None else bias).expand(size, *distance.shape) for size, bias in blocks])
+
+    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        blocks, zero = zip(self.sizes, self.of_blocks("bias", q, k, layer), strict=True), q.new_zeros(())
+        rows, keys = q.shape[2], k.shape[2]
+        return torch.cat([(zero if b is None else b).expand(len(q), size, rows, keys) for size, b in blocks], dim=1)

@@ -1,30 +1,32 @@
-"""Wrappers that give the inner encoding other positions than 0 .. T-1; all sequences of a batch share one draw."""
+"""Wrappers with other positions than 0 .. T-1, by draws or from the texts of tokens; a batch shares one draw."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Shape, Stretch, check_length
 from posbench.encodings.wrapper import NO_OPTIONS, Wrapper
 from posbench.errors import UserError
-from posbench.options import AtLeast1, Count, NonNegative
+from posbench.options import AtLeast1, Count, NonNegative, Offset
+from posbench.randomness import generator
+from posbench.tasks.base import ANSWER, SEPARATOR
 
 
 class Repositioned(Wrapper):
-    """Base of these wrappers; a subclass implements `chosen`."""
+    """Base of wrappers that give the inner encoding drawn positions; a subclass implements `chosen`."""
 
     adds = ("positions",)
     fractional = False
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
-        wrong = "chooses positions itself" if "positions" in inners[0].hooks else ""
-        if wrong or (self.fractional and self.whole_positions):
-            wrong = wrong or "refuses fractional positions"
+        if "positions" in inners[0].hooks or (self.fractional and self.whole_positions):
+            wrong = "chooses positions itself" if "positions" in inners[0].hooks else "refuses fractional positions"
             raise UserError(f"encoding.inner is '{inners[0].name}', which {wrong}: expected another, such as rope")
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -42,8 +44,7 @@ class Randomized(Repositioned):
 
         positions = sort(sample of T from {0 .. M-1}),   one draw for the sequences of a batch
 
-    Evaluation draws, too, with its own random stream per window of text. With M = T this is the inner encoding.
-    `continuous` draws real numbers from 0 to M, as many as are wanted.
+    Evaluation draws, too, with its own random stream per window of text. `continuous` draws real numbers from 0 to M.
 
     Source: Ruoss et al. (2023), arXiv:2305.16843, section 3; Shimizu et al. (2026), arXiv:2602.14050 (continuous).
     Beyond training length: defined up to M tokens, `max_length`, all of whose positions training has shown.
@@ -57,15 +58,15 @@ class Randomized(Repositioned):
         super().__init__(shape)
         self.fractional = continuous
         self.range = 16 * shape.train_length if max_length is None else max_length
-        expected = f"at least train_length, {shape.train_length}, or null for 16 training lengths"
-        self.expect(shape.train_length <= self.range, "max_length", max_length, expected)
+        fits = shape.train_length <= self.range
+        self.expect(fits, "max_length", max_length, f"at least train_length, {shape.train_length}, or null")
         # The inner encoding is trained on all these positions.
         self.wrap(inner, inner_options, dataclasses.replace(shape, train_length=self.range))
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         if not self.fractional:
-            self.max_length = self.range if self.max_length is None else min(self.range, self.max_length)
+            self.max_length = min(self.range, self.max_length or self.range)
         self.length_dependent = True  # a longer input draws other positions
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
@@ -83,9 +84,8 @@ class SHAPE(Repositioned):
 
         positions = o, o + 1, o + 2 ..   o drawn from 0 .. shift-1 in training,   o = shift in evaluation
 
-    In the authors' code each sequence has a draw of its own.
-
-    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), whose shift is 500.
+    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), whose shift is 500 and
+    whose sequences each have a draw.
     Beyond training length: defined as far as the encoding inside, which is made for train_length + shift positions.
     Checked against: what the encoding inside is checked against.
     """
@@ -120,9 +120,9 @@ class CAPE(Repositioned):
         positions_i = (i + D + e_i)·exp(l) in training,   positions_i = i in evaluation
         D from -global_shift .. global_shift,   e_i from -local_shift .. local_shift,   l from ±ln(scaling), all uniform
 
-    A key that seems ahead of its query is at distance 0. In the authors' code each sequence has draws of its own.
+    A key that seems ahead of its query is at distance 0.
 
-    Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults are those of gcambara/cape for text.
+    Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults of gcambara/cape, whose sequences each have a draw.
     Beyond training length: defined as far as the encoding inside, which saw positions up to (T + both shifts)·scaling.
     Checked against: plain loops of sinusoids and of ALiBi, at positions that need not be whole.
     """
@@ -147,3 +147,126 @@ class CAPE(Repositioned):
         moved = places + drawn(self.global_shift, 1)
         stretch = drawn(math.log(self.scaling), 1).exp()
         return (moved + drawn(self.local_shift, places.shape[1])) * stretch
+
+
+# -- learned positions from the texts of tokens, at the input, for problems with numbers -------------------------------
+
+
+class Textual(Wrapper):
+    """Base of these encodings: adds a row of a learned table to each token; a subclass implements `places`."""
+
+    adds = ("embed",)
+    sought: ClassVar[dict[str, int]]  # texts of tokens, and their kind; that of all others is 0
+    kinds: Tensor
+    drawn: Tensor
+
+    def __init__(self, shape: Shape, rows: int, inner: str, inner_options: dict[str, Any]) -> None:
+        super().__init__(shape)
+        self.seed = int(torch.randint(2**31, (), device="cpu"))  # of what is drawn for every update
+        self.table = nn.Parameter(torch.randn(rows, shape.d_model) * shape.token_rms)
+        kinds = [*(self.sought.get(text, 0) for text in shape.vocabulary), 0]  # the last is that of unknown tokens
+        self.register_buffer("kinds", torch.tensor(kinds), persistent=False)
+        self.register_buffer("drawn", torch.zeros(()), persistent=False)
+        self.wrap(inner, inner_options)
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        x = super().embed(x, positions, ids)
+        last = len(self.kinds) - 1
+        kinds = self.kinds[self.kinds.new_full(x.shape[:2], last) if ids is None else ids.clamp(max=last)]
+        return (x + F.embedding(self.places(kinds), self.table)).to(x.dtype)
+
+    def places(self, kinds: Tensor) -> Tensor:
+        """Return the row of the table for each token, of these kinds (B, T)."""
+        raise NotImplementedError
+
+
+class Abacus(Textual):
+    """Abacus embeddings: where a digit stands within its number, at the input, beside another encoding.
+
+        tokens     1 2 + 3 4 5 =
+        places p   1 2 0 1 2 3 0     x'_i = x_i + E[p_i + o] for digits,   x'_i = x_i + E[0] for all other tokens
+
+    E is learned; o is drawn from 0 .. max_offset for every update, and is 0 in evaluation. A digit is a token whose
+    whole text is a digit. The authors write the least significant digit first; here the order of the text is kept.
+
+    Source: McLeish et al., "Transformers Can Do Arithmetic with the Right Embeddings" (2024), arXiv:2405.17399, and the
+    authors' code (mcleish7/arithmetic); here E starts at the spread of the token embeddings, and E[0] at 0.
+    Beyond training length: defined as far as the encoding inside; numbers max_offset digits longer have trained rows.
+    Checked against: plain loops; what the encoding inside is checked against.
+    """
+
+    sought = dict.fromkeys("0123456789", 1)
+
+    def __init__(
+        self, shape: Shape, inner: str = "none", inner_options: dict[str, Any] = NO_OPTIONS,
+        rows: int = 1024, max_offset: Offset = 99, others: Literal["zero", "random"] = "zero",
+    ) -> None:  # fmt: skip
+        self.expect(rows >= max_offset + 2, "rows", rows, f"at least max_offset + 2, {max_offset + 2}")
+        super().__init__(shape, rows, inner, inner_options)
+        self.max_offset = max_offset
+        if others == "zero":
+            nn.init.zeros_(self.table[0])
+
+    def set_progress(self, done: float) -> None:
+        draw = generator(self.seed, "abacus", repr(done))
+        self.drawn.fill_(float(torch.randint(self.max_offset + 1, (), generator=draw)))
+
+    def places(self, kinds: Tensor) -> Tensor:
+        digit = kinds == 1
+        place = 1 + places((digit & ~F.pad(digit, (1, -1))).cumsum(-1))
+        if self.training:
+            place = place + self.drawn.long()
+        return torch.where(digit, place.clamp(max=len(self.table) - 1), 0)
+
+
+class PositionCoupling(Textual):
+    """Position coupling: tokens of equal meaning share a learned position, such as digits of equal significance.
+
+        tokens       $ 6 5 3 + 0 4 9 = 2 0 7 0 $       653 + 049, the answer from its last digit on
+        positions p  0 2 3 4 5 2 3 4 5 4 3 2 1 0       x'_i = x_i + E[p_i + o],   x'_i = x_i + E[0] for separators
+
+    Each number of a question counts upwards from 2, with the `+` behind it. `=` belongs to the answer: a `reversed` one
+    counts down from where the last number ended and stays at 1; a `plain` one counts upwards from 1, and numbers begin
+    at 2 + `longer`, the tokens that it has more than a number. In training o is drawn for every update, so that the
+    largest position has at most the last row, `max_position`; in evaluation it is 0.
+
+    Source: Cho et al., "Position Coupling: Improving Length Generalization of Arithmetic Transformers Using Task
+    Structure" (2024), arXiv:2405.20671, section 3, and the authors' code (HanseulJo/position-coupling), for addition
+    and copies. There each problem draws its own o. E starts at the spread of the token embeddings.
+    Beyond training length: defined as far as the encoding inside; positions beyond `max_position` share the last row.
+    Checked against: plain loops over the tokens; what the encoding inside is checked against.
+    """
+
+    name = "coupling"
+    sought: ClassVar = {ANSWER: 1, SEPARATOR: 2, "+": 3}
+
+    def __init__(
+        self, shape: Shape, inner: str = "none", inner_options: dict[str, Any] = NO_OPTIONS,
+        answer: Literal["reversed", "plain"] = "reversed", longer: Offset = 1, max_position: int | None = None,
+    ) -> None:  # fmt: skip
+        begin = 2 if answer == "reversed" else 2 + longer  # the position where a number begins
+        last = 2 * shape.train_length if max_position is None else max_position
+        self.expect(last >= begin, "max_position", max_position, f"at least {begin}, or null for 2 training lengths")
+        super().__init__(shape, last + 1, inner, inner_options)
+        self.begin, self.reversed = begin, answer == "reversed"
+
+    def set_progress(self, done: float) -> None:  # the share of the largest possible shift
+        self.drawn.fill_(float(torch.rand((), generator=generator(self.seed, "position coupling", repr(done)))))
+
+    def places(self, kinds: Tensor) -> Tensor:
+        answer, separator, closes = kinds == 1, kinds == 2, kinds >= 2
+        within = places((answer | F.pad(closes, (1, -1))).cumsum(-1))  # its part of the problem, from 0
+        first = torch.arange(kinds.shape[-1], device=kinds.device) - within
+        before = F.pad((within + 1).masked_fill(closes, 0), (1, -1)).gather(-1, first)  # size of the part before
+        counted = (before + 2 - within).clamp(min=1) if self.reversed else within + 1
+        place = torch.where(answer.gather(-1, first), counted, self.begin + within).masked_fill(separator, 0)
+        last = len(self.table) - 1
+        if self.training:
+            room = (last - place.amax(-1, keepdim=True)).clamp(min=0)
+            place = torch.where(place > 0, place + (self.drawn * (room + 1)).long().minimum(room), 0)
+        return place.clamp(max=last)
+
+
+def places(numbers: Tensor) -> Tensor:
+    """Return the count of earlier tokens with the same number: (B, T), of numbers that never fall within a row."""
+    return torch.arange(numbers.shape[-1], device=numbers.device) - torch.searchsorted(numbers, numbers)

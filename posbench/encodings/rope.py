@@ -1,10 +1,8 @@
 """Rotary position embedding (RoPE), the scalings of its frequencies, and the schemes that change nothing else.
 
-Pair p of a head of width d turns by position · f_p,  f_p = base^(-2p/d).  A pair is two neighbouring channels (layout
-`interleaved`, as in the paper and GPT-J) or channels p and p + d/2 (`half`, as in GPT-NeoX and Llama).
-
-A scaling slows the pairs for a context that is s times longer. It is one function, which makes the encoding of its
-name, scaled from the first step on, and the extension of its name, which scales a trained RoPE.
+A pair is two neighbouring channels (layout `interleaved`, as in the paper and GPT-J) or channels p and p + d/2 (`half`,
+as in GPT-NeoX and Llama). A scaling is one function, which makes the encoding of its name, scaled from the first step
+on, and the extension of its name, which scales a trained RoPE.
 """
 
 import inspect
@@ -39,8 +37,7 @@ def double(positions: Tensor) -> Tensor:
 
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
     """Return positions (1|B, T) times frequencies (P,), or (1|B, 1, P) of each sequence: (1|B, T, P) fp64."""
-    places = double(positions)[..., None]
-    return places * machine.sent(inv_freq, places.device)
+    return (places := double(positions)[..., None]) * machine.sent(inv_freq, places.device)
 
 
 def turns(angles: Tensor, device: torch.device) -> Tensor:
@@ -64,13 +61,10 @@ def turned(q: Tensor, k: Tensor, turns: Tensor, layout: Layout) -> tuple[Tensor,
     return turn(q, turns, layout), turn(k, turns, layout)
 
 
-def check_pairs(encoding: str, shape: Shape) -> None:
-    """Raise UserError if the head width is odd."""
-    if shape.head_dim % 2:
-        below = shape.d_model // (2 * shape.n_heads) * 2 * shape.n_heads
-        width = f"head_dim is {shape.head_dim} (d_model {shape.d_model} / n_heads {shape.n_heads})"
-        nearest = f"nearest d_model: {below} or {below + 2 * shape.n_heads}"
-        raise UserError(f"{width}: {encoding} rotates pairs and needs it even; {nearest}")
+def check_pairs(encoding: str, shape: Shape, multiple: int = 2) -> None:
+    """Raise UserError if the head width is no multiple of this."""
+    if shape.head_dim % multiple:
+        raise UserError(f"head_dim (d_model / n_heads) is {shape.head_dim}: {encoding} needs a multiple of {multiple}")
 
 
 class Rotary(Encoding):
@@ -80,7 +74,7 @@ class Rotary(Encoding):
     # Of an extension's frequencies to the trained ones, (P,); a buffer would be rounded by .to(bfloat16).
     ratio: Tensor = torch.ones((), dtype=torch.float64)
 
-    def __init__(self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved") -> None:
+    def __init__(self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
         super().__init__(shape)
         check_pairs(self.name, shape)
         self.base, self.layout = base, layout
@@ -96,8 +90,7 @@ class Rotary(Encoding):
 
     def inv_freq(self, length: Tensor | float | None = None) -> Tensor:
         """Return the radians per position of each pair for inputs of `length`, by default that of training."""
-        length = self.shape.train_length if length is None else length
-        f = self.trained(torch.as_tensor(length, dtype=torch.float64))
+        f = self.trained(torch.as_tensor(self.shape.train_length if length is None else length, dtype=torch.float64))
         return f * machine.sent(self.ratio, f.device)
 
     def angles(self, positions: Tensor) -> Tensor:
@@ -140,7 +133,7 @@ class RoPE(PureRotary):
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved",
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
         frequencies: Literal["geometric", "resonance"] | list[NonNegative] = "geometric",
     ) -> None:  # fmt: skip
         super().__init__(shape, base, layout)
@@ -168,7 +161,7 @@ class PartialRoPE(PureRotary):
     name = "partial_rope"
 
     def __init__(
-        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", fraction: float = 0.25
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", fraction: float = 0.25
     ) -> None:
         super().__init__(shape, base, layout)
         self.fraction = fraction
@@ -190,7 +183,7 @@ class LeRoPE(PureRotary):
     Checked against: transformers Mistral Large 4.
     """
 
-    def __init__(self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved") -> None:
+    def __init__(self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
         super().__init__(shape, base, layout)
         self.alpha = nn.Parameter(torch.zeros(shape.head_dim // 2))
 
@@ -211,7 +204,7 @@ class GRAPEM(Rotary):
     name = "grape_m"
 
     def __init__(
-        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", divisor: Positive = 16.0
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", divisor: Positive = 16.0
     ) -> None:
         super().__init__(shape, base, layout)
         self.divisor = divisor
@@ -235,9 +228,7 @@ class DroPE(Encoding):
     Checked against: torch scaled_dot_product_attention after the drop; before it, it is `rope`.
     """
 
-    def __init__(
-        self, shape: Shape, drop_at: Share = 0.9, base: Above1 = 10000.0, layout: Layout = "interleaved"
-    ) -> None:
+    def __init__(self, shape: Shape, drop_at: Share = 0.9, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
         super().__init__(shape)
         self.drop_at, self.dropped = drop_at, True
         self.rope = RoPE(shape, base, layout)
@@ -265,22 +256,20 @@ class Spectrum(NamedTuple):
     length: Tensor  # l, of the input: () or, for N sequences, (N, 1), fp64
 
 
-SCALINGS: dict[str, Callable[..., Scaling]] = {}  # rules: functions of a spectrum and options
-
-
 class Scaled(Rotary):
     """RoPE whose frequencies are scaled from the first step on."""
 
     rule: ClassVar[Callable[..., Scaling]]
+    defaults: ClassVar[dict[str, Any]]
 
     def __init__(
-        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved",
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
         original_length: Annotated[int, Ge(2)] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(shape, base, layout)
         self.original_length = original_length or shape.train_length
-        self.options = options
-        vars(self).update(options)
+        self.options = self.defaults | options
+        vars(self).update(self.options)
         self.attention_factor = self.scaled(torch.ones((), dtype=torch.float64))[1]
 
     def scaled(self, length: Tensor) -> Scaling:
@@ -292,28 +281,24 @@ class Scaled(Rotary):
         return self.scaled(length)[0]
 
 
-def scaling(by_length: bool = False) -> Callable[[Callable[..., Scaling]], Callable[..., Scaling]]:
+SCALINGS: dict[str, Callable[..., Scaling]] = {}  # rules: functions of a spectrum and options
+_BY_LENGTH = ("dynamic_ntk", "longrope")  # whose frequencies depend on the length of the input
+
+
+def scaling(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
     """Enter a rule as a scaling, and make the encoding of its name. Options after a `*` are the extension's alone."""
-
-    def enter(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
-        options = [each for each in inspect.signature(rule).parameters.values() if each.kind != each.KEYWORD_ONLY][1:]
-        shared = list(inspect.signature(Scaled.__init__).parameters.values())[: 5 if by_length else 4]
-
-        def __init__(self: Any, *shape_base_layout: Any, **given: Any) -> None:
-            Scaled.__init__(self, *shape_base_layout, **{each.name: each.default for each in options} | given)
-
-        vars(__init__)["__signature__"] = inspect.Signature([*shared, *options])
-        bases = (Scaled,) if by_length else (Scaled, PureRotary)
-        members: dict[str, Any] = {"rule": staticmethod(rule), "length_dependent": by_length, "__init__": __init__}
-        members |= {"name": rule.__name__, "__doc__": rule.__doc__, "__module__": __name__}
-        globals()[f"{rule.__name__}_encoding"] = type(rule.__name__, bases, members)
-        SCALINGS[rule.__name__] = rule
-        return rule
-
-    return enter
+    name, by_length = rule.__name__, rule.__name__ in _BY_LENGTH
+    options = [each for each in inspect.signature(rule).parameters.values() if each.kind != each.KEYWORD_ONLY][1:]
+    shared = list(inspect.signature(Scaled).parameters.values())[: 4 if by_length else 3]
+    members: dict[str, Any] = {"rule": staticmethod(rule), "defaults": {each.name: each.default for each in options}}
+    members |= {"name": name, "__doc__": rule.__doc__, "__module__": __name__, "length_dependent": by_length}
+    members["__signature__"] = inspect.Signature([*shared, *options])
+    globals()[f"{name}_encoding"] = type(name, (Scaled,) if by_length else (Scaled, PureRotary), members)
+    SCALINGS[name] = rule
+    return rule
 
 
-@scaling()
+@scaling
 def p_rope(rope: Spectrum, fraction: Annotated[float, Ge(0), Le(1)] = 0.75) -> Scaling:
     """p-RoPE, also called proportional RoPE: the slowest pairs do not turn, and carry content without position.
 
@@ -327,7 +312,7 @@ def p_rope(rope: Spectrum, fraction: Annotated[float, Ge(0), Le(1)] = 0.75) -> S
     return rope.f * turning, 1.0
 
 
-@scaling()
+@scaling
 def hope(rope: Spectrum) -> Scaling:
     """High-frequency rotary position encoding (HoPE): RoPE for pairs that turn once within the training length L.
 
@@ -340,7 +325,7 @@ def hope(rope: Spectrum) -> Scaling:
     return rope.f * (rope.f * rope.train_length >= 2 * math.pi), 1.0
 
 
-@scaling()
+@scaling
 def pi(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
     """Position interpolation (PI): RoPE with all frequencies divided by s, the same as positions i/s.
 
@@ -353,7 +338,7 @@ def pi(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
     return rope.f / factor, 1.0
 
 
-@scaling()
+@scaling
 def ntk(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
     """NTK-aware RoPE: a larger base, so that the fastest pair keeps its speed and the slowest is s times slower.
 
@@ -367,7 +352,7 @@ def ntk(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
     return rope.f * factor ** (-pair / max(1, len(rope.f) - 1)), 1.0
 
 
-@scaling(by_length=True)
+@scaling
 def dynamic_ntk(rope: Spectrum, factor: AtLeast1 = 1.0) -> Scaling:
     """Dynamic NTK-aware RoPE: plain up to an original length L, then a base that grows with the input's length l.
 
@@ -380,7 +365,7 @@ def dynamic_ntk(rope: Spectrum, factor: AtLeast1 = 1.0) -> Scaling:
     return ntk(rope, (factor * rope.length / rope.train_length - (factor - 1)).clamp(min=1))
 
 
-@scaling()
+@scaling
 def ntk_by_parts(
     rope: Spectrum, factor: AtLeast1 = 4.0, ramp: Ramp = "index", alpha: Positive = 1.0, beta: Positive = 32.0
 ) -> Scaling:
@@ -409,7 +394,7 @@ def ntk_by_parts(
     return rope.f * (share / factor + (1 - share)), 1.0
 
 
-@scaling()
+@scaling
 def yarn(
     rope: Spectrum, factor: AtLeast1 = 4.0, ramp: Ramp = "index", alpha: Positive = 1.0, beta: Positive = 32.0,
     *, attention_factor: Positive | None = None,
@@ -425,7 +410,7 @@ def yarn(
     return ntk_by_parts(rope, factor, ramp, alpha, beta)[0], attention_factor or 0.1 * math.log(factor) + 1
 
 
-@scaling()
+@scaling
 def llama3(
     rope: Spectrum, factor: AtLeast1 = 8.0, low_freq_factor: Positive = 1.0, high_freq_factor: Positive = 4.0
 ) -> Scaling:
@@ -442,7 +427,7 @@ def llama3(
     return ntk_by_parts(rope, factor, "rotations", low_freq_factor, high_freq_factor)
 
 
-@scaling(by_length=True)
+@scaling
 def longrope(
     rope: Spectrum, factor: AtLeast1 = 4.0, *, long_factor: Divisors = None, short_factor: Divisors = None,
     attention_factor: Positive | None = None,

@@ -1,16 +1,18 @@
-"""Encodings that rotate queries and keys and do something else beside, or rotate only some of their channels."""
+"""Rotary encodings that do something else beside, turn only some channels, or take their angles from the text."""
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, MultipleOf
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.contextual import Start, causal_convolution, draw_layers
+from posbench.encodings.positions import places
 from posbench.encodings.rope import Layout, Rotary, angles, check_pairs, double, frequencies, turn, turned, turns
-from posbench.errors import Undefined
-from posbench.options import Above1, NonNegative, Positive
+from posbench.options import Above1, Count, NonNegative, Offset, Positive
 
 
 class XPos(Rotary):
@@ -19,13 +21,12 @@ class XPos(Rotary):
         <q_i, k_j>_p is multiplied by zeta_p^((i - j)/B),   zeta_p = (2p/d + 0.4) / 1.4
 
     Source: Sun et al. (2022), arXiv:2212.10554, 3, without blockwise attention; B is 512, here half of train_length.
-    Beyond training length: defined up to a span of 128·B positions, where the factors leave fp32. A larger one is
-    refused on a CPU; an accelerator or compiled code gives NaN.
+    Beyond training length: defined up to a span of 128·B positions, where the factors leave fp32; NaN beyond.
     Checked against: x-transformers RotaryEmbedding with use_xpos.
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", scale_base: Positive | None = None
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", scale_base: Positive | None = None
     ) -> None:
         super().__init__(shape, base, layout)
         self.scale_base = float(scale_base or max(1.0, shape.train_length / 2))
@@ -41,16 +42,9 @@ class XPos(Rotary):
 
     def decay(self, positions: Tensor) -> Tensor:
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
-        i, d, span = double(positions), self.shape.head_dim, int(128 * self.scale_base)
+        i, d = double(positions), self.shape.head_dim
         first, last = i.amin(-1, keepdim=True), i.amax(-1, keepdim=True)
-        defined = last - first < span
-        waits = i.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values
-        if not waits and not defined.all():
-            raise Undefined(
-                f"positions {(last - first).max().item():g} apart are beyond the end of 'xpos' (its factors fit fp32 "
-                f"for less than {span}); a larger encoding.scale_base reaches farther"
-            )
-        centre = torch.where(defined, (first + last) / 2, math.nan)
+        centre = torch.where(last - first < int(128 * self.scale_base), (first + last) / 2, math.nan)
         zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + 0.4) / 1.4
         return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
 
@@ -67,7 +61,7 @@ class PoPE(Rotary):
     Checked against: x-transformers PolarEmbedding.
     """
 
-    def __init__(self, shape: Shape, base: Above1 = 10000.0, phase_init: Literal["zero", "uniform"] = "zero") -> None:
+    def __init__(self, shape: Shape, base: Above1 = 1e4, phase_init: Literal["zero", "uniform"] = "zero") -> None:
         super().__init__(shape, base)
         start = torch.zeros(shape.n_layers, shape.n_heads, shape.head_dim)
         self.phase = nn.Parameter(start if phase_init == "zero" else start.uniform_(-2 * math.pi, 0))
@@ -84,13 +78,11 @@ class PoPE(Rotary):
 
 
 class RoPEPlusPlus(Rotary):
-    """RoPE++: heads come in twos, one with RoPE's logits and one with their imaginary part.
+    """RoPE++: heads come in twos, which share q, k and v: one with RoPE's logits, one with their imaginary part.
 
         first:  <R(m) q, R(n) k>      second:  <R(m) J q, R(n) k>,   J turns each pair by -π/2
 
-    The two share queries, keys and values, as in the authors' form with an equal number of heads (EH).
-
-    Source: Liu et al. (2025), arXiv:2512.07525; the sign is that of the authors' code.
+    Source: Liu et al. (2025), arXiv:2512.07525, with as many heads (EH); the sign is that of the authors' code.
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
     Checked against: plain loops over complex numbers.
     """
@@ -124,7 +116,7 @@ class FoPE(Encoding):
     coefficients: Tensor  # of cosines and of sines: (2, layers, H, M, U)
 
     def __init__(
-        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved",
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
         gain: NonNegative = 0.3, learnable: bool = False, still_sine: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(shape)
@@ -150,9 +142,8 @@ class FoPE(Encoding):
         return waves.real.contiguous(), waves.imag.contiguous()
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        of_layer = self.coefficients[:, layer.index]
         cosine, sine = (
-            waves @ weights for waves, weights in zip(layer.tables, of_layer, strict=True)
+            waves @ weights for waves, weights in zip(layer.tables, self.coefficients[:, layer.index], strict=True)
         )  # (1|B, H, T, U)
         still = (0, self.shape.head_dim // 2 - cosine.shape[-1])
         factor = torch.complex(F.pad(cosine, still, value=1.0), F.pad(sine, still, value=self.still_sine))
@@ -172,19 +163,17 @@ class DecoupledRoPE(Rotary):
     Checked against: transformers DeepSeek V3 (beside, its whole attention) and DeepSeek V4 (trailing, turn_values).
     """
 
-    name = "decoupled_rope"
-
     def __init__(
-        self, shape: Shape, base: Above1 = 10000.0, layout: Layout = "interleaved", turning: int | None = None,
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
+        turning: Annotated[int, Ge(2), MultipleOf(2)] | None = None,
         placement: Literal["beside", "trailing"] = "beside", turn_values: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(shape, base, layout)
-        self.turning = max(2, shape.head_dim // 4 * 2) if turning is None else turning
+        self.turning = turning or max(2, shape.head_dim // 4 * 2)
         self.beside, self.turn_values = placement == "beside", turn_values
         self.history = frozenset({"x"} if self.beside else ())
-        fits = self.turning >= 2 and self.turning % 2 == 0 and (self.beside or self.turning <= shape.head_dim)
-        most = "" if self.beside else f" up to {shape.head_dim}"
-        self.expect(fits, "turning", self.turning, f"an even number of channels{most}, or null for half of the head")
+        fits = self.beside or self.turning <= shape.head_dim
+        self.expect(fits, "turning", self.turning, f"at most {shape.head_dim}, or placement=beside")
         self.expect(not (turn_values and self.beside), "turn_values", turn_values, "false, or placement=trailing")
         layers = range(shape.n_layers if self.beside else 0)
         self.query = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads * self.turning, bias=False) for _ in layers)
@@ -208,15 +197,174 @@ class DecoupledRoPE(Rotary):
         more_q, more_k = turned(more_q, more_k, layer.tables, self.layout)
         return torch.cat((q, more_q), dim=-1), torch.cat((k, more_k), dim=-1)
 
-    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
-        # Without the temperature of the logits.
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:  # without the temperature of the logits
         return self._turned(v, turns(self.angles(layer.positions), v.device)) if self.turn_values else v
 
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
-        angles = -self.angles(layer.positions)[:, layer.rows]
-        return self._turned(out, turns(angles, out.device)) if self.turn_values else out
+        back = -self.angles(layer.positions)[:, layer.rows]
+        return self._turned(out, turns(back, out.device)) if self.turn_values else out
 
     def _turned(self, a: Tensor, turns: Tensor) -> Tensor:
         """Return (B, H, T, Dh) with its last channels turned."""
         still = self.shape.head_dim - self.turning
         return torch.cat((a[..., :still], turn(a[..., still:], turns, self.layout)), dim=-1)
+
+
+class RoPE2D(Encoding):
+    """2D-RoPE for text: half of the pairs turn with a token's line, the other half with its place in that line.
+
+        angle_p = line · f_p  for the first d/4 pairs,   place · f_p  for the others,   f_p = base^(-4p/d), p < d/4
+
+    A line ends behind a token that holds a line break; one that holds n ends n lines. Without a known vocabulary a text
+    is one line.
+
+    Source: Wen et al., "Frontier Language Models Struggle to Copy: Text Can Be Better Viewed in 2D" (2026),
+    arXiv:2607.16072, as the authors' code has it (hhhhhh-925/copy-2dRoPE, rule-based), with its bases of 100.
+    Beyond training length: defined everywhere; more lines, and longer ones, reach angles never seen in training.
+    Checked against: plain loops over tokens and pairs.
+    """
+
+    breaks: Tensor
+    LINE = 2**20  # positions hold both, as line · 2^20 + place
+
+    def __init__(self, shape: Shape, base: Above1 = 100.0, layout: Layout = "half") -> None:
+        super().__init__(shape)
+        check_pairs(self.name, shape, 4)
+        self.layout, self.frequencies = layout, frequencies(shape.head_dim // 2, base)
+        breaks = torch.tensor([*(text.count("\n") for text in shape.vocabulary), 0])  # the last is of unknown tokens
+        self.register_buffer("breaks", breaks, persistent=False)
+
+    def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        before = F.pad(self.breaks[ids.clamp(max=len(self.breaks) - 1)], (1, -1)).cumsum(-1)
+        return before * self.LINE + places(before)
+
+    def make_tables(self, positions: Tensor) -> Tensor:
+        line = positions.div(self.LINE, rounding_mode="floor")
+        of_both = [angles(number, self.frequencies) for number in (line, positions - line * self.LINE)]
+        return turns(torch.cat(of_both, dim=-1), positions.device)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return turned(q, k, layer.tables, self.layout)
+
+
+# -- angles from what the tokens say -----------------------------------------------------------------------------------
+
+
+class Summed(Encoding):
+    """Base of rotary encodings that add up angles from token to token: their order counts, not position numbers."""
+
+    history = frozenset({"x"})
+
+    def __init__(self, shape: Shape, base: float, layout: Layout) -> None:
+        super().__init__(shape)
+        check_pairs(self.name, shape)
+        self.base, self.layout = base, layout
+
+    def steps(self, x: Tensor, layer: int) -> Tensor:
+        """Return the angle of each token, from the layer's input (B, T, D): (B, H, T, Dh / 2), fp64 before the sum."""
+        raise NotImplementedError
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        angles = self.steps(self.given(layer.x, "makes its angles from"), layer.index).cumsum(2)
+        rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(q.device)
+        return turned(q, k, rotation, self.layout)
+
+
+class CARoPE(Summed):
+    """Context-aware RoPE (CARoPE): each token sets, per head, the size of its step in position.
+
+        angle_tp = sum over s = 0 .. t of θ_s^p,   θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
+
+    The constant c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0: w starts at 0, which is RoPE.
+
+    Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025), arXiv:2507.23083, section 2.
+    Beyond training length: defined everywhere; sums reach angles never seen in training.
+    Checked against: plain loops from the paper; at its start it is RoPE.
+    """
+
+    def __init__(self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
+        super().__init__(shape, base, layout)
+        start = base ** (2 / shape.head_dim) - 1  # 1/θ - 1 where w·x is 0
+        self.constant = start + math.log(-math.expm1(-start))  # the inverse of softplus
+        self.step = nn.Parameter(torch.zeros(shape.n_layers, shape.n_heads, shape.d_model))
+
+    def steps(self, x: Tensor, layer: int) -> Tensor:
+        sizes = double((x @ self.step[layer].mT).mT)  # (B, H, T)
+        logs = (1 + F.softplus(sizes + self.constant)).log()
+        return (-torch.arange(self.shape.head_dim // 2, device=logs.device) * logs[..., None]).exp()
+
+
+class SelectiveRoPE(Summed):
+    """Selective RoPE: each token sets its own rotation angles, per head and pair.
+
+        angle_tp = base^(-2p/d) · sum over s = 0 .. t of phi_sp
+        phi_t = (conv(W_2 W_1 n(x))_t [+ exp(b)]) [· sigmoid(w_h·n(x)_t + c_h)]
+
+    n scales each head's part of the input to length 1, conv is a causal convolution over four tokens, the brackets are
+    the options `bias` and `gate`. It starts near `none`, as in the authors' models.
+
+    Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388, and the authors' code.
+    Beyond training length: defined everywhere; sums reach angles never seen in training where tokens turn one way.
+    Checked against: plain loops from the authors' description; with a bias alone, it is RoPE.
+    """
+
+    def __init__(
+        self, shape: Shape, base: Above1 = 500000.0, layout: Layout = "interleaved", rank: Count = 32,
+        bias: bool = False, gate: bool = False, start: Start = "normal",
+    ) -> None:  # fmt: skip
+        super().__init__(shape, base, layout)
+        pairs, layers = shape.n_heads * shape.head_dim // 2, range(shape.n_layers)
+        self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
+        self.up = nn.ModuleList(nn.Linear(rank, pairs, bias=False) for _ in layers)
+        self.convolution = nn.ModuleList(nn.Conv1d(pairs, pairs, 4, groups=pairs, bias=False) for _ in layers)
+        self.constant = nn.Parameter(torch.zeros(shape.n_layers, pairs)) if bias else None
+        self.gate = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers) if gate else None
+        draw_layers(self, start)
+
+    def steps(self, x: Tensor, layer: int) -> Tensor:
+        parts = x.view(*x.shape[:2], self.shape.n_heads, -1)
+        x = (parts * (parts.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)
+        weight = self.convolution[layer].get_parameter("weight")[:, 0]
+        phi = causal_convolution(self.up[layer](self.down[layer](x)), weight)
+        if self.constant is not None:
+            phi = phi + self.constant[layer].exp()
+        phi = phi.view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+        if self.gate is not None:
+            phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
+        phi = double(phi)
+        return phi * frequencies(self.shape.head_dim, self.base).to(phi.device)
+
+
+class RePo(Rotary):
+    """Context re-positioning (RePo): a small network places each token, per head, by its content.
+
+        r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,   then RoPE with the position z_ih instead of i
+
+    W_g and W_c have an eighth of the model's width. Layers below `first` have plain RoPE.
+
+    Source: Li et al. (2025), arXiv:2512.14391, and the authors' code, which has plain RoPE in 5 of 16 layers.
+    Beyond training length: defined everywhere; in re-positioned layers angles do not grow with length by themselves.
+    Checked against: plain loops from the authors' description; by hand, also the authors' code.
+    """
+
+    history = frozenset({"x"})
+
+    def __init__(
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", first: Offset | None = None
+    ) -> None:
+        super().__init__(shape, base, layout)
+        width, self.first = max(1, shape.d_model // 8), round(shape.n_layers * 5 / 16) if first is None else first
+        placed = range(self.first, shape.n_layers)
+        self.gate = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in placed)
+        self.content = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in placed)
+        self.position = nn.ModuleList(nn.Linear(width, shape.n_heads, bias=False) for _ in placed)
+        for weight in self.parameters():
+            nn.init.trunc_normal_(weight, std=0.02, a=-0.06, b=0.06)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        if layer.index < self.first:
+            return super().rotate(q, k, layer)
+        x, index = self.given(layer.x, "makes its positions from"), layer.index - self.first
+        positions = self.position[index](F.silu(self.gate[index](x)) * self.content[index](x)).mT  # (B, H, T)
+        turns = self.make_tables(positions.flatten(0, 1)).view(*positions.shape, -1)  # (B, H, T, Dh/2)
+        return turned(q, k, turns, self.layout)

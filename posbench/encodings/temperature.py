@@ -1,21 +1,4 @@
-"""A temperature that depends on the number of keys, around another encoding: softmax over more keys is flatter.
-
-After the inner encoding's rotation, query i is multiplied by a number that grows with n = i + 1, the tokens up to it:
-
-    ssmax            s·ln n                            s learned per layer and head, 1/ln L at the start
-    mistral_large4   s·ln n + b                        both learned per layer and head, 0 and 1 at the start
-    logn             max(1, ln n / ln L)               L the training length
-    llama4           1 + alpha·ln(1 + floor(n/F))      F = `floor`, by default the training length
-    inkling          1 + alpha·ln(max(1, n/F))
-
-Biases of the inner encoding are unchanged. A window does not lower n.
-
-Source: Nakanishi (2025), arXiv:2501.19399 (ssmax; its start is ours); Qwen's code, `use_logn_attn` (logn);
-transformers' Mistral Large 4, Llama 4 (F = 8192) and Inkling. Ministral 3 counts from 0 where Llama 4 counts tokens.
-Beyond training length: defined as far as the inner encoding is; meant to hold attention as sharp as it was in training.
-Checked against: transformers Ministral 3 (llama4) and Mistral Large 4, plain loops (the others), each on the queries of
-what the inner encoding is checked against.
-"""
+"""Factors of the logits that depend on the number of keys or on distance, around another encoding."""
 
 import math
 from typing import Any, Literal
@@ -24,13 +7,32 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.far_pairs import FarPairs
+from posbench.encodings.extend import FarPairs
 from posbench.encodings.wrapper import NO_OPTIONS, Altered, Wrapper
 from posbench.options import NonNegative, Positive
 
 
 class Temperature(Wrapper):
+    """A temperature that depends on the number of keys, around another encoding: softmax over more keys is flatter.
+
+    After the inner encoding's rotation, query i is multiplied by a number that grows with n = i + 1, also in a window:
+
+        ssmax            s·ln n                            s learned per layer and head, 1/ln L at the start
+        mistral_large4   s·ln n + b                        both learned per layer and head, 0 and 1 at the start
+        logn             max(1, ln n / ln L)               L the training length
+        llama4           1 + alpha·ln(1 + floor(n/F))      F = `floor`, by default the training length
+        inkling          1 + alpha·ln(max(1, n/F))
+
+    Source: Nakanishi (2025), arXiv:2501.19399 (ssmax; its start is ours); Qwen's code, `use_logn_attn` (logn);
+    transformers' Mistral Large 4, Llama 4 (F = 8192) and Inkling. Ministral 3 counts from 0, Llama 4 counts tokens.
+    Beyond training length: defined as far as the inner encoding is; meant to hold attention as sharp as in training.
+    Checked against: transformers Ministral 3 (llama4) and Mistral Large 4, plain loops (the others), each on the
+    queries of what the inner encoding is checked against.
+    """
+
     adds = ("rotate",)
+    scale: nn.ParameterList  # a number per layer and head
+    offset: nn.ParameterList
 
     def __init__(
         self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS,
@@ -40,10 +42,10 @@ class Temperature(Wrapper):
         super().__init__(shape)
         self.rule, self.alpha, self.floor = rule, alpha, floor or shape.train_length
         self.trained = math.log(max(2, shape.train_length))
-        if rule in ("ssmax", "mistral_large4"):
-            self.scale = _per_head(shape, 1 / self.trained if rule == "ssmax" else 0.0)
-        if rule == "mistral_large4":
-            self.offset = _per_head(shape, 1.0)
+        starts = {"ssmax": {"scale": 1 / self.trained}, "mistral_large4": {"scale": 0.0, "offset": 1.0}}
+        for name, start in starts.get(rule, {}).items():
+            numbers = (torch.full((shape.n_heads,), start) for _ in range(shape.n_layers))
+            setattr(self, name, nn.ParameterList(numbers))
         self.wrap(inner, inner_options)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
@@ -62,9 +64,8 @@ class Temperature(Wrapper):
         core = inner
         while isinstance(core, Altered):
             core = core.inner
-        if isinstance(core, FarPairs):  # whose logits of far pairs come from `prepare`
-            return self.altered(inner, rotate=rotate, prepare=prepare), within
-        return self.altered(inner, rotate=rotate), within
+        far = {"prepare": prepare} if isinstance(core, FarPairs) else {}  # whose logits come from `prepare`, too
+        return self.altered(inner, rotate=rotate, **far), within
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
         """Return the factor of queries that see n (T,) keys: (H, T) or (T,)."""
@@ -78,6 +79,35 @@ class Temperature(Wrapper):
         return sharper + self.offset[layer][:, None] if self.rule == "mistral_large4" else sharper
 
 
-def _per_head(shape: Shape, start: float) -> nn.ParameterList:
-    """Return a number per layer and head: (H,) for each layer."""
-    return nn.ParameterList(torch.full((shape.n_heads,), start) for _ in range(shape.n_layers))
+class ScaleInvariant(Wrapper):
+    """Scale-invariant attention around another encoding: far logits spread and fall, so that all ranges weigh alike.
+
+        logits'_ij = logits_ij · sqrt(2 ln(r/tau + 1) + 1) - 2 ln(r/tau + 1),   r = |i - j|
+
+    With normal logits, tokens 10 .. 100 back, 100 .. 1,000 back and so on then get the same total weight.
+
+    Source: Anson, Wang and Aitchison, "Scale-invariant Attention" (2025), arXiv:2505.17083, with its tau of 10, around
+    RoPE without its slow pairs, where the paper calls it p-RoPE.
+    Beyond training length: defined as far as the inner encoding is; far keys' total weight grows with ln T alone.
+    Checked against: plain loops, on what the inner encoding is checked against. The equation is derived from the two
+    conditions of the paper, for normal logits; its own print of it was not read.
+    """
+
+    name = "scale_invariant"
+    adds = ("scores",)
+
+    def __init__(
+        self, shape: Shape, inner: str = "p_rope", inner_options: dict[str, Any] = NO_OPTIONS, tau: Positive = 10.0
+    ) -> None:
+        super().__init__(shape)
+        self.tau = tau
+        self.wrap(inner, inner_options)
+
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
+        inner, within = self.within(layer)
+
+        def scores(logits: Tensor, q: Tensor, k: Tensor, inside: Layer) -> Tensor:
+            growth = 2 * (inside.distance.abs() / self.tau).log1p()[:, None]
+            return inner.scores(logits, q, k, inside) * (growth + 1).sqrt() - growth
+
+        return self.altered(inner, scores=scores), within
