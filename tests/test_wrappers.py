@@ -13,7 +13,7 @@ from torch import Tensor
 from posbench import encodings
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import extended, methods_of
-from posbench.errors import Undefined, UserError
+from posbench.errors import UserError
 from posbench.model.standalone import attention_logits, attention_output
 from posbench.training.step import tell_progress
 
@@ -87,16 +87,6 @@ def test_a_wrapper_in_a_layer_is_under_the_window_that_the_layer_is_given(entry:
         )
 
 
-def test_layers_add_to_the_input_once_and_end_where_the_first_of_them_ends() -> None:
-    entries = [{"name": "learned"}, {"name": "sine", "combine": "concat"}]
-    layered = encodings.build("layered", SHAPE, {"layers": entries})
-    assert layered.token_dim() == 24 and layered.max_length == 32
-    embedded = layered.embed(torch.zeros(1, 9, 24), COUNTED[:, :9])
-    torch.testing.assert_close(embedded[..., :24], layered.inner_encodings[0].table[None, :9, :24])
-    with pytest.raises(Undefined, match=r"length 40 is beyond the end of 'layered' \(defined up to 32\)"):
-        attention(layered, *inputs(), COUNTED, 0)
-
-
 # -- starting values and schedules -------------------------------------------------------------------------------------
 
 
@@ -105,15 +95,6 @@ def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_t
     for rule, expected in (("ssmax", [0.0, 1.0, 2.0]), ("mistral_large4", [1.0] * 3), ("logn", [1.0, 1.0, 2.0])):
         temperature: Any = encodings.build("temperature", SHAPE, {"rule": rule})
         torch.testing.assert_close(temperature.factor(n, 1).expand(4, 3), torch.tensor(expected).expand(4, 3), msg=rule)
-
-
-@pytest.mark.parametrize("name", ["dape", "dape_v2"])
-def test_each_layer_of_dape_has_kerple_numbers_of_its_own_as_in_the_authors_code(name: str) -> None:
-    # uniform in 0 .. 2 and in 0 .. 1, per head
-    inners = encodings.build(name, dataclasses.replace(SHAPE, d_model=2048, n_heads=256)).inners
-    numbers = torch.stack([torch.stack([inner.r1 / 2, inner.r2]) for inner in inners])  # (layers, 2, heads)
-    assert len(numbers) == SHAPE.n_layers and ((numbers >= 0) & (numbers < 1)).all()
-    assert numbers.unique().numel() > 0.99 * numbers.numel() and (numbers.mean(-1) - 0.5).abs().max() < 0.1
 
 
 def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() -> None:
@@ -132,9 +113,9 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() ->
 # -- convolutions ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outer", ["canon", "cca"])
 @pytest.mark.parametrize(
-    "inner", ["rope", "t5", "fox", "shaw", "cope", "grape_a", "transformer_xl", "path", "fox_pro", "learned_sinks"]
+    ("outer", "inner"),
+    [*(("canon", inner) for inner in ("rope", "fox", "shaw", "path", "learned_sinks")), ("cca", "fox")],
 )
 def test_an_encoding_inside_convolutions_is_given_what_comes_of_them(outer: str, inner: str) -> None:
     both = schemes.build(outer, {"inner": inner}, SHAPE)
@@ -155,21 +136,10 @@ def test_an_encoding_inside_convolutions_is_given_what_comes_of_them(outer: str,
 IDS = torch.zeros(3, 30, dtype=torch.long)
 
 
-@pytest.mark.parametrize("name", ["randomized", "shape", "cape"])
-def test_a_draw_of_positions_is_that_of_its_stream_for_the_whole_batch(name: str) -> None:
-    encoding = encodings.build(name, SHAPE)
-    first, again, other = (encoding.positions(IDS, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert first.shape == (1, 30) and torch.equal(first, again) and not torch.equal(first, other)
-    assert (first.diff() > 0).all()
-
-
 def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself() -> None:
     encoding, stream = encodings.build("randomized", SHAPE, {"max_length": 40}), torch.Generator().manual_seed(0)
-    counts = torch.cat([encoding.positions(IDS[:, :10], stream)[0] for _ in range(4000)]).bincount(minlength=40)
-    assert (counts - 1000).abs().max() < 5 * (4000 * 0.25 * 0.75) ** 0.5  # five standard deviations
-    assert torch.equal(encoding.positions(torch.zeros(1, 40, dtype=torch.long), stream), COUNTED)
-    with pytest.raises(Undefined, match=r"length 41 is beyond the end of 'randomized' \(defined up to 40\)"):
-        encoding.positions(torch.zeros(1, 41, dtype=torch.long), stream)
+    counts = torch.cat([encoding.positions(IDS[:, :10], stream)[0] for _ in range(1000)]).bincount(minlength=40)
+    assert (counts - 250).abs().max() < 5 * (1000 * 0.25 * 0.75) ** 0.5  # five standard deviations
     real = encodings.build("randomized", SHAPE, {"max_length": 40, "continuous": True})
     drawn = torch.cat([real.positions(torch.zeros(1, 50, dtype=torch.long), stream)[0] for _ in range(400)])
     counts = torch.histc(drawn, bins=40, min=0, max=40)  # 500 in each, whatever the length
@@ -182,8 +152,6 @@ def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_eval
     assert (encoding.positions(IDS, stream).diff() == 1).all()
     assert {int(encoding.positions(IDS, stream)[0, 0]) for _ in range(200)} == set(range(7))
     assert torch.equal(encoding.eval().positions(IDS, None), 7 + torch.arange(30)[None])
-    learned = encodings.build("shape", SHAPE, {"shift": 7, "inner": "learned"})
-    assert learned.max_length == 32 and learned.get_parameter("inners.0.table").shape == (39, SHAPE.d_model)
 
 
 def test_cape_moves_jitters_and_stretches_positions_in_training_alone() -> None:
@@ -236,35 +204,17 @@ def test_digits_have_the_papers_rows_and_in_training_begin_anywhere(
     assert torch.equal(row_of(encoding.eval(), x, ids), places)
 
 
-def test_runs_of_other_seeds_draw_other_offsets_and_of_one_seed_the_same() -> None:
-    def drawn(seed: int) -> list[int]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            abacus: Any = encodings.build("abacus", SHAPE)
-        return [(tell_progress(abacus, update / 9), int(abacus.drawn))[1] for update in range(9)]
-
-    assert drawn(0) == drawn(0) != drawn(1)
-
-
 # -- refusals ----------------------------------------------------------------------------------------------------------
-
-CONCATENATED = [{"name": name, "combine": "concat"} for name in ("sine", "index")]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
         ("randomized", {"inner_options": {"base": -1}}, "encoding.inner_options.base is -1 for 'rope': "),
-        ("randomized", {"inner_options": {"bse": 5}}, "encoding.inner_options: 'rope' has no option 'bse': it accepts"),
         ("randomized", {"inner": "rop"}, "encoding.inner_options: unknown encoding 'rop': did you mean 'rope'?"),
         ("randomized", {"inner": "randomized"}, "encoding.inner is 'randomized', which chooses positions itself"),
         ("randomized", {"max_length": 8}, "encoding.max_length is 8 for 'randomized': expected at least train_length"),
         ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which refuses fractional positions: expected "),
-        ("learned_sinks", {"inner": "shaw"}, "encoding.inner is 'shaw', which replaces the softmax"),
-        ("dape", {"inner": "rope"}, "encoding.inner is 'rope': expected one that only adds a bias"),
-        ("layered", {"layers": CONCATENATED}, "encoding.layers has several encodings that concatenate"),
-        ("layered", {"layers": [{"name": "rope"}, {"name": "t5", "num_buckets": 1}]},
-         "encoding.layers[1].num_buckets is 1 for 't5': "),
         ("layered", {"layers": [{"name": "rope", "window": 0}]}, "encoding.layers[0].window is 0 for 'layered': "),
         ("heads", {"heads": [{"name": "tupe"}]}, "encoding.heads[0]: 'tupe' acts on all heads"),
     ],
@@ -278,7 +228,7 @@ def test_a_wrong_option_is_named_by_its_full_key(name: str, options: dict[str, A
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["none", "rope", "t5", "fox", "shaw", "fire", "cope", "path"])
+@pytest.mark.parametrize("name", ["rope", "t5", "fox", "shaw", "cope", "path"])
 @pytest.mark.parametrize("consecutive", [False, True])
 def test_a_group_of_query_heads_shares_its_keys_and_values(name: str, consecutive: bool) -> None:
     encoding = schemes.build(name, {}, dataclasses.replace(SHAPE, n_kv_heads=2))
@@ -289,6 +239,7 @@ def test_a_group_of_query_heads_shares_its_keys_and_values(name: str, consecutiv
     torch.testing.assert_close(attention_output(encoding, q, k, v, x), expected, **CLOSE)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", schemes.NAMES)
 def test_heads_may_be_wider_than_their_share_of_the_model(name: str) -> None:
     encoding = schemes.build(name, {}, Shape(24, 4, 2, 32, head_dim=8))
@@ -299,11 +250,18 @@ def test_heads_may_be_wider_than_their_share_of_the_model(name: str) -> None:
 
 # -- extensions --------------------------------------------------------------------------------------------------------
 
-FAR: list[tuple[str, dict[str, float]]] = [("self_extend", {"group": 1}), ("leaky_rerope", {"k": 1.0})]
 ROTARY = [
-    "rope", "partial_rope", "p_rope", "xpos", "pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope",
-    "lerope", "grape_m", "decoupled_rope", "pope", "rope_pp", "repo",
-]  # fmt: skip
+    "rope",
+    "partial_rope",
+    "xpos",
+    "dynamic_ntk",
+    "yarn",
+    "longrope",
+    "grape_m",
+    "decoupled_rope",
+    "pope",
+    "repo",
+]
 
 
 @pytest.mark.parametrize("name", ROTARY)
@@ -323,16 +281,13 @@ def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_noth
     if name == "dynamic_ntk":  # what its frequencies are depends on the positions
         trained.original_length = after.original_length = 128
     q, k, x = q[:, :, :20], k[:, :, :20], x[:, :20]
-    ours, theirs = (
-        attention_logits(after, q, k, x, positions=4 * places),
-        attention_logits(trained, q, k, x, positions=places),
-    )
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    ours = attention_logits(after, q, k, x, positions=4 * places)
+    torch.testing.assert_close(ours, attention_logits(trained, q, k, x, positions=places), atol=1e-5, rtol=1e-5)
     after, facts = extended(trained, "yarn", 64, 32)
     assert after.attention_factor == pytest.approx(trained.attention_factor * facts["attention_factor"])
 
 
-@pytest.mark.parametrize("method", ["rerope", "self_extend", "dual_chunk"])
+@pytest.mark.parametrize("method", ["rerope", "self_extend"])
 def test_far_pairs_of_a_partial_rotary_encoding_leave_its_still_channels_alone(method: str) -> None:
     trained = schemes.build("partial_rope", {"fraction": 0.5}, SHAPE)
     after, _ = extended(trained, method, 128, 32)
@@ -341,7 +296,7 @@ def test_far_pairs_of_a_partial_rotary_encoding_leave_its_still_channels_alone(m
     torch.testing.assert_close(attention_logits(after, q, k, x), attention_logits(trained, q, k, x), **CLOSE)
 
 
-@pytest.mark.parametrize("method", ["yarn", "rerope", "dual_chunk"])
+@pytest.mark.parametrize("method", ["yarn", "rerope"])
 def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(method: str) -> None:
     layered = encodings.build("layered", SHAPE, {"layers": [{"name": "rope", "window": 12}, {"name": "none"}]})
     before = [attention(layered, *inputs(), COUNTED, layer) for layer in range(2)]
@@ -351,11 +306,9 @@ def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_
     assert torch.equal(attention(after, *inputs(), COUNTED, 1), before[1])
     assert torch.equal(attention(layered, *inputs(), COUNTED, 0), before[0])  # the trained one is as it was
     assert facts == {"dynamic": alone_facts["dynamic"], "extended": {"rope 0": alone_facts}}
-    with pytest.raises(Undefined, match="'layered' has no extension 'alibi_pi': it supports pi, ntk"):
-        extended(layered, "alibi_pi", 128, 32)
 
 
-@pytest.mark.parametrize("outer", ["temperature", "layered", "learned_sinks", "canon", "shape"])
+@pytest.mark.parametrize("outer", ["temperature", "layered", "shape"])
 def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last(outer: str) -> None:
     """A run that began from another has the shape of that one, and a training length of its own."""
     encoding = encodings.build(
@@ -380,9 +333,8 @@ def test_where_shifted_and_randomized_positions_end_says_how_far_they_are_stretc
 @pytest.mark.parametrize(
     ("outer", "options", "method", "option"),
     [
-        *(("temperature", {"inner": "rope", "rule": "mistral_large4"}, *method) for method in FAR),
-        *(("temperature", {"inner": "canon", "inner_options": {"inner": "rope"}}, *method) for method in FAR),
-        ("learned_sinks", {"inner": "alibi"}, "alibi_pi", {"factor": 1.0}),
+        ("temperature", {"inner": "rope", "rule": "mistral_large4"}, "self_extend", {"group": 1}),
+        ("temperature", {"inner": "canon", "inner_options": {"inner": "rope"}}, "self_extend", {"group": 1}),
         ("learned_sinks", {"inner": "fire"}, "interpolate", {"factor": 1.0}),
     ],
 )

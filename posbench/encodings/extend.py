@@ -31,7 +31,7 @@ class Method(typing.NamedTuple):
     """A way to extend an encoding: `apply(encoding, stretch, **options)` gives the extended one and its facts."""
 
     name: str
-    title: str  # one line
+    title: str
     source: str
     accepts: Any  # the class of encodings, or the union of classes, that it can extend
     options: dict[str, Any]  # with their defaults
@@ -76,23 +76,22 @@ def extended(encoding: Encoding, method: str, length: int, train_length: int, **
     """
     if method not in methods():
         raise unknown("extension", method, methods(), "'posbench list' shows all")
-    options = checked(options, methods()[method].hints, methods()[method].options, method)
-    return _extended(encoding, methods()[method], Stretch(train_length, length), options)
-
-
-def _extended(encoding: Encoding, method: Method, stretch: Stretch, options: dict[str, Any]) -> Extended:
-    able = methods_of(encoding)
-    if method.name not in able:
-        raise Undefined(f"'{encoding.name}' has no extension '{method.name}': it supports {', '.join(able) or 'none'}")
+    chosen, able = methods()[method], methods_of(encoding)
+    options = checked(options, chosen.hints, chosen.options, method)
+    if method not in able:
+        raise Undefined(f"'{encoding.name}' has no extension '{method}': it supports {', '.join(able) or 'none'}")
+    stretch = Stretch(train_length, length)
     if isinstance(encoding, Wrapper):  # inner encodings that do not support the method stay as they are
         inners, facts = encoding.inner_encodings, {}
         for number, inner in enumerate(inners):
-            if method.name in methods_of(inner):
+            if method in methods_of(inner):
                 reached = encoding.reached(inner, stretch)
-                inners[number], facts[f"{inner.name} {number}"] = _extended(inner, method, reached, options)
+                inners[number], facts[f"{inner.name} {number}"] = extended(
+                    inner, method, reached.length, reached.train_length, **options
+                )
         return encoding.around(inners), {"dynamic": any(each["dynamic"] for each in facts.values()), "extended": facts}
     try:
-        copied, facts = method.apply(encoding, stretch, **method.options | options)
+        copied, facts = chosen.apply(encoding, stretch, **chosen.options | options)
     except OptionError as error:
         raise error.under("extension") from None
     copied.name, copied.window = encoding.name, encoding.window
@@ -136,39 +135,33 @@ def clipped_rope(rope: Spectrum, pairs: Offset | None = None) -> Scaling:
     return rope.f * torch.cat((torch.ones(len(rope.f) - slow, dtype=torch.float64), wave)), 1.0
 
 
-# -- rotary encodings with two or three score matrices; near pairs keep their logits, far ones get known distances -----
+# -- rotary encodings with two score matrices: near pairs keep their logits, far ones get known distances --------------
 
 
 class FarPairs(Encoding):
-    """A rotary encoding whose pairs of kind 1, 2 .. are turned by other positions; those of kind 0 are near.
+    """A rotary encoding whose pairs at least `window` apart are turned by other positions, those of queries and keys.
 
-    `far` maps positions (1|B, T) fp64 to those of the queries and of the keys, for each kind of far pairs. `kind` gives
-    that of the pairs at hand, (1|B, Tq, Tk); a number: 1 from this distance on.
+    `far` makes the two of the tokens' positions (1|B, T) fp64.
     """
 
-    def __init__(
-        self, rope: PureRotary, far: Callable[[Tensor], list[tuple[Tensor, Tensor]]],
-        kind: int | Callable[[Layer], Tensor],
-    ) -> None:  # fmt: skip
+    def __init__(self, rope: PureRotary, window: int, far: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__(rope.shape)
-        self.rope, self.far, self.kind = rope, far, kind
+        self.rope, self.near, self.far = rope, window, far
 
     def make_tables(self, positions: Tensor) -> Any:
         return self.rope.make_tables(positions)
 
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[tuple[Tensor, Tensor]]:
-        far = [[self.rope.make_tables(each) for each in pair] for pair in self.far(double(layer.positions))]
-        return [(turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)) for of_q, of_k in far]
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        of_q, of_k = map(self.rope.make_tables, self.far(double(layer.positions)))
+        return turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return self.rope.rotate(q, k, layer)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        kind = (layer.distance >= self.kind).long() if isinstance(self.kind, int) else self.kind(layer)
-        for number, (of_q, of_k) in enumerate(layer.state, 1):
-            far = part_of(of_q, layer.rows) @ part_of(of_k, layer.keys).mT * self.logit_scale
-            logits = torch.where(kind[:, None] == number, far, logits)
-        return logits
+        of_q, of_k = layer.state
+        far = part_of(of_q, layer.rows) @ part_of(of_k, layer.keys).mT * self.logit_scale
+        return torch.where((layer.distance >= self.near)[:, None], far, logits)
 
 
 def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> Extended:
@@ -177,34 +170,17 @@ def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> E
     Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope, without its log n scale.
     """
     w = window or max(1, stretch.train_length // 4)
-    return FarPairs(rope, lambda i: [(torch.full_like(i, w), torch.zeros_like(i))], w), {"window": w, "dynamic": False}
+    return FarPairs(rope, w, lambda i: (torch.full_like(i, w), torch.zeros_like(i))), {"window": w, "dynamic": False}
 
 
 def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local: Count | None = None) -> Extended:
     """STRING: distances from `shift`, by default a third of the training length, on count from `local` on again.
 
-    Source: An et al., "Why Does the Effective Context Length of LLMs Fall Short?" (2024), arXiv:2410.18745, section 4,
-    where `local` is 128; here a quarter of the shift if that is less.
+    Source: An et al. (2024), arXiv:2410.18745, section 4: `local` is 128; here a quarter of the shift if that is less.
     """
     s = shift or max(1, stretch.train_length // 3)
     w = local or min(128, max(1, s // 4))
-    return FarPairs(rope, lambda i: [(i - s + w, i)], s), {"shift": s, "local": w, "dynamic": False}
-
-
-def leaky_rerope(
-    rope: PureRotary, stretch: Stretch, window: Count | None = None, k: AtLeast1 | None = None
-) -> Extended:
-    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all distances as trained.
-
-    Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
-    """
-    w, last = window or max(1, stretch.train_length // 4), stretch.train_length - 1
-    slow = k or 1.0
-    if k is None and stretch.length > stretch.train_length:
-        expect(w < last, "window", w, f"less than {last}, or k given as well")
-        slow = (stretch.length - 1 - w) / (last - w)
-    facts = {"window": w, "k": slow, "dynamic": k is None}
-    return FarPairs(rope, lambda i: [((i + w * (slow - 1)) / slow, i / slow)], w), facts
+    return FarPairs(rope, s, lambda i: (i - s + w, i)), {"shift": s, "local": w, "dynamic": False}
 
 
 def self_extend(
@@ -220,29 +196,7 @@ def self_extend(
         expect(w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well")
         size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)
     facts = {"window": w, "group": size, "dynamic": group is None}
-    return FarPairs(rope, lambda i: [(i // size + (w - w // size), i // size)], w), facts
-
-
-def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
-    """Dual chunk attention: true distances within a chunk and near its start, train_length - 1 to all far keys.
-
-    Chunks hold 3/4 of the training length L. A key has the position n mod chunk. To keys of the chunk before, a query
-    at place r of its chunk has the position min(r + chunk, L - 1), to earlier keys L - 1.
-
-    Source: An et al. (2024), arXiv:2402.17463, 3, which has L - 1 where the authors' code has L.
-    """
-    size, longest = chunk or max(1, 3 * stretch.train_length // 4), stretch.train_length
-    expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
-
-    def far(positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        place = positions % size
-        return [((place + size).clamp(max=longest - 1), place), (torch.full_like(place, longest - 1), place)]
-
-    def chunks_from_key_to_query(layer: Layer) -> Tensor:
-        queries = layer.positions[:, layer.rows][..., None]
-        return (queries // size - (queries - layer.distance) // size).clamp(max=2)
-
-    return FarPairs(rope, far, chunks_from_key_to_query), {"chunk": size, "window": longest - size, "dynamic": False}
+    return FarPairs(rope, w, lambda i: (i // size + (w - w // size), i // size)), facts
 
 
 # -- other encodings: positions squeezed into the range seen in training -----------------------------------------------

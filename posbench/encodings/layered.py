@@ -24,11 +24,10 @@ class Layered(Wrapper):
         layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window or a chunk
 
     With a chunk of c, token i sees j only if floor(i/c) = floor(j/c), as in Llama 4. Layers with equal entries share
-    one encoding. Patterns of published models have names: encoding=layered/gemma3, gemma4, gpt_oss, mimo_v2, olmo3,
-    olmo3_gnope, cohere2, llama4, mistral_large4, smollm3 or swan.
+    one encoding. Patterns of published models have names, such as encoding=layered/gemma3.
 
-    Source: Yang et al. (2025), arXiv:2501.18795, for the default pattern; Puvvada et al. (2025), arXiv:2504.08719, for
-    swan, with `logn` of `temperature` in place of their fitted scale of logits; OLMo-core for olmo3_gnope.
+    Source: Yang et al. (2025), arXiv:2501.18795 (default); Puvvada et al. (2025), arXiv:2504.08719 (swan), with `logn`
+    of `temperature` in place of their fitted scale of logits; OLMo-core (olmo3_gnope).
     Beyond training length: defined as far as all of its layers are.
     Checked against: the implementations that its layers are checked against, layer by layer, under the window's mask.
     """

@@ -58,9 +58,8 @@ class Randomized(Repositioned):
         super().__init__(shape)
         self.fractional = continuous
         self.range = 16 * shape.train_length if max_length is None else max_length
-        fits = shape.train_length <= self.range
-        self.expect(fits, "max_length", max_length, f"at least train_length, {shape.train_length}, or null")
-        # The inner encoding is trained on all these positions.
+        expected = f"at least train_length, {shape.train_length}, or null"
+        self.expect(shape.train_length <= self.range, "max_length", max_length, expected)
         self.wrap(inner, inner_options, dataclasses.replace(shape, train_length=self.range))
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
@@ -84,16 +83,14 @@ class SHAPE(Repositioned):
 
         positions = o, o + 1, o + 2 ..   o drawn from 0 .. shift-1 in training,   o = shift in evaluation
 
-    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), whose shift is 500 and
-    whose sequences each have a draw.
+    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), with a draw per sequence.
     Beyond training length: defined as far as the encoding inside, which is made for train_length + shift positions.
     Checked against: what the encoding inside is checked against.
     """
 
     def __init__(
-        self, shape: Shape, inner: str = "sinusoidal", inner_options: dict[str, Any] = NO_OPTIONS,
-        shift: Count = 500,
-    ) -> None:  # fmt: skip
+        self, shape: Shape, inner: str = "sinusoidal", inner_options: dict[str, Any] = NO_OPTIONS, shift: Count = 500
+    ) -> None:
         super().__init__(shape)
         self.shift = shift
         self.wrap(inner, inner_options, dataclasses.replace(shape, train_length=shape.train_length + shift))
@@ -119,8 +116,6 @@ class CAPE(Repositioned):
 
         positions_i = (i + D + e_i)·exp(l) in training,   positions_i = i in evaluation
         D from -global_shift .. global_shift,   e_i from -local_shift .. local_shift,   l from ±ln(scaling), all uniform
-
-    A key that seems ahead of its query is at distance 0.
 
     Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults of gcambara/cape, whose sequences each have a draw.
     Beyond training length: defined as far as the encoding inside, which saw positions up to (T + both shifts)·scaling.
@@ -186,11 +181,10 @@ class Abacus(Textual):
         tokens     1 2 + 3 4 5 =
         places p   1 2 0 1 2 3 0     x'_i = x_i + E[p_i + o] for digits,   x'_i = x_i + E[0] for all other tokens
 
-    E is learned; o is drawn from 0 .. max_offset for every update, and is 0 in evaluation. A digit is a token whose
-    whole text is a digit. The authors write the least significant digit first; here the order of the text is kept.
+    o is drawn from 0 .. max_offset for every update, and is 0 in evaluation. A digit is a token whose whole text is a
+    digit. The authors write the least significant digit first; here the order of the text is kept.
 
-    Source: McLeish et al., "Transformers Can Do Arithmetic with the Right Embeddings" (2024), arXiv:2405.17399, and the
-    authors' code (mcleish7/arithmetic); here E starts at the spread of the token embeddings, and E[0] at 0.
+    Source: McLeish et al. (2024), arXiv:2405.17399, and the authors' code (mcleish7/arithmetic), but starts of E.
     Beyond training length: defined as far as the encoding inside; numbers max_offset digits longer have trained rows.
     Checked against: plain loops; what the encoding inside is checked against.
     """
@@ -225,14 +219,12 @@ class PositionCoupling(Textual):
         tokens       $ 6 5 3 + 0 4 9 = 2 0 7 0 $       653 + 049, the answer from its last digit on
         positions p  0 2 3 4 5 2 3 4 5 4 3 2 1 0       x'_i = x_i + E[p_i + o],   x'_i = x_i + E[0] for separators
 
-    Each number of a question counts upwards from 2, with the `+` behind it. `=` belongs to the answer: a `reversed` one
-    counts down from where the last number ended and stays at 1; a `plain` one counts upwards from 1, and numbers begin
-    at 2 + `longer`, the tokens that it has more than a number. In training o is drawn for every update, so that the
-    largest position has at most the last row, `max_position`; in evaluation it is 0.
+    A number of a question counts upwards from 2, with the `+` behind it. From `=` on, a `reversed` answer counts down
+    from where the last number ended and stays at 1; a `plain` one counts upwards from 1, and numbers begin at 2 +
+    `longer`, the tokens that it has more. o is drawn for every update, up to the last row `max_position`, else 0.
 
-    Source: Cho et al., "Position Coupling: Improving Length Generalization of Arithmetic Transformers Using Task
-    Structure" (2024), arXiv:2405.20671, section 3, and the authors' code (HanseulJo/position-coupling), for addition
-    and copies. There each problem draws its own o. E starts at the spread of the token embeddings.
+    Source: Cho et al. (2024), arXiv:2405.20671, section 3, for addition and copies, and the authors' code
+    (HanseulJo/position-coupling), in which each problem draws its own o and E starts otherwise.
     Beyond training length: defined as far as the encoding inside; positions beyond `max_position` share the last row.
     Checked against: plain loops over the tokens; what the encoding inside is checked against.
     """

@@ -21,6 +21,7 @@ from posbench.options import Above1, AtLeast1, NonNegative, Positive, Share
 
 Layout = Literal["half", "interleaved"]
 Ramp = Literal["index", "rotations"]
+Fraction = Annotated[float, Ge(0), Le(1)]
 Divisors = list[Positive] | None
 Scaling = tuple[Tensor, float]  # frequencies (P,) or (N, P), and what multiplies q and k
 
@@ -78,11 +79,7 @@ class Rotary(Encoding):
         super().__init__(shape)
         check_pairs(self.name, shape)
         self.base, self.layout = base, layout
-
-    @property
-    def width(self) -> int:
-        """Number of rotated channels per head."""
-        return self.shape.head_dim
+        self.width = shape.head_dim  # number of rotated channels per head
 
     def trained(self, length: Tensor) -> Tensor:
         """Return the frequencies without an extension for inputs of `length`, () or (N, 1): (P,) or (N, P) fp64."""
@@ -126,8 +123,7 @@ class RoPE(PureRotary):
     Option `frequencies` is a law, or a number of radians per position for each pair: `geometric`, base^(-2p/d), or
     `resonance`, the same with wavelengths rounded to whole tokens, 2π / round(2π·base^(2p/d)).
 
-    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021), arXiv:2104.09864, 3; Wang
-    et al., "Resonance RoPE" (2024), arXiv:2403.00071.
+    Source: Su et al., "RoFormer" (2021), arXiv:2104.09864, section 3; Wang et al. (2024), arXiv:2403.00071 (resonance).
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
     Checked against: transformers Llama (half) and GPT-J (interleaved), whose rotation takes any frequencies.
     """
@@ -161,16 +157,11 @@ class PartialRoPE(PureRotary):
     name = "partial_rope"
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", fraction: float = 0.25
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", fraction: Fraction = 0.25
     ) -> None:
         super().__init__(shape, base, layout)
-        self.fraction = fraction
-        even = 0 <= fraction <= 1 and self.width % 2 == 0
-        self.expect(even, "fraction", fraction, f"0 to 1, for an even number of the {shape.head_dim} channels")
-
-    @property
-    def width(self) -> int:
-        return int(self.fraction * self.shape.head_dim)
+        self.fraction, self.width = fraction, int(fraction * shape.head_dim)
+        self.expect(self.width % 2 == 0, "fraction", fraction, f"an even number of the {shape.head_dim} channels")
 
 
 class LeRoPE(PureRotary):
@@ -299,7 +290,7 @@ def scaling(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
 
 
 @scaling
-def p_rope(rope: Spectrum, fraction: Annotated[float, Ge(0), Le(1)] = 0.75) -> Scaling:
+def p_rope(rope: Spectrum, fraction: Fraction = 0.75) -> Scaling:
     """p-RoPE, also called proportional RoPE: the slowest pairs do not turn, and carry content without position.
 
         f_p = base^(-2p/d) for p < floor(fraction·d/2),   0 otherwise
@@ -385,8 +376,7 @@ def ntk_by_parts(
     if ramp == "rotations":
         share = 1 - ((most * rope.f - alpha) / (beta - alpha)).clamp(0, 1)
     else:
-        # From the pair with beta rotations of plain RoPE to that with alpha, whole pairs. Both ends are clamped at both
-        # sides; others clamp one side of each, so that their ramp reverses when both lie off the same end.
+        # From the pair with beta rotations to that with alpha, whole pairs. Others clamp one side of each end.
         ends = [pairs * math.log(most / rotations) / math.log(rope.base) for rotations in (beta, alpha)]
         low, high = (min(max(end, 0), 2 * pairs - 1) for end in (math.floor(ends[0]), math.ceil(ends[1])))
         index = torch.arange(pairs, dtype=torch.float64, device=rope.f.device)
@@ -422,9 +412,9 @@ def llama3(
     Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
     Checked against: transformers, rope_type `llama3`.
     """
-    above = f"a number above low_freq_factor, {low_freq_factor:g}"
-    expect(low_freq_factor < high_freq_factor, "high_freq_factor", high_freq_factor, above)
-    return ntk_by_parts(rope, factor, "rotations", low_freq_factor, high_freq_factor)
+    low, high = low_freq_factor, high_freq_factor
+    expect(low < high, "high_freq_factor", high, f"a number above low_freq_factor, {low:g}")
+    return ntk_by_parts(rope, factor, "rotations", low, high)
 
 
 @scaling
@@ -442,10 +432,9 @@ def longrope(
     Beyond training length: defined everywhere; there the frequencies switch, untrained if L is train_length.
     Checked against: transformers, rope_type `longrope`, given the divisors of its rope_type `yarn`.
     """
-    long, short = ntk_by_parts(rope, factor)[0], rope.f
     for option, divisors in (("long_factor", long_factor), ("short_factor", short_factor)):
         expect(not divisors or len(divisors) == len(rope.f), option, divisors, f"{len(rope.f)} numbers, one per pair")
-    long = rope.f / torch.tensor(long_factor, dtype=torch.float64) if long_factor else long
-    short = rope.f / torch.tensor(short_factor, dtype=torch.float64) if short_factor else short
+    long = rope.f / rope.f.new_tensor(long_factor) if long_factor else ntk_by_parts(rope, factor)[0]
+    short = rope.f / rope.f.new_tensor(short_factor) if short_factor else rope.f
     temperature = attention_factor or math.sqrt(1 + math.log(factor) / math.log(rope.train_length))
     return torch.where(rope.length > rope.train_length, long, short), temperature

@@ -54,21 +54,16 @@ class PoPE(Rotary):
 
         logits_ij = sum over c of softplus(q_ic)·softplus(k_jc)·cos((i - j)·base^(-c/d) - phase_c) / sqrt(d)
 
-    Every channel c is one complex number; keys add a learned phase per head, clamped to [-2π, 0].
-
-    Source: Gopalakrishnan et al. (2025), arXiv:2509.10534.
+    Source: Gopalakrishnan et al. (2025), arXiv:2509.10534; phases are learned per head and clamped to [-2π, 0].
     Beyond training length: defined everywhere; slow channels reach angles never seen in training.
     Checked against: x-transformers PolarEmbedding.
     """
 
     def __init__(self, shape: Shape, base: Above1 = 1e4, phase_init: Literal["zero", "uniform"] = "zero") -> None:
         super().__init__(shape, base)
+        self.width = 2 * shape.head_dim
         start = torch.zeros(shape.n_layers, shape.n_heads, shape.head_dim)
         self.phase = nn.Parameter(start if phase_init == "zero" else start.uniform_(-2 * math.pi, 0))
-
-    @property
-    def width(self) -> int:
-        return 2 * self.shape.head_dim
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         phase = self.phase[layer.index].clamp(-2 * math.pi, 0)
@@ -105,8 +100,7 @@ class FoPE(Encoding):
 
         z_u -> z_u · (sum over m of C_mu cos(i f_m) + i·sum over m of S_mu sin(i f_m)),   u < U = min(M, d/4)
 
-    over the M frequencies f_m >= 2π/L. Other pairs do not turn. C and S are the identity plus a normal draw (Xavier's,
-    times `gain`), per head and layer, the same in every run.
+    over the M frequencies f_m >= 2π/L. C and S are the identity plus `gain` times Xavier's draw, the same in every run.
 
     Source: Hua et al. (2024), arXiv:2412.17739; its code gives pairs that do not turn sine 1: `still_sine: 1`.
     Beyond training length: defined everywhere; every frequency that is left has been seen at all angles.
@@ -169,30 +163,26 @@ class DecoupledRoPE(Rotary):
         placement: Literal["beside", "trailing"] = "beside", turn_values: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(shape, base, layout)
-        self.turning = turning or max(2, shape.head_dim // 4 * 2)
+        self.width = turning or max(2, shape.head_dim // 4 * 2)
         self.beside, self.turn_values = placement == "beside", turn_values
         self.history = frozenset({"x"} if self.beside else ())
-        fits = self.beside or self.turning <= shape.head_dim
-        self.expect(fits, "turning", self.turning, f"at most {shape.head_dim}, or placement=beside")
+        fits = self.beside or self.width <= shape.head_dim
+        self.expect(fits, "turning", self.width, f"at most {shape.head_dim}, or placement=beside")
         self.expect(not (turn_values and self.beside), "turn_values", turn_values, "false, or placement=trailing")
         layers = range(shape.n_layers if self.beside else 0)
-        self.query = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads * self.turning, bias=False) for _ in layers)
-        self.key = nn.ModuleList(nn.Linear(shape.d_model, self.turning, bias=False) for _ in layers)
+        self.query = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads * self.width, bias=False) for _ in layers)
+        self.key = nn.ModuleList(nn.Linear(shape.d_model, self.width, bias=False) for _ in layers)
         vars(self)["overridden"] = self.overridden - (set() if turn_values else {"map_values", "map_outputs"})
 
     @property
-    def width(self) -> int:
-        return self.turning
-
-    @property
     def logit_scale(self) -> float:
-        return float((self.shape.head_dim + self.beside * self.turning) ** -0.5)
+        return float((self.shape.head_dim + self.beside * self.width) ** -0.5)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if not self.beside:
             return self._turned(q, layer.tables), self._turned(k, layer.tables)
         x = self.given(layer.x, "makes its channels from")
-        more_q = self.query[layer.index](x).unflatten(-1, (-1, self.turning)).transpose(1, 2)  # (B, H, T, r)
+        more_q = self.query[layer.index](x).unflatten(-1, (-1, self.width)).transpose(1, 2)  # (B, H, T, r)
         more_k = self.key[layer.index](x)[:, None].expand_as(more_q)
         more_q, more_k = turned(more_q, more_k, layer.tables, self.layout)
         return torch.cat((q, more_q), dim=-1), torch.cat((k, more_k), dim=-1)
@@ -206,7 +196,7 @@ class DecoupledRoPE(Rotary):
 
     def _turned(self, a: Tensor, turns: Tensor) -> Tensor:
         """Return (B, H, T, Dh) with its last channels turned."""
-        still = self.shape.head_dim - self.turning
+        still = self.shape.head_dim - self.width
         return torch.cat((a[..., :still], turn(a[..., still:], turns, self.layout)), dim=-1)
 
 
@@ -215,11 +205,9 @@ class RoPE2D(Encoding):
 
         angle_p = line · f_p  for the first d/4 pairs,   place · f_p  for the others,   f_p = base^(-4p/d), p < d/4
 
-    A line ends behind a token that holds a line break; one that holds n ends n lines. Without a known vocabulary a text
-    is one line.
+    A token with n line breaks ends n lines. Without a known vocabulary a text is one line.
 
-    Source: Wen et al., "Frontier Language Models Struggle to Copy: Text Can Be Better Viewed in 2D" (2026),
-    arXiv:2607.16072, as the authors' code has it (hhhhhh-925/copy-2dRoPE, rule-based), with its bases of 100.
+    Source: Wen et al. (2026), arXiv:2607.16072, as in the authors' code (hhhhhh-925/copy-2dRoPE, rule-based).
     Beyond training length: defined everywhere; more lines, and longer ones, reach angles never seen in training.
     Checked against: plain loops over tokens and pairs.
     """

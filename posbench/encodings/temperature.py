@@ -58,8 +58,9 @@ class Temperature(Wrapper):
             q, k = inner.rotate(q, k, inside)
             return sharpened(q), k
 
-        def prepare(q: Tensor, k: Tensor, inside: Layer) -> list[tuple[Tensor, Tensor]]:
-            return [(sharpened(of_q), of_k) for of_q, of_k in inner.prepare(q, k, inside)]
+        def prepare(q: Tensor, k: Tensor, inside: Layer) -> tuple[Tensor, Tensor]:
+            of_q, of_k = inner.prepare(q, k, inside)
+            return sharpened(of_q), of_k
 
         core = inner
         while isinstance(core, Altered):
@@ -84,10 +85,7 @@ class ScaleInvariant(Wrapper):
 
         logits'_ij = logits_ij · sqrt(2 ln(r/tau + 1) + 1) - 2 ln(r/tau + 1),   r = |i - j|
 
-    With normal logits, tokens 10 .. 100 back, 100 .. 1,000 back and so on then get the same total weight.
-
-    Source: Anson, Wang and Aitchison, "Scale-invariant Attention" (2025), arXiv:2505.17083, with its tau of 10, around
-    RoPE without its slow pairs, where the paper calls it p-RoPE.
+    Source: Anson et al. (2025), arXiv:2505.17083, with its tau, around RoPE without its slow pairs (there p-RoPE).
     Beyond training length: defined as far as the inner encoding is; far keys' total weight grows with ln T alone.
     Checked against: plain loops, on what the inner encoding is checked against. The equation is derived from the two
     conditions of the paper, for normal logits; its own print of it was not read.
