@@ -1,7 +1,7 @@
 """Order from the content: gates of tokens and of pairs, reflections, and a stick that keys break."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F

@@ -154,8 +154,6 @@ class PartialRoPE(PureRotary):
     Checked against: transformers GPT-NeoX (half) and GPT-J (interleaved).
     """
 
-    name = "partial_rope"
-
     def __init__(
         self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", fraction: Fraction = 0.25
     ) -> None:
@@ -191,8 +189,6 @@ class GRAPEM(Rotary):
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
     Checked against: the exponential of the generator, by torch.linalg.matrix_exp.
     """
-
-    name = "grape_m"
 
     def __init__(
         self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", divisor: Positive = 16.0

@@ -91,7 +91,6 @@ class ScaleInvariant(Wrapper):
     conditions of the paper, for normal logits; its own print of it was not read.
     """
 
-    name = "scale_invariant"
     adds = ("scores",)
 
     def __init__(
