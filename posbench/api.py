@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from posbench import encodings, machine, report
-from posbench.config.external import AnyConfig
+from posbench.config.external import AnyConfig, load_saved
 from posbench.config.overrides import apply, start_of
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
@@ -24,10 +24,10 @@ from posbench.model.gpt import GPT
 from posbench.report import charts
 from posbench.results import frame as results
 from posbench.results.headline import MAIN, MAIN_OF_TASK, TEXTS, Headline, headline
-from posbench.run import find
+from posbench.run import CONFIG, find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows, number, training_rows
-from posbench.run.run import load_any_config, load_config, load_record
+from posbench.run.run import load_config, load_record
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class LoadedRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config: AnyConfig = load_any_config(folder)
+        self.config: AnyConfig = load_saved(folder / CONFIG)
         self.record: dict[str, Any] = load_record(folder)
         self._rows, self._frame = evaluation_rows(folder), results.read([folder])
         if self.status == "unreadable":

@@ -1,6 +1,5 @@
 """Training a HuggingFace model on: what it begins with, what is saved, and what is refused."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,6 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
     cut = trained(here / "cut", name, *words)
     assert (cut / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
     assert [nlls(cut, step) for step in (0, 6)] == [nlls(whole, step) for step in (0, 6)]
-    assert json.loads((cut / "run.json").read_text())["attempt"]["bit_exact"] is True
 
 
 @pytest.mark.sample(30)

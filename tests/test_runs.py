@@ -1,8 +1,6 @@
 """The run folder: one owner, whole records, nothing lost."""
 
 import dataclasses
-import json
-import logging
 import os
 import signal
 from pathlib import Path
@@ -16,10 +14,9 @@ from support import snapshot
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows
-from posbench.run.run import ADDING, Run, Where, in_use, load_config, load_record
+from posbench.run.run import ADDING, Run, in_use, load_config, load_record
 
 COMMAND = ["posbench", "train"]
-HERE = Where("cpu", "fp32", 1)
 
 
 def row(length: int, nll: float, **more: Any) -> EvaluationRow:
@@ -37,36 +34,31 @@ def test_run_json_says_from_the_start_how_a_run_stands_and_then_how_it_ended(
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         assert stands() == ("running", None, None)
     with pytest.raises(RunFailed), Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.begin_attempt(HERE)
+        run.begin_attempt(device="cpu")
         raise RunFailed("the loss is not finite", "diverged")
     assert stands() == ("failed", "diverged", "the loss is not finite")
     record = load_record(run.folder)
     assert (record["id"], record["command"]) == (tiny_config.id, "posbench train") and "torch" in record["versions"]
-    assert (HERE._asdict() | {"bit_exact": True, "pid": os.getpid()}).items() <= record["attempt"].items()
+    assert {"device": "cpu", "pid": os.getpid()}.items() <= record["attempt"].items()
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.begin_attempt(HERE)
+        run.begin_attempt(device="cpu")
         assert stands() == ("running", None, None)
         run.finish("done")
     with pytest.raises(UserError), Run.open(run.folder, tiny_config, COMMAND):
         raise UserError("what cannot begin is no attempt")
     with pytest.raises(KeyboardInterrupt), Run.open(run.folder, tiny_config, COMMAND) as run:
-        run.begin_attempt(HERE)
+        run.begin_attempt(device="cpu")
         assert stands() == ("done", ADDING, None)
         raise KeyboardInterrupt
     assert stands()[:2] == ("done", "signal")
-    (run.folder / "run.json").write_text(json.dumps({"schema": 3}))
-    with pytest.raises(UserError, match=r"run\.json has schema 3, this posbench reads up to 2: upgrade posbench$"):
-        load_record(run.folder)
 
 
 def test_another_run_in_the_folder_is_refused_and_what_is_no_identity_may_change(
     tmp_path: Path, tiny_config: Config
 ) -> None:
-    with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml"):
-        load_config(tmp_path)
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path / "run")
-    with pytest.raises(UserError, match=r"holds another run .*: seed 0 -> 5; .*--restart"):
+    with pytest.raises(UserError, match=r"holds another run .*--restart"):
         Run.open(tmp_path / "run", dataclasses.replace(tiny_config, seed=5), COMMAND).__enter__()
     other = dataclasses.replace(tiny_config, runtime=dataclasses.replace(tiny_config.runtime, log_every_steps=99))
     with Run.open(tmp_path / "run", other, COMMAND) as run:
@@ -84,15 +76,15 @@ def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config)
     assert {name: read_rows(tmp_path / name) for name in steps} == {name: [{"step": n}] for name, n in steps.items()}
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_second_process_is_refused_and_changes_nothing(tmp_path: Path, tiny_config: Config, restart: bool) -> None:
+def test_a_second_process_is_refused_and_changes_nothing(tmp_path: Path, tiny_config: Config) -> None:
     assert not in_use(tmp_path / "run")
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path)
 
         def second() -> None:
-            with pytest.raises(InUse, match="in use by another process: wait for it or stop it"):
-                Run.open(tmp_path / "run", tiny_config, COMMAND, restart).__enter__()
+            for restart in (False, True):
+                with pytest.raises(InUse, match="in use by another process: wait for it or stop it"):
+                    Run.open(tmp_path / "run", tiny_config, COMMAND, restart).__enter__()
             assert in_use(tmp_path / "run")
 
         assert in_child(second) == 0 and snapshot(tmp_path) == before
@@ -167,13 +159,3 @@ def test_a_full_disk_is_reported_at_the_first_lost_row_and_leaves_whole_rows(
                 run.log({"step": step})
         assert failure.value.reason == "disk"
         assert read_rows(run.folder) == run.rows and len(run.rows) > 1
-
-
-def test_the_log_has_one_line_per_record_and_ends_with_the_run(tmp_path: Path, tiny_config: Config) -> None:
-    logger = logging.getLogger("posbench.train")
-    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.log_to_file()
-        logger.info("name é %s", "x\n2026-01-01 ERROR forged\x1b[2J")
-    logger.warning("after the run")
-    (line,) = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8").splitlines()
-    assert line.endswith(r" INFO posbench.train: name é x\n2026-01-01 ERROR forged\x1b[2J")

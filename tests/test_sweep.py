@@ -29,7 +29,7 @@ from posbench.launch import plans, pool, sweep
 from posbench.launch.plans import Plan
 from posbench.launch.pool import DONE, Status
 from posbench.run.rows import evaluation_rows, training_rows
-from posbench.run.run import Run, Where
+from posbench.run.run import Run
 from posbench.terminal import exits
 from posbench.training.train import train
 
@@ -325,7 +325,7 @@ def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words
     def attempt(error: PosbenchError | None, finish: bool = False) -> None:
         """Make an attempt, which a finished run survives."""
         with Run.open(job.folder, job.config, []) as run:
-            run.begin_attempt(Where("cpu", "fp32", 1))
+            run.begin_attempt()
             if finish:
                 run.finish("done")
             if error:

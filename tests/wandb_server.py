@@ -44,21 +44,6 @@ class ServedRun:
         known = json.loads(self.last("config") or "{}")
         return {key: item["value"] for key, item in known.items() if key != "_wandb"}
 
-    @property
-    def _metrics(self) -> list[dict[str, Any]]:
-        """What the client says of metrics, numbered fields, the axis by its place."""
-        return list(json.loads(self.last("config") or "{}").get("_wandb", {}).get("value", {}).get("m", []))
-
-    @property
-    def axes(self) -> dict[str, str]:
-        """Metric -> its x axis."""
-        return {metric["1"]: self._metrics[metric["5"] - 1]["1"] for metric in self._metrics if "5" in metric}
-
-    @property
-    def hidden(self) -> set[str]:
-        """Metrics without a panel."""
-        return {metric["1"] for metric in self._metrics if 2 in metric.get("6", [])}
-
     def last(self, name: str) -> Any:
         """The newest value that is not null among those that the client gave."""
         return next((v[name] for v in reversed(self.variables) if v.get(name) is not None), None)

@@ -4,9 +4,9 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -32,9 +32,6 @@ from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row
 from posbench.run.run import Run, load_config, load_record
 from posbench.terminal.signals import signals_as_errors
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +63,6 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     with owned as run, signals_as_errors():
         if run:
             tracking.mirror(config, run, results_of)
-            run.log_to_file()
         text, own = config.data, folder / TOKENIZER  # the original of a tokenizer file may be gone
         if text.tokenizer not in ("bpe", "bytes") and own.is_file():
             text = dataclasses.replace(text, tokenizer=str(own))
@@ -154,13 +150,6 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
     return CachedNGrams(ngrams, text, tokens.validation.ids)
 
 
-def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], "Figure"]]:
+def results_of(folder: Path) -> Mapping[str, Any]:
     """What the rows of a run folder come to, whether or not it is finished."""
-    frame = read([folder]).assign(run_status="done", repeated=False)
-
-    def draw() -> "Figure":
-        from posbench.report import charts
-
-        return charts.of_runs(frame)
-
-    return headline(frame), draw
+    return headline(read([folder]).assign(run_status="done", repeated=False))

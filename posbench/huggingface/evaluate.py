@@ -28,7 +28,7 @@ from posbench.huggingface.load import TESTED, Source, find, library_errors, load
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run import TOKENIZER
 from posbench.run.rows import every_row
-from posbench.run.run import Run, Where
+from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors
 
@@ -59,8 +59,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     tokens = text_of(config, asked.runtime.cache)
     folder = Path(asked.runtime.outputs) / STUDY / config.id
     with Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run, signals_as_errors():
-        run.log_to_file()
-        run.begin_attempt(Where(str(device), subject.precision, threads))
+        run.begin_attempt(device=str(device), dtype=subject.precision, threads=threads)
         before, now = (run.record["data"] or {}).get("sha256"), tokens.record["sha256"]
         if before not in (None, now):
             raise UserError(f"{folder} holds results on another text: restore that, or name this one by data.name=NAME")

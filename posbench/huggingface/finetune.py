@@ -28,7 +28,7 @@ from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, lib
 from posbench.huggingface.subject import forward
 from posbench.randomness import derive
 from posbench.run import MODEL, TOKENIZER, tracking
-from posbench.run.run import Run, Where
+from posbench.run.run import Run
 from posbench.terminal.signals import signals_as_errors
 from posbench.training.step import Learner
 from posbench.training.train import begin, end, fit
@@ -57,9 +57,8 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         model.config = extension.config
     tokens = text_of(config, config.runtime.cache)
     with Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run, signals_as_errors():
-        where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
         tracking.mirror(config, run, results_of)
-        begin(run, config, tokens, where)
+        begin(run, config, tokens, machine.dtype_name(dtype), device=str(device), threads=threads)
         record(run, subject, tokens, config.reading)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             if config.lora:
@@ -75,7 +74,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 evaluate_into(run, now, tokens, settings, step, step * config.training.tokens_per_step)
 
             batches = tokens.batches(config.training, config.seed)
-            fit(learner, batches, tokens, config, run, where, evaluated)
+            fit(learner, batches, tokens, config, run, evaluated)
         learner.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
             evaluated(config.training.steps, config.evaluation)

@@ -11,7 +11,6 @@ from posbench.config.schema import Config
 from posbench.config.shipped import chosen, load
 from posbench.errors import UserError
 from posbench.evaluation.plan import check
-from posbench.run.tracking import refuse_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +48,6 @@ class Plan:
 def plan(config: Config, words: Iterable[str], config_dir: Path | None = None) -> Plan:
     """The plan of a configuration and the words that it was typed by; UserError if it asks for what does not fit."""
     check(config)
-    refuse_names(config)
     files = [f"--config-dir={config_dir}"] if config_dir else []
     return Plan(config, config.folder, ("posbench", "train", *words, *files))
 

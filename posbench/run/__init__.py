@@ -2,5 +2,5 @@
 
 from posbench.config.schema import SAVED
 
-CONFIG, RECORD, ROWS, LOG_TEXT, TOKENIZER = SAVED, "run.json", "rows.jsonl", "log.txt", "tokenizer.json"
+CONFIG, RECORD, ROWS, TOKENIZER = SAVED, "run.json", "rows.jsonl", "tokenizer.json"
 MODEL = "model"  # the folder of a HuggingFace model that was trained on

@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import logging
-import pickle
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,36 +39,27 @@ class Checkpoint(NamedTuple):
         """The optimizer's state dict, its tensors on the CPU."""
         import torch
 
-        path = self.path / OPTIMIZER
-        try:  # weights_only spelt out: an environment variable can turn the default off
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError:  # torch's own message suggests disabling weights_only: not shown
-            raise UserError(f"{path} is not an optimizer state: expected tensors and plain values") from None
+        # weights_only spelt out: an environment variable can turn the default off
+        state: dict[str, Any] = torch.load(self.path / OPTIMIZER, map_location="cpu", weights_only=True)
         return state
 
     def state(self) -> dict[str, Any]:
         """What else was saved; plain JSON types."""
-        state: dict[str, Any] = json.loads((self.path / STATE).read_bytes())
-        return state
+        return dict(json.loads((self.path / STATE).read_bytes()))
 
     def verifies(self, parts: Sequence[str]) -> bool:
         """Whether these parts are what the manifest says."""
         try:
             manifest = json.loads((self.path / _MANIFEST).read_bytes())
             digests = [manifest["files"][part]["sha256"] for part in parts]
-            step: int = manifest["step"]
-            return step == self.step and digests == [files.sha256(self.path / part).hex() for part in parts]
+            actual = [files.sha256(self.path / part).hex() for part in parts]
+            return (self.step, actual) == (manifest["step"], digests)
         except (FileNotFoundError, ValueError, LookupError, TypeError):
             return False
 
 
 def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> Path:
-    """Write the checkpoint of a step and keep the two newest. RunFailed if the disk is full; earlier ones are intact.
-
-    Args:
-        model: state dict without tied duplicates.
-        state: what else a resumed run needs; plain JSON types.
-    """
+    """Write the checkpoint of a step and keep the two newest. Raises RunFailed if the disk is full."""
     import safetensors.torch
     import torch
 
@@ -84,15 +74,9 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
         for name, part in contents.items():
             (new / name).write_bytes(part)
         _remove([path] if path.exists() else [])  # of this step already: damaged, or the same again
-    prune(folder, step)
+    checkpoints = [each for each in every(folder) if each.step <= step]  # a later one is damaged: it was skipped
+    _remove(each.path for each in every(folder) if each not in checkpoints[:2])
     return path
-
-
-def prune(folder: Path, step: int) -> None:
-    """Keep the two newest up to a step; a later one is damaged: the run skipped it when it resumed from an earlier."""
-    checkpoints = every(folder)
-    newest = [each for each in checkpoints if each.step <= step][:2]
-    _remove(each.path for each in checkpoints if each not in newest)
 
 
 def every(folder: Path) -> list[Checkpoint]:
@@ -102,25 +86,20 @@ def every(folder: Path) -> list[Checkpoint]:
 
 
 def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
-    """The newest checkpoint of a run whose parts verify; None if there is none, UserError if all are damaged.
-
-    If the disk fails that is raised, and no older checkpoint is used instead: it would be another model.
-    """
+    """The newest checkpoint of a run whose parts verify; None if there is none, UserError if all are damaged."""
     checkpoints = every(folder)
     for checkpoint in checkpoints:
         if checkpoint.verifies(parts):
-            if checkpoint != checkpoints[0]:
-                logger.warning("%s is incomplete: %s is used", checkpoints[0].path.name, checkpoint.path.name)
             return checkpoint
+        logger.warning("%s is incomplete: an earlier one is used", checkpoint.path.name)
     if checkpoints:
-        names = ", ".join(checkpoint.path.name for checkpoint in checkpoints)
-        raise UserError(f"no checkpoint in {folder} is complete ({names}): --restart starts over")
+        raise UserError(f"no checkpoint in {folder} is complete: --restart starts over")
     return None
 
 
-def at(folder: Path, step: int, *parts: str) -> Checkpoint | None:
-    """The checkpoint after that many steps; None if it is missing or a part is damaged."""
-    return next((each for each in every(folder) if each.step == step and each.verifies(parts)), None)
+def at(folder: Path, step: int) -> Checkpoint | None:
+    """The checkpoint after that many steps; None if it is missing or its weights are damaged."""
+    return next((each for each in every(folder) if each.step == step and each.verifies([WEIGHTS])), None)
 
 
 def trained(folder: Path) -> Checkpoint:
@@ -132,7 +111,7 @@ def trained(folder: Path) -> Checkpoint:
 
 def keep_weights(folder: Path, steps: int) -> None:
     """Delete a finished run's checkpoints but the newest weights, if these verify: all that is read."""
-    if last := at(folder, steps, WEIGHTS):
+    if last := at(folder, steps):
         _remove(each.path for each in every(folder) if each != last)
         (last.path / OPTIMIZER).unlink(missing_ok=True)
 

@@ -1,6 +1,5 @@
 """Find what a command line names (run folders, studies, globs, ids of runs, external models), and delete runs."""
 
-import contextlib
 import glob
 import re
 from collections.abc import Collection, Iterable
@@ -10,18 +9,13 @@ from posbench import files
 from posbench.config.identity import moved_aside
 from posbench.errors import UserError
 from posbench.run import CONFIG, RECORD
-from posbench.run.run import load_record, owned
+from posbench.run.run import owned
 
-_OUTPUTS = Path("outputs")  # below which a run is found by its id
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 
 
 def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
-    """Run folders under the given folders and globs, and of ids; those moved aside (`.old-1`) are left out.
-
-    Args:
-        or_else: what else a path that does not exist could have been, for the message.
-    """
+    """Run folders under the given folders and globs, and of ids; those moved aside (`.old-1`) are left out."""
     folders: dict[Path, Path] = {}
     for path in map(of_id, paths):
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))]
@@ -43,7 +37,7 @@ def of_id(path: Path) -> Path:
     """The folder below `outputs` of the run with this id; any other path as it is."""
     if len(path.parts) != 1 or path.exists():
         return path
-    folders = sorted(record.parent for record in _OUTPUTS.glob(f"*/{glob.escape(path.name)}/{RECORD}"))
+    folders = sorted(record.parent for record in Path("outputs").glob(f"*/{glob.escape(path.name)}/{RECORD}"))
     if len(folders) > 1:
         raise UserError(f"several studies have a run {path}: name its folder, {' or '.join(map(str, folders))}")
     return folders[0] if folders else path
@@ -62,14 +56,10 @@ def delete(paths: Iterable[Path]) -> tuple[int, int]:
     """Delete runs, each named by its folder or its id, none if one of them is no run folder; their number and bytes."""
     freed, folders = 0, {path.resolve(): path for path in map(of_id, paths)}
     for folder in folders.values():
-        whole = all((folder / name).is_file() for name in (CONFIG, RECORD)) and not folder.is_symlink()
-        if not whole or next(folder.glob(f"*/**/{RECORD}"), None) or "id" not in load_record(folder):
-            expected = "expected runs with no others in them, by their folders or ids"
-            raise UserError(f"{folder} is no run folder: nothing was deleted; {expected}")
-    with contextlib.ExitStack() as held:
-        for folder in folders.values():
-            held.enter_context(owned(folder))
-        for folder in folders.values():
+        if folder.is_symlink() or not all((folder / name).is_file() for name in (CONFIG, RECORD)):
+            raise UserError(f"{folder} is no run folder: nothing was deleted; expected runs, by their folders or ids")
+    for folder in folders.values():
+        with owned(folder):
             freed += files.size(folder)
             files.delete(folder.rename(files.temporary(folder)))  # half a run is never left under its name
     return len(folders), freed

@@ -62,8 +62,7 @@ class EvaluationRow:
     targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
     seconds: float | None = None
     peak_memory_bytes: int | None = None
-    # Sums over the targets of each unit of text, lists of equal length: `document`, the unit's document in the split;
-    # `tokens`; in nats `nll` and, where it is known, `ngram`. Problems have none, nor have rows of earlier versions.
+    # Of each unit of text: `document`, its number in the split; `tokens`; sums in nats, `nll` and `ngram`.
     units: dict[str, list[Any]] | None = None
 
     @classmethod
@@ -156,8 +155,7 @@ def every_row(folder: Path) -> list[EvaluationRow]:
 def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     """Evaluation rows, one of each key: the last, unless an earlier one pairs with more of its curve.
 
-    So a later evaluation of a few lengths, on targets of their own, never breaks a curve that is there. Neither does
-    one that has no number, say for lack of text.
+    So a later evaluation of a few lengths, on targets of their own or for lack of text, never breaks a curve.
     """
     rows = every_row(folder)
     paired = {id(row) for row in on_shared_targets(rows)}
@@ -174,9 +172,8 @@ def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
 def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
     """The rows that one line may join: of each split, checkpoint and protocol of text, those on its shared targets.
 
-    These are the targets that the training length was scored on, since the gate and every rise need it; then the most
-    common from that length on, then in all; of equally many the newer ones. What has no number stays, and so do probes
-    and problems, whose rows have targets of their own by definition.
+    These are the targets that the training length was scored on, then the most common from that length on, then in
+    all; of equally many the newer ones. What has no number stays, and so do probes and problems, whose rows never pair.
     """
     ranks: dict[tuple[Any, ...], list[int]] = {}
     for row in rows:

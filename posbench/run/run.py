@@ -1,8 +1,7 @@
 """The run folder: one owner at a time, and records that a kill or a full disk cannot spoil.
 
-`config.yaml` (what was asked), `run.json` (what became of it), `rows.jsonl` (every number), `checkpoint/`, `log.txt`.
-The rows of training, validation and evaluation stand in the order in which they were made, which is the same after any
-kill: resuming from a step drops the rows after it.
+`config.yaml` has what was asked, `run.json` what became of it, `rows.jsonl` every number, in the order in which they
+were made. That is the same after any kill: resuming from a step drops the rows after it.
 """
 
 import contextlib
@@ -18,39 +17,25 @@ import socket
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
 import posbench
 from posbench import encodings, files
-from posbench.config import external
-from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn, Trains
-from posbench.config.identity import NOT_IDENTITY
-from posbench.config.schema import Config, EvaluationConfig, flat, to_container
+from posbench.config.external import AnyConfig, TrainedElsewhere, Trains, load_saved
+from posbench.config.schema import Config, to_container
 from posbench.errors import InUse, RunFailed, Stopped, UserError
-from posbench.run import CONFIG, LOG_TEXT, MODEL, RECORD, ROWS, checkpoint
+from posbench.run import CONFIG, RECORD, ROWS, checkpoint
 from posbench.run.rows import plain, read_rows
-from posbench.terminal.exits import Escaped
 
 logger = logging.getLogger(__name__)
-_SCHEMA = 2  # of run.json and the files beside it
 ADDING = "running"  # the reason of a run that is done while rows are added
 _UNKNOWN = (
     "reason", "message", "attempt", "command", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds",
     "peak_memory_bytes", "data", "tokenizer_sha256", "support", "wandb",
 )  # fmt: skip
-
-
-class Where(NamedTuple):
-    """What an attempt computes on and with."""
-
-    device: str
-    dtype: str
-    threads: int  # of the CPU, in each process
-    processes: int = 1  # that train together
-    compiled: bool = False  # whether the compiler fuses what lies between attention layers
 
 
 class Run:
@@ -59,10 +44,12 @@ class Run:
     def __init__(self, folder: Path, config: AnyConfig, command: str | None, held: contextlib.ExitStack) -> None:
         self.folder, self.id, self.config, self._command, self._held = folder, config.id, config, command, held
         self.tracker: Any = None  # a tracking.Tracker, which shows the rows elsewhere
-        new = {"schema": _SCHEMA, "id": self.id, "status": "running", "command": command, "parameters": {}}
+        if not (folder / CONFIG).exists():
+            self.write_config(config)
+        new = {"schema": 2, "id": self.id, "status": "running", "command": command, "parameters": {}}
         self.record: dict[str, Any] = dict.fromkeys(_UNKNOWN) | new
         if (folder / RECORD).exists():
-            self.record |= load_record(folder) | {"schema": _SCHEMA}
+            self.record |= load_record(folder)
         else:
             self.update()
         self._open_rows()
@@ -72,9 +59,8 @@ class Run:
     def open(cls, folder: Path, config: AnyConfig, command: list[str] | None, restart: bool = False) -> Iterator["Run"]:
         """Own a run folder, new or old; UserError if another process has it, or it holds another run.
 
-        Args:
-            command: the command line that trains, for the record, as is an error that ends it; None: it only adds rows.
-            restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
+        With the `command` line that trains, an error that ends it is recorded; without, rows are only added. `restart`
+        moves an old folder aside, to `<folder>.old-1`, `-2` ...
         """
         with contextlib.ExitStack() as held:
             with files.full_disk_as_failure(folder):
@@ -87,10 +73,11 @@ class Run:
                 folder.mkdir(exist_ok=True)
                 files.remove_stale(folder)
                 files.remove_stale(folder / "checkpoint")
-                existing = held_config(folder, config)
-                if existing is None:
-                    _write_config(folder, config)
-                run = cls(folder, existing or config, shlex.join(command) if command is not None else None, held)
+                existing = load_saved(folder / CONFIG) if (folder / CONFIG).exists() else config
+                if existing.id != config.id:
+                    rest = "choose another folder, start=RUN to go on from its weights, or --restart to move it aside"
+                    raise UserError(f"{folder} holds another run ({existing.id}): {rest}")
+                run = cls(folder, existing, shlex.join(command) if command is not None else None, held)
             try:
                 yield run
             except (Exception, KeyboardInterrupt) as error:
@@ -135,25 +122,15 @@ class Run:
         self.record |= plain(fields)
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
-    def begin_attempt(self, where: Where, bit_exact: bool = True) -> None:
-        """Record that this process starts; `bit_exact`: training goes on as an uninterrupted run would have.
-
-        A run that is done stays done while rows are added, so that a kill takes nothing from it.
-        """
-        trained, done = bool(checkpoint.every(self.folder)), self.record["status"] == "done"
-        if isinstance(self.config, Config) and not trained:
+    def begin_attempt(self, **place: Any) -> None:
+        """Record that this process starts, and on what. A run that is done stays done while rows are added."""
+        if isinstance(self.config, Config) and not checkpoint.every(self.folder):
             encoding = self.config.encoding
             self.record["installed_encodings"] = encodings.installed_files(encoding.name, encoding.options)
         started = {"started": str(datetime.now(UTC)), "host": socket.gethostname(), "pid": os.getpid()}
-        exact = bit_exact and (not trained or (self.record["attempt"] or {}).get("bit_exact", True))
-        self.update(
-            status="done" if done else "running",
-            reason=ADDING if done else None,
-            message=None,
-            command=self._command or self.record["command"],
-            attempt={**started, **where._asdict(), "bit_exact": exact},
-            versions=versions(),
-        )
+        status, reason = ("done", ADDING) if self.record["status"] == "done" else ("running", None)
+        command, attempt = self._command or self.record["command"], started | place
+        self.update(status=status, reason=reason, message=None, command=command, attempt=attempt, versions=versions())
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
         """Record how the attempt ended and why: `done`, `failed` or `stopped`. A run that is done stays done."""
@@ -172,13 +149,14 @@ class Run:
             cadence = {name: getattr(begun.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
             runtime = dataclasses.replace(config.runtime, **cadence)
             config = dataclasses.replace(config, evaluation=begun.evaluation, runtime=runtime)
-        _write_config(self.folder, config)
+        self.write_config(config)
         return config
 
-    def write_evaluation(self, evaluation: EvaluationConfig) -> None:
-        """Let the configuration in the folder say how the trained run was evaluated."""
-        if self.record["status"] != "done":
-            _write_config(self.folder, dataclasses.replace(load_any_config(self.folder), evaluation=evaluation))
+    def write_config(self, config: AnyConfig) -> None:
+        """Let the folder have this configuration of the run."""
+        self.config = config
+        text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
+        files.write(self.folder / CONFIG, text.encode())
 
     def refuse_changes(self, text_sha256: str, tokenizer_sha256: str) -> None:
         """Refuse another text or tokenizer than a trained run had; warn of another version of its own encoding."""
@@ -187,22 +165,10 @@ class Run:
         text, tokenizer = (self.record["data"] or {}).get("sha256"), self.record["tokenizer_sha256"]
         for what, was, now in (("text", text, text_sha256), ("tokenizer", tokenizer, tokenizer_sha256)):
             if was not in (None, now):
-                changed = f"another {what} (sha256 {was:.12}) than its configuration gives now ({now:.12})"
                 rest = "bring that back, or train anew, with study=NAME, or --restart, which moves this run aside"
-                raise UserError(f"{self.folder} was trained on {changed}: {rest}")
+                raise UserError(f"{self.folder} was trained on another {what} than its configuration gives now: {rest}")
         for line in other_code(self.config, self.record) if isinstance(self.config, Config) else ():
             logger.warning("%s", line)
-
-    def log_to_file(self) -> None:
-        """Copy posbench's log into `log.txt` while the run is owned, one line a record."""
-        handler, log = logging.FileHandler(self.folder / LOG_TEXT, encoding="utf-8"), logging.getLogger("posbench")
-        handler.setFormatter(Escaped("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
-        handler.handleError = lambda record: None  # type: ignore[method-assign] # a full disk is said by other records
-        self._held.callback(log.setLevel, log.level)
-        log.setLevel(log.level or logging.INFO)
-        log.addHandler(handler)
-        self._held.callback(handler.close)
-        self._held.callback(log.removeHandler, handler)
 
 
 def _lock(folder: Path) -> Path:
@@ -228,22 +194,20 @@ def in_use(folder: Path) -> bool:
 
 def versions() -> dict[str, str]:
     """Versions of what a run computes with, by name."""
-    found = {"posbench": posbench.__version__, "python": platform.python_version()}
+    known = {"posbench": posbench.__version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "safetensors", "tokenizers", "datasets", "wandb", "transformers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            known[name] = importlib.metadata.version(name)
+    return known
 
 
 def load_record(folder: Path) -> dict[str, Any]:
-    """The `run.json` of a run folder. Raises UserError if it cannot be read, or a newer posbench wrote it."""
+    """The `run.json` of a run folder. Raises UserError if it cannot be read."""
     path = folder / RECORD
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; --restart starts over") from None
-    if (schema := record.get("schema") or 0) > _SCHEMA:
-        raise UserError(f"{path} has schema {schema}, this posbench reads up to {_SCHEMA}: upgrade posbench")
     return record
 
 
@@ -251,40 +215,13 @@ def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
     """A line for each encoding that is not posbench's own and whose source file has changed since training began."""
     trained = record.get("installed_encodings") or {}
     now = encodings.installed_files(config.encoding.name, config.encoding.options) if trained else {}
-    changed = [(name, trained[name], digest) for name, digest in now.items() if trained.get(name, digest) != digest]
-    line = "'{}' was trained with another version of its file (sha256 {:.12}, now {:.12}): old rows are of that version"
-    return [f"{line.format(*each)}, new ones of this; --restart trains anew" for each in changed]
+    rest = "was trained with another version of its file: old rows are of that version, --restart trains anew"
+    return [f"'{name}' {rest}" for name, digest in now.items() if trained.get(name, digest) != digest]
 
 
 def load_config(folder: Path) -> Config:
     """The configuration of a run folder. Raises UserError if there is none, or that of a HuggingFace model."""
-    config = load_any_config(folder)
+    config = load_saved(folder / CONFIG)
     if not isinstance(config, Config):
-        model = folder / MODEL if isinstance(config, TrainedOn) else config.model.source
-        raise UserError(f"{folder} holds results of a HuggingFace model, not a run: name the model, {model}")
+        raise UserError(f"{folder} holds results of a HuggingFace model, not a run: name the model")
     return config
-
-
-def load_any_config(folder: Path) -> AnyConfig:
-    """The configuration of a run folder, or of a folder with results of a model from elsewhere; else UserError."""
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
-    return external.load_saved(folder / CONFIG)
-
-
-def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
-    """The configuration in a folder if it asks for the same weights, None for a new folder; else UserError."""
-    if not (folder / CONFIG).exists():
-        return None
-    existing = load_any_config(folder)
-    if existing.id != config.id:
-        was, now = flat(to_container(existing)), flat(to_container(config))
-        keys = (key for key in {**was, **now} if key.split(".")[0] not in NOT_IDENTITY and was.get(key) != now.get(key))
-        shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in itertools.islice(keys, 5))
-        rest = "choose another folder, start=RUN to go on from its weights, or --restart to move it aside"
-        raise UserError(f"{folder} holds another run ({existing.id}): {shown}; {rest}")
-    return existing
-
-
-def _write_config(folder: Path, config: AnyConfig) -> None:
-    files.write(folder / CONFIG, yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True).encode())

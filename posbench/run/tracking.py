@@ -1,29 +1,32 @@
 """The mirror of a run at Weights & Biases or in TensorBoard: row n of `rows.jsonl` is step n of the W&B run.
 
-So a session first sends the rows that W&B has not got, whatever a kill kept an earlier one from sending. Curves of
-different encodings overlay, because training rows have `tokens` as their axis and evaluation rows `eval/context`.
+So a session first sends the rows that W&B has not got. Curves of different encodings overlay, because training rows
+have `tokens` as their axis and evaluation rows `eval/context`.
 """
 
 import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from posbench.config.external import TrainedElsewhere, Trains
+from posbench.config.external import TrainedElsewhere, Trains, load_saved
 from posbench.config.schema import to_container
 from posbench.errors import PosbenchError, UserError
+from posbench.run import CONFIG
 from posbench.run.rows import PAIRED, EvaluationRow, number
-from posbench.run.run import Run, load_any_config
+from posbench.run.run import Run
 
 logger = logging.getLogger(__name__)
 CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
 _VALUES = {"nll": "loss"} | {name: name for name in ("accuracy", "exact_match", "ci_low", "ci_high")}
+_AXES = ("tokens", "step", "seconds", CONTEXT)
 _SHOWN = ("eval/loss", "eval/accuracy")  # curves with a panel; the others can be added to one
-ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]  # summary and figure of a run folder
+ResultsOf = Callable[[Path], Mapping[str, Any]]  # what the rows of a run folder come to
 
 
 class Tracker:
@@ -32,7 +35,7 @@ class Tracker:
     def __init__(self, config: Trains, run: Run, results_of: ResultsOf) -> None:
         self._config, self._run, self._results_of = config, run, results_of
         self._targets: dict[Any, str | None] = {}
-        self._defined, self._seen = {CONTEXT}, 0
+        self._defined, self._seen = set[str](), 0
         self.session: Any = None  # W&B's run, or what has its methods
 
     def send(self) -> None:
@@ -41,46 +44,33 @@ class Tracker:
             if self.session is None:
                 open_session = EventFiles if self._config.tracking.backend == "tensorboard" else wandb_session
                 self.session = open_session(self._config, self._run)
-                for name in ("tokens", "step", "seconds", CONTEXT):
-                    self.session.define_metric(name, hidden=True, summary="none")
             for row in self._run.rows[self._seen :]:
                 values = shown(row, self._config, self._targets)
-                for name in values.keys() - self._defined:
-                    if name.startswith("eval/"):
-                        hidden = name not in _SHOWN
-                        self.session.define_metric(name, step_metric=CONTEXT, summary="none", hidden=hidden)
-                    elif "/" in name:
-                        self.session.define_metric(name, step_metric="tokens")
-                self._defined |= values.keys()
+                for name in [name for name in (*_AXES, *values) if name not in self._defined]:
+                    axis = None if name in _AXES else CONTEXT if name.startswith("eval/") else "tokens"
+                    summary, hidden = None if axis == "tokens" else "none", axis != "tokens" and name not in _SHOWN
+                    self.session.define_metric(name, step_metric=axis, summary=summary, hidden=hidden)
+                    self._defined.add(name)
                 if self._seen >= self.session.starting_step:
                     self.session.log(values, step=self._seen)
                 self._seen += 1
 
     def finish(self) -> None:
-        """Send what the run came to, with a picture of its curve, and wait a bounded time."""
+        """Send what the run came to, and wait a bounded time."""
         if self.session is None:
             return
         with self._failure_as_warning():
-            (summary, draw), record = self._results_of(self._run.folder), self._run.record
+            record = self._run.record
             facts = {
                 "status": record["status"],
                 "reason": record["reason"] or "",  # W&B would keep an earlier one
                 "data/name": self._config.data.name,
                 "data/sha256": (record["data"] or {}).get("sha256"),
-                "tokenizer/sha256": record["tokenizer_sha256"],
-                "tokens_per_second": (record["tokens"] or 0) / (record["train_seconds"] or 1) or None,
-                "command": record["command"] if self._config.tracking.details else None,
                 **{f"parameters/{part}": count for part, count in record["parameters"].items()},
-                **summary,
+                **self._results_of(self._run.folder),
             }
             known = {name.replace(".", "_"): fact for name, fact in facts.items() if fact is not None}
             self.session.summary.update(known)
-            if not isinstance(self.session, EventFiles) and any("protocol" in row for row in self._run.rows):
-                import wandb
-
-                picture = Path(self.session.settings.sync_dir) / "curve.png"
-                draw().savefig(picture)
-                self.session.log({"curve": wandb.Image(str(picture))}, step=len(self._run.rows) - 1)
             self.session.finish(exit_code={"done": 0, "stopped": 255}.get(record["status"], 1))
 
     @contextlib.contextmanager
@@ -95,16 +85,13 @@ class Tracker:
 
 def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
     """Give a run its tracker, if its configuration and the environment ask for one."""
-    if is_at_wandb(config) or config.tracking.backend == "tensorboard":
+    at_wandb = config.tracking.backend == "wandb" and os.environ.get("WANDB_MODE") != "disabled"
+    if at_wandb or config.tracking.backend == "tensorboard":
         run.tracker = Tracker(config, run, results_of)
 
 
 def shown(row: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]) -> dict[str, Any]:
-    """The numbers of a row by name. Rows of one name are of one checkpoint and text, on the same targets.
-
-    Args:
-        targets: remembers the first targets of each curve, whose rows have its plain name; empty before the first row.
-    """
+    """The numbers of a row by name; `targets` keeps the first targets of each curve, whose rows have its plain name."""
     if "protocol" not in row:
         return {name: value for name, value in row.items() if number(value) is not None}
     made = EvaluationRow.from_json(row)
@@ -149,13 +136,12 @@ def wandb_session(config: Trains, run: Run) -> Any:
     """Open a run's session at W&B, where it was before or as the environment says."""
     import wandb
 
-    tracking, mode = config.tracking, choose_mode(config.tracking.mode)
-    if mode == "offline":  # each offline session has the whole run: an older one would send it twice
+    tracking, online = config.tracking, is_online(config.tracking.mode)
+    if not online:  # each offline session has the whole run: an older one would send it twice
         for earlier in run.folder.glob("wandb/offline-run-*"):
             shutil.rmtree(earlier)
-    before, aside = run.record["wandb"] or {}, len(list(run.folder.parent.glob(f"{run.folder.name}.old-*")))
-    own = before.get("id") or f"{config.study}-{run.id}" + (f"-{aside + 1}" if aside else "")  # anew: another run there
-    place: Any = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else own}
+    before = run.record["wandb"] or {"id": f"{run.id}-{secrets.token_hex(4)}"}
+    place: Any = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else before["id"]}
     for key in ("project", "entity"):
         place[key] = os.environ.get(f"WANDB_{key.upper()}") or before.get(key) or getattr(tracking, key)
     run.update(wandb=place)
@@ -168,16 +154,12 @@ def wandb_session(config: Trains, run: Run) -> Any:
         program="", x_disable_meta=True, save_code=False, disable_code=True, x_save_requirements=False, **details,
     )  # fmt: skip
     session = wandb.init(
-        **{} if in_sweep() else place, name=run.id, group=config.study, job_type="train", resume="allow", mode=mode,
+        **{} if in_sweep() else place, name=run.id, group=config.study, job_type="train", resume="allow",
+        mode="online" if online else "offline",
         tags=[config.encoding.name, *tracking.tags], config=to_container(config), settings=settings, dir=run.folder,
     )  # fmt: skip
     logger.info("W&B: %s", session.url or session.settings.sync_dir)
     return session
-
-
-def is_at_wandb(config: Trains) -> bool:
-    """Whether a run of this configuration is mirrored to W&B."""
-    return config.tracking.backend == "wandb" and os.environ.get("WANDB_MODE") != "disabled"
 
 
 def in_sweep() -> bool:
@@ -185,45 +167,23 @@ def in_sweep() -> bool:
     return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
 
 
-def refuse_names(config: Trains) -> None:
-    """Refuse names that W&B would refuse, once the run is on its way."""
-    tags = (("tracking.tags", tag) for tag in (*config.tracking.tags, config.encoding.name))
-    names = [("study", config.study), ("tracking.project", config.tracking.project), *tags]
-    for key, name in names if is_at_wandb(config) else ():
-        limit, refused = (128, "/\\#?%:") if key == "tracking.project" else (64, "")
-        if not 0 < len(name) <= limit or set(name) & set(refused):
-            takes = f"W&B takes 1 to {limit}" + (f", without {refused}" if refused else "")
-            raise UserError(f"{key} is '{name}', {len(name)} characters: {takes} (tracking=none is without)")
-
-
-def choose_mode(asked: str) -> Literal["online", "offline"]:
-    """`online` if there is an API key and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
-    modes = {asked, os.environ.get("WANDB_MODE")}
-    if modes & {"offline", "dryrun"}:
-        return "offline"
-    if not (key := has_key()) and "online" in modes:
-        logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'posbench sync' sends the run")
-    return "online" if key else "offline"
-
-
-def has_key() -> bool:
-    """Whether W&B's client finds an API key for its server on this machine; the server is not asked."""
+def is_online(asked: str) -> bool:
+    """Whether there is an API key, and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
     import wandb
 
     wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
-    return wandb.login(prompt=False, verify=False)
+    offline = {asked, os.environ.get("WANDB_MODE")} & {"offline", "dryrun"}
+    return not offline and wandb.login(prompt=False, verify=False)
 
 
 def sync(folders: list[Path], results_of: ResultsOf) -> None:
     """Send the rows of run folders that W&B has not got; PosbenchError if it cannot be reached or refuses."""
-    if not has_key():
-        raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
     os.environ["WANDB_MODE"] = "online"  # as it is asked for here
+    if not is_online("auto"):
+        raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
     for folder in folders:
-        config = load_any_config(folder)
-        if isinstance(config, TrainedElsewhere):
-            print(f"{folder}: nothing to send, results of a model that was not trained here")
-            continue
+        if isinstance(config := load_saved(folder / CONFIG), TrainedElsewhere):
+            continue  # was not trained here: it has no rows to overlay
         tracking = dataclasses.replace(config.tracking, backend="wandb", mode="auto")
         with Run.open(folder, config, command=None) as run:
             run.tracker = tracker = Tracker(dataclasses.replace(config, tracking=tracking), run, results_of)

@@ -1,10 +1,13 @@
-"""One update of the weights: learning rate, optimizer, gradients, and whether its pieces are compiled."""
+"""One update of the weights: learning rate, optimizer, gradients, what is compiled, and what updates take."""
 
+import contextlib
 import inspect
 import math
 import os
 import shutil
 import sys
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +19,7 @@ from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
-from posbench.model.gpt import GPT
+from posbench.model.gpt import GPT, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
 
@@ -113,21 +116,18 @@ class Outcome(NamedTuple):
     """The result of an update, possibly still being computed on CUDA: reading it waits, nothing else does."""
 
     step: int
-    # Loss, gradient norm, whether an update failed up to this one, whether this was left out; then processes' signals.
-    numbers: Tensor
+    numbers: Tensor  # loss, gradient norm, whether an update failed up to this one; then the processes' signals
     arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
     learner: Learner
 
     def read(self) -> tuple[float, float]:
         """The mean loss in nats per scored token and the gradient norm before clipping; now the world hears of signals.
 
-        Raises:
-            RunFailed: one of them is not finite. The weights are as they were before the update, whatever was begun
-                after it.
+        RunFailed if one is not finite. The weights are as before the update, whatever was begun after it.
         """
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, norm, failed, _, *signals = self.numbers.tolist()
+        loss, norm, failed, *signals = self.numbers.tolist()
         self.learner.world.hear(signals)
         if self.learner.scale is not None and not math.isfinite(norm):
             failed = failed or self.learner.scale.get_scale() < 1  # else a smaller scale may mend it
@@ -141,14 +141,9 @@ class Outcome(NamedTuple):
 def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outcome:
     """Launch one optimizer step; the host does not wait for its result.
 
-    Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone.
-
-    Args:
-        batch: the whole batch; of several processes, the rows of this one (`Batch.share`).
-        step: number of the update, from 0; random positions are drawn from it.
+    Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone. Of
+    several processes each has its rows of the batch (`Batch.share`). Random positions are drawn from `step`, from 0.
     """
-    if not batch.n_scored:
-        raise ValueError(f"the batch of step {step + 1} has no label that is scored")
     tell_progress(learner.model, step / learner.training.steps)
     loss = torch.zeros((), device=learner.device)
     learner.optimizer.zero_grad(set_to_none=True)
@@ -179,7 +174,7 @@ def tell_progress(model: nn.Module, done: float) -> None:
 
 
 def _step(learner: Learner, loss: Tensor) -> Tensor:
-    """Clip, and step if all is finite; returns the first four of `Outcome.numbers`."""
+    """Clip, and step if all is finite; returns the first three of `Outcome.numbers`."""
     scale, optimizer = learner.scale, learner.optimizer
     if scale is not None:
         scale.unscale_(optimizer)
@@ -187,13 +182,53 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
     lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
     learner.failed.copy_(learner.failed.maximum(lost if scale is not None else lost.maximum(infinite)))
     left_out = infinite.maximum(learner.failed)
-    numbers = torch.stack((loss, norm, learner.failed, left_out))
+    numbers = torch.stack((loss, norm, learner.failed))
     if scale is not None:
         scale.step(optimizer)  # unless a gradient overflowed
         scale.update()
-    elif loss.device.type != "mps":
-        optimizer.found_inf = left_out  # type: ignore[attr-defined]
-        optimizer.step()
-    elif not left_out:  # no word on whether its fused optimizer looks at `found_inf`
+    else:
+        if loss.device.type != "mps":  # no word on whether its fused optimizer looks at this
+            optimizer.found_inf = left_out  # type: ignore[attr-defined]
         optimizer.step()
     return numbers
+
+
+class Clock:
+    """Wall and CPU seconds and the most memory of training over all attempts, and its speed since the last row.
+
+    CPU seconds are those of this process times the number of processes.
+    """
+
+    NAMES = ("train_seconds", "cpu_seconds", "peak_memory_bytes")
+
+    def __init__(self, learner: Learner, tokens: int, before: Mapping[str, Any]) -> None:
+        self._learner, self._began = learner, (time.monotonic(), time.process_time())
+        self._wall, self._cpu, self._memory = (before.get(name, 0) for name in self.NAMES)  # of earlier attempts
+        self._last_row = tokens, self._wall
+        peak, model = machine.peak_flops(learner.device, learner.dtype), learner.model
+        flops = train_flops_per_token(model, learner.training.train_length) if isinstance(model, GPT) else None
+        self.full_speed = peak * learner.world.size / flops if peak and flops else None  # tokens per second
+
+    def spent(self) -> dict[str, float]:
+        """Wall and CPU seconds and bytes so far."""
+        (wall, cpu), self._began = self._began, (time.monotonic(), time.process_time())
+        self._wall += self._began[0] - wall
+        self._cpu += (self._began[1] - cpu) * self._learner.world.size
+        self._memory = max(self._memory, machine.peak_memory(self._learner.device))
+        return dict(zip(self.NAMES, (round(self._wall, 3), round(self._cpu, 3), self._memory), strict=True))
+
+    def speed(self, step: int) -> dict[str, float]:
+        """Tokens per second since the last call, the share of the device's peak if that is known, and all seconds."""
+        self.spent()
+        before, self._last_row = self._last_row, (step * self._learner.training.tokens_per_step, self._wall)
+        speed = (self._last_row[0] - before[0]) / (self._wall - before[1])
+        share = {"train/mfu": speed / self.full_speed} if self.full_speed else {}
+        return {"train/tokens_per_second": speed, **share, "seconds": round(self._wall, 3)}
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing as training while this lasts."""
+        self.spent()
+        yield
+        self._began = time.monotonic(), time.process_time()
+        machine.reset_peak_memory(self._learner.device)

@@ -29,13 +29,11 @@ from posbench.model.gpt import build, parameter_counts
 from posbench.model.loss import IGNORED
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint, tracking
-from posbench.run.model import give_weights, weights_of
-from posbench.run.rows import every_row
-from posbench.run.run import Run, Where, held_config
+from posbench.run.model import weights_of
+from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
-from posbench.training.clock import Clock
-from posbench.training.step import Learner, Outcome, begin_update, is_compiled, learning_rate, tell_progress
+from posbench.training.step import Clock, Learner, Outcome, begin_update, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
 _MORE_ROOM = "a smaller training.batch_size, with more training.accumulation, or runtime.checkpointing=true"
@@ -47,19 +45,12 @@ _VALIDATIONS = 4  # in a run, unless it says how many
 def train(config: Config, folder: Path, command: list[str], restart: bool = False, world: World | None = None) -> None:
     """Run a configuration in its folder to the end, from wherever it stands: train, and evaluate.
 
-    Args:
-        command: the command line, for the record.
-        restart: move an existing run aside and begin anew.
-        world: the processes that train it together. All of them do this; rank 0 has the run folder and the tracker.
-
-    Raises:
-        RunFailed, Stopped: what was computed is kept.
+    All processes of a world do this; rank 0 has the run folder and the tracker. What is computed is kept, whatever
+    ends it. `command` is the command line, for the record.
     """
     world = world or World()
-    first, chosen = world.rank == 0, machine.resolve(config.runtime.device)
+    chosen = machine.resolve(config.runtime.device)
     device = world.device(chosen)
-    if first and not restart:
-        held_config(folder, config)  # refuses another run's folder
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
@@ -67,14 +58,14 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         tokens = world.after_first(lambda: prepare(config.data, config.runtime.cache))
     if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
         raise UserError(f"expected data.tokenizer={config.start.run}/{TOKENIZER}, that of the run that it begins from")
-    where = Where(str(chosen), machine.dtype_name(dtype), threads, world.size, is_compiled(config, device, world))
     with (
-        Run.open(folder, config, command, restart=restart) if first else contextlib.nullcontext() as run,
+        Run.open(folder, config, command, restart=restart) if world.rank == 0 else contextlib.nullcontext() as run,
         signals_as_errors(),
     ):
         if run:
             tracking.mirror(config, run, results_of)
-            begin(run, config, tokens, where)
+            place = {"device": str(chosen), "threads": threads, "processes": world.size}
+            begin(run, config, tokens, machine.dtype_name(dtype), **place)
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         if run:
@@ -90,48 +81,34 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         with machine.out_of_memory_as_failure(_MORE_ROOM):
             learner = Learner(model, config, device, dtype, world)
             batches = tokens.batches(config.training, config.seed)
-            made = fit(learner, batches, tokens, config, run, where, evaluate)
+            n_updates = fit(learner, batches, tokens, config, run, evaluate)
         n_rows = evaluate(config.training.steps, config.evaluation)
         if run:
             end(run, config)
             if run.tracker and tracking.in_sweep():
                 run.tracker.send()  # the agent waits for this run, also where it was finished before
-            if not made and not n_rows:
+            if not n_updates and not n_rows:
                 logger.info("finished; nothing to do: %s", run.folder)
 
 
-def begin(run: Run, config: Trains, tokens: Tokens | TaskData, where: Where) -> None:
+def begin(run: Run, config: Trains, tokens: Tokens | TaskData, dtype: str, **place: Any) -> None:
     """Begin an attempt of a run. Raises UserError if it may not be continued on this text or in this precision."""
-    run.log_to_file()
     run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
-    run.begin_attempt(where, bit_exact=_goes_on_exactly(run, config, where))
+    saved = checkpoint.newest(run.folder, (checkpoint.STATE,))
+    if saved and saved.step < config.training.steps and (before := saved.state()["dtype"]) != dtype:
+        raise UserError(
+            f"{run.folder} was trained in {before} up to step {saved.step}, here it would go on in {dtype}: "
+            "continue it where training.precision is that, or begin anew with --restart"
+        )
+    run.begin_attempt(dtype=dtype, **place)
     tokens.tokenizer.save(run.folder / TOKENIZER)
     run.update(tokenizer_sha256=tokens.tokenizer.sha256)
 
 
-def _goes_on_exactly(run: Run, config: Trains, where: Where) -> bool:
-    """Whether resuming reproduces an uninterrupted run exactly; warns if it does not, refuses another precision."""
-    saved = checkpoint.newest(run.folder, (checkpoint.STATE,))
-    if saved is None or saved.step >= config.training.steps:
-        return True
-    now, before = where._asdict(), where._asdict() | saved.state()
-    if before["dtype"] != now["dtype"]:
-        raise UserError(
-            f"{run.folder} was trained in {before['dtype']} up to step {saved.step}, here it would go on in "
-            f"{now['dtype']}: continue it where training.precision is that, or begin anew with --restart"
-        )
-    names = ["device", "processes", "compiled", *(["threads"] if where.device == "cpu" else [])]
-    if changed := [f"{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]:
-        logger.warning("continuing with %s: the weights will not be those of an uninterrupted run", ", ".join(changed))
-    return not changed and where.device == "cpu"  # on others sums come in another order each time
-
-
 def end(run: Run, config: Trains) -> None:
     """Record that a run is done, and free what it no longer needs if it asks for that."""
-    if passed := on_the_way(config).keys() - {row.checkpoint_step for row in every_row(run.folder)}:
-        steps = ", ".join(map(str, sorted(passed)))
-        logger.warning("no rows on the way for steps %s of evaluation.at_tokens: training had passed them", steps)
-    run.write_evaluation(config.evaluation)
+    if run.record["status"] != "done":
+        run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
     run.finish("done")
     if config.runtime.clean:
         checkpoint.keep_weights(run.folder, config.training.steps)
@@ -143,15 +120,9 @@ def fit(
     tokens: Tokens | TaskData,
     config: Trains,
     run: Run | None,
-    where: Where,
     evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
-    """Train to the token budget from wherever the run stands; returns the number of updates made now.
-
-    Args:
-        run: None in a process beyond the first.
-        evaluate: called on the way with the updates made so far, and with what to evaluate then.
-    """
+    """Train to the token budget from wherever the run stands; returns the number of updates made now."""
     training, world = config.training, learner.world
     total, parts, per_step = training.steps, training.accumulation, training.tokens_per_step
     began, state = _resume(learner, config, run)
@@ -159,7 +130,10 @@ def fit(
         return 0
     step, clock = began, Clock(learner, began * per_step, state)
     config = world.from_first(run.as_begun(config) if run else None)
-    evaluations, (validate_every, validation) = on_the_way(config), _validation(tokens, config)
+    evaluations, validate_every = on_the_way(config), config.runtime.validate_every_steps
+    validation = _validation(tokens, config)
+    if validate_every is None and validation:
+        validate_every = math.ceil(total / _VALIDATIONS)
     cadences = (config.runtime.log_every_steps, validate_every, config.runtime.checkpoint_every_steps)
     launched: list[Outcome] = []  # and not yet read
     if run and run.tracker:
@@ -207,7 +181,7 @@ def fit(
             evaluate_on_the_way()  # before a checkpoint, from which a resumed run would not come back here
             stopped = stopped or world.stopped_by()
             if run and (to_save or stopped):
-                _save(run, learner, step, where, clock)
+                _save(run, learner, step, clock)
             if stopped:
                 break
         # No other ends before rank 0 has saved, whatever started them may then end it; a signal may come as it saves.
@@ -215,31 +189,25 @@ def fit(
     if stopped:
         raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
     tell_progress(learner.model, 1.0)
-    if run:
-        run.update(tokens=total * per_step, **clock.spent())
     return step - began
 
 
-# -- where it stands ---------------------------------------------------------------------------------------------------
-
-
-def _save(run: Run, learner: Learner, step: int, where: Where, clock: Clock) -> None:
+def _save(run: Run, learner: Learner, step: int, clock: Clock) -> None:
     """Write a checkpoint, after the rows up to it. Raises RunFailed if there is no room."""
     run.sync()
-    state = {"tokens": step * learner.training.tokens_per_step, **where._asdict(), **clock.spent()}
+    spent = {"tokens": step * learner.training.tokens_per_step, **clock.spent()}
+    run.update(**spent)  # before the checkpoint: after the last nothing is left to record
+    state: dict[str, Any] = spent | {"dtype": machine.dtype_name(learner.dtype)}
     if learner.scale is not None:
         state["loss_scale"] = learner.scale.state_dict()
     checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
 
 
 def _resume(learner: Learner, config: Trains, run: Run | None) -> tuple[int, dict[str, Any]]:
-    """Give the learner the state that training goes on from; returns the updates made so far, and what was saved then.
-
-    Rank 0 reads it, the others have it from there.
-    """
+    """Give the learner the state that training goes on from; returns the updates made so far, and what was saved."""
     step, weights, optimizer, state = learner.world.from_first(_saved(config, run) if run else None)
     if weights is not None:
-        give_weights(learner.model, weights, run.folder if run else "the run")
+        learner.model.load_state_dict(weights)
     if optimizer is not None:
         learner.optimizer.load_state_dict(optimizer)
     if learner.scale is not None and "loss_scale" in state:
@@ -248,48 +216,34 @@ def _resume(learner: Learner, config: Trains, run: Run | None) -> tuple[int, dic
 
 
 def _saved(config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
-    """Updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back.
-
-    A run that begins from another has that one's weights where it has no checkpoint.
-    """
-    total = config.training.steps
-    if trained := checkpoint.at(run.folder, total, checkpoint.WEIGHTS):
-        saved = checkpoint.at(run.folder, total, checkpoint.STATE)
-        state = saved.state() if saved else {}
-        spent = {name: state[name] for name in ("tokens", *Clock.NAMES) if run.record[name] is None and name in state}
-        run.update(**spent)  # which a kill after the last checkpoint kept from being written
-        return total, trained.weights(), None, state
+    """Updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back."""
+    if trained := checkpoint.at(run.folder, config.training.steps):
+        return trained.step, trained.weights(), None, {}
     newest = checkpoint.newest(run.folder)
     run.cut(newest.step if newest else 0)
     if newest:
-        checkpoint.prune(run.folder, newest.step)
         logger.info("continuing from step %d", newest.step)
         return newest.step, newest.weights(), newest.optimizer(), newest.state()
     return 0, weights_of(config.start) if isinstance(config, Config) and config.start else None, None, {}
 
 
-# -- validation --------------------------------------------------------------------------------------------------------
-
-
-def _validation(tokens: Tokens | TaskData, config: Trains) -> tuple[int | None, list[Batch]]:
-    """Updates between validations, None for never, and what is read then: the same each time."""
+def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
+    """What is read at each validation; nothing if there is none, or if the text is too short and nobody asked."""
     asked = config.runtime.validate_every_steps
     try:
-        batches = tokens.validation_batches(config.training) if asked != 0 else []
-    except UserError:  # the text is too short for it
+        return tokens.validation_batches(config.training) if asked != 0 else []
+    except UserError:
         if asked is not None:
             raise
-        batches = []
-    return (asked or math.ceil(config.training.steps / _VALIDATIONS)) if batches else None, batches
+        return []
 
 
 @torch.inference_mode()
 def validate(learner: Learner, batches: list[Batch], answers: bool) -> dict[str, float]:
     """`val/loss`, the mean in nats per token over a fixed part of the validation data, at the training length.
 
-    Args:
-        answers: of problems, also `val/accuracy`, the share of the scored tokens that are the likeliest, and
-            `val/exact_match`, the share of problems of which all are.
+    Of problems (`answers`) also `val/accuracy`, the share of the scored tokens that are the likeliest, and
+    `val/exact_match`, the share of problems of which all are.
     """
     model: Any = learner.model.eval()
 

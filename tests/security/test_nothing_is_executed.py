@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from support import posbench
 
 from posbench.config.schema import DataConfig
 from posbench.data import text
-from posbench.errors import UserError
 from posbench.run import checkpoint
 
 
@@ -39,7 +39,7 @@ def test_a_pickle_in_a_checkpoint_is_refused(
     checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload(canary)}, {})
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    with pytest.raises(UserError, match=r"optimizer\.pt is not an optimizer state"):
+    with pytest.raises(pickle.UnpicklingError):
         found.optimizer()
     assert not canary.exists()
 
