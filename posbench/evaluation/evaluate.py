@@ -28,12 +28,7 @@ from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, pl
 
 
 def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:
-    """The rows asked for that are not among the `known` ones; each comes as soon as it is computed.
-
-    Raises:
-        UserError: as `planned`; before anything is computed.
-        RunFailed: memory ran out; what may fit is said.
-    """
+    """Yield the rows asked for that are not among the `known` ones, each as soon as it is computed."""
     with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
         for row, measure in evaluation.planned():
             if any(same(row, other, evaluation.settings) for other in known):

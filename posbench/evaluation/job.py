@@ -105,11 +105,7 @@ def evaluate_into(
 
 
 def rows_into(run: Run | None, asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> int:
-    """Write the rows that are not known, one by one, so that nothing computed is lost; returns how many there were.
-
-    Raises:
-        RunFailed: memory ran out; what may fit is said.
-    """
+    """Write the rows that are not known, one by one, so that nothing computed is lost; returns how many there were."""
     started, n_rows = time.monotonic(), 0
     try:
         for row in evaluate(asked, known):

@@ -52,11 +52,7 @@ AS_TRAINED = Variant()
 
 
 def parse_choice(text: str, example: str = "yarn:factor=4") -> tuple[str, dict[str, Any]]:
-    """Read `yarn:factor=4:beta=16` as a name and its options: so are extensions, probes and variants of tasks written.
-
-    Raises:
-        UserError: an option without a value, or given twice.
-    """
+    """Read `yarn:factor=4:beta=16` as a name and its options, as extensions, probes and variants of tasks are written."""
     name, *parts = text.split(":")
     options: dict[str, Any] = {}
     for part in parts:
@@ -120,11 +116,7 @@ class NotFinite(Exception):
 
 
 def check_finite(nll: Floats, unit: str = "tokens") -> None:
-    """Refuse to average what is no finite number.
-
-    Raises:
-        NotFinite: a negative log-likelihood is infinite or not a number.
-    """
+    """Raise NotFinite if a negative log-likelihood is infinite or not a number."""
     if wrong := int((~np.isfinite(nll)).sum()):
         raise NotFinite(f"nll is not finite at {wrong:,} of {nll.size:,} {unit}")
 

@@ -34,11 +34,7 @@ class AnyEvaluation:
     world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
 
     def planned(self) -> list[Planned]:
-        """Return all rows that the settings ask for, with what is known of them before their forward passes.
-
-        Raises:
-            UserError: an unknown probe, or a mistyped extension.
-        """
+        """Return all rows that the settings ask for, with what is known of them before their forward passes."""
         raise NotImplementedError
 
     def row(self, **columns: Any) -> EvaluationRow:
@@ -114,12 +110,7 @@ def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) ->
 
 
 def check(config: Config) -> None:
-    """Refuse settings that cannot be met. What an encoding lacks, or lacks at a length, becomes an `undefined` row.
-
-    Raises:
-        UserError: a task that does not fit, an unknown probe or extension, an option that it does not have, of another
-            type or out of range, or so few blocks that no row of the text would have a number.
-    """
+    """Raise UserError for settings that cannot be met. What an encoding lacks becomes an `undefined` row instead."""
     check_task(config)
     settings, train_length = config.evaluation, config.training.train_length
     if config.data.task is None:

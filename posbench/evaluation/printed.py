@@ -17,7 +17,6 @@ from posbench.results.tasks import as_trained
 from posbench.run.rows import multiple
 from posbench.terminal import console
 
-JUMP = 0.01  # nats per token by which a moved passage may differ
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
 SERIES = ("fixed_target", "windowed", "nonoverlap")
@@ -55,7 +54,7 @@ def print_results(folder: Path, split: str | None = None) -> None:
     _table(title, lines, _OF_TASK if of_task else _OF_TEXT, "" if of_task or not lines else _LEGEND).print(out)
     numbers = headline(frame)
     about = _about_task(numbers) if of_task else _about_curve(rows[in_curve], numbers)
-    for remark in [*about, *_about_offsets(rows), *_about_run(frame, rows)]:
+    for remark in [*about, *_about_run(frame, rows)]:
         out.print(remark, soft_wrap=True)
     if not in_curve.all():
         _others(rows[~in_curve], "problem_length" if of_task else "length").print(out)
@@ -154,22 +153,6 @@ def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
             yield f"95 %: over segments of the text, which has few documents ({number}): it speaks for no other."
         else:
             yield f"95 %: over {number} documents, for this checkpoint on other text like this."
-
-
-def _about_offsets(rows: pd.DataFrame) -> Iterator[str]:
-    """Say whether the same passage reads alike wherever it stands: the probe `offset`."""
-    rows = rows[rows["curve"].str.startswith("task_offset")].sort_values("offset")
-    for _, moved in rows.groupby(rows["extension"].fillna("")):
-        first, ends = moved.iloc[0], moved["offset"] + moved["length"]
-        rises = (moved["nll"] - first["nll"])[moved["status"] == "ok"]
-        if len(jumps := rises[rises.abs() > JUMP]):
-            yield (
-                f"Positions matter by themselves: the same passage costs {jumps.iloc[0]:+.3f} nats per token once it "
-                f"ends at position {ends[jumps.index[0]]:,.0f}."
-            )
-        elif len(rises) > 1:
-            most = f"{rises.abs().max():.4f} nats per token up to position {ends[rises.index].max():,.0f}"
-            yield f"Positions alone change nothing: the same passage differs by at most {most}."
 
 
 def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:

@@ -79,17 +79,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
-    """Return the rows of a task.
-
-    Args:
-        text: its name, or with options `shuffle:keep=32`; the options become part of the rows' `task`.
-        lengths: the lengths evaluated, in tokens, ascending.
-        targets: target tokens per block that the settings ask for.
-        train_length: in tokens.
-
-    Raises:
-        UserError: no task of that name, or an option that it does not have, of another type or out of range.
-    """
+    """Return the rows of a task, `repeat` or `shuffle:keep=32`; UserError if there is no such task or option."""
     name, given = parse_choice(text, "shuffle:keep=32")
     if name not in names():
         raise unknown("task", name, names())
@@ -98,10 +88,6 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
 
 
 def expect(holds: bool, task: str, option: str, value: object, expected: str) -> None:
-    """Refuse an option's value in one line.
-
-    Raises:
-        OptionError: `holds` is false.
-    """
+    """Raise OptionError unless it holds."""
     if not holds:
         raise OptionError(option, f"is {value} for '{task}': expected {expected}")
