@@ -55,11 +55,7 @@ def configuration(kind: str, **more: Any) -> Any:
 
 
 def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any:
-    """Write a model with random weights, none of them at its initial value, and a tokenizer; returns the model.
-
-    Args:
-        begins: id of a token that the tokenizer puts before every text.
-    """
+    """Write a model of random weights, and a tokenizer, which may put a token before every text; returns the model."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -36,6 +36,7 @@ from posbench.run.rows import EvaluationRow, evaluation_rows, every_row
 from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
+Trained = tuple[Config, pathlib.Path]  # of a finished run: its configuration and its folder
 V = 37
 L = 16
 
@@ -243,10 +244,7 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
 
 
 @pytest.fixture
-def trained(
-    tiny_config: Config, tmp_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Config, pathlib.Path]:
-    """A finished run: its configuration and a copy of its folder."""
+def trained(tiny_config: Config, tmp_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     base = tmp_path_factory.getbasetemp() / "evaluated"
     config = dataclasses.replace(
         tiny_config,
@@ -261,9 +259,7 @@ def trained(
     return config, tmp_path / "run"
 
 
-def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
-    trained: tuple[Config, pathlib.Path],
-) -> None:
+def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(trained: Trained) -> None:
     config, folder = trained
     first = evaluation_rows(folder)
     overrides = ["protocol=fixed_target,nonoverlap", "task=repeat,shuffle", "sinks=2", "extension=ntk"]
@@ -283,7 +279,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config, pathlib.Path]) -> None:
+def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> None:
     config, folder = trained
     before, text = (folder / "rows.jsonl").read_bytes(), pathlib.Path(str(config.data.path))
     original = text.read_text(encoding="utf-8")
@@ -296,7 +292,7 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config,
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained: tuple[Config, pathlib.Path]) -> None:
+def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained: Trained) -> None:
     config, folder = trained
     first, before = evaluation_rows(folder), headline_of(folder)
     evaluate_run(folder, apply(config, ["length=16,128"]))  # 128 tokens need targets of their own, 16 has them too
@@ -311,9 +307,7 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained: tup
     assert curves.loc[("pi", 128), "rise"] != 0  # an extension pairs with the curve
 
 
-def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(
-    trained: tuple[Config, pathlib.Path],
-) -> None:
+def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(trained: Trained) -> None:
     config, folder = trained
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
     rows = evaluation_rows(folder)
@@ -338,9 +332,7 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     assert sum("cached_ngram" in (row.units or {}) for row in rows) == 3  # as trained, at each length
 
 
-def test_an_evaluation_that_ends_early_keeps_its_rows(
-    trained: tuple[Config, pathlib.Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_ends_early_keeps_its_rows(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     config, folder = trained
     first, log = evaluation_rows(folder), Run.log
 
@@ -356,7 +348,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(
     assert load_record(folder)["status"] == "done"  # since that is what became of its training
 
 
-def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained: tuple[Config, pathlib.Path]) -> None:
+def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained: Trained) -> None:
     config, folder = trained
     shutil.rmtree(folder / "checkpoint" / "step-00000012")
     with pytest.raises(UserError, match=r"is not finished, 10 of 12 updates are made: go on with 'test' first"):

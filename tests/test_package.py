@@ -38,7 +38,7 @@ def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(tm
     subprocess.run(build, check=True, capture_output=True)
     wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
     names, site, empty = set(wheel.namelist()), tmp_path / "site", tmp_path / "empty"
-    for folder, inside in (("configs", "posbench/_configs"), ("posbench", "posbench")):  # also what is no Python
+    for folder, inside in (("configs", "posbench/_configs"), ("posbench", "posbench")):
         files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         assert {f"{inside}/{path.relative_to(ROOT / folder).as_posix()}" for path in files} <= names
     assert not [name for name in names if name.startswith("tests/")]

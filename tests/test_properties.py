@@ -22,12 +22,6 @@ EXPECTED = {
     "t5": "partial   no     n/a    yes    no     yes    scores",
     "rope": "yes       yes    n/a    yes    yes    yes    scores",
     "alibi": "yes       yes    n/a    yes    yes    yes    scores",
-    # Not in the tutorials.
-    "fox": "partial   yes    n/a    yes    n/a    yes    scores",
-    "cope": "yes       yes    n/a    yes    n/a    yes    scores",
-    "path": "yes       no     n/a    yes    n/a    yes    scores",
-    "fire": "yes       yes    n/a    no     yes    yes    scores",
-    "stick_breaking": "partial   yes    n/a    yes    n/a    yes    scores",
 }
 PAIRS = math.comb(47, 2)  # swaps of two tokens before the last of 48
 

@@ -78,13 +78,6 @@ def test_a_single_length_can_be_scored_on_the_targets_of_a_longer_one(split: Tok
     assert targets_of(alone).sha256(split) == targets_of(whole).sha256(split) != targets_of(other).sha256(split)
 
 
-def test_context_counts_the_tokens_each_prediction_may_read(split: TokenSplit) -> None:
-    fixed = targets_of(plan_of("fixed_target", split)[64])
-    cut = targets_of(plan_of("nonoverlap", split)[64])
-    np.testing.assert_array_equal(fixed.context[:8], [57, 58, 59, 60, 61, 62, 63, 64])
-    assert cut.context.mean() == (64 + 1) / 2  # Press et al. (2021), section 2
-
-
 def test_the_digest_follows_the_text_the_targets_and_their_blocks_and_not_the_order_of_windows(
     split: TokenSplit,
 ) -> None:

@@ -10,7 +10,6 @@ import torch
 
 import posbench
 from posbench.config.schema import Config, EncodingConfig
-from posbench.errors import UserError
 from posbench.model.gpt import build
 from posbench.show import command, panels
 from posbench.show.panels import Panel
@@ -80,16 +79,3 @@ def test_a_run_is_drawn_as_learned_beside_encodings_and_left_as_it_was(
     assert Path("show.png").read_bytes().startswith(b"\x89PNG") and support.snapshot(run) == before
     expected = posbench.load(run).model().encoding.distance_bias(torch.arange(64), 0).detach().numpy()
     np.testing.assert_allclose(list(panels.of_run(run).panels[0].curves.values()), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("names", "phrase", "words", "message"),
-    [
-        (["rop"], None, None, "did you mean 'rope'"),
-        (["base=100", "rope"], None, None, "expected the name of an encoding"),
-        (["rope"], PHRASE, "doughter,called", "expected two different words"),
-    ],
-)
-def test_mistakes_get_one_line(names: list[str], phrase: str | None, words: str | None, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        command.main(names, phrase=phrase, words=words)

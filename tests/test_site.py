@@ -13,7 +13,6 @@ import support
 from posbench.config.schema import keys
 
 ROOT = Path(__file__).parents[1]
-MODELS = "\n## In a model of your own\n"
 SMALL = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
 
 
@@ -27,30 +26,20 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python_of_page() -> tuple[str, str]:
-    """The Python of docs/python.md before its section on models of others, and in it."""
-    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    runs, models = ("".join(re.findall(r"```python\n(.*?)```", part, flags=re.S)) for part in text.split(MODELS))
-    return runs, models
-
-
 @pytest.mark.full
 def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, on tiny runs in place of those that the page trains and of the one that it loads."""
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    code = python_of_page()[0].replace('"training.tokens=500000"', ", ".join(map(repr, SMALL)))
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    code = "".join(re.findall(r"```python\n(.*?)```", text, flags=re.S))
+    code = code.replace('"training.tokens=500000"', ", ".join(map(repr, SMALL)))
     code = code.replace('train(encoding="alibi", training={"tokens": 500_000})', f'train({SMALL}, encoding="alibi")')
     code = code.replace("posbench.sweep(", f"posbench.sweep({SMALL}, ")
     code = code.replace('"outputs/demo/FOLDER"', "run.folder")
     names: dict[str, Any] = {}
     exec(code, names)
     assert names["logits"].dim() == 3 and names["run"].status == "done"
-
-
-def test_the_modules_of_the_page_on_models_of_others_run() -> None:
-    names: dict[str, Any] = {}
-    exec(python_of_page()[1], names)
     assert len(names["layers"]) == 2 and names["output"].shape == (2, 8, 16, 64) and names["generated"].shape == (1, 16)
 
 

@@ -52,7 +52,7 @@ AS_TRAINED = Variant()
 
 
 def parse_choice(text: str, example: str = "yarn:factor=4") -> tuple[str, dict[str, Any]]:
-    """Read `yarn:factor=4:beta=16` as a name and its options, as extensions, probes and variants of tasks are written."""
+    """Read `yarn:factor=4:beta=16` as a name and its options: of extensions, probes, and variants of tasks."""
     name, *parts = text.split(":")
     options: dict[str, Any] = {}
     for part in parts:
