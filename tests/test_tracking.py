@@ -22,7 +22,7 @@ from wandb_server import ServedRun, Server
 from posbench.config.schema import Config
 from posbench.evaluation.job import results_of
 from posbench.run.rows import EvaluationRow, read_rows
-from posbench.run.run import Run
+from posbench.run.run import Run, load_record
 from posbench.run.tracking import is_online, mirror, shown
 
 LAST = 12  # updates of the tiny configuration
@@ -49,8 +49,8 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def server(clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with wandb_server.serve() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
         yield server
         assert server.unknown == []
 
@@ -174,14 +174,24 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
     assert "no W&B API key found: 'wandb login' stores one" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("broken", ["init", "log"])
+def test_under_the_agent_of_a_sweep_the_run_is_the_agents(
+    server: Server, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SWEEP_ID": "sw33p", "RUN_ID": "r1", "PROJECT": "theirs"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    attempt(tmp_path / "run", config, 0, LAST, 1)
+    run = only(server)
+    assert (run.name, run.last("sweep"), run.last("project"), run.exit_code) == ("r1", "sw33p", "theirs", 0)
+    assert run.summary["nll_1x"] == 1.0 and load_record(tmp_path / "run")["wandb"]["id"] == "r1"
+
+
 def test_a_failing_wandb_costs_one_warning_and_no_row(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: Any, **given: Any) -> Any:
         raise OSError("no network\nand more")
 
-    monkeypatch.setattr(wandb if broken == "init" else wandb.Run, broken, fails)
+    monkeypatch.setattr(wandb, "init", fails)
     attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 1)
     assert len(read_rows(tmp_path / "run")) == LAST + 4
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -191,8 +201,6 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
 @pytest.mark.parametrize(
     ("change", "curve"),
     [
-        ({}, "eval"),
-        ({"protocol": "nonoverlap"}, "eval/nonoverlap"),
         ({"extension": "yarn:factor=4"}, "eval/fixed_target_yarn:factor=4"),
         ({"split": "validation"}, "eval/validation text"),
         ({"checkpoint_step": 5, "tokens": 640}, "eval/640 tokens"),

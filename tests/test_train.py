@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from fake_study import headline_of
-from support import encoding_installed, evaluation_lines, snapshot, write_words
+from support import encoding_installed, snapshot, write_words
 from tiny_sweep import until
 
 from posbench import machine
@@ -25,11 +25,11 @@ from posbench.data.batches import validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
-from posbench.model.gpt import GPT, build, train_flops_per_token
+from posbench.model.gpt import GPT, build
 from posbench.results.frame import read
 from posbench.run import checkpoint
 from posbench.run.model import sample
-from posbench.run.rows import EvaluationRow, evaluation_rows, training_rows
+from posbench.run.rows import evaluation_rows, read_rows, training_rows
 from posbench.run.run import Run, load_record, other_code
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.step import Outcome, begin_update, learning_rate
@@ -120,17 +120,6 @@ def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing
     assert {row.length_ratio for row in evaluation_rows(folder)} == {1, 2, 3, 4}
 
 
-def test_the_operations_of_a_token_and_a_devices_peak(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, bf16 = torch.device("cuda"), torch.bfloat16
-    for name, expected in (("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("of 2031", None)):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
-        assert (machine.peak_flops(cuda, bf16), machine.peak_flops(cuda, torch.float32)) == (expected, None)
-    model = build(config, 257)
-    weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "encoding" not in name)
-    attention = config.model.n_layers * config.model.d_model * (config.training.train_length + 1)
-    assert train_flops_per_token(model, config.training.train_length) == 6 * (weights + attention)
-
-
 def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Config, tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
     train(changed(config, runtime={"validate_every_steps": 1}), folder, [])
@@ -152,8 +141,6 @@ def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config)
     values = [learning_rate(step, 101, constant) for step in range(101)]
     assert set(values[4:80]) == {1.0} and values[100] == pytest.approx(0.1) and values[80] < 1
     assert values[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
-    never = dataclasses.replace(constant, decay_fraction=0.0)
-    assert {learning_rate(step, 101, never) for step in range(4, 101)} == {1.0}
     short = dataclasses.replace(schedule, warmup_tokens=61440, tokens=20 * 128)  # the warm-up is cut to a tenth
     assert [learning_rate(step, short.steps, short) for step in range(3)] == [0.5, 1.0, 1.0]
 
@@ -217,21 +204,16 @@ def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_
     assert load_record(folder) == record and record["status"] == "done"
 
 
-def test_a_run_does_not_go_on_in_another_precision(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_does_not_go_on_in_another_precision(config: Config, tmp_path: pathlib.Path) -> None:
     config, folder = changed(config, training={"precision": "auto"}), tmp_path / "run"
-    monkeypatch.setattr(machine, "bf16_is_fast", lambda device: False)
-    stop_after(7, config, folder)
-    kept = snapshot(folder / "checkpoint")
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="trained in fp32 up to step 5, here it would"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "bf16_is_fast", lambda device: False)
+        stop_after(7, config, folder)
+        kept = snapshot(folder / "checkpoint")
         patch.setattr(machine, "bf16_is_fast", lambda device: True)
-        train(config, folder, [])
+        with pytest.raises(UserError, match="trained in fp32 up to step 5, here it would"):
+            train(config, folder, [])
     assert snapshot(folder / "checkpoint") == kept
-    train(config, folder, [])
-    assert load_record(folder)["status"] == "done"
-    monkeypatch.setattr(machine, "bf16_is_fast", lambda device: True)
-    train(config, folder, [])  # nothing is left to train
 
 
 # -- continued, it has the same numbers --------------------------------------------------------------------------------
@@ -252,9 +234,9 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
         assert read([killed])["run_status"].tolist()[0] == "running"
     train(config, killed, [])
     assert weights_sha256(killed) == weights_sha256(whole) and losses(killed) == losses(whole)
-    for name in ("nll", "targets_sha256", "ci_low"):
-        killed_rows, whole_rows = evaluation_rows(killed), evaluation_rows(whole)
-        assert [getattr(row, name) for row in killed_rows] == [getattr(row, name) for row in whole_rows]
+    timed = dict.fromkeys(("seconds", "peak_memory_bytes"))
+    rows = [[dataclasses.replace(row, **timed) for row in evaluation_rows(folder)] for folder in (killed, whole)]
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.full
@@ -270,40 +252,28 @@ def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
     train(asked, cut, [])
 
     def numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
-        rows = [EvaluationRow.from_json(line) for line in evaluation_lines(folder)]
-        return [(row.curve_name, row.length, row.checkpoint_step, row.tokens, row.nll) for row in rows if row]
+        rows = [row for row in read_rows(folder) if "protocol" in row]
+        return [(row["protocol"], row["window"], row["length"], row["tokens"], row["nll"]) for row in rows]
 
     assert weights_sha256(plain) == weights_sha256(whole) == weights_sha256(cut) and numbers(whole) == numbers(cut)
-    by_step = {step: tokens for name, _, step, tokens, _ in numbers(whole) if name == "fixed_target"}
-    assert by_step == {step: step * per_step for step in (4, 9, STEPS)}
-    assert {name for name, _, step, *_ in numbers(whole) if step < STEPS} == {"fixed_target"}
-    assert headline_of(whole) == headline_of(plain)
+    early = [row for row in numbers(whole) if row[3] < STEPS * per_step]
+    assert {row[:2] for row in early} == {("fixed_target", None)} and headline_of(whole) == headline_of(plain)
+    assert {row[3] for row in early} == {4 * per_step, 9 * per_step}
 
 
 def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_continued_run(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
     config = changed(config, evaluation={"ratios": (1,), "windowed": False})
-    rope, drope, none = (
-        dataclasses.replace(config, encoding=EncodingConfig(name, options))
-        for name, options in (("rope", {}), ("drope", {"drop_at": 0.5}), ("none", {}))
-    )
+    drope = dataclasses.replace(config, encoding=EncodingConfig("drope", {"drop_at": 0.5}))
     train(drope, tmp_path / "whole", [])
     stop_after(8, drope, tmp_path / "cut", KeyboardInterrupt)
     assert status(tmp_path / "cut") == ("stopped", "signal")
     train(drope, tmp_path / "cut", [])
     assert weights_sha256(tmp_path / "cut") == weights_sha256(tmp_path / "whole")
-    train(rope, tmp_path / "rope", [])
+    train(config, tmp_path / "rope", [])
     first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
     assert first[: STEPS // 2] == second[: STEPS // 2] and first[STEPS // 2][1] != second[STEPS // 2][1]
-    # What the run evaluated is what is read from its checkpoint, a model without positions.
-    weights = checkpoint.trained(tmp_path / "whole").weights()
-    tokens = prepare(config.data, pathlib.Path(str(config.runtime.cache)))
-    models = [build(made, tokens.tokenizer.vocab_size).eval() for made in (drope, none)]
-    for model in models:
-        model.load_state_dict(weights)
-    ids = torch.from_numpy(tokens.validation.ids[:16].astype("int64"))[None]
-    assert torch.equal(*(model(ids) for model in models))
 
 
 # -- what ends it ------------------------------------------------------------------------------------------------------
@@ -338,16 +308,6 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(config: Config,
         patch.setattr("posbench.training.train.evaluate_into", lambda *_: signal.raise_signal(number))
         train(config, tmp_path / "run", [])
     assert status(tmp_path / "run") == ("stopped", "signal") and signal.getsignal(number) is before
-
-
-def test_a_signal_at_the_end_of_training_stops_it_before_the_evaluation(config: Config, tmp_path: pathlib.Path) -> None:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match=f"SIGTERM after step {STEPS}; saved"):
-        seen_updates(patch, raised_at(STEPS - 1, signal.SIGTERM))
-        train(config, tmp_path / "run", [])
-    assert status(tmp_path / "run") == ("stopped", "signal") and not evaluation_rows(tmp_path / "run")
-    train(config, tmp_path / "run", [])
-    record = load_record(tmp_path / "run")
-    assert record["status"] == "done" and record["tokens"] == config.training.tokens and record["train_seconds"] > 0
 
 
 def test_signals_are_collected_or_end_what_has_nothing_to_save() -> None:

@@ -10,13 +10,10 @@ import gzip
 import http.server
 import json
 import re
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
-
-KEY = "x" * 40  # an API key that passes the client's own check
 
 
 @dataclasses.dataclass
@@ -69,17 +66,9 @@ class Server(http.server.ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.runs: dict[str, ServedRun] = {}
-        self.sweep = ""  # its YAML
-        self.commands: list[dict[str, Any]] = []  # for an agent, one at each heartbeat; then it exits
         self.unknown: list[str] = []  # that this server had no answer to
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(error := sys.exception(), ConnectionError):  # clients may hang up
-            self.unknown.append(repr(error))
-
-    def environment(self) -> dict[str, str]:
-        """What sends a client here."""
-        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": KEY}
+    def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients may hang up
 
     def answer(self, path: str, body: bytes) -> Any:
         if path == "/graphql":
@@ -115,17 +104,6 @@ class Server(http.server.ThreadingHTTPServer):
             return {"createRunFiles": {"runID": v["run"], "uploadHeaders": [], "files": files}}
         if name == "ServerFeaturesQuery":
             return {"serverInfo": {"features": []}}
-        if name == "SweepWithRuns":
-            names = ("id", "name", "method", "state", "description", "config", "createdAt", "heartbeatAt", "updatedAt")
-            rest = ("earlyStopJobRunning", "bestLoss", "controller", "scheduler")
-            known = {"id": "S", "name": v["sweep"], "state": "RUNNING", "config": self.sweep, "runs": {"edges": []}}
-            return {"project": {"sweep": dict.fromkeys((*names, *rest)) | known}}
-        if name == "CreateAgent":
-            return {"createAgent": {"agent": {"id": "A"}}}
-        if name == "Heartbeat":
-            ended = self.runs and all(run.exit_code is not None for run in self.runs.values())
-            commands = [self.commands.pop(0)] if self.commands else [{"type": "exit"}] if ended else []
-            return {"agentHeartbeat": {"agent": {"id": "A"}, "commands": json.dumps(commands)}}
         return None
 
 

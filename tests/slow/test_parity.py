@@ -36,14 +36,12 @@ def by_definition(encoding: Any, q: Any, k: Any, v: Any, layer: Any, **limits: A
     return attention_output(encoding, q, k, v, layer.x, layer.index, layer.positions)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "t5"])
-def test_300_steps_lose_what_they_lose_by_definition(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast, half = losses(encoding, torch.float32), losses(encoding, torch.bfloat16)
+def test_300_steps_lose_what_they_lose_by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, half = losses("t5", torch.float32), losses("t5", torch.bfloat16)
     monkeypatch.setattr("posbench.model.gpt.attention", by_definition)
-    exact = losses(encoding, torch.float32)
+    exact = losses("t5", torch.float32)
     assert exact[-1] < exact[0] - 1  # it did learn
     torch.testing.assert_close(fast, exact, atol=1e-4, rtol=0)
     torch.testing.assert_close(half, exact, atol=0.02, rtol=0)  # any one step, in nats
-    # Which way rounding takes a training is chance. By seeds the means of all steps are 0.0008 apart (rms), and so are
-    # those by the definition in bf16; of the last 20 steps alone it would be 0.002.
+    # Which way rounding takes a training is chance: by seeds the means of all steps are 0.0008 apart (rms).
     torch.testing.assert_close(half.mean(), exact.mean(), atol=3e-3, rtol=0)
