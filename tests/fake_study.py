@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import yaml
 
 from posbench.config import compose
@@ -33,7 +35,6 @@ class Truth:
     rise: float
     last_ratio: int = 16  # undefined beyond
     ngram: float | None = None  # what the best n-gram model has on the same targets
-    units: bool = True  # whether sums by unit are known; rows of earlier versions lack them
     parameters: int = 0
     used: int | None = None  # tokens of context; below it each halving costs 0.1 nats. None: nothing below 1x
     earlier: tuple["Truth", ...] = ()  # on the way, after one million tokens each
@@ -47,6 +48,12 @@ SCHEMES = {
     "sinusoidal": Truth(3.90, 0.34),
     "learned": Truth(3.88, 0.0, last_ratio=1, parameters=8192),
 }
+
+
+@functools.cache
+def kept(name: str) -> pd.DataFrame:
+    """A study of docs/rows."""
+    return read([Path(__file__).parents[1] / "docs" / "rows" / f"{name}.parquet"])
 
 
 def demo_config() -> Config:
@@ -146,5 +153,5 @@ def _row(length: int, ratio: float, window: int | None, truth: Truth, sums: np.n
     return EvaluationRow(
         **place, status="ok", targets_sha256="a1" * 32, n_tokens=tokens, n_bytes=3 * tokens, n_blocks=BLOCKS,
         n_documents=BLOCKS, seconds=0.5, ci_low=mean - 0.3, ci_high=mean + 0.3, nll=mean, perplexity=math.exp(mean),
-        bits_per_byte=mean / math.log(2) / 3, ngram_nll=truth.ngram, units=units if truth.units else None,
+        bits_per_byte=mean / math.log(2) / 3, ngram_nll=truth.ngram, units=units,
     ).to_json()  # fmt: skip

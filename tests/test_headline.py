@@ -53,8 +53,6 @@ def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: P
         (Truth(3.6, 0.0, ngram=4.2), "yes"),
         (Truth(4.4, 0.0, ngram=4.2), "no"),
         (Truth(4.2, 0.0, ngram=4.2), "not resolved"),
-        (Truth(3.9, 0.0, ngram=4.2, units=False), "yes"),  # rows of an earlier version: the two numbers decide
-        (Truth(4.4, 0.0, ngram=4.2, units=False), "no"),
         (Truth(3.6, 0.0), None),
     ],
 )

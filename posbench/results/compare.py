@@ -2,8 +2,8 @@
 
 Every difference is paired by seed and unit of text. Words go by the same interval as numbers, adjusted by Bonferroni
 for the k schemes shown: .05/(2(k-1)) for the two differences of each from the reference, one-sided .05/k for `holds_to`
-and for `uses`. So each of these three families has a wrong word in at most 5 % of reports with ordinary seeds. "Not
-resolved" is not "equal".
+and for `uses`. So each of these three families has a wrong word in at most 5 % of reports with ordinary seeds. A scheme
+has learned if it beats the n-gram model, and uses its context if it beats that with a cache.
 """
 
 import math
@@ -31,17 +31,11 @@ NOT_BEATEN = ("no", NOT_RESOLVED)  # a simple reader: nothing is said that needs
 READERS = {"ngram": "n-gram model", "cached_ngram": "n-gram with cache"}  # with losses on a scheme's own targets
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------
-
-
 class Losses:
-    """The losses of schemes by label, variant and length, all on the same targets in the same precision.
+    """The losses of schemes by label, variant and length, on the targets and in the precision of most runs.
 
     `sums` are nats, (seeds, units), with the simple readers as further variants; `statuses` tell why there are none:
     undefined, failed, too_short, or missing (not asked of all seeds). `seeds` are numbers of seeds by label.
-
-    Args:
-        rows: of one protocol, a run for each label and seed. Runs on other targets than most are left out.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -55,17 +49,10 @@ class Losses:
         self.seeds: dict[str, int] = rows.groupby("label")["seed"].nunique().to_dict()
         rows = rows.sort_values("seed", ignore_index=True)
         ok = rows[rows["status"] == "ok"]
-        if ok["unit_tokens"].isna().any():  # rows of earlier versions: all text is one unit
-            tokens = ok["n_tokens"].fillna(1).astype(float)
-            means = {"unit_tokens": 1.0, "unit_nll": ok["nll"], "unit_ngram": ok["ngram_nll"]}
-            sums_by_name = {name: [None if pd.isna(x) else [x] for x in tokens * mean] for name, mean in means.items()}
-            cached = [None if sums is None else [np.sum(sums)] for sums in ok["unit_cached_ngram"]]
-            ok = ok.assign(**sums_by_name, unit_documents=None, unit_cached_ngram=cached)
         first = ok.iloc[:1]
         self.tokens: Floats = np.array([*first["unit_tokens"], [1]][0], dtype=np.float64)
         self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)  # of a nat
         documents = [self.tokens[each == at] for each in first["unit_documents"].dropna() for at in np.unique(each)]
-        self.documents = len(documents)
         self.largest_document = max((float(part.sum() / self.tokens.sum()) for part in documents), default=0.0)
         self.statuses: dict[tuple[str, str, int], str] = {}
         self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
@@ -109,14 +96,8 @@ def difference(sums: pd.DataFrame | None, base: pd.DataFrame | None) -> pd.DataF
     return None if paired is None or paired.empty else paired
 
 
-# -- one scheme --------------------------------------------------------------------------------------------------------
-
-
 def beats(losses: Losses, label: str, reader: str) -> str | None:
-    """Tell whether a scheme beats a simple reader at the training length: yes, no, not resolved; None: not known.
-
-    It has learned if it beats `ngram`, and uses its context if it beats `cached_ngram`, by the 95 % interval.
-    """
+    """Tell whether a scheme beats a simple reader at the training length: yes, no, not resolved; None: not known."""
     length = losses.train_length
     above = difference(losses.level(label, length), losses.level(label, length, reader))
     if above is None:
@@ -149,9 +130,6 @@ def _within(losses: Losses, label: str, lengths: Sequence[int], limit: float, al
     return lengths
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFrame:
     """Return the main rows on text of the newest checkpoints of runs that are done, each seed once."""
     done = (frame["run_status"] == "done") & ~frame["repeated"]
@@ -159,10 +137,9 @@ def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFra
 
 
 def reference_label(frame: pd.DataFrame, wanted: str | None = None) -> str | None:
-    """Return the label of the scheme that others are compared with, of several of an encoding that with most seeds.
+    """Return the label of the scheme, label or encoding, that others are compared with; UserError if there is none.
 
-    Args:
-        wanted: a label or an encoding; UserError if there is none. None: `REFERENCE`, if it is there.
+    Of several of an encoding it is that with most seeds; without a wish `REFERENCE`, if it is there.
     """
     runs, name = frame.drop_duplicates("folder"), wanted or REFERENCE
     matching = runs[runs["label" if name in set(runs["label"]) else "encoding"] == name]
@@ -177,13 +154,11 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
     """Compare the schemes of one setting, of the rows of `results.frame.read`, on text.
 
     Returns:
-        A row per scheme, the lowest loss first, those without a finished run last; losses in nats per token.
-        `left_out` seeds are on other targets. `nll_sd` is over seeds, `nll_text_error` over documents for these
-        checkpoints. `rise_2x`, ...: what so many training lengths add. `above_windowed`: the loss at the longest length
-        less that with attention narrowed to the training length. `nll_difference` and, at 4x, `rise_difference` from
-        the reference: with `_adjusted_low` and `_high`; `nll_word` is empty where `nll_why` tells why. Each of these
-        has `_low` and `_high` (95 %), `_min` and `_max` over seeds, `_groups` (seeds fall in two).
-        `holds_further`: nothing longer was measured. `attrs` hold what is the same for all.
+        A row per scheme, the lowest loss first, those without a finished run last; in nats per token. `left_out` seeds
+        are on other targets; `rise_2x`, ... is what so many training lengths add; `above_windowed` the loss at the
+        longest length less that with narrowed attention; `nll_difference` and, at 4x, `rise_difference` are from the
+        reference, with `_adjusted_low` and `_high`, and `_word` or `_why` there is none. Means have `_low` and `_high`
+        (95 %), `_min` and `_max` over seeds, `_groups` (seeds fall in two). `holds_further`: none longer was measured.
     """
     if frame["setting"].nunique() > 1:
         raise ValueError("schemes are compared in one setting")
@@ -208,8 +183,7 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
         table = table.sort_values(["nll", "label"], na_position="last", ignore_index=True)
     ratios = [length / losses.train_length for length in losses.lengths() if length > losses.train_length]
     table.attrs = {"reference": base, "train_length": losses.train_length, "ratios": ratios, "schemes": len(shown)}
-    of_text = {"documents": losses.documents, "largest_document": losses.largest_document}
-    table.attrs |= {**of_text, "tokens": int(losses.tokens.sum())}
+    table.attrs["largest_document"] = losses.largest_document
     return table
 
 

@@ -21,7 +21,7 @@ LEAST_GAP = 0.1  # nats per token, between two groups of seeds
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error and the degrees of freedom of that; nats per token."""
+    """A mean with its standard error and degrees of freedom, and its interval that misses with probability alpha."""
 
     mean: float
     error: float  # nan where nothing tells it
@@ -30,31 +30,25 @@ class Estimate:
     units: int = 0  # of text that the interval goes over; 0: the interval is for this very text
 
     def half(self, alpha: float = 0.05) -> float:
-        """Return half of the width of the two-sided interval that misses with probability alpha."""
         from scipy import special
 
         return float(special.stdtrit(self.df, 1 - alpha / 2)) * self.error if self.error else 0.0
 
     def low(self, alpha: float = 0.05) -> float:
-        """Return the lower end of that interval."""
         return self.mean - self.half(alpha)
 
     def high(self, alpha: float = 0.05) -> float:
-        """Return the upper end of that interval."""
         return self.mean + self.half(alpha)
 
 
 def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
-    """Estimate the token-weighted mean for other seeds on other text like this.
+    """Estimate the mean of sums (seeds, units) over tokens (units,), for other seeds on other text like this.
 
     Seeds and units of text are crossed random factors: the variance of the mean is that over seeds plus that over
     units, less that of what is left, which both contain (Cameron, Gelbach & Miller, 2011, "Robust Inference With
     Multiway Clustering", section 2.1), all of the linearised ratio of sums (Cochran, 1977, "Sampling Techniques",
     section 6.5). Degrees of freedom: Satterthwaite (1946). Of one seed the interval goes over units alone and speaks of
     that checkpoint; of one unit it goes over seeds alone and speaks of this text; of one of each there is none.
-
-    Args:
-        sums: (seeds, units), nats; tokens: (units,).
     """
     n_seeds, n_units = sums.shape
     mean = float(sums.sum() / (n_seeds * tokens.sum()))
@@ -76,9 +70,8 @@ def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
 def in_two_groups(values: Sequence[float]) -> bool:
     """Tell whether seeds fall into two groups, or one lies apart: a mean and its interval would hide that.
 
-    The widest gap between neighbours is at least `LEAST_GAP`, and half of the range; with one value on a side, twice
-    the range of the rest. It is a hint to look at each seed and no test: of five normal values with a spread much
-    larger than `LEAST_GAP` one set in four meets it, of ten one in a hundred.
+    The widest gap is half of the range; with one value on a side, twice the range of the rest. It is a hint and no
+    test: of five normal values that spread far more than `LEAST_GAP` one set in four meets it, of ten one in a hundred.
     """
     if len(values) < 4:
         return False
@@ -88,14 +81,10 @@ def in_two_groups(values: Sequence[float]) -> bool:
 
 
 def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:
-    """Number the units of text, from 0 on, that blocks belong to.
+    """Number the units of text, from 0 on, that blocks belong to; None for stretches: a document's text is in one.
 
     Units are documents. Where there are fewer than `FEW_DOCUMENTS`, they are segments: the separate stretches that were
     held out, or parts of the documents. Intervals over segments speak for these very documents.
-
-    Args:
-        documents: the document of each block, in the order of the text.
-        stretches: the held-out stretch of each block; None if all of a document's text is in one.
     """
     numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
     if len(numbers) >= FEW_DOCUMENTS:

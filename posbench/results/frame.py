@@ -1,9 +1,8 @@
 """Run folders and kept studies as one tidy frame: a row per run, protocol, variant, task, length and tokens trained.
 
-A row has the facts of its run, its numbers, and its sums by unit of text as lists of equal length: `unit_documents`
-(the document that each unit stands in), `unit_tokens`, and in nats `unit_nll`, `unit_ngram` and `unit_cached_ngram` (of
-the simple readers, see `evaluation.ngrams`). A run without results keeps one row, so that it is counted. What is
-undefined has its `status` and no number. Whatever is printed, drawn or exported is a selection or a pivot of it.
+A row has the facts of its run, its numbers, and lists by unit of text: `unit_documents` (where each stands),
+`unit_tokens`, and in nats `unit_nll`, `unit_ngram` and `unit_cached_ngram` (`evaluation.ngrams`). A run without results
+keeps one row. What is undefined has its `status` and no number. Whatever is printed or drawn is a selection of it.
 """
 
 import functools
@@ -38,15 +37,14 @@ _TEXTS = [
 ]  # fmt: skip
 _WHOLE = ["seed", "train_length", "trained_tokens", "parameters", "encoding_parameters", "steps_to_gate"]
 _NUMBERS = ["learning_rate", "train_seconds", "cpu_seconds"]
-_SUMS = {"unit_nll": "nll", "unit_ngram": "ngram", "unit_cached_ngram": "cached_ngram"}  # with their names in `units`
-_UNITS = {"unit_documents": "document", "unit_tokens": "tokens"} | _SUMS
+_UNITS = {"unit_documents": "document", "unit_tokens": "tokens"}  # with their names in `units`
+_UNITS |= {f"unit_{name}": name for name in ("nll", "ngram", "cached_ngram")}
 _COLUMNS = [*_TEXTS, *_WHOLE, *_NUMBERS, *run_rows.COLUMNS, "variant", "main", "newest", *_UNITS]
 _HINTS = typing.get_type_hints(run_rows.EvaluationRow)
 _TYPES = {name: "Int64" for name in _COLUMNS if name in _WHOLE or _HINTS.get(name) in (int, int | None)}
 _TYPES |= {name: "float64" for name in _COLUMNS if name in _NUMBERS or _HINTS.get(name) in (float, float | None)}
 
-# What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
-# Where a run began belongs to its scheme as well.
+# What may differ between schemes that are compared: the encoding, the learning rate that suits it, where a run began.
 _RATE, _START = "training.learning_rate", "start"
 _SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
 _NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
@@ -60,23 +58,22 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     """Read runs into one frame.
 
     Args:
-        paths: run folders, study folders, globs, and studies that `save` wrote (`*.parquet`).
+        paths: run folders, study folders, globs, and studies in one file, as `read(...).to_parquet(path)` writes.
         split: whose rows are the main ones of runs in folders; None: the one that each run asks for.
 
     Returns:
-        A row per run and `EVALUATION_KEY`, with the columns of `EvaluationRow`, the sums by unit, and among others:
-        `run_status`: done, running, stopped, died, unreadable, or why it failed (diverged, oom ...).
-        `setting`: digest of all that must be equal in runs that are compared (text, model, budget); `scheme`:
-        JSON of what may differ, beside the encoding. `label`: the encoding, with the options that tell it from others
-        of its setting; `options`: those that tell runs of one encoding apart anywhere in the frame.
-        `repeated`: another run has the same setting, scheme and seed. `main`: the row is of the split that its run asks
-        for, on the targets that its curve shares; `newest`: and of the newest checkpoint.
+        A row per run and `EVALUATION_KEY`: the columns of `EvaluationRow`, sums by unit, and among others `run_status`
+        (done, running, stopped, died, unreadable, or why it failed: diverged, oom ...), `setting` (digest of all that
+        must be equal in runs that are compared), `scheme` (JSON of what may differ), `label` (the encoding, with what
+        tells it from others of its setting), `options` (of one encoding anywhere in the frame), `repeated` (another run
+        has the same setting, scheme and seed), `main` (of the split that its run asks for, on the targets that its
+        curve shares), and `newest` (and of the newest checkpoint).
 
     Raises:
         UserError: a path that does not exist, or no run at all. A run that cannot be read is a row that says so.
     """
-    studies = list(dict.fromkeys(Path(path) for path in paths if Path(path).suffix == SUFFIX))
-    others = [Path(path) for path in paths if Path(path) not in studies]
+    paths = list(dict.fromkeys(map(Path, paths)))
+    studies, others = ([path for path in paths if (path.suffix == SUFFIX) == alone] for alone in (True, False))
     rows = [row for folder in (run_folders(others) if others or not studies else []) for row in _rows(folder, split)]
     parts = [*map(_load, studies), *([_typed(pd.DataFrame(rows, columns=_COLUMNS))] if rows else [])]
     frame = _with_derived(pd.concat(parts, ignore_index=True))
@@ -85,31 +82,12 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     return frame
 
 
-def save(frame: pd.DataFrame, path: Path) -> None:
-    """Write a study as one Parquet file: all of the frame but where its folders lay.
-
-    Sums are rounded to 2^-16 nats per unit of text: that keeps six digits of a p, and a power of two takes little room.
-    """
-    stored = frame[[name for name in _COLUMNS if name not in ("folder", "perplexity", "bits_per_byte")]]
-    for name in _SUMS:
-        sums = [None if nats is None else (np.round(nats * 2**16) / 2**16).astype(np.float32) for nats in frame[name]]
-        stored = stored.assign(**{name: sums})
-    stored = stored.astype(dict.fromkeys(("ci_low", "ci_high", "seconds"), np.float32))
-    others = [name for name in stored if name not in _UNITS] + [f"{n}.list.element" for n in _UNITS if n != "unit_nll"]
-    encodings = {"unit_nll.list.element": "BYTE_STREAM_SPLIT"}
-    how = {"compression": "zstd", "compression_level": 19, "use_dictionary": others, "column_encoding": encodings}
-    stored.to_parquet(path, index=False, **how)
-
-
 def _load(path: Path) -> pd.DataFrame:
     try:
         frame = pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    text, per_byte = frame["protocol"].isin(run_rows.PAIRED), frame["n_tokens"] / frame["n_bytes"] / np.log(2)
     frame["folder"] = [str(path.with_suffix("") / run) for run in frame["run"]]
-    frame["perplexity"] = np.exp(frame["nll"]).where(text)
-    frame["bits_per_byte"] = (frame["nll"] * per_byte).where(text)
     return _typed(frame.reindex(columns=_COLUMNS))
 
 
@@ -119,9 +97,6 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     others = [name for name in _COLUMNS if name not in _TYPES and name not in marks]
     texts = {name: frame[name].astype("object").where(frame[name].notna(), None) for name in others}
     return frame.astype(_TYPES).assign(**texts, **marks)
-
-
-# -- one run -----------------------------------------------------------------------------------------------------------
 
 
 def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
@@ -147,6 +122,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     status = record.get("reason") or status if status == "failed" else status
     status = "died" if status == "running" and not in_use(folder) else status
     training = run_rows.training_rows(folder) if task else []
+    at_gate = [row["step"] for row in training if (number(row.get("val/accuracy")) or 0) >= GATE]
     data, parameters = record.get("data") or {}, record.get("parameters") or {}
     return {
         "study": settings.get("study"),
@@ -161,9 +137,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "parameters": parameters.get("total"),
         "encoding_parameters": parameters.get("encoding"),
         **{name: number(record.get(name)) for name in ("train_seconds", "cpu_seconds")},
-        "steps_to_gate": min(
-            (r["step"] for r in training if (number(r.get("val/accuracy")) or 0) >= GATE), default=None
-        ),
+        "steps_to_gate": min(at_gate, default=None),
         "text": data.get("name"),
         **{f"text_{name}": data.get(name) for name in ("sha256", "split")},
         "tokenizer_sha256": record.get("tokenizer_sha256"),
@@ -187,9 +161,6 @@ def _measured(folder: Path, asked: str) -> list[dict[str, Any]]:
         | {name: np.array(row.units[key]) for name, key in _UNITS.items() if row.units and key in row.units}
         for row in rows
     ]
-
-
-# -- what is compared, and what it is called ---------------------------------------------------------------------------
 
 
 def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
@@ -240,10 +211,8 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
     """Return, by scheme of one encoding, what tells it from the others: `base=500`, `start=128`.
 
     A value is not spelt out if more than half of the schemes have it, else if it switches the option off. A run that
-    begins from another has a rate of its own, which is left out unless nothing else tells schemes apart.
-
-    Args:
-        encoding: stands before that; or the name of the configuration choice that has a scheme's options.
+    begins from another has a rate of its own, left out unless nothing else tells schemes apart. Before the words stands
+    the encoding, or the configuration choice that has a scheme's options.
     """
     every = {scheme: json.loads(scheme) for scheme in schemes}
     begun = _differing([options for options in every.values() if _START in options])
@@ -261,8 +230,8 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
         pattern = _patterns().get(_json({k: v for k, v in options.items() if k.startswith("encoding.")}))
         spelt = [key for key in keys if _json(options.get(key)) != usual[key]]
         spelt = [key for key in spelt if not (encoding and pattern and key.startswith("encoding."))]
-        short = [key if key.startswith(_START) else key.rpartition(".")[2] for key in spelt]
-        words = [f"{name}={shown(options.get(key))}" for name, key in zip(short, spelt, strict=True)]
+        short = {key: key if key.startswith(_START) else key.rpartition(".")[2] for key in spelt}
+        words = [f"{name}={shown(options.get(key))}" for key, name in short.items()]
         names[scheme] = " ".join([pattern or encoding, *words] if encoding else words)
     return names
 

@@ -12,20 +12,16 @@ Headline = dict[str, float | str | None]
 TEXTS = ("learned", "uses_context")  # yes, no or not resolved; all others are numbers
 MAIN = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")  # of a run on text: those that say most
 MAIN_OF_TASK = ("learned", "accuracy_1x", "accuracy_2x", "accuracy_4x")
-ALWAYS = (4, 16)  # training lengths whose rise is named even where it was not measured
+ALWAYS = ("rise_4x", "rise_16x")  # named even where they were not measured
 
 
 def headline(frame: pd.DataFrame) -> Headline:
     """Return the values of one run by name, of its newest checkpoint. None: not measured, or undefined.
 
-    Of text: `learned` and `uses_context` (yes, no, not resolved): whether it beats the simple readers `ngram` and
-    `cached_ngram`, where these are known; `nll_1x`, `nll_<r>x`, nats per token at r training lengths; `rise_<r>x`, that
-    less `nll_1x`; `reach` and `uses` in tokens, as `compare.holds_to` and `compare.uses` by bounds over documents, None
-    where the reader is known and not beaten. Of a task: `learned` (yes, no), `steps_to_gate`, `nll_1x` of the
-    answers, and `accuracy_<r>x` and `exact_match_<r>x`, shares at r times the longest trained problems.
-
-    Args:
-        frame: the rows of that run, finished or not.
+    Of text: `learned` and `uses_context` (yes, no, not resolved): whether it beats the readers `ngram` and
+    `cached_ngram`; `nll_<r>x`, nats per token at r training lengths; `rise_<r>x`, that less `nll_1x`; `reach` and
+    `uses` in tokens, None where the reader is not beaten. Of a task: `learned` (yes, no), `steps_to_gate`, `nll_1x`,
+    and `accuracy_<r>x` and `exact_match_<r>x`, shares at r times the longest trained problems.
     """
     as_done = frame.assign(run_status="done", repeated=False)
     values = _of_text(as_done) if frame["trained_task"].isna().all() else _of_task(as_done)
@@ -34,11 +30,10 @@ def headline(frame: pd.DataFrame) -> Headline:
 
 def _of_text(frame: pd.DataFrame) -> dict[str, Any]:
     losses = Losses(compare.main_rows(frame))
-    names = ("learned", "uses_context", "nll_1x", *(f"rise_{ratio}x" for ratio in ALWAYS), "reach", "uses")
-    values: dict[str, Any] = dict.fromkeys(names)
+    values: dict[str, Any] = dict.fromkeys((*TEXTS, "nll_1x", *ALWAYS, "reach", "uses"))
     for label in losses.seeds:  # one; none without rows
         row = compare.numbers(losses, label, schemes=1)
-        values |= {name: row[name] for name in ("learned", "uses_context", "uses", *READERS) if name in row}
+        values |= {name: row[name] for name in (*TEXTS, "uses", *READERS) if name in row}
         values |= {"reach": row.get("holds_to")}
         for length in losses.lengths(label):
             ratio, level = f"{length / losses.train_length:g}x", losses.level(label, length)
@@ -49,11 +44,9 @@ def _of_text(frame: pd.DataFrame) -> dict[str, Any]:
 
 def _of_task(frame: pd.DataFrame) -> dict[str, Any]:
     rows, steps = task_rows(frame), frame["steps_to_gate"].iloc[0]
-    values = {
-        "learned": ("yes" if rows["seed_learned"].iloc[0] else "no") if len(rows) else None,
-        "steps_to_gate": None if pd.isna(steps) else int(steps),
-        **dict.fromkeys(("nll_1x", "accuracy_1x", "exact_match_1x")),
-    }
+    values: dict[str, Any] = dict.fromkeys(("learned", "steps_to_gate", "nll_1x", "accuracy_1x", "exact_match_1x"))
+    values |= {"steps_to_gate": None if pd.isna(steps) else int(steps)}
+    values |= {"learned": "yes" if rows["seed_learned"].iloc[0] else "no"} if len(rows) else {}
     for row in rows[rows["as_trained"] & (rows["length_ratio"] >= 1)].sort_values("length_ratio").to_dict("records"):
         values |= {f"{name}_{row['length_ratio']:.3g}x": row[name] for name in ("accuracy", "exact_match")}
         values |= {"nll_1x": row["nll"]} if row["length_ratio"] == 1 and row["status"] == "ok" else {}

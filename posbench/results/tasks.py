@@ -30,8 +30,7 @@ def as_trained(rows: pd.DataFrame) -> pd.Series:
 def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the newest rows on problems of runs of which it is known whether they learned, each seed once.
 
-    Beside the columns of the frame: `of_task` (what a test varies of the task, such as depth=0.5), `as_trained`,
-    `seed_learned`. A run that diverged has a copy, with no answer right, of each row that another run has.
+    `of_task` is what a test varies of the task, such as depth=0.5. A run that diverged has no answer right anywhere.
     """
     once = frame[~frame["repeated"]]
     rows = once[(once["protocol"] == "problems") & once["newest"] & (once["run_status"] == "done")]
@@ -72,12 +71,11 @@ def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataF
     """Compare the schemes of one setting on a task; without a reference with `rope`, else `none`, else the first.
 
     Returns:
-        A row per scheme, the most accurate beyond trained lengths first, what has not learned last. `seeds` (whose
-        outcome is known), `learned` (how many did), with the 95 % interval of Clopper & Pearson (1934) as shares;
-        `ranked` (half of them or more), `steps_to_gate` (median; infinite where most never got there), and
-        `accuracy_1x` ... as of `accuracies`. Against the reference, by exact tests over permutations of seeds:
-        `learned_p`, `accuracy_2x_p`, `accuracy_4x_p`, adjusted by Bonferroni for all tests of the table; each with its
-        `_difference`, its `_word`, and `_why` there is none, or what else is to be said. `attrs`: `reference`, `tests`.
+        A row per scheme, the most accurate beyond trained lengths first, what has not learned last. `seeds`, `learned`
+        (how many did), with the 95 % interval of Clopper & Pearson (1934) as shares; `ranked` (half of them or more),
+        `steps_to_gate` (median), and `accuracy_1x` ... as of `accuracies`. Against the reference, by exact tests over
+        permutations of seeds: `learned_p`, `accuracy_2x_p`, `accuracy_4x_p`, adjusted by Bonferroni for all tests of
+        the table, each with its `_difference`, its `_word`, and `_why` there is none. `attrs`: `reference`, `tests`.
     """
     rows, places = task_rows(frame), accuracies(frame)
     if not len(rows):
@@ -134,10 +132,7 @@ def _asked(scheme: pd.DataFrame, base: pd.DataFrame) -> Iterator[tuple[str, str,
 
 
 def _tested(row: dict[str, Any], name: str, shares: list[pd.Series], tests: int) -> dict[str, Any]:
-    """Return the exact test of two sets of seeds, one of so many, as columns of this name.
-
-    Seeds are not paired: were equal seeds correlated, the test is conservative. It speaks of these test problems.
-    """
+    """Return the exact test of two sets of unpaired seeds, one of so many tests, as columns of this name."""
     from scipy import stats
 
     test = stats.permutation_test(
