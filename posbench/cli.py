@@ -99,7 +99,6 @@ Restart = Annotated[bool, typer.Option("--restart", help="Move an existing run a
 Slurm = Annotated[str | None, typer.Option(metavar="OPTIONS", help="Submit as a Slurm array ('--time=60'), and end.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: STUDY/report.")]
 Least = Annotated[float | None, typer.Option(min=0.0, help="Least nats called better or worse; default: 0.02.")]
-Columns = Annotated[str | None, typer.Option(metavar="A,B,...", help="Of table.tex; a wrong name lists all.")]
 Reference = Annotated[str | None, typer.Option(metavar="NAME", help="Compared with the others; default: rope.")]
 Figure = Annotated[
     Literal["panels", "curve", "perplexity"], typer.Option(help="Panels, or loss or perplexity in one column.")
@@ -300,7 +299,6 @@ def report(
     paths: Runs,
     out: Out = None,
     least: Least = None,
-    columns: Columns = None,
     reference: Reference = None,
     figure: Figure = "panels",
 ) -> None:
@@ -310,7 +308,7 @@ def report(
     """
     from posbench import report
 
-    report.main(paths, out, least, columns, reference, figure)
+    report.main(paths, out, least, reference, figure)
 
 
 @app.command()

@@ -1,37 +1,52 @@
 """`posbench report`: a short answer, one table, a figure and one self-contained page from runs."""
 
+import dataclasses
 import json
 import os
 import sys
 import types
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+import posbench
 from posbench import files
 from posbench.errors import UserError
 from posbench.report import answer, tables
-from posbench.report.render import csv_text
+from posbench.report.render import Table, csv_text
 from posbench.results import compare, tasks
 from posbench.results import frame as frames
 from posbench.terminal import console as terminal
 from posbench.terminal.exits import plural
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from posbench.report.charts import FigureKind
-    from posbench.report.page import Section
 
 WIDTH = 100  # characters, of files and pipes
 MOST_ROWS = 8  # in the terminal; the page and the CSV file have all
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """The report on one set of runs that may be compared."""
+
+    heading: str
+    facts: str  # what was run
+    answer: Sequence[str]
+    figure: "Figure | None"
+    main: Table | None  # None: nothing was measured
+    more: Sequence[Table]  # folded in the page, not in the terminal
 
 
 def main(
     paths: list[Path],
     out: Path | None = None,
     least: float | None = None,
-    columns: str | None = None,
     reference: str | None = None,
     figure: "FigureKind" = "panels",
 ) -> None:
@@ -41,10 +56,9 @@ def main(
         paths: run folders, study folders, globs, kept studies (`*.parquet`).
         out: folder for the files; None: `report` in the study's folder.
         least: nats per token; a smaller difference has no word.
-        columns: of the LaTeX table, comma-separated.
         reference: label or encoding that others are compared with. None: `rope`, of tasks without it `none`.
     """
-    from posbench.report import charts, page
+    from posbench.report import charts
 
     frame = frames.read(paths)
     runs, readable = frame.drop_duplicates("folder"), frame[frame["run_status"] != "unreadable"]
@@ -54,10 +68,6 @@ def main(
     title, warnings = ", ".join(sorted(set(runs["study"].dropna()))), _warnings(frame, runs)
     compare.reference_label(readable, reference)  # an unknown one is refused
     sections = _sections(readable, least, reference, figure)
-    chosen = [name.strip() for name in columns.split(",")] if columns else []
-    known = {column.name: column for section in sections if section.main for column in section.main.columns}
-    if strange := [name for name in chosen if name not in known]:
-        raise UserError(f"no column is called '{strange[0]}': expected some of {', '.join(known)}")
     for number, section in enumerate(sections, start=1):
         place = folder if number == 1 else folder / f"set-{number}"
         place.mkdir(parents=True, exist_ok=True)
@@ -65,13 +75,11 @@ def main(
             for kind in ("png", "pdf"):
                 files.write(place / f"curves.{kind}", charts.drawn(section.figure, kind))
         if section.main:
-            first, *others = section.main.columns
-            wanted = [first, *(known[name] for name in chosen)] if chosen else [first, *others]
             files.write(place / "table.csv", csv_text(section.main.frame).encode())
-            files.write(place / "table.tex", section.main.part(wanted).latex(f"posbench-{number}").encode())
+            files.write(place / "table.tex", section.main.latex(f"posbench-{number}").encode())
     lists = [name for name in frame if name.startswith("unit_")]
     files.write(folder / "rows.csv", csv_text(frame.drop(columns=[*lists, "settings", "scheme"])).encode())
-    files.write(folder / "index.html", page.render(title, warnings, sections, runs).encode())
+    files.write(folder / "index.html", _page(title, warnings, sections, runs).encode())
 
     console = terminal.stdout()
     if not console.is_terminal:
@@ -114,10 +122,9 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     return lines + [f"'{name}' was trained with {count} {anew}" for name, count in versions.items() if count > 1]
 
 
-def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, figure: "FigureKind") -> "list[Section]":
+def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, figure: "FigureKind") -> list[Section]:
     """Return a section for each set of runs that may be compared: text first, then those with most results."""
     from posbench.report import charts
-    from posbench.report.page import Section
 
     sets = [same for _, same in frame.groupby("setting")]
     sets.sort(key=lambda of: (of["trained_task"].iloc[0] or "", not of["newest"].any(), -of["folder"].nunique()))
@@ -141,6 +148,21 @@ def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, f
             sentences, picture = answer.of_text(same, table), charts.of_text(same, table, figure)
         sections.append(Section(heading, facts, sentences, picture, main, [*more, *tables.by_length(same)]))
     return sections
+
+
+def _page(title: str, warnings: Sequence[str], sections: Sequence[Section], runs: pd.DataFrame) -> str:
+    """Return the report as one HTML file that needs no network; jinja or `Table` escapes all from a run folder."""
+    import jinja2
+
+    from posbench.report import charts
+
+    template, style = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.html.jinja", "page.css"))
+    page: str = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined).render(
+        title=title, warnings=warnings, sections=sections, inline=charts.inline, style=style,
+        runs=runs[["run", "run_status", "run_reason", "command"]].astype("object").fillna("").to_dict("records"),
+        version=posbench.__version__,
+    )  # fmt: skip
+    return page
 
 
 class _Callable(types.ModuleType):

@@ -136,9 +136,6 @@ def of_task(frame: pd.DataFrame) -> Picture | None:
     return figure
 
 
-# -- parts of a panel --------------------------------------------------------------------------------------------------
-
-
 def _curves(
     axes: Axes, points: pd.DataFrame, x: str, y: str, colours: Mapping[str, str], base: float,
     levels: Mapping[str, pd.Series] | None = None, names: int = 0, unit: str = "",

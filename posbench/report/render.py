@@ -26,7 +26,7 @@ _LATEX = str.maketrans({
 class Column:
     """A column of a table."""
 
-    name: str  # tells it from the others, in `--columns`
+    name: str  # tells it from the others
     head: str
     cell: str | Callable[[Row, str], str] = ""  # how a value is written, `.3f`, or the text of a row and column
     spare: int = 0  # a narrow terminal leaves out the column with the highest number first; 0: it always stays

@@ -15,9 +15,6 @@ GROUPED, UNRESOLVED = "*", "?"
 MARKS = {"±": "95 %", GROUPED: "seeds in two groups", UNRESOLVED: "not resolved, not equal"}
 
 
-# -- cells: the text of a row, from the frame's column of this name ----------------------------------------------------
-
-
 def cut(text: str, longest: int = LONGEST_LABEL) -> str:
     """Return a label, without its middle where it is very long: options often differ at the end."""
     half = longest // 2
@@ -82,9 +79,6 @@ ENCODING = Column("encoding", "encoding", lambda row, name: cut(row[name]), text
 RUNS = Column("runs", "runs", runs, spare=8, text=True, of="seeds")
 LEARNED = Column("learned", "learned", word, text=True, note="learned: below the n-gram model")
 ADJUSTED = between("adjusted_low", "adjusted_high")
-
-
-# -- text --------------------------------------------------------------------------------------------------------------
 
 
 def main_table(table: pd.DataFrame) -> Table:
@@ -177,11 +171,7 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
 
 
 def by_length(frame: pd.DataFrame) -> list[Table]:
-    """Return a table of the means over seeds of all that was measured beside the curves of plain models on text.
-
-    That is models with narrowed attention or an extension, other protocols, probes, and problems. What has no number in
-    a seed has its status.
-    """
+    """Return a table of means over seeds, or a status, of all that was measured beside the curves of plain models."""
     rows = frame[~frame["repeated"] & (frame["run_status"] == "done") & frame["newest"]]
     rows = rows.assign(length=rows["problem_length"].fillna(rows["length"]))
     means: dict[tuple[str, str], dict[str, str]] = {}
@@ -193,9 +183,6 @@ def by_length(frame: pd.DataFrame) -> list[Table]:
     lengths = [Column(str(length), f"{length:,}") for length in sorted(rows["length"].unique())]
     note = "Loss; of probes and problems the share of right answers"
     return [Table("By length", lines, [ENCODING, Column("curve", "curve", text=True), *lengths], note)] * bool(means)
-
-
-# -- tasks -------------------------------------------------------------------------------------------------------------
 
 
 def task_table(table: pd.DataFrame) -> Table:
