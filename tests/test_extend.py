@@ -42,8 +42,7 @@ def spectrum(encoding: RoPE, method: str, length: int, **options: Any) -> tuple[
 
 # Method, type in transformers, its options beside the factor, and theirs; lists have a number for each of 64 pairs.
 _LISTS = {
-    "long_factor": [1 + 0.3 * pair for pair in range(64)],
-    "short_factor": [1 + 0.01 * pair for pair in range(64)],
+    name: [1 + step * pair for pair in range(64)] for name, step in (("long_factor", 0.3), ("short_factor", 0.01))
 }
 RULES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("pi", "linear", {}, {}),
@@ -121,28 +120,6 @@ def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_af
     assert fixed["dynamic"] is False and fixed["inv_freq_after"] == facts["inv_freq_after"]
 
 
-# -- nothing to extend is plain rope -----------------------------------------------------------------------------------
-
-NOT_EXTENDED: list[tuple[str, int, dict[str, Any]]] = [
-    *((name, L, {}) for name in FREQUENCY_RULES if name not in ("abf", "clipped_rope")),  # they know no factor
-    *((name, 3 * L, {"factor": 1.0}) for name in ("pi", "ntk", "ntk_by_parts", "yarn", "llama3", "longrope")),
-    ("abf", 3 * L, {"base": 10_000.0}),
-    ("clipped_rope", 3 * L, {"pairs": 0}),
-    ("rerope", 3 * L, {"window": 3 * L}),
-    ("string", 3 * L, {"shift": 7, "local": 7}),
-    ("self_extend", 3 * L, {"group": 1}),
-    ("self_extend", 3 * L, {"window": 3 * L, "group": 4}),
-    ("self_extend", L, {}),
-]
-
-
-@pytest.mark.parametrize(("method", "length", "options"), NOT_EXTENDED)
-def test_an_extension_by_nothing_is_plain_rope(method: str, length: int, options: dict[str, Any]) -> None:
-    after, _ = extended(RoPE(SHAPE), method, length, L, **options)
-    q, k, *_ = layer_inputs(SHAPE, length)
-    torch.testing.assert_close(attention_logits(after, q, k), attention_logits(RoPE(SHAPE), q, k), atol=2e-6, rtol=2e-6)
-
-
 # -- far pairs, against their distances -------------------------------------------------------------------------------
 
 
@@ -166,7 +143,6 @@ def self_extend_distance(w: int, group: int) -> Callable[[int, int], float]:
 
 FAR_CASES: list[tuple[str, dict[str, Any], Callable[[int, int], float]]] = [
     ("rerope", {}, lambda i, j: min(i - j, 4)),
-    ("string", {}, string_distance(5, 1)),
     ("string", {"shift": 9, "local": 4}, string_distance(9, 4)),
     ("self_extend", {"window": 6, "group": 3}, self_extend_distance(6, 3)),
 ]
@@ -204,28 +180,12 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
 # -- other schemes -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> None:
-    learned = encodings.build("learned", SHAPE)
-    after, facts = extended(learned, "interpolate", 4 * L, L)
-    assert facts == {"factor": 4.0, "dynamic": True} and after.max_length == 4 * L
-    code = after.embed(torch.zeros(1, 4 * L, 16), torch.arange(4 * L)[None])[0]
-    table = learned.get_parameter("table")
-    expected = torch.nn.functional.interpolate(table.T[None], size=4 * L, mode="linear", align_corners=True)[0].T
-    torch.testing.assert_close(code, expected, atol=1e-5, rtol=1e-5)  # torch finds the place in fp32
-    with pytest.raises(UserError, match="65"):
-        after.embed(torch.zeros(1, 4 * L + 1, 16), torch.arange(4 * L + 1)[None])
-    same, _ = extended(learned, "interpolate", L, L)
-    x, positions = torch.randn(2, L, 16), torch.arange(L)[None]
-    assert torch.equal(same.embed(x, positions), learned.embed(x, positions))
-
-
 @pytest.mark.parametrize(
     ("name", "method", "options"),
     [
         ("alibi", "alibi_pi", {}),
         ("fire", "interpolate", {}),
         ("t5", "interpolate", {"num_buckets": 8, "max_distance": 16}),
-        ("sinusoidal", "interpolate", {}),
         ("sinusoidal", "interpolate", {"combine": "concat"}),
     ],
 )
@@ -244,7 +204,7 @@ def test_what_is_squeezed_is_the_trained_one_at_divided_positions(name: str, met
 
 # -- what holds for every method ---------------------------------------------------------------------------------------
 
-OF_METHOD = {"alibi_pi": ["alibi", "learned_sinks"], "interpolate": ["learned", "t5", "fire", "shape"]}
+OF_METHOD = {"alibi_pi": ["alibi", "learned_sinks"], "interpolate": ["t5", "fire", "shape"]}
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.encodings import EXTENSIONS
-from posbench.encodings.absolute import Learned, Sinusoidal
-from posbench.encodings.base import Encoding, Extended, Layer, Stretch, check_length, expect, part_of
+from posbench.encodings.absolute import Sinusoidal
+from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, part_of
 from posbench.encodings.distance import FIRE, ALiBi, T5Bias
 from posbench.encodings.rope import SCALINGS, PureRotary, Rotary, Scaling, Spectrum, double, turn
 from posbench.encodings.wrapper import Wrapper
@@ -85,10 +84,8 @@ def extended(encoding: Encoding, method: str, length: int, train_length: int, **
         inners, facts = encoding.inner_encodings, {}
         for number, inner in enumerate(inners):
             if method in methods_of(inner):
-                reached = encoding.reached(inner, stretch)
-                inners[number], facts[f"{inner.name} {number}"] = extended(
-                    inner, method, reached.length, reached.train_length, **options
-                )
+                reached = vars(encoding.reached(inner, stretch))
+                inners[number], facts[f"{inner.name} {number}"] = extended(inner, method, **reached, **options)
         return encoding.around(inners), {"dynamic": any(each["dynamic"] for each in facts.values()), "extended": facts}
     try:
         copied, facts = chosen.apply(encoding, stretch, **chosen.options | options)
@@ -139,14 +136,11 @@ def clipped_rope(rope: Spectrum, pairs: Offset | None = None) -> Scaling:
 
 
 class FarPairs(Encoding):
-    """A rotary encoding whose pairs at least `window` apart are turned by other positions, those of queries and keys.
+    """A rotary encoding with other positions, `far` (1|B, T) of queries and of keys, for pairs `near` or more apart."""
 
-    `far` makes the two of the tokens' positions (1|B, T) fp64.
-    """
-
-    def __init__(self, rope: PureRotary, window: int, far: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, rope: PureRotary, near: int, far: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__(rope.shape)
-        self.rope, self.near, self.far = rope, window, far
+        self.rope, self.near, self.far = rope, near, far
 
     def make_tables(self, positions: Tensor) -> Any:
         return self.rope.make_tables(positions)
@@ -223,23 +217,6 @@ class Squeezed(Encoding):
         return self.inner.bias(q, k, layer.replace(positions=layer.positions / self.factor))
 
 
-class StretchedTable(Encoding):
-    """Learned positions with the table's rows spread over `length` positions, linear between them, ends aligned."""
-
-    def __init__(self, inner: Learned, length: int) -> None:
-        super().__init__(inner.shape)
-        self.inner, self.max_length = inner, length
-
-    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        check_length(self, positions.shape[-1])
-        table, last = self.inner.table, len(self.inner.table) - 1
-        place = double(positions) * (last / max(1, (self.max_length or 1) - 1))
-        below = place.long().clamp(max=last)
-        beyond, below = (place - below)[..., None].to(table), below.to(table.device)
-        above = (below + 1).clamp(max=last)
-        return (x + F.embedding(below, table) * (1 - beyond) + F.embedding(above, table) * beyond).to(x.dtype)
-
-
 def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: AtLeast1 | None = None) -> Extended:
     """ALiBi with its slopes divided by s, which is position interpolation.
 
@@ -249,14 +226,10 @@ def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: AtLeast1 | None = None) -> 
     return Squeezed(alibi, s), facts
 
 
-def interpolate(
-    encoding: Sinusoidal | Learned | T5Bias | FIRE, stretch: Stretch, factor: AtLeast1 | None = None
-) -> Extended:
-    """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
+def interpolate(encoding: Sinusoidal | T5Bias | FIRE, stretch: Stretch, factor: AtLeast1 | None = None) -> Extended:
+    """Positions and distances divided by s, as position interpolation does for RoPE.
 
-    Source: Chen et al. (2023), arXiv:2306.15595; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
+    Source: Chen et al. (2023), arXiv:2306.15595.
     """
     s, facts = stretch.factor(factor)
-    if isinstance(encoding, Learned):
-        return StretchedTable(encoding, math.ceil(s * stretch.train_length)), facts
     return Squeezed(encoding, s), facts

@@ -3,9 +3,10 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
 
 from posbench.encodings.base import Encoding, Layer, Shape
@@ -13,9 +14,9 @@ from posbench.encodings.wrapper import Wrapper, build_entry
 from posbench.errors import UserError
 from posbench.options import Count, checked
 
-_LOCAL: dict[str, Any] = {"name": "rope", "window": 32}
-PATTERN: list[dict[str, Any]] = [_LOCAL, _LOCAL, _LOCAL, {"name": "none"}]
-NAPE: list[dict[str, Any]] = [{"name": "none"}, {"name": "alibi"}]
+Entries = Annotated[list[dict[str, Any]], MinLen(1)]
+PATTERN: Entries = [*[{"name": "rope", "window": 32}] * 3, {"name": "none"}]
+NAPE: Entries = [{"name": "none"}, {"name": "alibi"}]
 
 
 class Layered(Wrapper):
@@ -26,34 +27,29 @@ class Layered(Wrapper):
     With a chunk of c, token i sees j only if floor(i/c) = floor(j/c), as in Llama 4. Layers with equal entries share
     one encoding. Patterns of published models have names, such as encoding=layered/gemma3.
 
-    Source: Yang et al. (2025), arXiv:2501.18795 (default); Puvvada et al. (2025), arXiv:2504.08719 (swan), with `logn`
-    of `temperature` in place of their fitted scale of logits; OLMo-core (olmo3_gnope).
+    Source: Yang et al. (2025), arXiv:2501.18795 (default); Puvvada et al. (2025), arXiv:2504.08719 (swan, with `logn`).
     Beyond training length: defined as far as all of its layers are.
     Checked against: the implementations that its layers are checked against, layer by layer, under the window's mask.
     """
 
-    def __init__(self, shape: Shape, layers: list[dict[str, Any]] = PATTERN) -> None:
+    def __init__(self, shape: Shape, layers: Entries = PATTERN) -> None:
         super().__init__(shape)
-        self.expect(len(layers) > 0, "layers", layers, "at least one entry such as {name: rope, window: 32}")
         keys = [json.dumps(layers[layer % len(layers)], sort_keys=True) for layer in range(shape.n_layers)]
         distinct = list(dict.fromkeys(keys))
         self.chunks: list[int | None] = []
         self.adopt([self.entry(layers, keys.index(key), keys.count(key)) for key in distinct])
-        if sum(inner.token_dim() < shape.d_model for inner in self.inner_encodings) > 1:
-            raise UserError("encoding.layers has several encodings that concatenate their code: expected at most one")
         self.listed = len(layers)
         # For every layer: the index of its encoding, and the number of earlier layers with the same one.
         self.places = [(distinct.index(key), keys[:layer].count(key)) for layer, key in enumerate(keys)]
 
-    def entry(self, layers: list[dict[str, Any]], place: int, n_layers: int) -> Encoding:
+    def entry(self, layers: Entries, place: int, n_layers: int) -> Encoding:
         """Build the encoding of an entry for n_layers layers."""
         key, options = f"encoding.layers[{place}]", dict(layers[place])
         given = {name: options.pop(name, None) for name in ("window", "chunk")}
         limits = checked(given, dict.fromkeys(given, Count | None), dict.fromkeys(given), "layered", f"{key}.")
         inner = build_entry(options, dataclasses.replace(self.shape, n_layers=n_layers), key)
         if "positions" in inner.hooks:
-            name = inner.name
-            raise UserError(f"{key}: '{name}' chooses positions for all layers: put it around (encoding.inner=layered)")
+            raise UserError(f"{key}: '{inner.name}' chooses positions for all layers: expected it around `layered`")
         if limits["chunk"] and inner.hooks & {"scores", "attend"}:
             raise UserError(f"{key}.chunk: '{inner.name}' has a softmax of its own: expected another, such as rope")
         inner.window = limits["window"]
@@ -61,9 +57,8 @@ class Layered(Wrapper):
         return inner
 
     def remarks(self) -> list[str]:
-        deep = self.shape.n_layers
-        unused = f"layered: no layer uses layers[{deep}] and later: {self.listed} are listed, the model has {deep}"
-        return [unused] * (self.listed > deep) + super().remarks()
+        unused = f"layered: {self.listed} layers are listed, the model has {self.shape.n_layers}"
+        return [unused] * (self.listed > self.shape.n_layers) + super().remarks()
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         which, index = self.places[layer.index]
@@ -88,26 +83,24 @@ class Heads(Wrapper):
 
         head h of H uses heads[floor(h n / H)],   n entries, each an encoding with its options
 
-    Each entry has a block of neighbouring heads. By default half of the heads have no positions, the others ALiBi
-    (NAPE). What an encoding adds at the input reaches all heads.
+    What an encoding adds at the input reaches all heads.
 
-    Source: Vasylenko et al. (2025), arXiv:2506.16640, for the default, without their softmax; slopes, order are ours.
+    Source: Vasylenko et al. (2025), arXiv:2506.16640 (NAPE), the default, without their softmax, with our slopes.
     Beyond training length: defined as far as all of its encodings are.
     Checked against: the implementations that its encodings are checked against, block by block of heads.
     """
 
     map_values, map_outputs, scores, attend = map(_by_block, ("map_values", "map_outputs", "scores", "attend"))
 
-    def __init__(self, shape: Shape, heads: list[dict[str, Any]] = NAPE) -> None:
+    def __init__(self, shape: Shape, heads: Entries = NAPE) -> None:
         super().__init__(shape)
-        self.expect(len(heads) > 0, "heads", heads, "at least one entry such as {name: alibi}")
         places = [head * len(heads) // shape.n_heads for head in range(shape.n_heads)]
         self.sizes = [places.count(place) for place in dict.fromkeys(places)]
         inners = []
         for place, size in zip(dict.fromkeys(places), self.sizes, strict=True):
             key, block = f"encoding.heads[{place}]", dataclasses.replace(shape, n_heads=size, n_kv_heads=size)
             inners.append(inner := build_entry(heads[place], block, key))
-            if inner.hooks & {"positions", "logit_scale"}:
+            if inner.hooks & {"positions", "logit_scale"} or any(isinstance(each, Layered) for each in inner.modules()):
                 raise UserError(f"{key}: '{inner.name}' acts on all heads: expected another, such as rope or alibi")
         self.adopt(inners)
 
@@ -118,8 +111,6 @@ class Heads(Wrapper):
         """Yield the encoding of each block of heads, and the layer as that sees it."""
         for which in range(len(self.sizes)):
             inner, within = self.within(layer, which)
-            if inner.window is not None:
-                raise UserError(f"encoding.heads: '{inner.name}' has a window, which is that of all heads of a layer")
             yield inner, within if layer.state is None else within.replace(state=layer.state[which])
 
     def of_blocks(self, hook: str, *tensors_and_layer: Any) -> list[Any]:

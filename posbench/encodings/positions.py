@@ -26,8 +26,7 @@ class Repositioned(Wrapper):
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         if "positions" in inners[0].hooks or (self.fractional and self.whole_positions):
-            wrong = "chooses positions itself" if "positions" in inners[0].hooks else "refuses fractional positions"
-            raise UserError(f"encoding.inner is '{inners[0].name}', which {wrong}: expected another, such as rope")
+            raise UserError(f"encoding.inner is '{inners[0].name}', which takes no such positions: expected rope or so")
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])
@@ -42,9 +41,7 @@ class Repositioned(Wrapper):
 class Randomized(Repositioned):
     """Randomized positions around another encoding: short inputs show all the positions and distances of long ones.
 
-        positions = sort(sample of T from {0 .. M-1}),   one draw for the sequences of a batch
-
-    Evaluation draws, too, with its own random stream per window of text. `continuous` draws real numbers from 0 to M.
+        positions = sort(sample of T from {0 .. M-1}),   in evaluation, too;   `continuous`: real numbers from 0 to M
 
     Source: Ruoss et al. (2023), arXiv:2305.16843, section 3; Shimizu et al. (2026), arXiv:2602.14050 (continuous).
     Beyond training length: defined up to M tokens, `max_length`, all of whose positions training has shown.
@@ -58,8 +55,7 @@ class Randomized(Repositioned):
         super().__init__(shape)
         self.fractional = continuous
         self.range = 16 * shape.train_length if max_length is None else max_length
-        expected = f"at least train_length, {shape.train_length}, or null"
-        self.expect(shape.train_length <= self.range, "max_length", max_length, expected)
+        self.expect(shape.train_length <= self.range, "max_length", max_length, "at least train_length, or null")
         self.wrap(inner, inner_options, dataclasses.replace(shape, train_length=self.range))
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
@@ -101,14 +97,12 @@ class SHAPE(Repositioned):
             self.max_length -= self.shift
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        if "embed" not in inner.hooks:  # distances stay those of the input
-            return stretch
-        return Stretch(stretch.train_length + self.shift, stretch.length + self.shift)
+        more = self.shift if "embed" in inner.hooks else 0  # distances stay those of the input
+        return Stretch(stretch.train_length + more, stretch.length + more)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        if not self.training:
-            return places + self.shift
-        return places + torch.randint(self.shift, (1, 1), generator=generator, device=places.device)
+        drawn = torch.randint(self.shift, (1, 1), generator=generator, device=places.device)
+        return places + (drawn if self.training else self.shift)
 
 
 class CAPE(Repositioned):
@@ -152,16 +146,14 @@ class Textual(Wrapper):
 
     adds = ("embed",)
     sought: ClassVar[dict[str, int]]  # texts of tokens, and their kind; that of all others is 0
-    kinds: Tensor
-    drawn: Tensor
 
     def __init__(self, shape: Shape, rows: int, inner: str, inner_options: dict[str, Any]) -> None:
         super().__init__(shape)
         self.seed = int(torch.randint(2**31, (), device="cpu"))  # of what is drawn for every update
         self.table = nn.Parameter(torch.randn(rows, shape.d_model) * shape.token_rms)
         kinds = [*(self.sought.get(text, 0) for text in shape.vocabulary), 0]  # the last is that of unknown tokens
-        self.register_buffer("kinds", torch.tensor(kinds), persistent=False)
-        self.register_buffer("drawn", torch.zeros(()), persistent=False)
+        self.kinds = nn.Buffer(torch.tensor(kinds), persistent=False)
+        self.drawn = nn.Buffer(torch.zeros(()), persistent=False)
         self.wrap(inner, inner_options)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -181,10 +173,9 @@ class Abacus(Textual):
         tokens     1 2 + 3 4 5 =
         places p   1 2 0 1 2 3 0     x'_i = x_i + E[p_i + o] for digits,   x'_i = x_i + E[0] for all other tokens
 
-    o is drawn from 0 .. max_offset for every update, and is 0 in evaluation. A digit is a token whose whole text is a
-    digit. The authors write the least significant digit first; here the order of the text is kept.
+    o is drawn from 0 .. max_offset for every update, and is 0 in evaluation. A digit is a token by itself.
 
-    Source: McLeish et al. (2024), arXiv:2405.17399, and the authors' code (mcleish7/arithmetic), but starts of E.
+    Source: McLeish et al. (2024), arXiv:2405.17399; here digits are in the text's order, E starts as token embeddings.
     Beyond training length: defined as far as the encoding inside; numbers max_offset digits longer have trained rows.
     Checked against: plain loops; what the encoding inside is checked against.
     """
@@ -202,8 +193,7 @@ class Abacus(Textual):
             nn.init.zeros_(self.table[0])
 
     def set_progress(self, done: float) -> None:
-        draw = generator(self.seed, "abacus", repr(done))
-        self.drawn.fill_(float(torch.randint(self.max_offset + 1, (), generator=draw)))
+        self.drawn.fill_(torch.randint(self.max_offset + 1, (), generator=generator(self.seed, "abacus", repr(done))))
 
     def places(self, kinds: Tensor) -> Tensor:
         digit = kinds == 1
@@ -223,8 +213,7 @@ class PositionCoupling(Textual):
     from where the last number ended and stays at 1; a `plain` one counts upwards from 1, and numbers begin at 2 +
     `longer`, the tokens that it has more. o is drawn for every update, up to the last row `max_position`, else 0.
 
-    Source: Cho et al. (2024), arXiv:2405.20671, section 3, for addition and copies, and the authors' code
-    (HanseulJo/position-coupling), in which each problem draws its own o and E starts otherwise.
+    Source: Cho et al. (2024), arXiv:2405.20671, 3, for addition and copies; here E starts as token embeddings do.
     Beyond training length: defined as far as the encoding inside; positions beyond `max_position` share the last row.
     Checked against: plain loops over the tokens; what the encoding inside is checked against.
     """
@@ -243,7 +232,7 @@ class PositionCoupling(Textual):
         self.begin, self.reversed = begin, answer == "reversed"
 
     def set_progress(self, done: float) -> None:  # the share of the largest possible shift
-        self.drawn.fill_(float(torch.rand((), generator=generator(self.seed, "position coupling", repr(done)))))
+        self.drawn.fill_(torch.rand((), generator=generator(self.seed, "position coupling", repr(done))))
 
     def places(self, kinds: Tensor) -> Tensor:
         answer, separator, closes = kinds == 1, kinds == 2, kinds >= 2

@@ -120,8 +120,7 @@ class RoPE(PureRotary):
         <R(m) q, R(n) k> = <q, R(n - m) k>
         R(m) = blockdiag over pairs p of [[cos a, -sin a], [sin a, cos a]],   a = m·base^(-2p/d)
 
-    Option `frequencies` is a law, or a number of radians per position for each pair: `geometric`, base^(-2p/d), or
-    `resonance`, the same with wavelengths rounded to whole tokens, 2π / round(2π·base^(2p/d)).
+    Option `frequencies`: base^(-2p/d) (`geometric`), 2π / round(2π·base^(2p/d)) (`resonance`), or a number per pair.
 
     Source: Su et al., "RoFormer" (2021), arXiv:2104.09864, section 3; Wang et al. (2024), arXiv:2403.00071 (resonance).
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
@@ -367,7 +366,7 @@ def ntk_by_parts(
     Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
     Checked against: transformers, rope_type `yarn` without its factor (index); rope_type `llama3` (rotations).
     """
-    expect(alpha < beta, "beta", beta, f"a number above alpha, {alpha:g}")
+    expect(alpha < beta, "beta", beta, f"a number above alpha, {alpha:g}")  # of llama3: its high and low factors
     pairs, most = len(rope.f), rope.train_length / (2 * math.pi)
     if ramp == "rotations":
         share = 1 - ((most * rope.f - alpha) / (beta - alpha)).clamp(0, 1)
@@ -408,9 +407,7 @@ def llama3(
     Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
     Checked against: transformers, rope_type `llama3`.
     """
-    low, high = low_freq_factor, high_freq_factor
-    expect(low < high, "high_freq_factor", high, f"a number above low_freq_factor, {low:g}")
-    return ntk_by_parts(rope, factor, "rotations", low, high)
+    return ntk_by_parts(rope, factor, "rotations", low_freq_factor, high_freq_factor)
 
 
 @scaling
@@ -422,9 +419,7 @@ def longrope(
 
         f_p = f0_p / short_factor_p up to L tokens, f0_p / long_factor_p beyond,   a = sqrt(1 + ln s / ln L)
 
-    The authors search the factors; here they are 1 and YaRN's divisors, chosen per sequence, not per batch.
-
-    Source: Ding et al. (2024), arXiv:2402.13753, without its uninterpolated first tokens.
+    Source: Ding et al. (2024), arXiv:2402.13753; its searched factors are 1 and YaRN's here, for all tokens.
     Beyond training length: defined everywhere; there the frequencies switch, untrained if L is train_length.
     Checked against: transformers, rope_type `longrope`, given the divisors of its rope_type `yarn`.
     """

@@ -37,8 +37,7 @@ class XPos(Rotary):
         return rotation * size, rotation / size
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        of_q, of_k = layer.tables
-        return turn(q, of_q, self.layout), turn(k, of_k, self.layout)
+        return turn(q, layer.tables[0], self.layout), turn(k, layer.tables[1], self.layout)
 
     def decay(self, positions: Tensor) -> Tensor:
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
@@ -107,8 +106,6 @@ class FoPE(Encoding):
     Checked against: plain loops from the paper; without the draw it is RoPE on those pairs.
     """
 
-    coefficients: Tensor  # of cosines and of sines: (2, layers, H, M, U)
-
     def __init__(
         self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
         gain: NonNegative = 0.3, learnable: bool = False, still_sine: float = 0.0,
@@ -125,10 +122,8 @@ class FoPE(Encoding):
             drawn.normal_(0, std, generator=torch.Generator().manual_seed(0))
             for pair, frequency in enumerate(range(0, kept, math.ceil(kept / turning))):
                 drawn[..., frequency, pair] += 1
-        if learnable:
-            self.coefficients = nn.Parameter(drawn)
-        else:
-            self.register_buffer("coefficients", drawn, persistent=False)
+        # of cosines and of sines: (2, layers, H, M, U)
+        self.coefficients = nn.Parameter(drawn) if learnable else nn.Buffer(drawn, persistent=False)
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32 each."""
@@ -148,9 +143,7 @@ class DecoupledRoPE(Rotary):
     """Decoupled RoPE: position in channels of its own, as in multi-head latent attention (MLA).
 
         beside      q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],   logits q'·k' / sqrt(d + r)
-        trailing    R turns the last r of the d channels of a head; nothing is learned
-
-    All heads share the key's r channels. `turn_values` turns values, and outputs back: R_-i sum_j a_ij R_j v_j.
+        trailing    R turns the last r of the d channels of a head; with `turn_values` also of values, and outputs back
 
     Source: DeepSeek-AI (2024), arXiv:2405.04434, 2.1.3, without compression; transformers' DeepSeek V4 (trailing).
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
@@ -205,22 +198,22 @@ class RoPE2D(Encoding):
 
         angle_p = line · f_p  for the first d/4 pairs,   place · f_p  for the others,   f_p = base^(-4p/d), p < d/4
 
-    A token with n line breaks ends n lines. Without a known vocabulary a text is one line.
-
     Source: Wen et al. (2026), arXiv:2607.16072, as in the authors' code (hhhhhh-925/copy-2dRoPE, rule-based).
     Beyond training length: defined everywhere; more lines, and longer ones, reach angles never seen in training.
     Checked against: plain loops over tokens and pairs.
     """
 
-    breaks: Tensor
     LINE = 2**20  # positions hold both, as line · 2^20 + place
 
     def __init__(self, shape: Shape, base: Above1 = 100.0, layout: Layout = "half") -> None:
         super().__init__(shape)
         check_pairs(self.name, shape, 4)
         self.layout, self.frequencies = layout, frequencies(shape.head_dim // 2, base)
-        breaks = torch.tensor([*(text.count("\n") for text in shape.vocabulary), 0])  # the last is of unknown tokens
-        self.register_buffer("breaks", breaks, persistent=False)
+        breaks = [
+            *(text.count("\n") for text in shape.vocabulary),
+            0,
+        ]  # lines that a token ends; the last: unknown ones
+        self.breaks = nn.Buffer(torch.tensor(breaks), persistent=False)
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         before = F.pad(self.breaks[ids.clamp(max=len(self.breaks) - 1)], (1, -1)).cumsum(-1)
@@ -262,8 +255,7 @@ class CARoPE(Summed):
     """Context-aware RoPE (CARoPE): each token sets, per head, the size of its step in position.
 
         angle_tp = sum over s = 0 .. t of θ_s^p,   θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
-
-    The constant c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0: w starts at 0, which is RoPE.
+        c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0: w starts at 0, which is RoPE
 
     Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025), arXiv:2507.23083, section 2.
     Beyond training length: defined everywhere; sums reach angles never seen in training.
@@ -319,8 +311,7 @@ class SelectiveRoPE(Summed):
         phi = phi.view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
         if self.gate is not None:
             phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
-        phi = double(phi)
-        return phi * frequencies(self.shape.head_dim, self.base).to(phi.device)
+        return (phi := double(phi)) * frequencies(self.shape.head_dim, self.base).to(phi.device)
 
 
 class RePo(Rotary):
@@ -328,9 +319,7 @@ class RePo(Rotary):
 
         r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,   then RoPE with the position z_ih instead of i
 
-    W_g and W_c have an eighth of the model's width. Layers below `first` have plain RoPE.
-
-    Source: Li et al. (2025), arXiv:2512.14391, and the authors' code, which has plain RoPE in 5 of 16 layers.
+    Source: Li et al. (2025), arXiv:2512.14391, and the authors' code: plain RoPE in 5 of 16 layers, below `first`.
     Beyond training length: defined everywhere; in re-positioned layers angles do not grow with length by themselves.
     Checked against: plain loops from the authors' description; by hand, also the authors' code.
     """

@@ -24,10 +24,9 @@ class Temperature(Wrapper):
         inkling          1 + alpha·ln(max(1, n/F))
 
     Source: Nakanishi (2025), arXiv:2501.19399 (ssmax; its start is ours); Qwen's code, `use_logn_attn` (logn);
-    transformers' Mistral Large 4, Llama 4 (F = 8192) and Inkling. Ministral 3 counts from 0, Llama 4 counts tokens.
+    transformers' Mistral Large 4, Llama 4 (F = 8192) and Inkling.
     Beyond training length: defined as far as the inner encoding is; meant to hold attention as sharp as in training.
-    Checked against: transformers Ministral 3 (llama4) and Mistral Large 4, plain loops (the others), each on the
-    queries of what the inner encoding is checked against.
+    Checked against: transformers Ministral 3 (llama4) and Mistral Large 4, plain loops (the others), on inner queries.
     """
 
     adds = ("rotate",)
@@ -87,8 +86,7 @@ class ScaleInvariant(Wrapper):
 
     Source: Anson et al. (2025), arXiv:2505.17083, with its tau, around RoPE without its slow pairs (there p-RoPE).
     Beyond training length: defined as far as the inner encoding is; far keys' total weight grows with ln T alone.
-    Checked against: plain loops, on what the inner encoding is checked against. The equation is derived from the two
-    conditions of the paper, for normal logits; its own print of it was not read.
+    Checked against: plain loops of this equation, derived from the paper's two conditions; its print was not read.
     """
 
     adds = ("scores",)
