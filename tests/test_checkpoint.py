@@ -1,4 +1,4 @@
-"""Checkpoints survive kills, damage and full disks."""
+"""Checkpoints survive kills and damage."""
 
 import hashlib
 import json

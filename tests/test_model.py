@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 import posbench
 from posbench.config.schema import Config
-from posbench.encodings.rope import Rotary
 from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.model.loss import IGNORED
 
@@ -70,9 +69,6 @@ def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
         assert [float(weight.detach().std()) for weight in weights] == pytest.approx([token_rms, qkv, out], rel=0.03)
 
 
-# -- the loss of labels ------------------------------------------------------------------------------------------------
-
-
 def masked(share: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and labels (3, 11), of which about this share is scored."""
     ids, labels = torch.randint(V, (2, 3, 11), generator=torch.Generator().manual_seed(0))
@@ -97,8 +93,6 @@ def test_the_loss_of_masked_labels_and_its_gradients_are_torchs_and_of_none_0(
     none = model(*masked(0.0))
     assert none.detach() == 0 and not any(gradient.any() for gradient in gradients(model, none))
 
-
-# -- the whole model, and what its layers share ------------------------------------------------------------------------
 
 QWEN3 = {
     "self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm", "self_attn.o_proj": "attention.out",
@@ -134,15 +128,3 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_quer
     theirs.load_state_dict(weights)
     ids = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model.eval()(ids), theirs(ids).logits, atol=2e-5, rtol=0)
-
-
-def test_tables_of_positions_are_made_once_in_a_forward_pass_and_anew_in_the_next(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, ids, calls, real = built(tiny_config, "layered"), torch.randint(V, (2, 12)), [], Rotary.make_tables
-    rotary = next(module for module in model.modules() if isinstance(module, Rotary))
-    monkeypatch.setattr(Rotary, "make_tables", lambda self, *given: calls.append(1) or real(self, *given))
-    expected = model(ids)
-    assert len(calls) == 1 and len(model.blocks) == 2
-    rotary.attention_factor = 2.0
-    assert not torch.equal(model(ids), expected) and len(calls) == 2

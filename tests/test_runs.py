@@ -11,10 +11,11 @@ import torch
 from disks import in_child
 from support import snapshot
 
+from posbench import encodings
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows
-from posbench.run.run import ADDING, Run, in_use, load_config, load_record
+from posbench.run.run import ADDING, Run, in_use, load_config, load_record, other_code
 
 COMMAND = ["posbench", "train"]
 
@@ -141,3 +142,10 @@ def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
         "ngram_nll ngram_order targets_sha256 seconds peak_memory_bytes units"
     )
     assert lines[2]["units"] == units and "units" not in lines[0] and lines[4]["nll"] is None
+
+
+def test_another_version_of_an_own_encodings_file_is_told(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encodings, "installed_files", lambda *_: {"own": "now", "other": "same"})
+    record = {"installed_encodings": {"own": "before", "other": "same"}}
+    (line,) = other_code(tiny_config, record)
+    assert line.startswith("'own' was trained with another version of its file") and other_code(tiny_config, {}) == []

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import schemes
 import torch
-from disks import in_child
 from torch import Tensor
 
 import posbench
@@ -90,20 +89,6 @@ def test_positions_beyond_a_table_are_undefined() -> None:
     encoding, (q, k, v, x), _ = built(("tupe", {}))
     with pytest.raises(Undefined, match=f"position {T + 31} is beyond the end of 'tupe'"):
         posbench.attention(encoding, q, k, v, torch.arange(T) + SHAPE.train_length, 1, x)
-
-
-@pytest.mark.full
-def test_a_module_around_it_compiles_without_a_graph_break() -> None:
-    encoding, (q, k, v, x), _ = built(("fox", {}))
-
-    def attend(q: Tensor, x: Tensor) -> Tensor:
-        return posbench.attention(encoding, q, k, v, layer=1, x=x)
-
-    def in_one_graph() -> None:
-        compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(q, x), attend(q, x), **CLOSE)
-
-    assert in_child(in_one_graph) == 0  # the compiler starts threads of autograd, after which no test can fork
 
 
 def test_in_transformers_it_is_the_librarys_own_rope_with_and_without_a_cache_and_with_fewer_heads_of_keys() -> None:

@@ -58,9 +58,6 @@ def assert_gradients_are_close(one: Learner, other: Learner, relative: float = 1
         torch.testing.assert_close(q.grad, p.grad, atol=1e-6, rtol=relative, msg=lambda t, n=name: f"{n}: {t}")
 
 
-# -- parts of a batch --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("parts", "scored"), [(3, [16, 3, 1, 0, 9, 16]), (2, [0, 0, 0, 0, 7, 2])])
 def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
     tiny_config: Config, parts: int, scored: list[int]
@@ -73,9 +70,6 @@ def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
 def test_parts_share_the_random_positions_of_the_whole(tiny_config: Config) -> None:
     whole, parts = (update(learner(tiny_config, parts, encoding="randomized"), batch(0))[0] for parts in (1, 6))
     assert parts == pytest.approx(whole, rel=1e-5)
-
-
-# -- the optimizer -----------------------------------------------------------------------------------------------------
 
 
 def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(tiny_config: Config) -> None:
@@ -110,9 +104,6 @@ def test_weight_decay_spares_norms_and_the_encodings_parameters(tiny_config: Con
     assert sum(len(group["params"]) for group in one.optimizer.param_groups) == len(list(one.model.parameters()))
 
 
-# -- what is not finite ------------------------------------------------------------------------------------------------
-
-
 def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_late_it_is_looked_at(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,9 +120,6 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
         lost.read()
     assert torch.equal(weights(one), before)
     torch.testing.assert_close(one.optimizer.state_dict()["state"], state, rtol=0, atol=0)
-
-
-# -- fp16 --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_gradient_that_overflows_fp16_halves_the_scale_and_one_that_no_scale_mends_ends_the_run(
@@ -151,9 +139,6 @@ def test_a_gradient_that_overflows_fp16_halves_the_scale_and_one_that_no_scale_m
     one.model.tokens.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[union-attr]
     with pytest.raises(RunFailed, match="gradient norm is"):
         update(one, batch(0), 1)
-
-
-# -- blocks that are computed again, and compiled ones -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox"])

@@ -5,7 +5,8 @@ import dataclasses
 import json
 import os
 import signal
-import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import wandb_server
 from disks import in_child
 from support import posbench
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from wandb.proto import wandb_internal_pb2
 from wandb_server import ServedRun, Server
 
 from posbench.config.schema import Config
@@ -88,31 +88,6 @@ def killed(*given: Any) -> None:
     assert in_child(lambda: attempt(*given, kill=True)) == -signal.SIGKILL
 
 
-def offline_rows(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows of the one offline part of a run, the client's own keys left out, and its metrics by name."""
-    wandb.teardown()  # waits until all is on the disk
-    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    rows: list[dict[str, Any]] = []
-    metrics: dict[str, Any] = {}
-    data, at, record = path.read_bytes(), 7, b""  # after the head, LevelDB's log: blocks of 32 kB, records in pieces
-    while at < len(data):
-        if (rest := 32768 - at % 32768) < 7:
-            at += rest
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        record, at = record + data[at + 7 : at + 7 + length], at + 7 + length
-        if kind in (2, 3):  # the first piece of several, one in the middle
-            continue
-        part, record = wandb_internal_pb2.Record.FromString(record), b""
-        if part.HasField("history"):
-            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in part.history.item}
-            assert items["_step"] == len(rows)
-            rows.append({key: value for key, value in items.items() if not key.startswith("_")})
-        if part.HasField("metric"):
-            metrics[part.metric.name] = part.metric
-    return rows, metrics
-
-
 def sent_of(folder: Path, config: Config) -> list[dict[str, Any]]:
     """What W&B is to have of a run: every row once."""
     targets: dict[Any, Any] = {}
@@ -126,15 +101,21 @@ def only(server: Server) -> ServedRun:
     return run
 
 
-def test_offline_a_resumed_run_is_one_part_with_every_row_once(config: Config, tmp_path: Path) -> None:
+def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
+    server: Server, config: Config, tmp_path: Path
+) -> None:
     offline = tracked(config, mode="offline")
     killed(tmp_path / "run", offline, 0, 7)
     attempt(tmp_path / "run", offline, 5, LAST, 3)
-    rows, metrics = offline_rows(tmp_path / "run")
-    assert rows == sent_of(tmp_path / "run", offline)
+    assert server.runs == {}
+    (part,) = (tmp_path / "run").glob("wandb/offline-run-*")
+    subprocess.run([sys.executable, "-m", "wandb", "sync", "--yes", str(part)], check=True, capture_output=True)
+    assert only(server).history == sent_of(tmp_path / "run", offline)
+    # Of metrics the client sends numbered fields: "1" the name, "5" the place of its axis, "6" the options.
+    metrics = json.loads(only(server).last("config"))["_wandb"]["value"]["m"]
     axes = {"train/loss": "tokens", "val/loss": "tokens", "eval/loss": "eval/context", "eval/ci_low": "eval/context"}
-    assert axes == {name: metrics[name].step_metric for name in axes}
-    hidden = {name for name, metric in metrics.items() if metric.options.hidden}
+    assert axes.items() <= {each["1"]: metrics[each["5"] - 1]["1"] for each in metrics if "5" in each}.items()
+    hidden = {each["1"] for each in metrics if 2 in each.get("6", [])}
     assert {"eval/ci_low", "eval/context", "tokens"} <= hidden and "eval/loss" not in hidden
 
 

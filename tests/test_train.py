@@ -15,22 +15,20 @@ from typing import Any
 import pytest
 import torch
 from fake_study import headline_of
-from support import encoding_installed, snapshot, write_words
+from support import snapshot, write_words
 from tiny_sweep import until
 
 from posbench import machine
-from posbench.config.overrides import Asked
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
-from posbench.evaluation.job import evaluate_run
 from posbench.model.gpt import GPT, build
 from posbench.results.frame import read
 from posbench.run import checkpoint
 from posbench.run.model import sample
 from posbench.run.rows import evaluation_rows, read_rows, training_rows
-from posbench.run.run import Run, load_record, other_code
+from posbench.run.run import Run, load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.step import Outcome, begin_update, learning_rate
 from posbench.training.train import train
@@ -153,36 +151,6 @@ def test_a_run_goes_on_from_a_prompt(config: Config, tmp_path: pathlib.Path) -> 
 
 
 # -- what it refuses to mix --------------------------------------------------------------------------------------------
-
-OWN = """
-from posbench.encodings.base import Encoding
-
-class Own(Encoding):
-    def distance_bias(self, distance, layer):
-        return -distance.float().expand(self.shape.n_heads, *distance.shape)
-"""
-
-
-def test_whoever_meets_a_run_of_another_version_of_an_own_encoding_is_warned(
-    config: Config, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, warning = tmp_path / "run", "'own' was trained with another version of its file"
-    config = dataclasses.replace(config, encoding=EncodingConfig("temperature", {"inner": "own"}))
-
-    def times() -> int:
-        return caplog.text.count(warning)
-
-    with encoding_installed(tmp_path / "site", "own", OWN):
-        train(config, folder, [])
-        digests = {"own": hashlib.sha256(OWN.encode()).hexdigest()}
-        assert load_record(folder)["installed_encodings"] == digests
-        assert times() == 0 and other_code(config, load_record(folder)) == []
-        (tmp_path / "site/own.py").write_text(OWN.replace("-distance", "-2 * distance"))
-        train(config, folder, [])
-        evaluate_run(folder, Asked(config.evaluation))
-        assert times() == 2 and load_record(folder)["installed_encodings"] == digests
-        train(config, folder, [], restart=True)
-        assert times() == 2 and other_code(config, load_record(folder)) == []
 
 
 def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_line_and_left_as_it_is(
