@@ -14,7 +14,7 @@ import torch
 from posbench import encodings, machine, report
 from posbench.config.external import AnyConfig, load_saved
 from posbench.config.overrides import apply, start_of
-from posbench.data.tokenizer import Tokenizer
+from posbench.data.tokens import Tokenizer
 from posbench.errors import UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import plans

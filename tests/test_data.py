@@ -5,8 +5,6 @@ import itertools
 import json
 import os
 import random
-import re
-import shutil
 import subprocess
 import sys
 import time
@@ -20,11 +18,10 @@ import support
 import tokenizers
 import torch
 import yaml
-from disks import small_disk
 
 from posbench.config.schema import DataConfig
-from posbench.data import batches, hub, paths, text, tokenizer, tokens
-from posbench.errors import RunFailed, UserError
+from posbench.data import batches, hub, text, tokens
+from posbench.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
 STRANGE = (
@@ -88,36 +85,12 @@ def preparing(settings: DataConfig, cache: Path, **environment: str) -> "subproc
 # -- splits ------------------------------------------------------------------------------------------------------------
 
 
-def test_builtin_splits_share_no_document_and_no_passage_and_have_long_test_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    splits, record = load(config("builtin"), tmp_path)
-    passages = {}
-    for split in text.SPLITS:
-        words = [document.split() for document in splits[split]]
-        passages[split] = {" ".join(each[i : i + 64]) for each in words for i in range(len(each) - 63)}
-    held_out = passages["validation"] | passages["test"]
-    assert len(held_out) > 10_000 and held_out.isdisjoint(passages["train"])
-    documents = [set(splits[split]) for split in text.SPLITS]
-    assert len(set.union(*documents)) == sum(map(len, documents)) and record["split"] == "document"
-    assert splits["train"].sizes.sum() > 4_000_000
-    # A document of 1,100 BPE tokens has about 3.2 bytes per token.
-    assert sum(len(document) > 3.5 * 1100 for document in splits["test"]) >= 45
-    monkeypatch.setattr(paths.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
-    with pytest.raises(UserError, match=r"standard library's source is not in .*python311.zip.*data=text"):
-        load(config("builtin"), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("texts", "wanted", "counts"),
     [
-        (numbered(60), 0, (54, 3, 3)),
         (prose(151, 80), 0, (136, 8, 7)),
         (prose(151, 80), 30, (113, 8, 30)),
         ({f"{i:03}.md": f"{i:04}" + "x" * 86 for i in range(60)}, 30, (42, 3, 15)),  # 70 % of the text are left
-        ({f"{i:03}.md": f"{i:04}" + "x" * 86 for i in range(700)}, 30, (630, 35, 35)),
-        ({f"{i:03}.md": f"text {i // 4:03}" for i in range(160)}, 0, (144, 8, 8)),  # equal ones stay together
-        ({f"{i:03}.md": f"text {i // 4:03}" for i in range(160)}, 30, (120, 8, 32)),
     ],
 )
 def test_documents_are_held_out_whole(
@@ -126,12 +99,10 @@ def test_documents_are_held_out_whole(
     splits, record = load(config(path=write(tmp_path / "many", texts), test_pieces=wanted or None), tmp_path)
     assert record["split"] == "document" and tuple(record["documents"].values()) == counts
     assert sorted(document for split in text.SPLITS for document in splits[split]) == sorted(texts.values())
-    sets = [set(splits[split]) for split in text.SPLITS]
-    assert len(set.union(*sets)) == sum(map(len, sets))
     assert splits["train"].sizes.sum() >= 0.7 * sum(map(len, texts.values()))
 
 
-@pytest.mark.parametrize("sizes", [[1_500_000], [400_000], [3], [900], [40_000], [300_000, 90_000, 20_000]])
+@pytest.mark.parametrize("sizes", [[1_500_000], [3], [300_000, 90_000, 20_000]])
 def test_stretches_are_apart_and_join_with_the_rest_to_the_text(tmp_path: Path, sizes: list[int]) -> None:
     texts = {f"{i}.txt": "".join(chr(33 + (i + 7 * k) % 900) for k in range(n)) for i, n in enumerate(sizes)}
     folder = write(tmp_path / "text", texts)
@@ -143,8 +114,8 @@ def test_stretches_are_apart_and_join_with_the_rest_to_the_text(tmp_path: Path, 
     for document, number in zip(texts.values(), counts, strict=True):  # training text ends at each hole
         holes = ["".join(next(rest[split]) for split in text.SPLITS) for _ in range(number)]
         assert "".join(holes) + next(rest["train"]) == document
-    if len(sizes) == 1 and sizes[0] >= 400_000:
-        assert (len(splits["test"]), splits["test"].sizes[0]) == {1_500_000: (30, 8192), 400_000: (12, 8333)}[sizes[0]]
+    if sizes == [1_500_000]:
+        assert (len(splits["test"]), splits["test"].sizes[0]) == (30, 8192)
     made = tokens.prepare(config(path=folder, tokenizer="bytes"), tmp_path / "cache")
     assert made.test.sources is not None and np.bincount(made.test.sources).tolist() == counts
     assert made.train.sources is None and len(made.test.starts) == len(made.test.sources) + 1
@@ -155,12 +126,8 @@ def test_a_missing_held_out_split_is_half_of_the_other(tmp_path: Path) -> None:
     splits, _ = load(config(path=folder), tmp_path)
     assert [list(splits[split]) for split in text.SPLITS] == [["to learn"], ["01234"], ["56789"]]
     many = {f"{split}/{name}": content for split in ("train", "test") for name, content in prose(40, 20).items()}
-    many = {name: f"{name[:5]} {content}" for name, content in many.items()}
-    splits, record = load(config(path=write(tmp_path / "many", many)), tmp_path)
+    _, record = load(config(path=write(tmp_path / "many", many)), tmp_path)
     assert record["documents"] == {"train": 40, "validation": 20, "test": 20} and record["split"] == "given"
-    held_out = [content for name, content in many.items() if name.startswith("test")]
-    order = [[held_out.index(document) for document in splits[split]] for split in ("validation", "test")]
-    assert order == [*map(sorted, order)] and sorted(itertools.chain(*order)) == [*range(40)]
 
 
 # -- copied passages ---------------------------------------------------------------------------------------------------
@@ -197,23 +164,15 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
 ) -> None:
     folder = write(tmp_path / "many", prose(60))
     clean, record = load(config(path=folder, test_pieces=None), tmp_path)
-    nothing = {"passage_words": 64, "every": 1, "shared": 0.0, "dropped_documents": 0, "dropped_text": 0.0}
-    assert record["copies"] == nothing
+    assert record["copies"] == {"every": 1, "shared": 0.0, "dropped_documents": 0}
     texts = {split: list(clean[split]) for split in text.SPLITS}
     quoted = [" \n".join(texts[split][0].split()[80:180]) for split in ("validation", "test")]
     write(folder, {f"quoting{i}.md": f"{i} says: {quote}" for i, quote in enumerate(quoted)})
     copied, other = load(config(path=folder, test_pieces=None), tmp_path)
     assert {split: list(copied[split]) for split in text.SPLITS} == texts and other["sha256"] == record["sha256"]
-    size = sum(len(f"0 says: {quote}") for quote in quoted)
-    share = round(size / (size + sum(map(len, texts["train"]))), 6)
-    dropped = {"shared": round(2 * 37 / (6 * 137), 6), "dropped_documents": 2, "dropped_text": share}
-    assert other["copies"] == nothing | dropped
+    assert other["copies"] == {"every": 1, "shared": round(2 * 37 / (6 * 137), 6), "dropped_documents": 2}
     monkeypatch.setattr(text, "LARGE", 1000)
     assert load(config(path=folder, test_pieces=None), tmp_path)[1]["copies"]["every"] == 16
-    licence = " ".join(f"term{i}" for i in range(90))
-    folder = write(tmp_path / "licensed", {name: f"{content} {licence}" for name, content in prose(60).items()})
-    with pytest.raises(UserError, match=r"data .text.: a split is empty, since .* share 64 words, as a licence"):
-        load(config(path=folder), tmp_path)
     given = {"train.txt": prose(1)["000.md"], "valid.txt": "of its own", "test.txt": prose(1)["000.md"] + " end"}
     splits, record = load(config(path=write(tmp_path / "given", given)), tmp_path)
     assert list(splits["train"]) == [given["train.txt"]]
@@ -223,27 +182,12 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
 # -- data sets of the hub ----------------------------------------------------------------------------------------------
 
 
-def copy_of(folder: Path, **splits: int) -> Path:
+def rows_of(folder: Path, **splits: int) -> Path:
     """A folder laid out as a data set of the hub is, with so many rows a split."""
     lines = {
         split: "".join(f'{{"text": "text {i} {i * i} of {n}"}}\n' for i in range(n)) for split, n in splits.items()
     }
     return write(folder, {f"{split}-00000-of-00001.jsonl": each for split, each in lines.items()})
-
-
-def test_a_local_copy_of_a_data_set_is_read_as_ones_own_files(tmp_path: Path) -> None:
-    def read(**changes: Any) -> dict[str, int]:
-        settings = config("hub", **changes)
-        documents = text.documents(settings, text.locate(settings))
-        return {split: len(list(each)) for split, each in documents.items()}
-
-    folder = copy_of(tmp_path / "set" / "raw", train=40, validation=30, test=20)
-    assert read(dataset=str(tmp_path / "set"), subset="raw") == {"train": 40, "validation": 30, "test": 20}
-    assert read(dataset=str(folder), splits={"train": "train", "test": "validation"}) == {"train": 40, "test": 30}
-    other = copy_of(tmp_path / "other", first=40, second=30)
-    assert read(dataset=str(other), splits={"train": "second"}, max_documents=25) == {"train": 25}
-    with pytest.raises(UserError, match=r"data\.dataset is missing: expected a name on the hub"):
-        read()
 
 
 @pytest.fixture
@@ -259,7 +203,7 @@ def set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
         return real(str(sets[dataset]), subset, **options)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", build)
-    monkeypatch.setattr(hub, "commit_of", lambda kind, name, revision: revision or "c0ffee")
+    monkeypatch.setattr(hub, "commit_of", lambda name, revision: revision or "c0ffee")
     return sets
 
 
@@ -269,26 +213,20 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(set_of_the_hub: dict[s
         assert record["revision"] == "c0ffee"
         return record["split"], [*record["documents"].values()]
 
-    set_of_the_hub["a/b"] = copy_of(tmp_path / "alone", train=40)
+    set_of_the_hub["a/b"] = rows_of(tmp_path / "alone", train=40)
     assert loaded() == ("document", [36, 2, 2])
     assert loaded(max_documents=25)[1] == [23, 1, 1]
-    set_of_the_hub["a/b"] = copy_of(tmp_path / "two", train=40, dev=40)
+    set_of_the_hub["a/b"] = rows_of(tmp_path / "two", train=40, dev=40)
     assert loaded() == ("given", [40, 20, 20])
-    cells = "text,n\n" + "".join(f"text {i},NA\n" for i in range(30)) + "NA,1\nnull,2\nNone,3\n"
-    set_of_the_hub["a/b"] = write(tmp_path / "cells", {"train.csv": cells})
-    assert sum(loaded()[1]) == 33
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"splits": {"train": "trian"}}, "'a/b' has the splits train, validation: choose what to train on"),
+        ({"splits": {"train": "trian"}}, "'a/b' has the splits train, validation: give data.splits={train: NAME}"),
         ({"column": "txt"}, "no column 'txt', only text: did you mean 'text'"),
-        ({"splits": {"tain": "train"}}, "data.splits names tain"),
-        ({"subset": "no"}, r"cannot be read: BuilderConfig 'no' not found"),
         ({"dataset": '{"text": "a"}\n{"text": "bro'}, "cannot be read: .*"),
-        ({"dataset": '{"text": ["a"]}\n'}, "column 'text' holds list: expected text"),
-        ({"dataset": '{"text": {"a": "b"}}\n', "max_documents": 2}, "column 'text' holds dict: expected text"),
+        ({"dataset": '{"text": ["a"]}\n', "max_documents": 2}, "column 'text' holds list: expected text"),
     ],
 )
 def test_what_is_wrong_with_a_data_set_of_the_hub_is_one_line(
@@ -303,53 +241,45 @@ def test_what_is_wrong_with_a_data_set_of_the_hub_is_one_line(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("away", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}], ids=str)
-def test_without_network_one_line_says_so_at_once(tmp_path: Path, away: dict[str, str]) -> None:
+def test_without_network_one_line_says_so_at_once(tmp_path: Path) -> None:
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "huggingface")}
     for settings, line in (
-        (config("wikitext-2"), "UserError 'Salesforce/wikitext' cannot be reached and .*"),
-        (config(path=__file__, tokenizer="gpt2"), "UserError 'gpt2' cannot be reached and .*"),
+        (config("wikitext-2"), "UserError 'Salesforce/wikitext' cannot be read: "),
+        (config(path=__file__, tokenizer="gpt2"), "UserError 'gpt2' cannot be read: "),
     ):
-        process = preparing(settings, tmp_path, HF_HOME=str(tmp_path / "huggingface"), **away)
-        printed, log = process.communicate(timeout=300)
-        assert re.fullmatch(line + "\n", printed) and "the hub does not answer" in log
+        printed, log = preparing(settings, tmp_path, **away).communicate(timeout=300)
+        assert printed.startswith(line) and printed.count("\n") == 1
         assert "Retrying" not in log  # for 23 s
 
 
-def test_what_was_downloaded_before_works_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_downloaded_before_is_found_without_network_at_its_commit_alone(
+    set_of_the_hub: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
     import huggingface_hub
 
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "huggingface"))
     for library in (datasets.config, huggingface_hub.constants):
         monkeypatch.setattr(library, "HF_HUB_OFFLINE", False)  # so that it is so again afterwards
-    builder = datasets.load_dataset_builder(str(copy_of(tmp_path / "wiki", train=30, test=30)))
-    builder.download_and_prepare()
-    cached = tmp_path / "huggingface" / "acme___wiki" / "default" / "0.0.0" / commit
-    shutil.copytree(builder.cache_dir, cached)
-    for path in cached.glob("*.arrow"):
-        path.rename(path.with_name(path.name.replace("json-", "wiki-")))
-    info = json.loads((cached / "dataset_info.json").read_text())
-    (cached / "dataset_info.json").write_text(json.dumps(info | {"dataset_name": "wiki"}))
-    monkeypatch.setattr(hub, "commit_of", lambda kind, name, revision: None)
-    _, record = load(config("hub", dataset="acme/wiki", max_documents=25), tmp_path)
-    assert record["revision"] == commit and record["documents"]["train"] == 25
-    with pytest.raises(UserError, match=r"'acme/wiki' cannot be reached and .* has commit 0123.*, not f+$"):
-        load(config("hub", dataset="acme/wiki", revision="f" * 40), tmp_path)
+    monkeypatch.setattr(hub, "commit_of", lambda name, revision: None)
+    set_of_the_hub["a/b"] = rows_of(tmp_path / "set", train=30)
+    commit = load(config("hub", dataset="a/b"), tmp_path)[1]["revision"]
+    assert datasets.config.HF_HUB_OFFLINE and commit
+    with pytest.raises(UserError, match=rf"'a/b' cannot be read: the hub does not answer, .* has commit {commit}"):
+        load(config("hub", dataset="a/b", revision="f" * 40), tmp_path)
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def bpe() -> tokenizer.Tokenizer:
-    return tokenizer.train_bpe(["the quick brown fox jumps over the lazy dog. привет мир 🙂 " * 20], 400)
+def bpe() -> tokens.Tokenizer:
+    return tokens.train_bpe(["the quick brown fox jumps over the lazy dog. привет мир 🙂 " * 20], 400)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])
 @pytest.mark.parametrize("given", [STRANGE, "", "\r\n", "a" * 10, "".join(map(chr, range(1, 0x2FF)))])
-def test_decoding_gives_the_text_back_and_bytes_are_counted(kind: str, given: str, bpe: tokenizer.Tokenizer) -> None:
-    made = bpe if kind == "bpe" else tokenizer.raw_bytes()
+def test_decoding_gives_the_text_back_and_bytes_are_counted(kind: str, given: str, bpe: tokens.Tokenizer) -> None:
+    made = bpe if kind == "bpe" else tokens.raw_bytes()
     (ids,) = made.encode([given])
     assert made.decode(ids) == given and made.separator not in ids
     assert made.token_bytes is not None and made.token_bytes[ids].sum() == len(given.encode())
@@ -358,24 +288,21 @@ def test_decoding_gives_the_text_back_and_bytes_are_counted(kind: str, given: st
 
 
 def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = (STRANGE + " the lazy dog isn't  quick . ") * 40 + "x" * 9000
-    monkeypatch.setattr(tokenizer, "PIECE", len(given))
-    bpe = tokenizer.train_bpe([given], 400)
+    given = (STRANGE + " the lazy dog isn't  quick . ") * 40
+    bpe = tokens.train_bpe([given], 400)
     (whole,) = bpe.encode([given])
-    monkeypatch.setattr(tokenizer, "PIECE", 7)
-    assert len(list(tokenizer.pieces(given))) > 100 and "".join(tokenizer.pieces(given)) == given
+    monkeypatch.setattr(tokens, "PIECE", 70)
+    assert len(list(tokens.pieces(given))) > 40 and "".join(tokens.pieces(given)) == given
     assert np.array_equal(bpe.encode(["a", given, ""])[1], whole)
-    assert tokenizer.train_bpe([given], 400).sha256 == bpe.sha256
-    words = " ".join(f"word{i} " + "x" * (i % 50) for i in range(2000))
-    monkeypatch.setattr(tokenizer, "PIECE", len(words))
-    assert [*filter(None, tokenizer.pieces(words))] == [words]
+    assert tokens.train_bpe([given], 400).sha256 == bpe.sha256
+    assert "".join(tokens.pieces("x" * 1000)) == "x" * 1000 and max(map(len, tokens.pieces("x" * 1000))) <= 70
 
 
 def test_a_byte_level_pre_tokenizer_parts_words_at_every_border() -> None:
     characters = [chr(c) for c in range(0x3100) if not 0xD800 <= c < 0xE000]
     given = "".join(f"{c} {c} a {c} 1 {c} " for c in characters)
-    parted = {start for _, (start, _) in tokenizer.raw_bytes()._inner.pre_tokenizer.pre_tokenize_str(given)}
-    borders = {border.start() for border in tokenizer.BORDER.finditer(given)}
+    parted = {start for _, (start, _) in tokens.raw_bytes()._inner.pre_tokenizer.pre_tokenize_str(given)}
+    borders = {border.start() for border in tokens.BORDER.finditer(given)}
     assert len(borders) > 4 * len(characters) and borders <= parted
 
 
@@ -384,9 +311,7 @@ def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
     return folder / "mine.json"
 
 
-def test_bpe_is_deterministic_and_learns_from_the_training_split_alone(tmp_path: Path) -> None:
-    first, second = (tokenizer.train_bpe(["tiny text"], 2048) for _ in range(2))
-    assert first.sha256 == second.sha256 and 257 < first.vocab_size < 300
+def test_bpe_learns_from_the_training_split_alone(tmp_path: Path) -> None:
     other = "zyxwvut " * 500
     folder = write(tmp_path / "given", {"train.txt": "plain words " * 200, "valid.txt": other, "test.txt": other})
     made = tokens.prepare(config(path=folder, vocab_size=300), tmp_path)
@@ -394,7 +319,7 @@ def test_bpe_is_deterministic_and_learns_from_the_training_split_alone(tmp_path:
 
 
 def test_a_tokenizer_file_gets_a_separator_and_never_pads_or_cuts_or_draws(
-    bpe: tokenizer.Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bpe: tokens.Tokenizer, tmp_path: Path
 ) -> None:
     description = bpe.description
     del description["added_tokens"][0]
@@ -402,66 +327,59 @@ def test_a_tokenizer_file_gets_a_separator_and_never_pads_or_cuts_or_draws(
     inner.enable_truncation(3)
     inner.enable_padding()
     inner.model.dropout = 0.5
-    made = tokenizer.from_file(saved(inner, tmp_path))
+    made = tokens.from_file(saved(inner, tmp_path))
     ids, empty = made.encode(["the quick brown fox jumps over", ""])
-    assert made.decode(ids) == "the quick brown fox jumps over" and len(empty) == 0 and "BPE dropout" in caplog.text
-    assert made.separator not in made.encode([tokenizer.SEPARATOR])[0]
+    assert made.decode(ids) == "the quick brown fox jumps over" and len(empty) == 0
+    assert made.separator not in made.encode([tokens.SEPARATOR])[0]
     assert len({tuple(made.encode(["the quick brown fox"])[0]) for _ in range(20)}) == 1
     with pytest.raises(UserError, match=r"data.tokenizer: '.*json' cannot be read: No such file"):
-        tokenizer.find(f"{tmp_path}/worng.json")
+        tokens.find(f"{tmp_path}/worng.json")
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "counts", "is_cut"),
+    ("part", "value", "is_exact"),
     [
-        ("normalizer", None, True, True),
-        ("normalizer", tokenizers.normalizers.NFC(), False, True),
-        ("normalizer", tokenizers.normalizers.Prepend("<"), False, False),  # it acts once a document
-        ("pre_tokenizer", tokenizers.pre_tokenizers.Whitespace(), False, True),
-        ("pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True), False, True),
+        ("normalizer", None, True),
+        ("normalizer", tokenizers.normalizers.NFC(), False),
+        ("normalizer", tokenizers.normalizers.Lowercase(), False),
+        ("normalizer", tokenizers.normalizers.Strip(), False),
+        ("normalizer", tokenizers.normalizers.Prepend("<"), False),
+        ("pre_tokenizer", tokenizers.pre_tokenizers.Whitespace(), False),
+        ("pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True), False),
     ],
 )
-def test_a_tokenizer_that_changes_text_counts_no_bytes_and_pieces_encode_as_the_whole(
-    bpe: tokenizer.Tokenizer, monkeypatch: pytest.MonkeyPatch, part: str, value: Any, counts: bool, is_cut: bool
+def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_whole(
+    bpe: tokens.Tokenizer, monkeypatch: pytest.MonkeyPatch, part: str, value: Any, is_exact: bool
 ) -> None:
-    inner, document = tokenizers.Tokenizer.from_str(bpe._inner.to_str()), "the quick fox  and a dog " * 6000
+    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
     setattr(inner, part, value)
-    made = tokenizer.Tokenizer(inner)
-    assert (made.token_bytes is not None) == counts
-    monkeypatch.setattr(tokenizer, "PIECE", len(document))
-    (whole,) = made.encode([document])
-    monkeypatch.setattr(tokenizer, "PIECE", 1000)
-    assert (len([*made.encode_pieces([document])]) > 100) == is_cut
-    assert np.array_equal(made.encode([document])[0], whole)
+    made = tokens.Tokenizer(inner)
+    assert (made.token_bytes is not None) == is_exact
+    monkeypatch.setattr(tokens, "PIECE", 1000)
+    assert (len([*made.encode_pieces(["the quick fox  and a dog " * 600])]) > 10) == is_exact
 
 
-def test_a_tokenizer_of_the_hub_or_of_a_folder_is_recorded_and_nothing_else_is_read(
-    tmp_path: Path, bpe: tokenizer.Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_a_tokenizer_of_the_hub_or_of_a_folder_is_read_and_nothing_else(
+    tmp_path: Path, bpe: tokens.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import HfApi, errors
+    from huggingface_hub import errors
 
-    commit, canary = tmp_path / "huggingface" / "0123456789abcdef0123456789abcdef01234567", tmp_path / "canary"
-    write(commit, {"tokenization_mine.py": f"open({str(canary)!r}, 'w')"})
+    canary = tmp_path / "canary"
+    commit = write(tmp_path / "commit", {"tokenization_mine.py": f"open({str(canary)!r}, 'w')"})
     write(commit, {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", null]}}'})
     bpe.save(commit / "tokenizer.json")
 
-    def info(self: Any, name: str, repo_type: str, revision: str | None, timeout: float) -> Any:
-        if name == "org/mine":
-            return SimpleNamespace(sha=commit.name)
-        raise errors.GatedRepoError(f"{name} is gated", response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
-
-    def download(name: str, allow_patterns: list[str], **_: Any) -> str:
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         assert allow_patterns == ["tokenizer.json"]
+        if name == "org/gated":
+            raise errors.GatedRepoError(f"{name} is gated", response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
         return str(commit)
 
-    monkeypatch.setattr(HfApi, "repo_info", info)
     monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", download)
-    folder = write(tmp_path / "t", numbered(25))
-    for name, revision in (("org/mine", commit.name), (str(commit), None)):
-        made = tokens.prepare(config(path=folder, tokenizer=name), tmp_path / "cache")
-        assert made.tokenizer.sha256 == bpe.sha256 and made.record.get("tokenizer_revision") == revision
+    for name in ("org/mine", str(commit)):
+        assert tokens.find(name).sha256 == bpe.sha256
     with pytest.raises(UserError, match="'org/gated' cannot be read: org/gated is gated"):
-        tokenizer.find("org/gated")
+        tokens.find("org/gated")
     assert not canary.exists()
 
 
@@ -514,23 +432,14 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
     assert made.tokenizer.token_bytes is None
 
 
-def test_a_full_disk_under_the_cache_names_the_place(tmp_path: Path) -> None:
-    path = write(tmp_path, {"text.txt": "words of a text. " * 40_000}) / "text.txt"
-    with small_disk(tmp_path / "disk", "300k") as disk, pytest.raises(RunFailed) as caught:
-        tokens.prepare(config(path=path, tokenizer="bytes"), disk)
-    assert re.match(rf"no room to write {disk}/tokens/\w+ \(No space left", str(caught.value))
-    assert caught.value.reason == "disk"
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "+-*/!?", "語言文字", "0123456789"])
+@pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "0123456789"])
 def test_a_line_without_a_space_takes_seconds_and_loses_nothing(alphabet: str) -> None:
     line = "".join(np.random.default_rng(0).choice(list(alphabet), 300_000))
-    assert max(map(len, tokenizer.pieces(line))) <= tokenizer.LONGEST_WORD
-    began = time.monotonic()
-    made = tokenizer.train_bpe([line], 1000)
+    began = time.process_time()
+    made = tokens.train_bpe([line], 1000)
     (ids,) = made.encode([line])
-    assert time.monotonic() - began < 30  # minutes where it is one word
+    assert time.process_time() - began < 30  # minutes where it is one word
     assert made.decode(ids) == line
 
 
@@ -603,10 +512,12 @@ def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> 
 
 
 def test_one_block_is_enough_and_less_is_one_line() -> None:
-    with pytest.raises(UserError, match="training text has 16 tokens: a block of 16 needs 17"):
-        batches.TrainingBatches(np.zeros(16), 16, 4, seed=0)
-    with pytest.raises(UserError, match="validation text has 16 tokens: a block of 16 needs 17"):
-        batches.validation_batches(np.zeros(16), 16, 4, 8)
+    for read in (
+        lambda ids: batches.TrainingBatches(ids, 16, 4, seed=0).batch(0),
+        lambda ids: batches.validation_batches(ids, 16, 4, 8),
+    ):
+        with pytest.raises(UserError, match="the text has 16 tokens: a block of 16 needs 17"):
+            read(np.zeros(16))
     batch = batches.TrainingBatches(np.arange(17), 16, 2, seed=0).batch(5)
     assert batch.ids[0].tolist() == list(range(16)) and batch.labels[1].tolist() == list(range(1, 17))
 

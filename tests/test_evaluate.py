@@ -311,7 +311,7 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     config, folder = trained
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
     rows = evaluation_rows(folder)
-    tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+    tokens = data.prepare(config.data, config.runtime.cache)
     spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
     model = NGrams(tokens.train.ids, spans, 257)
     windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")

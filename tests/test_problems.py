@@ -21,8 +21,8 @@ from posbench.config import compose
 from posbench.config.built import task_of
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
-from posbench.data import problems
-from posbench.data.problems import prepare
+from posbench.data.batches import fixed_problems
+from posbench.data.tokens import data_of
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import evaluate as text
 from posbench.evaluation.evaluate import evaluate
@@ -109,11 +109,8 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
 REFUSED = """
 data=task/copy | expected problems (experiment=tasks)
 evaluation=problems | expected fixed_target or nonoverlap, since the data is text
-data=task/cpoy experiment=tasks | did you mean 'task/copy'?
 data=task/copy experiment=tasks data.task.longest=30 | of length 30 and data.offset=0 take 62 tokens
 data=task/copy experiment=tasks data.offset=1 | of length 20 and data.offset=1 take 43 tokens
-data=task/copy experiment=tasks data.task.vocabulary=1 | data.task.vocabulary is 1 for 'copy'
-data=task/copy experiment=tasks data.task.name=sort | it is chosen with its options
 data=task/copy experiment=tasks tasks=repeat | probes are of text
 data=task/copy experiment=tasks length=128 | give ratio=2,4
 """
@@ -127,15 +124,6 @@ def test_what_does_not_go_together_is_refused_in_one_line(case: str) -> None:
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("experiment", ["tasks", "tasks_long"])
-def test_no_scheme_has_an_option_that_was_tuned_on_a_task(experiment: str) -> None:
-    """T5's reach follows the trained length, as its buckets need; FoX's gates had been chosen on copying."""
-    own = {path.stem for path in (configs_dir() / "tuned" / experiment).glob("*.yaml")}
-    assert own == {"t5"}
-    fox = composed(f"experiment={experiment}", "data=task/copy", "encoding=fox")
-    assert fox.encoding.options == composed("encoding=fox").encoding.options
-
-
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +131,7 @@ def test_no_scheme_has_an_option_that_was_tuned_on_a_task(experiment: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name: str) -> None:
     config = composed("experiment=tasks", f"data=task/{name}", "encoding=t5")
-    task, data = task_of(config.data), prepare(config.data, None)
+    task, data = task_of(config.data), data_of(config.data, None)
     one, other = (data.batches(config.training, seed=3) for _ in range(2))
     other.batch(0)
     batch, again = one.batch(5), other.batch(5)
@@ -161,7 +149,7 @@ def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name: s
 
 def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_training() -> None:
     config = composed("data=task/copy", "experiment=tasks", "data.offset=8", "training.train_length=50")
-    batch = prepare(config.data, None).batches(config.training, seed=0).batch(0)
+    batch = data_of(config.data, None).batches(config.training, seed=0).batch(0)
     assert batch.positions is not None and set(batch.positions[:, 0].tolist()) == set(range(9))
     assert int(batch.positions.max()) == 49
     answer = batch.labels != IGNORED
@@ -217,7 +205,7 @@ def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name: str) -> None:
     task = tasks.build(name)
-    tested = [problems.fixed(task, "test", multiple * task.longest, 512) for multiple in (1, 2, 4, 8)]
+    tested = [fixed_problems(task, "test", multiple * task.longest, 512) for multiple in (1, 2, 4, 8)]
     right = [(task.trivial(one) == one.ids[:, 1:])[one.scored].mean() for one in tested]
     guessed = 1 / len(np.unique(tested[0].ids[:, 1:][tested[0].scored]))
     shares = " | ".join(f"{100 * share:.0f}" for share in (*right, guessed))
@@ -273,7 +261,7 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
 
 def test_the_fixed_problems_have_a_digest_that_options_change() -> None:
     config = composed("data=task/copy", "experiment=tasks").data
-    record = prepare(config).record
+    record = data_of(config).record
     assert record["name"] == "copy" and record["task"]["longest"] == 20 and len(record["sha256"]) == 64
     other = dataclasses.replace(config, task={**(config.task or {}), "vocabulary": 31})
-    assert prepare(other).record["sha256"] != record["sha256"]
+    assert data_of(other).record["sha256"] != record["sha256"]

@@ -15,7 +15,7 @@ import task_solvers
 from scipy import stats
 
 from posbench import tasks
-from posbench.data import tokenizer
+from posbench.data import tokens
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.models import parse_choice
 from posbench.tasks.base import SEPARATOR, Task
@@ -106,7 +106,7 @@ def test_draws_are_those_of_earlier_runs() -> None:
 @pytest.mark.parametrize("name", tasks.names())
 def test_the_vocabulary_begins_with_the_separator_and_all_of_it_is_drawn(name: str) -> None:
     task = tasks.build(name)
-    assert task.symbols[0] == SEPARATOR == tokenizer.SEPARATOR and task.name == name
+    assert task.symbols[0] == SEPARATOR == tokens.SEPARATOR and task.name == name
     assert len(set(task.symbols)) == len(task.symbols) and not re.search(r"\s", "".join(task.symbols))
     drawn = np.unique(task.problems(np.random.default_rng(0), task.longest, 2000).ids)
     if name == "counting":  # no count is above the length

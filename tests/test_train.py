@@ -21,7 +21,7 @@ from tiny_sweep import until
 from posbench import machine
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import validation_batches
-from posbench.data.tokens import VALIDATION_BLOCKS, prepare
+from posbench.data.tokens import VALIDATION_SIZE, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.model.gpt import GPT, build
 from posbench.results.frame import read
@@ -125,7 +125,7 @@ def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Co
     tokens = prepare(config.data, pathlib.Path(str(config.runtime.cache)))
     model = build(config, tokens.tokenizer.vocab_size)
     model.load_state_dict(checkpoint.trained(folder).weights())
-    (batch,) = validation_batches(tokens.validation.ids, 16, 256, VALIDATION_BLOCKS)
+    (batch,) = validation_batches(tokens.validation.ids, 16, 256, VALIDATION_SIZE)
     assert len(found) == STEPS and len(batch.ids) % config.training.batch_size  # the last batch is a smaller one
     assert found[-1] == pytest.approx(float(model(batch.ids, batch.labels).detach()), abs=1e-6)
 

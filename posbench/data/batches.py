@@ -1,10 +1,11 @@
-"""Batches of text blocks, for training and for a quick validation loss.
+"""Batches of text blocks or of a task's problems, for training and for a quick validation loss.
 
-The batch of a step is a pure function of (seed, step): a resumed run needs no state to see the same data, and runs of
-one seed see the same data whatever their encoding.
+The batch of a step is a pure function of (seed, step): neither resuming nor the encoding changes what a run sees.
 """
 
+import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from posbench import machine
 from posbench.errors import UserError
 from posbench.model.loss import IGNORED
+from posbench.randomness import derive
+from posbench.tasks.base import Problems, Task
 
 
 class Batch(NamedTuple):
@@ -62,8 +65,8 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; to CUDA asynchronously, from pinned memory."""
-        pinned = self._each(Tensor.pin_memory) if device.type == "cuda" else self
-        return pinned._each(lambda column: machine.sent(column, device))
+        is_cuda = device.type == "cuda"
+        return self._each(lambda column: machine.sent(column.pin_memory() if is_cuda else column, device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         positions = None if self.positions is None else change(self.positions)
@@ -76,7 +79,6 @@ class TrainingBatches:
     def __init__(
         self, ids: np.ndarray, train_length: int, batch_size: int, seed: int, separator: int | None = None
     ) -> None:
-        _refuse_short(ids, train_length, "training")
         self._separator = separator  # of batches
         self._ids, self._train_length, self._batch_size, self._seed = ids, train_length, batch_size, seed
         # One block fewer than could fit, so that the offset has room to vary.
@@ -99,7 +101,7 @@ class TrainingBatches:
 
     def _order_of(self, epoch: int) -> np.ndarray:
         generator = np.random.default_rng([self._seed, epoch])
-        room = len(self._ids) - 1 - self.blocks_per_epoch * self._train_length
+        room = max(0, len(self._ids) - 1 - self.blocks_per_epoch * self._train_length)
         offset = int(generator.integers(min(room, self._train_length - 1) + 1))
         return offset + self._train_length * generator.permutation(self.blocks_per_epoch)
 
@@ -115,17 +117,58 @@ def united(spans: Sequence[np.ndarray]) -> np.ndarray:
 
 def validation_batches(ids: np.ndarray, length: int, batch_size: int, limit: int) -> list[Batch]:
     """Return the same blocks each time: at most `limit`, spread evenly."""
-    _refuse_short(ids, length, "validation")
-    blocks = (len(ids) - 1) // length
+    blocks = max(1, (len(ids) - 1) // length)
     chosen = np.unique(np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)) * length
     return [_blocks(ids, chosen[at : at + batch_size].tolist(), length) for at in range(0, len(chosen), batch_size)]
 
 
 def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
+    if len(ids) <= length:
+        raise UserError(f"the text has {len(ids)} tokens: a block of {length} needs {length + 1}")
     blocks = torch.from_numpy(np.stack([ids[start : start + length + 1] for start in starts]).astype(np.int64))
     return Batch.of(blocks[:, :-1], blocks[:, 1:])
 
 
-def _refuse_short(ids: np.ndarray, length: int, name: str) -> None:
-    if len(ids) <= length:
-        raise UserError(f"the {name} text has {len(ids)} tokens: a block of {length} needs {length + 1}")
+@dataclasses.dataclass(frozen=True)
+class ProblemBatches:
+    """Fresh problems for every update, each of a trained length and in a row of its own, which the separator fills."""
+
+    task: Task
+    offset: int  # a problem's first token stands at a position from 0 to this
+    train_length: int  # tokens per row
+    batch_size: int  # rows of an update
+    seed: int  # of the problems alone
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
+        rng = np.random.default_rng(derive(self.seed, "problems", step))
+        lengths = rng.integers(self.task.shortest, self.task.longest, self.batch_size, endpoint=True)
+        ids = torch.zeros(self.batch_size, self.train_length, dtype=torch.int64)
+        labels, positions = torch.full_like(ids, IGNORED), None
+        for length in np.unique(lengths):
+            rows = np.flatnonzero(lengths == length)
+            part = problem_batch(self.task.problems(rng, int(length), len(rows)))
+            ids[rows, : part.ids.shape[1]], labels[rows, : part.ids.shape[1]] = part.ids, part.labels
+        if self.offset:
+            first = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
+            # No row has a token of its problem beyond the last position, only of what fills it.
+            positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)
+        return Batch.of(ids, labels, positions)
+
+
+def problem_batch(problems: Problems) -> Batch:
+    """Return problems as inputs and labels."""
+    labels = np.where(problems.scored, problems.ids[:, 1:], IGNORED)
+    return Batch.of(torch.from_numpy(problems.ids[:, :-1]), torch.from_numpy(labels))
+
+
+def fixed_problems(task: Task, split: str, length: int, count: int, variant: str = "") -> Problems:
+    """Return problems that are the same for every run, in streams that no training reads; each variant has its own."""
+    stream = derive(0, "fixed problems", split, task.name, variant, length)
+    return task.problems(np.random.default_rng(stream), length, count)
+
+
+def problems_sha256(problems: Problems) -> str:
+    """Return the identity of problems; rows that share it are paired."""
+    shape, ids, scored = str(problems.ids.shape), problems.ids, problems.scored
+    return hashlib.sha256(shape.encode() + ids.tobytes() + scored.tobytes()).hexdigest()

@@ -1,4 +1,7 @@
-"""Text in three splits, from the standard library, from files, or from the HuggingFace hub. How it is split:
+"""Text in three splits, from the standard library, from files, or from the HuggingFace hub.
+
+A document is a file of prose or code, or a row of a table. Text is strict UTF-8, with or without a byte-order mark;
+line ends, NUL bytes and cells such as NA stay as they are. How it is split:
 
 - `given`: by the source. If validation or test is missing, the other one is halved.
 - `document`: whole documents are held out. Training documents that share a passage with them are dropped.
@@ -6,21 +9,27 @@
 """
 
 import array
+import csv
 import functools
+import glob
 import hashlib
+import io
 import itertools
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pyarrow
+from pyarrow import parquet
 
 from posbench import files
 from posbench.config.schema import DataConfig
-from posbench.data import paths, readers
-from posbench.errors import UserError
+from posbench.errors import UserError, did_you_mean
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT, BUILTIN_HELD_OUT = (0.05, 0.05), (0.06, 0.20)  # shares of validation and test
@@ -33,54 +42,69 @@ LARGE, EVERY = 50_000_000, 16  # characters from which every 16th passage is loo
 ARTICLE_HEADING = re.compile(r" = (?!=).*(?<!=) = ?")  # ` = Title = `, with exactly one pair, begins a WikiText article
 _FACTORS = np.random.default_rng(0).integers(2**64, size=PASSAGE_WORDS, dtype=np.uint64) | np.uint64(1)
 
-Parts = list[tuple[int, int, int]]  # (document, first character, end)
-
-
-class Source(NamedTuple):
-    """Which text a configuration means: the hub's commit, a digest, and how to read its documents by split."""
-
-    revision: str | None
-    digest: str  # over the names and bytes of its files, or the hub's names and commit
-    read: Callable[[], dict[str, Iterable[str]]]  # the only split is "" where none is given
+# The hub's commit, a digest over names with the bytes of files or the commit, and what reads the documents by split.
+Source = tuple[str | None, str, Callable[[], dict[str, Iterable[str]]]]
+PACKED = (".gz", ".zst", ".bz2")
+WHOLE = (".txt", ".md", ".py", ".rst", ".tex")  # a document each
+# A folder means the files of the first of these kinds that it has: reports and settings lie beside data.
+KINDS = ((".txt", ".jsonl", ".parquet"), (".csv", ".tsv", ".arrow"), WHOLE, (".json",))
+READABLE = tuple(dict.fromkeys(sum(KINDS, ())))
+SPLIT_WORDS = {"train": "train", "training": "train"}
+SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+SPLIT_WORDS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
 
 
 class Texts(Sequence[str]):
-    """Documents of a memory-mapped file, each read when it is asked for; their `sizes` are in characters."""
+    """Parts of documents, each read when it is asked for; their `sizes` are in characters."""
 
-    def __init__(self, data: np.ndarray, spans: np.ndarray) -> None:
-        self._data, self._spans, self.sizes = data, spans, spans[:, 2]  # (n, 3): first byte, end, characters
+    def __init__(self, document: Callable[[int], str], parts: Any) -> None:
+        self.document, self.parts = document, np.array(parts)  # (n, 3): number of the document, first character, end
+        self.sizes = self.parts[:, 2] - self.parts[:, 1]
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self.parts)
 
     def __getitem__(self, index: Any) -> Any:
-        first, end, _ = self._spans[index]
-        return self._data[first:end].tobytes().decode()
-
-    def select(self, which: np.ndarray) -> "Texts":
-        """Return some of them by number, in order."""
-        return Texts(self._data, self._spans[np.sort(which)])
+        number, first, end = self.parts[index].tolist()
+        return self.document(number)[first:end]
 
 
 def locate(config: DataConfig) -> Source:
     """Find the text without reading it, and without importing `datasets`."""
-    if not {*config.splits} <= {*SPLITS}:
-        raise UserError(f"data.splits names {', '.join(config.splits)}: expected train, validation and test")
-    if config.source == "hub" and paths.folder_of(config) is None:
+    if config.source != "builtin" and not (config.path or config.dataset):
+        raise UserError("data.path is missing (a file, a folder or a glob), or data.dataset (a name on the hub)")
+    if config.source == "hub":
         from posbench.data import hub
 
         commit = hub.resolve(config)
         digest = _digest(str(part).encode() for part in (config.dataset, config.subset, commit))
-        return Source(commit, digest, lambda: hub.texts(config, commit))
-    by_split = {"": paths.builtin_modules()} if config.source == "builtin" else paths.local_files(config)
+        return commit, digest, lambda: _of_hub(config, commit)
+    by_split = {"": builtin_modules()} if config.source == "builtin" else local_files(config)
     each = [(split, name, path) for split, names in by_split.items() for name, path in names.items()]
     digest = _digest(part for s, name, path in each for part in (s.encode(), os.fsencode(name), files.sha256(path)))
-    return Source(None, digest, lambda: {s: readers.read_all(f.values(), config.column) for s, f in by_split.items()})
+    return None, digest, lambda: {s: read_all(f.values(), config.column) for s, f in by_split.items()}
+
+
+def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
+    """Return the documents of each split of a data set, by our names for the splits; its only one is training text."""
+    from posbench.data import hub
+
+    def cells(rows: Any) -> Iterator[str]:
+        with hub.one_line(config.dataset):
+            refuse_missing(config.column, [*(rows.features or [config.column])])
+            yield from (checked(value, config.column) for value in rows[config.column])
+
+    rows = hub.rows(config, commit)
+    standard = {SPLIT_WORDS[name.lower()]: name for name in reversed([*rows]) if name.lower() in SPLIT_WORDS}
+    splits = config.splits or (standard if len(rows) > 1 else {"train": next(iter(rows))})
+    if "train" not in splits or not {*splits} <= {*SPLITS} or not {*splits.values()} <= {*rows}:
+        raise UserError(f"'{config.dataset}' has the splits {', '.join(rows)}: give data.splits={{train: NAME}}")
+    return {split: cells(rows[name]) for split, name in splits.items()}
 
 
 def documents(config: DataConfig, source: Source) -> dict[str, Iterable[str]]:
     """Return the documents of each split that a source has, without blank ones."""
-    joined = {split: join_articles(texts) if config.articles else texts for split, texts in source.read().items()}
+    joined = {split: join_articles(texts) if config.articles else texts for split, texts in source[2]().items()}
     return {split: itertools.islice(filter(str.strip, t), config.max_documents) for split, t in joined.items()}
 
 
@@ -100,30 +124,31 @@ def join_articles(texts: Iterable[str]) -> Iterable[str]:
 def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Texts], dict[str, Any]]:
     """Read the documents of a located source into files of a folder; return them by split, and what is recorded."""
     splits = {split: _write(folder / f"{split}.documents", each) for split, each in documents(config, source).items()}
-    record: dict[str, Any] = {"name": config.name, "revision": source.revision, "split": "document"}
-    texts = next(iter(splits.values()))
+    texts, kind, counts = next(iter(splits.values())), "document", {}
     if len(splits) > 1:
-        record["split"], splits = "given", _completed(splits, folder)
+        kind, splits = "given", _completed(splits)
     elif config.source == "builtin":
-        splits = _by_document(texts, list(paths.builtin_modules())[: len(texts)], BUILTIN_HELD_OUT)
+        splits = _by_document(texts, list(builtin_modules())[: len(texts)], BUILTIN_HELD_OUT)
     elif len(texts) >= FEWEST_DOCUMENTS:
         splits = _by_document(texts, texts, HELD_OUT, config.test_pieces or 0)
     else:
-        parts, counts = _stretches(texts.sizes.tolist(), config.test_pieces or FEWEST_STRETCHES)
-        splits = {split: _cut(texts, parts[split], folder / f"{split}.parts.documents") for split in SPLITS}
-        record |= {"split": "stretches", "stretches": dict.fromkeys(SPLITS[1:], counts)}  # of each document in turn
+        parts, each = _stretches(texts.sizes.tolist(), config.test_pieces or FEWEST_STRETCHES)
+        kind, splits = "stretches", {split: Texts(texts.document, parts[split]) for split in SPLITS}
+        counts = {"stretches": dict.fromkeys(SPLITS[1:], each)}  # of each document in turn
     train, every = splits["train"], EVERY if sum(texts.sizes.sum() for texts in splits.values()) > LARGE else 1
     copied, shared = copies(train, itertools.chain(splits["validation"], splits["test"]), every)
-    dropped = copied if record["split"] == "document" else []
-    splits["train"] = train.select(np.setdiff1d(np.arange(len(train)), dropped))
+    dropped = copied if kind == "document" else []
+    splits["train"] = Texts(train.document, np.delete(train.parts, dropped, axis=0))
     if not all(map(len, splits.values())):
-        why = f"documents are equal or share {PASSAGE_WORDS} words, as a licence in each"
-        raise UserError(f"data '{config.name}': a split is empty, since {why}: take that out, or give splits")
-    share = round(float(train.sizes[dropped].sum() / train.sizes.sum()), 6)
-    record["copies"] = {"passage_words": PASSAGE_WORDS, "every": every, "shared": round(shared, 6)}
-    record["copies"] |= {"dropped_documents": len(dropped), "dropped_text": share}
-    record["sha256"] = _digest(part for split in SPLITS for part in (split.encode(), *map(str.encode, splits[split])))
-    return splits, record | {"documents": {split: len(splits[split]) for split in SPLITS}}
+        raise UserError(f"data '{config.name}': a split is empty: documents share {PASSAGE_WORDS} words (a licence?)")
+    return splits, counts | {
+        "name": config.name,
+        "revision": source[0],
+        "split": kind,
+        "copies": {"every": every, "shared": round(shared, 6), "dropped_documents": len(dropped)},
+        "sha256": _digest(part for split in SPLITS for part in (split.encode(), *map(str.encode, splits[split]))),
+        "documents": {split: len(splits[split]) for split in SPLITS},
+    }
 
 
 def _write(path: Path, texts: Iterable[str]) -> Texts:
@@ -136,84 +161,66 @@ def _write(path: Path, texts: Iterable[str]) -> Texts:
     if not sizes:
         raise UserError("no text: 0 documents that are not blank")
     n_bytes, characters = np.array(sizes, np.int64).reshape(-1, 2).T
-    ends = n_bytes.cumsum()
-    return Texts(np.memmap(path, np.uint8, "r"), np.stack([ends - n_bytes, ends, characters], 1))
+    data, ends = np.memmap(path, np.uint8, "r"), n_bytes.cumsum()
+    read = functools.lru_cache(1)(lambda number: data[ends[number] - n_bytes[number] : ends[number]].tobytes().decode())
+    return Texts(read, np.stack([np.arange(len(ends)), 0 * ends, characters], 1))
 
 
-def _cut(texts: Texts, parts: Parts, path: Path) -> Texts:
-    whole = functools.lru_cache(1)(texts.__getitem__)
-    return _write(path, (whole(number)[first:end] for number, first, end in parts))
-
-
-def _completed(given: dict[str, Texts], folder: Path) -> dict[str, Texts]:
+def _completed(given: dict[str, Texts]) -> dict[str, Texts]:
     """Halve the given held-out split if the other is missing."""
     if len(given) == len(SPLITS):
         return given
     (texts,) = (texts for split, texts in given.items() if split != "train")
     if len(texts) >= FEWEST_DOCUMENTS:
         return _by_document(texts, texts, (0.5, 0.5)) | {"train": given["train"]}
-    middles = [(i, size // 2, size) for i, size in enumerate(texts.sizes.tolist())]
-    parts = {"validation": [(i, 0, half) for i, half, _ in middles], "test": middles}
-    halves = {split: _cut(texts, parts[split], folder / f"{split}.half.documents") for split in SPLITS[1:]}
-    return {"train": given["train"]} | halves
+    numbers, starts, ends = texts.parts.T
+    halves = {"validation": (starts, ends // 2), "test": (ends // 2, ends)}
+    return given | {split: Texts(texts.document, np.stack([numbers, *half], 1)) for split, half in halves.items()}
 
 
 def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], wanted: int = 0) -> dict[str, Texts]:
-    """Give documents to validation, test and training in the order of their names' sha256, equal ones together.
-
-    The test part grows beyond its share to `wanted` documents while training keeps `TRAINING` of the characters.
-    """
-    keys = np.array([hashlib.sha256(name.encode()).digest() for name in names], "S32")
-    _, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    order, ends, sizes, n = np.argsort(group, kind="stable"), counts.cumsum(), texts.sizes, len(keys)
-    spare = ends[sizes.sum() - sizes[order].cumsum()[ends - 1] >= TRAINING * sizes.sum()].max(initial=0)
-    validation = ends[ends >= max(1, round(shares[0] * n))][0]
-    test = ends[ends >= min(n, max(validation + 1, round(sum(shares) * n)))][0]
-    test = max(test, min(spare, ends[ends >= min(n, validation + wanted)][0]))
+    """Give documents to validation, test (at least `wanted`, if there is room) and training by their names' sha256."""
+    order, n = np.argsort([hashlib.sha256(name.encode()).digest() for name in names], kind="stable"), len(texts)
+    train_sizes = texts.sizes.sum() - texts.sizes[order].cumsum()  # if so many documents are held out
+    spare = int((train_sizes >= TRAINING * texts.sizes.sum()).sum())
+    validation = max(1, round(shares[0] * n))
+    test = min(n, max(validation + 1, round(sum(shares) * n)))
+    test = max(test, min(spare, n, validation + wanted))
     parts = order[test:], order[:validation], order[validation:test]
-    return dict(zip(SPLITS, map(texts.select, parts), strict=True))
+    return {split: Texts(texts.document, texts.parts[np.sort(part)]) for split, part in zip(SPLITS, parts, strict=True)}
 
 
-def _stretches(sizes: Sequence[int], wanted: int) -> tuple[dict[str, Parts], list[int]]:
+def _stretches(sizes: Sequence[int], wanted: int) -> tuple[dict[str, list[tuple[int, int, int]]], list[int]]:
     """Return parts of texts by split, and the number of held-out stretches of each text.
 
-    A text is cut into equal parts. In the middle of each stands a hole: a validation stretch, then a test stretch; what
-    lies between two holes is a training document. All texts give the same share of their characters: 5 % for
-    validation, and for test so much that `wanted` stretches have `STRETCH` characters, but 5 % to 25 %. A shorter text
-    gets fewer of them, and below `FEWEST_STRETCHES` in all they get shorter instead.
+    A text is cut into equal parts. In the middle of each stand a validation and a test stretch; what is between trains.
+    All texts give the same share of their characters: 5 % for validation, and for test so much that `wanted` stretches
+    have `STRETCH` characters, but 5 % to 25 %. A shorter text gets fewer stretches, then shorter ones.
     """
     share = min(max(HELD_OUT[1], wanted * STRETCH / sum(sizes)), 1 - TRAINING - HELD_OUT[0])
     most, fewest = (-(-number // len(sizes)) for number in (wanted, min(wanted, FEWEST_STRETCHES)))
     counts = [min(most, max(fewest, int(share * size / STRETCH))) for size in sizes]
-    parts: dict[str, Parts] = {split: [] for split in SPLITS}
+    parts: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}  # of Texts
     for text, (size, holes) in enumerate(zip(sizes, counts, strict=True)):
         validation, test = int(HELD_OUT[0] * size / holes), int(share * size / holes)
-        end = 0
-        for i in range(holes):
-            start = (2 * i + 1) * size // (2 * holes) - (validation + test) // 2
-            parts["train"].append((text, end, start))
-            end = start + validation + test
-            parts["validation"].append((text, start, start + validation))
-            parts["test"].append((text, start + validation, end))
-        parts["train"].append((text, end, size))
+        starts = [(2 * i + 1) * size // (2 * holes) - (validation + test) // 2 for i in range(holes)]
+        borders = [border for start in starts for border in (start, start + validation, start + validation + test)]
+        for split, (first, end) in zip(itertools.cycle(SPLITS), itertools.pairwise([0, *borders, size]), strict=False):
+            parts[split].append((text, first, end))
     return parts, counts
 
 
 def copies(train: Iterable[str], held_out: Iterable[str], every: int = 1) -> tuple[list[int], float]:
-    """Return the numbers of training documents that hold every so-manieth held-out passage, and how many these are.
+    """Return the numbers of training documents that hold an n-th held-out passage, and these passages' share."""
 
-    The second is a share of those passages. A copy that is longer than a passage by `every` - 1 words is always found.
-    """
-    known = {passage for text in held_out for passage in _passages(text)[::every].data}
-    copied = {i: hits for i, text in enumerate(train) if (hits := known.intersection(_passages(text).data))}
+    def passages(text: str) -> np.ndarray:
+        words = np.fromiter((hash(word[0]) for word in re.finditer(r"\S+", text)), np.int64).view(np.uint64)
+        padded = np.pad(words, (0, max(0, PASSAGE_WORDS - len(words))))
+        return np.correlate(padded, _FACTORS, "valid")[: len(words)]  # a hash of each
+
+    known = {passage for text in held_out for passage in passages(text)[::every].data}
+    copied = {i: hits for i, text in enumerate(train) if (hits := known.intersection(passages(text).data))}
     return list(copied), len(set().union(*copied.values())) / max(1, len(known))
-
-
-def _passages(text: str) -> np.ndarray:
-    """The hash of each passage of a text; words are what white space parts."""
-    words = np.fromiter((hash(word[0]) for word in re.finditer(r"\S+", text)), np.int64).view(np.uint64)
-    padded = np.pad(words, (0, max(0, PASSAGE_WORDS - len(words))))
-    return np.correlate(padded, _FACTORS, "valid")[: len(words)]
 
 
 def _digest(parts: Iterable[bytes]) -> str:
@@ -222,3 +229,100 @@ def _digest(parts: Iterable[bytes]) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
+
+
+def kind(path: Path) -> str:
+    """Return `.csv` for `a.csv` and `a.csv.gz`."""
+    return Path(path.stem if path.suffix.lower() in PACKED else path.name).suffix.lower()
+
+
+def builtin_modules() -> dict[str, Path]:
+    """Return the file of each module of the built-in corpus that the running Python has, in alphabetical order."""
+    names = re.sub("#.*", "", Path(__file__).with_name("builtin.txt").read_text(encoding="utf-8")).split()
+    root = Path(sysconfig.get_path("stdlib"))
+    files = ((name, root / f"{name.replace('.', '/')}{end}") for name in names for end in (".py", "/__init__.py"))
+    return {name: file for name, file in files if file.is_file() and file.read_bytes().strip()}
+
+
+def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
+    """Return the files of text on this machine by split and name. The only split is "" where they give none."""
+    root = Path(os.path.expanduser(str(config.path)))
+    literal = glob.escape(str(root)) if root.exists() else str(root)  # a name may have the signs of a glob
+    names = glob.glob(f"{literal}/**" if root.is_dir() else literal, recursive=True)
+    matching = sorted(file for file in map(Path, names) if file.is_file())
+    choices = ([file for file in matching if kind(file) in kinds] for kinds in (KINDS if root.is_dir() else [READABLE]))
+    if not (files := next(filter(None, choices), [])):
+        near = did_you_mean(root.name, [file.name for file in root.parent.glob("*") if file != root])
+        expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
+        raise UserError(f"data.path: no file matches '{config.path}'{near or expected}")
+    root = root if root.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    by_name = {file.relative_to(root).as_posix(): file for file in files}
+    return {"": by_name} if len(files) == 1 else _by_split(by_name)
+
+
+def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
+    """Sort files by the first word of their paths that is a split's, if every path has one."""
+    splits: dict[str, dict[str, Path]] = {}
+    for name, file in files.items():
+        words = re.split(r"[-._ 0-9/]+", name.lower())
+        splits.setdefault(next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), ""), {})[name] = file
+    others = splits.get("", {})
+    if others and "train" in splits and len(splits) > 2 and len(files) > 2 * len(others):
+        stray = f"'{next(iter(others.values()))}' is of no split, while most of {len(files)} files are"
+        raise UserError(f"data.path: {stray}: move it away, or leave it out with a glob")
+    return {"": files} if others or "train" not in splits else splits
+
+
+def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
+    """Yield the documents of files, empty ones included; UserError with the file and the row for what is no text."""
+    for path in paths:
+        number = 1
+        try:
+            for row in _rows(path, column):
+                refuse_missing(column, [*row] if isinstance(row, dict) else [])
+                yield checked(row[column], column)
+                number += 1
+        except (ValueError, OSError, RuntimeError, csv.Error) as error:
+            reason = str(error).partition("\n")[0]
+            if isinstance(error, UnicodeDecodeError):
+                reason = f"not UTF-8 text (byte 0x{error.object[error.start]:02x}): iconv converts other encodings"
+            raise UserError(f"'{path}'{'' if kind(path) in WHOLE else f' row {number}'}: {reason}") from None
+
+
+def _rows(path: Path, column: str) -> Iterator[Any]:
+    """Yield a file's rows, each a dict by column; of Parquet and Arrow few at a time, since each may be a book."""
+    if kind(path) in (".parquet", ".arrow"):
+        file: Any = parquet.ParquetFile(path) if kind(path) == ".parquet" else pyarrow.ipc.open_stream(path.open("rb"))
+        is_stream = kind(path) == ".arrow"  # as `datasets` writes it
+        refuse_missing(column, (file.schema if is_stream else file.schema_arrow).names)
+        for batch in file if is_stream else file.iter_batches(batch_size=64, columns=[column]):
+            yield from ({column: cell.as_py()} for cell in batch.column(column))
+        return
+    binary = io.BufferedReader(pyarrow.input_stream(str(path)))  # which unpacks
+    lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
+    if kind(path) in WHOLE:
+        yield {column: lines.read()}
+    elif kind(path) == ".json" and binary.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        yield from json.load(lines)
+    elif kind(path) in (".json", ".jsonl"):
+        yield from (json.loads(line) for line in lines if line.strip())
+    else:
+        csv.field_size_limit(2**31 - 1)
+        for row in csv.DictReader(lines, delimiter="\t" if kind(path) == ".tsv" else ",", strict=True):
+            if None in row or None in row.values():
+                raise ValueError("there are not as many cells as columns: quote cells with separators")
+            yield row
+
+
+def checked(value: Any, column: str) -> str:
+    """Return a cell's text, that of null being empty; ValueError for what is no text."""
+    if not isinstance(value, str | None):
+        raise ValueError(f"column '{column}' holds {type(value).__name__}: expected text")
+    (value or "").encode()  # fails for half of a surrogate pair
+    return value or ""
+
+
+def refuse_missing(column: str, columns: Sequence[str]) -> None:
+    """Raise ValueError if the column is not there."""
+    if column not in columns:
+        raise ValueError(f"no column '{column}', only {', '.join(columns) or 'none'}{did_you_mean(column, columns)}")

@@ -1,33 +1,172 @@
-"""Tokens of a corpus: encoded once, kept in a cache folder, memory-mapped.
+"""The data of a run: the problems of a task, or a text as tokens, encoded once, kept in a cache folder, memory-mapped.
 
 The folder's name is a digest of the text and of all that shapes the tokens. It is there as a whole or not at all.
+
+A tokenizer is byte-level BPE trained here (Sennrich et al. (2016), arXiv:1508.07909, on bytes as in GPT-2), raw bytes,
+or a `tokenizer.json`. One separator, `<|endoftext|>`, begins every document; in a text it is ordinary characters.
 """
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 from filelock import FileLock
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from posbench import files
+from posbench.config.built import task_of
 from posbench.config.schema import Config, DataConfig, TrainingConfig
-from posbench.data import text
-from posbench.data.batches import Batch, TrainingBatches, validation_batches
-from posbench.data.tokenizer import Tokenizer, find, from_file, raw_bytes, train_bpe
+from posbench.data import batches, text
+from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
+from posbench.errors import UserError
+from posbench.tasks.base import SEPARATOR, Task
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5  # of the cache; raised when the same settings would give other files
+FORMAT = 6  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
-VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
+VALIDATION_SIZE = 256  # blocks of validation text, or problems, that a loss during training is taken over
+PIECE, AT_ONCE = 2**16, 64  # characters of a piece, and pieces encoded at once: bounds memory, and uses all threads
+BORDER = re.compile(r"(?<=\S) (?=\S)")  # byte-level pre-tokenizers part words there
+_CHARACTERS = "".join(map(chr, range(0x250))) + " e\u0301 ﬁ ² 你 🙂   It's 12345 THE end "
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` that never finds special tokens in text and knows the bytes behind each id."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, separator: int | None = None) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        if isinstance(inner.model, models.BPE):
+            inner.model.dropout = None  # it would draw tokens at random
+        if separator is None:
+            inner.add_special_tokens([SEPARATOR])
+        inner.encode_special_tokens = True
+        self._inner = inner
+        # The id of the token that begins a document; of a model from elsewhere, one of its own.
+        self.separator: int = inner.get_vocab()[SEPARATOR] if separator is None else separator
+        self.vocab_size: int = max(inner.get_vocab().values()) + 1
+        self.dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32  # of ids on the disk
+        self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
+
+    def encode(self, texts: Iterable[str]) -> list[np.ndarray]:
+        """Return the token ids of each text, without separators."""
+        return [np.concatenate([ids for _, _, ids in self.encode_pieces([text])]) for text in texts]
+
+    def encode_pieces(self, texts: Iterable[str]) -> Iterator[tuple[bool, int, np.ndarray]]:
+        """Yield pieces of texts, at least one of each: whether it begins a text, its number of characters, its ids."""
+        cut = (pieces(text) if len(text) > PIECE and self.token_bytes is not None else [text] for text in texts)
+        every = ((number == 0, piece) for of_text in cut for number, piece in enumerate(of_text))
+        while batch := list(itertools.islice(every, AT_ONCE)):
+            encoded = self._inner.encode_batch_fast([piece for _, piece in batch], add_special_tokens=False)
+            for (begins, piece), each in zip(batch, encoded, strict=True):
+                yield begins, len(piece), np.array(each.ids, np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
+        return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def save(self, path: Path) -> None:
+        """Write the `tokenizer.json`."""
+        files.write(path, self._inner.to_str().encode())
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The parts of it, as a `tokenizer.json` has them."""
+        return dict(json.loads(self._inner.to_str()))
+
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each id, for encodings that look at the vocabulary."""
+        return tuple(self.decode([i]) for i in range(self.vocab_size))
+
+    @functools.cached_property
+    def token_bytes(self) -> np.ndarray | None:
+        """UTF-8 bytes of the text behind each id, (vocab_size,) int64; None where they are not exact pieces."""
+        sizes = np.zeros(self.vocab_size, np.int64)
+        for token, i in self._inner.get_vocab(with_added_tokens=False).items():
+            sizes[i] = len(token)  # a character of the byte-level alphabet stands for a byte
+        for added in self.description["added_tokens"]:
+            sizes[added["id"]] = len(added["content"].encode())
+        sizes[self.separator] = 0
+        with contextlib.suppress(Exception):  # of a tokenizer that knows its own words alone
+            (ids,) = self.encode([_CHARACTERS])
+            if self.decode(ids) == _CHARACTERS and sizes[ids].sum() == len(_CHARACTERS.encode()):
+                return sizes
+        return None
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train byte-level BPE. On little text the vocabulary comes out smaller than asked."""
+    inner = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[SEPARATOR], show_progress=False)
+    trainer.initial_alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
+    return Tokenizer(inner)
+
+
+def raw_bytes() -> Tokenizer:
+    """Return the tokenizer whose ids 0 to 255 are the bytes themselves; the separator is 256."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}  # in Latin-1: they stand for themselves
+    others = iter(range(256, 512))
+    vocab = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+    return Tokenizer(_byte_level(models.BPE(vocab=vocab, merges=[])))
+
+
+def of_symbols(symbols: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer of a task: each symbol, the separator first, is a word and has its place as id."""
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(symbols)}))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return Tokenizer(inner)
+
+
+def find(setting: str, separator: int | None = None) -> Tokenizer:
+    """Return the tokenizer of a `tokenizer.json`, its folder, or a model on the hub."""
+    path = Path(os.path.expanduser(setting))
+    if not path.exists() and path.suffix != ".json":
+        from posbench.data import hub
+
+        path = hub.model_folder(setting, ["tokenizer.json"])[0]
+    return from_file(path / "tokenizer.json" if path.is_dir() else path, separator)
+
+
+def from_file(path: Path, separator: int | None = None) -> Tokenizer:
+    """Read a `tokenizer.json`; its separator is the token of that id, or `<|endoftext|>`, added if it is not there."""
+    try:
+        return Tokenizer(tokenizers.Tokenizer.from_file(str(path)), separator)
+    except Exception as error:
+        raise UserError(f"data.tokenizer: '{path}' cannot be read: {str(error).partition(chr(10))[0]}") from None
+
+
+def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut a text where byte-level pre-tokenizers always part words, and anywhere in a word without end."""
+    start = 0
+    while len(text) - start > PIECE:
+        border = BORDER.search(text, start + PIECE, start + 2 * PIECE)
+        end = border.start() if border else start + PIECE // 16
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +175,7 @@ class TokenSplit:
 
     ids: np.ndarray  # (n_tokens,) uint16 or uint32, memory-mapped
     starts: np.ndarray  # (n_documents + 1,) int64, the last one is n_tokens
-    sources: np.ndarray | None = (
-        None  # (n_documents,): the text that each, a stretch, was cut from; None: all are whole
-    )
+    sources: np.ndarray | None = None  # (n_documents,): which text each stretch was cut from; None: all are whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,31 +197,63 @@ class Tokens:
 
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
         """Return a fixed part of the validation text, in blocks of the training length."""
-        sizes = training.train_length, training.batch_size
-        whole = validation_batches(self.validation.ids, *sizes, VALIDATION_BLOCKS)
+        sizes = training.train_length, training.batch_size, VALIDATION_SIZE
+        whole = batches.validation_batches(self.validation.ids, *sizes)
         return [part for batch in whole for part in batch._replace(separator=self.separator).parts(1)]
 
 
-def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> Tokens:
-    """Return the tokens that a configuration means, from the cache or made now.
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """A task as data to train on, and what `run.json` records of it; its batches are as those of Tokens."""
 
-    `separator` is the id of the token before each document, where a tokenizer from elsewhere is to have one of its own.
-    """
-    given, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
+    task: Task
+    offset: int  # a training problem's first token stands at a position from 0 to this
+    tokenizer: Tokenizer
+    record: dict[str, Any]
+
+    def batches(self, training: TrainingConfig, seed: int) -> ProblemBatches:
+        rows = training.batch_size * training.accumulation
+        return ProblemBatches(self.task, self.offset, training.train_length, rows, seed)
+
+    def validation_batches(self, training: TrainingConfig) -> list[Batch]:
+        problems = batches.fixed_problems(self.task, "validation", self.task.longest, VALIDATION_SIZE)
+        return batches.problem_batch(problems).parts(-(-VALIDATION_SIZE // training.batch_size))
+
+
+def data_of(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
+    """Return the data of a run, of whatever kind."""
+    if config.task is None:
+        return prepare(config, cache)
+    task = task_of(config)
+    options = json.dumps({**dataclasses.asdict(task), "name": task.name, "offset": config.offset}, sort_keys=True)
+    tested = [batches.fixed_problems(task, "test", length, 64) for length in sorted({task.shortest, task.longest})]
+    digest = hashlib.sha256("\n".join([options, *map(batches.problems_sha256, tested)]).encode()).hexdigest()
+    record = {"name": config.name, "sha256": digest, "task": config.task, "offset": config.offset}
+    return TaskData(task, config.offset, of_symbols(task.symbols), record)
+
+
+def prepare(config: DataConfig, cache: str | Path | None, separator: int | None = None) -> Tokens:
+    """Return the tokens of a text, from the cache (None: the user's) or made now; `separator` is as in `from_file`."""
+    given = None if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
     source = text.locate(config)
-    folder = cache / "tokens" / _key(config, source, given, separator)[:16]
+    key = dataclasses.asdict(config) | dict.fromkeys(
+        ("name", "path", "dataset", "revision", "document_mask")
+    )  # the digest has these
+    key |= {"format": FORMAT, "text": source[1], "separator": separator}
+    key |= {"tokenizer": given.sha256 if given else [config.tokenizer, importlib.metadata.version("tokenizers")]}
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    folder = (Path(os.path.expanduser(cache)) if cache else files.user_cache()) / "tokens" / digest[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             _write(config, source, given, folder)
     record = json.loads((folder / "meta.json").read_text(encoding="utf-8")) | {"name": config.name}
-    record |= {"tokenizer_revision": revision} if revision else {}
     logger.info("data '%s': %s training tokens", config.name, f"{record['tokens']['train']:,}")
     tokenizer, splits = from_file(folder / "tokenizer.json", separator), {}
     for split in text.SPLITS:
         counts = record.get("stretches", {}).get(split)  # of each source document in turn
         sources = None if counts is None else np.repeat(np.arange(len(counts)), counts)
-        ids = np.memmap(folder / f"{split}.ids", _dtype(tokenizer), "r")
+        ids = np.memmap(folder / f"{split}.ids", tokenizer.dtype, "r")
         splits[split] = TokenSplit(ids, np.load(folder / f"{split}.starts.npy"), sources)
     separator = tokenizer.separator if config.document_mask else None
     return Tokens(**splits, tokenizer=tokenizer, record=record, folder=folder, separator=separator)
@@ -93,24 +262,7 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> To
 def prepare_all(configs: Iterable[Config]) -> list[Tokens]:
     """Make the tokens of several runs before any of them starts, so that a mistake in their text stops them all."""
     needed = [(config.data, config.runtime.cache) for config in configs if config.data.task is None]
-    different = [each for number, each in enumerate(needed) if each not in needed[:number]]
-    return [prepare(data, cache_folder(cache)) for data, cache in different]
-
-
-def cache_folder(setting: str | None) -> Path:
-    """Return the cache folder: the setting, or `posbench` in the user's cache."""
-    return Path(os.path.expanduser(setting)) if setting else files.user_cache()
-
-
-def _key(config: DataConfig, source: text.Source, given: Tokenizer | None, separator: int | None) -> str:
-    shape: dict[str, Any] = {"format": FORMAT, "text": source.digest, "separator": separator}
-    for name in ("source", "column", "splits", "articles", "max_documents", "tokenizer", "test_pieces"):
-        shape[name] = getattr(config, name)
-    if config.tokenizer == "bpe":
-        shape |= {"vocab_size": config.vocab_size, "tokenizers": importlib.metadata.version("tokenizers")}
-    elif given is not None:
-        shape["tokenizer"] = given.sha256
-    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
+    return [prepare(*each) for number, each in enumerate(needed) if each not in needed[:number]]
 
 
 def _write(config: DataConfig, source: text.Source, given: Tokenizer | None, folder: Path) -> None:
@@ -121,25 +273,20 @@ def _write(config: DataConfig, source: text.Source, given: Tokenizer | None, fol
         splits, record = text.load(config, source, new)
         tokenizer = given or raw_bytes()
         if config.tokenizer == "bpe":
-            tokenizer = train_bpe(_sample(splits["train"]), config.vocab_size)
+            train, order = splits["train"], np.random.default_rng(0).permutation(len(splits["train"]))
+            rooms = BPE_CHARACTERS + train.sizes[order] - train.sizes[order].cumsum()
+            sample = (train[i][:room] for i, room in zip(order, rooms.tolist(), strict=True) if room > 0)
+            tokenizer = train_bpe(sample, config.vocab_size)
         tokenizer.save(new / "tokenizer.json")
         total = sum(int(texts.sizes.sum()) for texts in splits.values())
         progress = console.Work(total, "tokens of %s of %s characters, about %s left")
-        counts = {split: _save(tokenizer, texts, new / split, progress) for split, texts in splits.items()}
-        (new / "meta.json").write_text(json.dumps(record | {"tokens": counts}, indent=1), "utf-8")
+        record["tokens"] = {split: _encode(tokenizer, texts, new / split, progress) for split, texts in splits.items()}
+        (new / "meta.json").write_text(json.dumps(record, indent=1), "utf-8")
         for documents in new.glob("*.documents"):
             documents.unlink()
 
 
-def _sample(train: text.Texts) -> Iterator[str]:
-    """Documents in a fixed random order, until they hold `BPE_CHARACTERS`."""
-    order = np.random.default_rng(0).permutation(len(train))
-    for i, end in zip(order, train.sizes[order].cumsum(), strict=True):
-        if (room := BPE_CHARACTERS - int(end - train.sizes[i])) > 0:
-            yield train[i][:room]
-
-
-def _save(tokenizer: Tokenizer, texts: text.Texts, path: Path, progress: console.Work) -> int:
+def _encode(tokenizer: Tokenizer, texts: text.Texts, path: Path, progress: console.Work) -> int:
     """Write one split's ids and document starts; return its number of tokens."""
     starts, size = [], 0
     with path.with_suffix(".ids").open("xb") as file:
@@ -147,12 +294,7 @@ def _save(tokenizer: Tokenizer, texts: text.Texts, path: Path, progress: console
             if begins:
                 starts.append(size)
                 ids = np.append(np.uint32(tokenizer.separator), ids)
-            size += len(ids)
-            file.write(ids.astype(_dtype(tokenizer)).tobytes())
+            size += file.write(ids.astype(tokenizer.dtype).tobytes()) // tokenizer.dtype().nbytes
             progress.add(characters)
     np.save(path.with_suffix(".starts.npy"), np.array([*starts, size], np.int64))
     return size
-
-
-def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
-    return np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32

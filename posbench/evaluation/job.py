@@ -15,8 +15,7 @@ from posbench.config.external import Trains
 from posbench.config.overrides import Asked
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import united
-from posbench.data.problems import TaskData, prepare
-from posbench.data.tokens import Tokens
+from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.models import TrainedGPT
@@ -66,7 +65,7 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
         text, own = config.data, folder / TOKENIZER  # the original of a tokenizer file may be gone
         if text.tokenizer not in ("bpe", "bytes") and own.is_file():
             text = dataclasses.replace(text, tokenizer=str(own))
-        tokens = world.after_first(lambda: prepare(text, config.runtime.cache))
+        tokens = world.after_first(lambda: data_of(text, config.runtime.cache))
         if run:
             run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = model_of(folder, config, tokens.tokenizer).to(device)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from posbench.config.schema import EvaluationConfig
-from posbench.data import problems as data
+from posbench.data import batches as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import plan
@@ -137,7 +137,7 @@ class TaskEvaluation(AnyEvaluation):
 def _posed(task: Task, settings: EvaluationConfig, length: int, variant: str) -> Problems:
     """Return the test problems of a length and a variant of the task; raises Undefined if there are none."""
     task = task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
-    return data.fixed(task, settings.split, length, settings.blocks, variant)
+    return data.fixed_problems(task, settings.split, length, settings.blocks, variant)
 
 
 def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> list[Asked]:
@@ -186,7 +186,7 @@ def _planned(evaluation: TaskEvaluation, asked: Asked, posed: Callable[[int, str
         chance=1 / len(np.unique(labels[problems.scored])),
         trivial=float(right[problems.scored].mean()),
         extension_options=plain(facts),
-        targets_sha256=data.sha256(problems),
+        targets_sha256=data.problems_sha256(problems),
     )
 
     def solved(row: EvaluationRow) -> EvaluationRow:

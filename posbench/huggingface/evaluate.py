@@ -152,7 +152,7 @@ def subject_of(source: Source, config: Any, precision: str, device: torch.device
 def text_of(config: Any, cache: str | None) -> Tokens:
     """The text as tokens of the model; UserError if it has some that the model's table does not know."""
     with signals_as_errors():
-        tokens = data.prepare(config.data, data.cache_folder(cache), config.reading.separator)
+        tokens = data.prepare(config.data, cache, config.reading.separator)
     highest = max(int(split.ids.max(initial=0)) for split in (tokens.train, tokens.validation, tokens.test))
     if highest >= (rows := config.data.vocab_size):
         raise UserError(f"the tokenizer belongs to another model: it gives id {highest:,}, its table has {rows:,} rows")

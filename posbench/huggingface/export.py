@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from posbench import encodings, files
 from posbench.config.external import Trains
 from posbench.config.schema import Config, to_container
-from posbench.data.tokenizer import SEPARATOR, Tokenizer
+from posbench.data.tokens import Tokenizer
 from posbench.encodings.base import Encoding
 from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
@@ -34,6 +34,7 @@ from posbench.run import checkpoint
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import evaluation_rows, headline_split
 from posbench.run.run import load_config, versions
+from posbench.tasks.base import SEPARATOR
 
 PARITY = "posbench_parity.json"
 LIMIT = 1e-5  # as a share of the largest logit

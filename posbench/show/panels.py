@@ -266,7 +266,7 @@ def of_run(folder: Path) -> Picture:
     model = model_of(folder, config, tokenizer_of(folder))
     drawn = of_positions(model.encoding)
     if config.data.task is None:
-        tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+        tokens = data.prepare(config.data, config.runtime.cache)
         if (load_record(folder).get("data") or {}).get("sha256") not in (None, tokens.record["sha256"]):
             raise UserError(f"the text of {folder} is no longer the one that it was trained on")
         ids = getattr(tokens, config.evaluation.split).ids[: WINDOWS * LONGEST].astype(np.int64)

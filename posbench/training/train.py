@@ -20,9 +20,8 @@ from torch import Tensor
 from posbench import machine
 from posbench.config.external import Trains
 from posbench.config.schema import Config, EvaluationConfig
-from posbench.data.batches import Batch, TrainingBatches
-from posbench.data.problems import ProblemBatches, TaskData, prepare
-from posbench.data.tokens import Tokens
+from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
+from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.job import evaluate_into, on_the_way, results_of
 from posbench.model.gpt import build, parameter_counts
@@ -55,7 +54,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     threads = machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
     with signals_as_errors():  # the text comes first: a mistake in it leaves no folder behind
-        tokens = world.after_first(lambda: prepare(config.data, config.runtime.cache))
+        tokens = world.after_first(lambda: data_of(config.data, config.runtime.cache))
     if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
         raise UserError(f"expected data.tokenizer={config.start.run}/{TOKENIZER}, that of the run that it begins from")
     with (

@@ -67,7 +67,7 @@ def test_a_data_set_of_code_is_text(tmp_path: Path, canary: Path, tiny_config: A
     folder.mkdir()
     (folder / "set.py").write_text(f"open({str(canary)!r}, 'w')")
     torch.save({"a": Payload(canary)}, folder / "train.pkl")
-    values = {**vars(tiny_config.data), "source": "hub", "path": None, "dataset": str(folder)}
+    values = {**vars(tiny_config.data), "path": str(folder)}
     config = DataConfig(**values)
     splits, _ = text.load(config, text.locate(config), tmp_path)
     assert "executed" in "".join(splits["train"])  # read as prose would be

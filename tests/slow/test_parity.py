@@ -22,7 +22,7 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     """Of every step on the built-in corpus, at a length of two tiles: (STEPS,)."""
     size = [f"training.train_length={LENGTH}", f"training.batch_size={BATCH}", "model.d_model=64", "model.n_layers=2"]
     config = compose.single([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])
-    corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
+    corpus = tokens.prepare(config.data, config.runtime.cache)
     gpt = build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
     learner = Learner(gpt, config, CPU, dtype)
     batches = TrainingBatches(corpus.train.ids, LENGTH, BATCH, config.seed)
