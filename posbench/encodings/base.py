@@ -51,7 +51,7 @@ class Layer:
     tables: Any = None  # what `make_tables` returned, for all layers
     state: Any = None  # what `prepare` returned, for the whole sequence
     rows: slice = dataclasses.field(default_factory=lambda: slice(None))  # the query rows at hand, Tq of T
-    keys: slice | Tensor = dataclasses.field(default_factory=lambda: slice(None))  # their keys, Tk of T, or an index
+    keys: Any = dataclasses.field(default_factory=lambda: slice(None))  # their keys, Tk of T: a slice or an index
     visible: Tensor = None  # type: ignore[assignment] # (Tq, Tk) bool, in `scores` and `attend`: keys that are not hidden
     consecutive: bool = False  # positions are known to be 0 .. T-1
     causal: bool = True  # keys after a query are hidden
@@ -147,7 +147,7 @@ class Encoding(nn.Module):
         `done` alone determines the state, so that a resumed run equals an uninterrupted one.
         """
 
-    # -- once per forward ------------------------------------------------------------------------------------------
+    # Once per forward:
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return positions (1|B, T) of token ids (B, T). Random ones draw from `generator`; None = a fixed seed."""
@@ -164,7 +164,7 @@ class Encoding(nn.Module):
         """Turn token embeddings (B, T, token_dim) into the model's input (B, T, D)."""
         return x
 
-    # -- once per layer, on the whole sequence ---------------------------------------------------------------------
+    # Once per layer, on the whole sequence:
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Any:
         """Return what pairwise hooks read of raw q, k (B, H, T, Dh) and `layer.x`: later `layer.state`."""
@@ -181,7 +181,7 @@ class Encoding(nn.Module):
         """Transform the outputs of attention (B, H, Tq, Dh) of `layer.rows`, each by itself."""
         return out
 
-    # -- pairwise, on a block of query rows: q, k and v are those of the block, after `rotate` and `map_values` -------
+    # Pairwise, on a block of query rows: q, k and v are those of the block, after `rotate` and `map_values`.
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         """Return a bias for any shape S of distances: (H, *S), added to the scaled logits."""

@@ -82,13 +82,11 @@ class CABLE(FoX):
 class FoXPro(FoX):
     """FoX in its "Pro" block: keys and values blended with those of the token before, norms, and a gate on the output.
 
-        kv_shift       k'_t = a_t k_(t-1) + (1 - a_t) k_t,   a_t = sigmoid(w_h·x_t) per head; likewise v, with other a_t
-        qk_norm        q and k are divided by their rms in each head, after the shift; a learned weight per channel
-        output_norm    so is the output of each head
-        output_gate    the output is multiplied by sigmoid(W x), channel by channel, after its norm
+        kv_shift                k'_t = a_t k_(t-1) + (1 - a_t) k_t,   a_t = sigmoid(w_h·x_t) per head; likewise v
+        qk_norm, output_norm    q, k and the output are divided by their rms in each head; a learned weight per channel
+        output_gate             the output is multiplied by sigmoid(W x), channel by channel, after its norm
 
-    Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130, as in
-    the authors' layer without RoPE: epsilon 1e-5 under q and k, 1e-6 under the output; maps start from N(0, 0.02).
+    Source: Lin et al. (2025), arXiv:2503.02130, as in the authors' layer without RoPE.
     Beyond training length: defined everywhere; like FoX it fades, at a rate that the text chooses.
     Checked against: fla-core naive_forgetting_attn, given q, k and v that plain loops have shifted and normed.
     """
@@ -138,7 +136,6 @@ class FoXPro(FoX):
         return F.rms_norm(a, a.shape[-1:], eps=epsilon) * weight.repeat_interleave(a.shape[1] // len(weight), dim=0)
 
     def _gates(self, weight: Tensor, layer: Layer) -> Tensor:
-        """Return gates (B, T, ...) from weights of all layers."""
         return F.linear(self.given(layer.x, "reads shifts and gates from"), weight[layer.index]).sigmoid()
 
 
@@ -172,7 +169,6 @@ class Wall(Encoding):
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         # q exp(P) and k exp(-P) would overflow. If m is the last of some keys, exp(P_m - P_j) and, for later queries,
         # exp(P_i - P_m) are at most 1: one product serves both halves of a text, and each half is split again.
-        assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
         of_q, of_k, q = layer.state[:, :, layer.rows], layer.state[:, :, layer.keys], self.logit_scale * q
         first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
         before, own, after = logits.tensor_split((first, first + count), dim=-1)
@@ -250,7 +246,6 @@ class StickBreaking(Encoding):
         self.attend_current, self.remainder = attend_current, remainder
 
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
-        assert isinstance(layer.keys, slice)
         diagonal = layer.rows.start - layer.keys.start  # the column of the key at the first query's position
         breaks = layer.visible & torch.ones_like(layer.visible).tril(diagonal if self.attend_current else diagonal - 1)
         hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
@@ -297,7 +292,6 @@ class PaTH(Encoding):
         return w * (w * w).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt(), 2 * self.beta[layer.index](x).sigmoid().mT
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        assert isinstance(layer.keys, slice)  # always, for an encoding with `scores`
         w, beta = (part_of(part, layer.keys) for part in layer.state[:2])
         return logits + self.logit_scale * _change(q, k, w, beta, layer.rows.start - layer.keys.start)
 

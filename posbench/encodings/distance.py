@@ -1,7 +1,7 @@
 """Biases that depend on the distance of query and key: ALiBi, BAM, KERPLE, T5, Sandwich, FIRE and a plain network."""
 
 import math
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -103,8 +103,8 @@ class KerpleLog(Encoding):
         self.r1, self.r2 = (nn.Parameter(torch.rand(shape.n_heads) * below) for below in self.starts)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        pairs = zip((self.r1, self.r2), self.most, strict=True)
-        r1, r2 = (by_head(r.clamp(0.01, most).detach() + (r - r.detach()), distance) for r, most in pairs)
+        bounded = zip((self.r1, self.r2), self.most, strict=True)
+        r1, r2 = (by_head(r.clamp(0.01, most).detach() + (r - r.detach()), distance) for r, most in bounded)
         return -r1 * self.kernel(distance.abs(), r2)
 
     def kernel(self, distance: Tensor, r2: Tensor) -> Tensor:
@@ -212,8 +212,7 @@ class DynamicBias(Encoding):
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         inputs = distance.sign() * distance.abs().log1p() if self.log else distance.float()
-        bias: Tensor = self.network(inputs[..., None])
-        return bias.movedim(-1, 0)
+        return self.network(inputs[..., None]).movedim(-1, 0)
 
 
 class FIRE(Encoding):
@@ -221,8 +220,7 @@ class FIRE(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,      psi(r) = ln(|c r| + 1)
 
-    f is 1 -> 32 -> H with ReLU; f, c and a multiplier of the threshold are learned, per layer. The threshold is a
-    quarter of train_length, or `null`, all of it.
+    f is 1 -> 32 -> H with ReLU; f, c and a multiplier of the threshold are learned, per layer.
 
     Source: Li et al. (2023), arXiv:2310.04418, section 3, with a threshold of 512 of 2048 tokens.
     Beyond training length: defined everywhere; inputs stay within the trained range.
@@ -242,18 +240,17 @@ class FIRE(Encoding):
         c, threshold = self.c[layer.index], (self.multiplier[layer.index] * self.threshold).abs()
         longest = torch.maximum(layer.positions[:, layer.rows, None], threshold)
         shares = (c * layer.distance).abs().log1p() / ((c * longest).abs().log1p() + 1e-6)  # (1|B, Tq, Tk)
-        return _network(cast("nn.Sequential", self.networks[layer.index]), shares).movedim(0, 1)
+        return _network(self.networks[layer.index], shares).movedim(0, 1)
 
 
-def _network(network: nn.Sequential, shares: Tensor) -> Tensor:
+def _network(network: nn.Module, shares: Tensor) -> Tensor:
     """Return a layer's network of shares (*S), (H, *S), at a lower cost: 33 straight pieces between 32 kinks."""
-    first, last = cast("nn.Linear", network[0]), cast("nn.Linear", network[2])
-    weight, bias = first.weight[:, 0], first.bias
+    (weight,), bias, last_weight, last_bias = (each.mT if each.dim() > 1 else each for each in network.parameters())
     # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
     kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
     middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
     active = (middles[:, None] * weight + bias > 0).to(weight.dtype)  # (33, 32): which units are on in which piece
-    slopes, intercepts = (active * weight) @ last.weight.mT, (active * bias) @ last.weight.mT + last.bias  # (33, H)
+    slopes, intercepts = (active * weight) @ last_weight, (active * bias) @ last_weight + last_bias  # (33, H)
     piece = torch.searchsorted(kinks, shares.detach()).flatten()
 
     def each(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing

@@ -16,25 +16,21 @@ from posbench.options import Count
 
 
 class Convolving(Wrapper):
-    """Base of short convolutions: the hooks of the inner encoding get what the two methods below return."""
+    """Base of short convolutions: the hooks of the inner encoding get what `convolved` returns of q and k, or of v."""
 
     adds = ("rotate", "map_values")
 
-    def queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def values(self, v: Tensor, layer: int) -> Tensor:
+    def convolved(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, within = self.within(layer)
 
         def of_convolved(hook: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda q, k, inside: hook(*self.queries_and_keys(q, k, layer.index), inside)
+            return lambda *tensors: hook(*self.convolved(layer.index, *tensors[:-1]), tensors[-1])
 
-        hooks = {name: of_convolved(getattr(inner, name)) for name in {"rotate"} | (inner.hooks & {"prepare"})}
-        hooks["map_values"] = lambda v, inside: inner.map_values(self.values(v, layer.index), inside)
-        return self.altered(inner, **hooks), within
+        names = {"rotate", "map_values"} | (inner.hooks & {"prepare"})
+        return self.altered(inner, **{name: of_convolved(getattr(inner, name)) for name in names}), within
 
 
 class Canon(Convolving):
@@ -61,14 +57,11 @@ class Canon(Convolving):
         self.history = frozenset({"q"} & set(convolved))
         self.wrap(inner, inner_options)
 
-    def queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return self._convolved("q", q, layer), self._convolved("k", k, layer)
-
-    def values(self, v: Tensor, layer: int) -> Tensor:
-        return self._convolved("v", v, layer)
+    def convolved(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        names = "qk" if len(tensors) == 2 else "v"
+        return tuple(self._convolved(name, tensor, layer) for name, tensor in zip(names, tensors, strict=True))
 
     def _convolved(self, name: str, a: Tensor, layer: int) -> Tensor:
-        """Return q, k or v (B, H, T, Dh) after the convolution."""
         if name not in self.weights:
             return a
         weights = self.weights[name][layer].repeat_interleave(a.shape[1] // len(self.weights[name][layer]), dim=0)
@@ -81,10 +74,8 @@ class Canon(Convolving):
 class CCA(Convolving):
     """The convolutions and the late values of compressed convolutional attention (CCA).
 
-        [q'_t ; k'_t] = conv_head(conv_channel([q ; k]))_t + [m_t ; m_t],   m_t = (q_t + k_t) / 2
+        [q'_t ; k'_t] = conv_head(conv_channel([q ; k]))_t + [m_t ; m_t],   m_t = (q_t + k_t) / 2,   short and causal
         v'_t = [first half of v_t ; second half of v_(t-1)],   halves of all heads side by side
-
-    The convolutions are short and causal, one per channel and one across the channels of a head.
 
     Source: Figliolia et al. (2025), arXiv:2510.04476, as in transformers' Zaya, without compression and norms.
     Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys.
@@ -106,7 +97,10 @@ class CCA(Convolving):
         self.by_head = nn.ModuleList(nn.Conv1d(size, size, head_width, groups=heads) for _ in layers)
         self.wrap(inner, inner_options)
 
-    def queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def convolved(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if len(tensors) == 1:
+            return (self._late(*tensors),)
+        q, k = tensors
         mean = (q + k) / 2
         of_keys = mean.view(len(q), -1, self.group, *mean.shape[2:]).mean(2)
         channels = torch.cat((q, k[:, :: self.group]), dim=1).mT.flatten(1, 2)  # (B, (H + Hkv) Dh, T)
@@ -115,7 +109,7 @@ class CCA(Convolving):
         of_q, of_k = mixed.split((self.shape.n_heads, self.shape.n_kv_heads), dim=1)
         return of_q + mean, (of_k + of_keys).repeat_interleave(self.group, dim=1)
 
-    def values(self, v: Tensor, layer: int) -> Tensor:
+    def _late(self, v: Tensor) -> Tensor:
         tokens = v[:, :: self.group].transpose(1, 2)  # (B, T, Hkv, Dh)
         half = self.shape.n_kv_heads * self.shape.head_dim // 2
         now, late = tokens.flatten(2).tensor_split((half,), dim=-1)
@@ -172,8 +166,7 @@ class DAPE(Wrapper):
 
     def adapted(self, inputs: Tensor, layer: Layer) -> Tensor:
         """Return what is added (B, H, Tq, Tk) for logits and biases (B, 2H, Tq, Tk)."""
-        out: Tensor = self.networks[layer.index](inputs.movedim(1, -1))
-        return out.movedim(-1, 1)
+        return self.networks[layer.index](inputs.movedim(1, -1)).movedim(-1, 1)
 
     def _inner(self, layer: Layer) -> tuple[Encoding, Layer]:
         if len(self.inners) == 1:
@@ -211,8 +204,7 @@ class DAPEV2(DAPE):
         # Visible keys and the `reach` keys after them, where the first convolution still sees visible ones.
         reached = torch.stack([F.pad(layer.visible, (by, reach - by)) for by in range(reach + 1)]).any(0)
         visible = F.pad(inputs.masked_fill(~layer.visible, 0), (reach, 2 * reach))
-        out: Tensor = second(F.pad(leaky(first(visible)).masked_fill(~reached, 0), (reach, 0)))
-        return out
+        return second(F.pad(leaky(first(visible)).masked_fill(~reached, 0), (reach, 0)))
 
 
 class LearnedSinks(Wrapper):

@@ -107,8 +107,7 @@ class TransformerXL(Encoding):
         return torch.cat((a * sine + b * cosine, b * sine - a * cosine), -1), torch.cat((cosine, sine), -1)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        queries, keys = layer.state
-        return queries[:, :, layer.rows] @ part_of(keys, layer.keys).mT
+        return layer.state[0][:, :, layer.rows] @ part_of(layer.state[1], layer.keys).mT
 
 
 class DeBERTa(Encoding):
@@ -116,9 +115,7 @@ class DeBERTa(Encoding):
 
         logits_ij = [q_i·k_j + q_i·(K p_r) + (Q p_r)·k_j] / sqrt(3d),   r = clip(i - j, -S, S - 1)
 
-    With `num_buckets` b, S is b and far distances share a vector:
-
-        bucket(r) = sign(r)·(b/2 + ceil((b/2 - 1)·ln(2|r|/b) / ln(2(max_distance - 1)/b)))   for |r| > b/2
+    With `num_buckets` b, S is b; distances beyond b/2 share vectors, more of them the farther they are.
 
     Source: He et al. (2020), arXiv:2006.03654, and the authors' code, without `share_att_key` and biases.
     Beyond training length: defined everywhere; distances beyond S, by default the training length, are one class.
@@ -224,9 +221,8 @@ class ProjectedBias(Encoding):
         return mixtures.view(*mixtures.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        check_whole(self, layer.positions)
         distance = layer.distance[:, None]
-        if distance.is_floating_point():
-            raise UserError(f"'{self.name}' has no bias between whole distances: expected integer positions")
         by_distance = layer.state[:, :, layer.rows] @ self.curves[layer.index]  # (B, H, Tq, extent)
         index = distance.clamp(0, self.extent - 1).expand(*by_distance.shape[:3], -1)
         return by_distance.gather(-1, index).masked_fill((distance < 0) | (distance >= self.extent), 0)

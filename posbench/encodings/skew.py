@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from annotated_types import Gt, Le
 from torch import Tensor, nn
 
+from posbench.encodings.absolute import check_whole
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.rope import check_pairs, double, frequencies, turned
-from posbench.errors import UserError
 from posbench.options import Above1, Count, Positive
 
 
@@ -32,9 +32,8 @@ class Skew(Encoding):
         self.above = nn.Parameter(torch.zeros(layers, heads, shape.head_dim // self.block, entries))
 
     def make_tables(self, positions: Tensor) -> tuple[list[Tensor], list[Tensor]] | None:
-        """Return masks (1|B, 1, 1, T, 1) by binary digit of the positions, lowest first, and the steps of layer 0."""
-        if positions.is_floating_point():
-            raise UserError(f"'{self.name}' counts steps: expected integer positions, got fractional ones")
+        # Masks (1|B, 1, 1, T, 1) by binary digit, lowest first, and the steps of layer 0.
+        check_whole(self, positions)
         if self.block == 2:
             return None
         places = range(int(positions.max()).bit_length())

@@ -18,7 +18,7 @@ NO_OPTIONS: dict[str, Any] = {}
 
 
 class Altered(Encoding):
-    """An inner encoding of one layer: some hooks are replaced, and its window may be narrowed."""
+    """An inner encoding of one layer, with other hooks or a narrower window."""
 
     def __init__(self, inner: Encoding, window: int | None, replaced: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(inner.shape)
@@ -108,7 +108,6 @@ def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -
 
 
 def build_entry(entry: Mapping[str, Any], shape: Shape, key: str) -> Encoding:
-    """Build the encoding of an entry {name: alibi, slopes: ..}."""
     if not isinstance(name := entry.get("name"), str):
         raise UserError(f"{key} is {entry}: expected a name, such as {{name: rope}}")
     return build_inner(name, shape, {option: value for option, value in entry.items() if option != "name"}, key)
