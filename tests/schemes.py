@@ -1,10 +1,9 @@
 """Schemes with randomised parameters and a one-layer model to put them in, for the contract and the oracle tests."""
 
-import importlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+import oracles
 import pytest
 import torch
 from torch import Tensor
@@ -16,18 +15,9 @@ from posbench.model.attention import attention, logits_by_rows, make_layer, mask
 NAMES = encodings.names()
 
 
-def oracle_of(name: str) -> Any:
-    """The module tests/oracles/<name>.py."""
-    return importlib.import_module(f"oracles.{name}")
-
-
-def has_oracle(name: str) -> bool:
-    return (Path(__file__).parent / "oracles" / f"{name}.py").exists()
-
-
 def declared(name: str, what: str, otherwise: Any) -> Any:
-    """The name `what` in a scheme's oracle module, or `otherwise` if it has none."""
-    return getattr(oracle_of(name), what, otherwise) if has_oracle(name) else otherwise
+    """What a scheme's oracle says of it, or `otherwise`."""
+    return getattr(oracles.of(name), what, otherwise)
 
 
 def cases() -> list[tuple[str, dict[str, Any]]]:
@@ -37,11 +27,10 @@ def cases() -> list[tuple[str, dict[str, Any]]]:
 
 def parameters() -> list[Any]:
     """The cases for `parametrize`; all but the first of each scheme are marked `full`."""
-    first = {name: options for name, options in reversed(cases())}
-    return [
-        pytest.param(case, marks=[pytest.mark.full] * (case[1] is not first[case[0]]), id=label(case))
-        for case in cases()
-    ]
+    full = [pytest.mark.full]
+    names = ["", *(name for name, _ in cases())]
+    marks = [full * (before == case[0]) for before, case in zip(names, cases(), strict=False)]
+    return [pytest.param(case, marks=marked, id=label(case)) for case, marked in zip(cases(), marks, strict=True)]
 
 
 def label(case: tuple[str, dict[str, Any]]) -> str:
@@ -49,19 +38,15 @@ def label(case: tuple[str, dict[str, Any]]) -> str:
     return "-".join([case[0], *options])
 
 
-def resolved(options: dict[str, Any], shape: Shape) -> dict[str, Any]:
-    """A case's options for a shape."""
-    return {key: value(shape) if callable(value) else value for key, value in options.items()}
-
-
 def completed(name: str, options: dict[str, Any], shape: Shape) -> dict[str, Any]:
     """A case's options for a shape, and the defaults of the rest."""
-    return encodings.options_of(name) | resolved(options, shape)
+    given = {key: value(shape) if callable(value) else value for key, value in options.items()}
+    return encodings.options_of(name) | given
 
 
 def untrained(name: str, options: dict[str, Any], shape: Shape) -> Encoding:
     """A scheme as at the start of a run."""
-    return encodings.build(name, shape, resolved(options, shape))
+    return encodings.build(name, shape, completed(name, options, shape))
 
 
 def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> Encoding:

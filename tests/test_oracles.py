@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import oracles
 import pytest
 import schemes
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Shape
 from posbench.model.attention import make_layer
 from posbench.model.standalone import attention_logits, attention_output
 
 BATCH, LAYERS = 2, 3
 
-# Each length, head count, head width and kind of positions occurs, but not each combination. Plain loops take time
-# proportional to heads and to the square of the length, so no setting has many of both.
+# Each length, head count, head width and kind of positions occurs, but not each combination.
 SETTINGS = [  # T, H, Dh, positions, seed
     (1, 1, 8, "consecutive", 0),
     (1, 4, 16, "offset", 1),
@@ -33,18 +33,15 @@ SETTINGS = [  # T, H, Dh, positions, seed
     (7, 4, 8, "far", 1),
     (20, 4, 8, "fractional", 2),
 ]
+Setting = tuple[int, int, int, str, int]
 
 
 def test_every_scheme_has_an_oracle_and_none_imports_anything_of_ours() -> None:
-    for name in schemes.NAMES:
-        assert schemes.has_oracle(name), (
-            f"'{name}' is unchecked: write tests/oracles/{name}.py (see tests/oracles/__init__.py)"
-        )
+    unchecked = [name for name in schemes.NAMES if oracles.of(name) is None]
+    assert not unchecked, "write a class in tests/oracles (see its __init__.py)"
     tests = Path(__file__).parent
     ours = {"posbench", *(path.stem for path in tests.glob("*.py"))}
-    files = sorted(tests.glob("oracles/**/*.py"))  # also those that oracles share
-    assert len(files) > len(schemes.NAMES)
-    for path in files:
+    for path in tests.glob("oracles/*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -60,8 +57,8 @@ def _comparisons() -> Iterator[Any]:
     further option set has half of them, and one small setting in the first part.
     """
     met = set()
-    for turn, case in enumerate(case for case in schemes.cases() if schemes.has_oracle(case[0])):
-        able = getattr(schemes.oracle_of(case[0]), "POSITIONS", ("consecutive", "offset", "gaps", "far"))
+    for turn, case in enumerate(case for case in schemes.cases() if oracles.of(case[0])):
+        able = schemes.declared(case[0], "POSITIONS", ("consecutive", "offset", "gaps", "far"))
         settings = [setting for setting in SETTINGS if setting[3] in able]
         small = [setting for setting in settings if 1 < setting[0] < 20]
         further = case[0] in met
@@ -75,102 +72,80 @@ def _comparisons() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("case", "settings"), list(_comparisons()))
 def test_scheme_equals_its_oracle_in_values_and_gradients(
-    case: tuple[str, dict[str, Any]],
-    settings: list[tuple[int, int, int, str, int]],
+    case: tuple[str, dict[str, Any]], settings: list[Setting]
 ) -> None:
     for setting in settings:
-        try:
-            compare(case, *setting)
-        except Exception as error:
-            error.add_note("T {}, {} heads of {}, positions {}, seed {}".format(*setting))
-            raise
+        for causal in schemes.declared(case[0], "CAUSAL", (True, False)):
+            try:
+                compare(*case, *setting, causal=causal)
+            except Exception as error:
+                error.add_note("T {}, {} heads of {}, positions {}, seed {}".format(*setting) + f", causal {causal}")
+                raise
 
 
-def compare(case: tuple[str, dict[str, Any]], length: int, heads: int, width: int, kind: str, seed: int) -> None:
-    """Compare values and gradients in one setting."""
-    name, options = case
-    oracle = schemes.oracle_of(name)
-    # Far: distances that are no longer whole numbers in bf16, where a scheme that forgets fp32 goes wrong.
+def compare(
+    name: str, options: dict[str, Any], length: int, heads: int, width: int, kind: str, seed: int, causal: bool
+) -> None:
+    oracle: Any = oracles.of(name)
     vocabulary = getattr(oracle, "VOCABULARY", ())
+    # Far: distances that are no longer whole numbers in bf16, where a scheme that forgets fp32 goes wrong.
     shape = Shape(heads * width, heads, LAYERS, train_length=1024 if kind == "far" else 64, vocabulary=vocabulary)
     encoding = schemes.build(name, options, shape, seed)
-    completed = schemes.completed(name, options, shape)
     positions = schemes.positions_of(kind, BATCH, length, shape.train_length, offset=11)
     ids = torch.randint(len(vocabulary), (BATCH, length), generator=torch.Generator()) if vocabulary else None
-    given = {"ids": ids} if vocabulary else {}
-    for causal in getattr(oracle, "CAUSAL", (True, False)):
-        ours = _Inputs(encoding, length, seed, torch.float32)
-        theirs = _Inputs(encoding, length, seed, getattr(oracle, "DTYPE", torch.float32))
-        expected = oracle.reference(
-            theirs.parameters, shape, completed, *theirs.tensors, positions, seed, causal, **given
-        )
-        assert expected and set(expected) <= {"positions", "embedded", "q", "k", "bias", "probabilities", "output"}
-        actual = {key: _ours(key, encoding, ours, positions, ids, seed, causal) for key in expected}
+
+    inputs = [schemes.random(BATCH, heads, length, width, seed=seed + i) for i in range(3)]
+    inputs.append(schemes.random(BATCH, length, shape.d_model, seed=seed + 3))
+    inputs += [parameter.detach() for parameter in encoding.parameters()]
+    names = [*"qkvx", *(key for key, _ in encoding.named_parameters())]
+
+    dtype = getattr(oracle, "DTYPE", torch.float32)
+    leaves = [tensor.clone().to(dtype).requires_grad_() for tensor in inputs]
+    parameters, given = dict(zip(names[4:], leaves[4:], strict=True)), {"ids": ids} if vocabulary else {}
+    completed = schemes.completed(name, options, shape)
+    expected = oracle.reference(parameters, shape, completed, *leaves[:4], positions, seed, causal, **given)
+
+    own = [*(tensor.clone().requires_grad_() for tensor in inputs[:4]), *encoding.parameters()]
+    actual = _ours(expected.keys(), encoding, own[:4], positions, ids, seed, causal)
+    expected = {key: _comparable(key, value, causal, actual[key].shape) for key, value in expected.items()}
+    for key, value in expected.items():
         tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})  # fp32 sums in another order
-        for key, value in expected.items():
-            value = _comparable(key, value, causal, actual[key].shape)
-            close(actual[key], value, f"{name}: {key}", largest(value), **tolerance)
-        ours.backward(actual)
-        theirs.backward({k: _comparable(k, value, causal, actual[k].shape) for k, value in expected.items()})
-        ours.take_gradients_of(encoding)
-        # A gradient that is 0 in theory (what shifts a whole row) is the rounding of large terms that cancel.
-        scale = max(map(largest, theirs.gradients().values()))
-        for key, gradient in theirs.gradients().items():
-            what = f"{name}: gradient of {key}"
-            close(ours.gradients()[key], gradient, what, scale, atol=2e-5, rtol=1e-4)
+        close(actual[key], value, f"{name}: {key}", largest(value), **tolerance)
+
+    gradients, theirs = _gradients(own, actual), _gradients(leaves, expected)
+    # A gradient that is 0 in theory (what shifts a whole row) is the rounding of large terms that cancel.
+    scale = max(map(largest, theirs))
+    for key, ours, gradient in zip(names, gradients, theirs, strict=True):
+        close(ours, gradient, f"{name}: gradient of {key}", scale, atol=2e-5, rtol=1e-4)
 
 
-class _Inputs:
-    """The same random q, k, v, x and parameters, once for us and once for the oracle, with their gradients."""
-
-    def __init__(self, encoding: Encoding, length: int, seed: int, dtype: torch.dtype) -> None:
-        shape = encoding.shape
-        size = (BATCH, shape.n_heads, length, shape.head_dim)
-        drawn = [schemes.random(*size, seed=seed + i) for i in range(3)]
-        drawn.append(schemes.random(BATCH, length, shape.d_model, seed=seed + 3))
-        self.tensors = [tensor.to(dtype).requires_grad_() for tensor in drawn]
-        self.parameters = {
-            key: value.detach().clone().to(dtype).requires_grad_() for key, value in encoding.named_parameters()
-        }
-
-    def backward(self, outputs: dict[str, Tensor]) -> None:
-        total = sum(
-            (value * schemes.random(*value.shape, seed=i).to(value.dtype)).sum()
-            for i, value in enumerate(outputs.values())
-        )
-        if isinstance(total, Tensor) and total.requires_grad:
-            total.backward()
-
-    def take_gradients_of(self, encoding: Encoding) -> None:
-        for key, parameter in encoding.named_parameters():
-            self.parameters[key].grad = parameter.grad
-        encoding.zero_grad()
-
-    def gradients(self) -> dict[str, Tensor]:
-        named = dict(zip("qkvx", self.tensors, strict=True)) | self.parameters
-        return {key: torch.zeros_like(value) if value.grad is None else value.grad for key, value in named.items()}
+def _gradients(leaves: list[Tensor], outputs: dict[str, Tensor]) -> list[Tensor]:
+    weighted = ((value * schemes.random(*value.shape, seed=i)).sum() for i, value in enumerate(outputs.values()))
+    total = sum(weighted, start=torch.zeros((), requires_grad=True))
+    return list(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
 
 
 def _ours(
-    key: str, encoding: Encoding, inputs: _Inputs, positions: Tensor, ids: Tensor | None, layer: int, causal: bool
-) -> Tensor:
-    q, k, v, x = inputs.tensors
-    if key == "positions":
-        assert ids is not None, "it takes a VOCABULARY"
-        return encoding.positions(ids, None)
-    if key == "embedded":
-        return encoding.embed(x[..., : encoding.token_dim()], positions, ids)
-    if key in ("q", "k"):
-        used, described = encoding.at(make_layer(encoding, positions, layer, x))
-        return used.rotate(q, k, described)["qk".index(key)]
-    if key == "output":
-        return attention_output(encoding, q, k, v, x, layer, positions, causal)
-    logits = attention_logits(encoding, q, k, x, layer, positions, causal)
-    if key == "probabilities":
-        return logits.softmax(-1)
+    keys: Any, encoding: Any, inputs: list[Tensor], positions: Tensor, ids: Tensor | None, layer: int, causal: bool
+) -> dict[str, Tensor]:
+    q, k, v, x = inputs
     used, described = encoding.at(make_layer(encoding, positions, layer, x))
-    rotated_q, rotated_k = used.rotate(q, k, described)
-    return _comparable("bias", logits - rotated_q @ rotated_k.mT * encoding.logit_scale, causal, logits.shape)
+    rotated = used.rotate(q, k, described)
+
+    def bias() -> Tensor:
+        logits = attention_logits(encoding, q, k, x, layer, positions, causal)
+        return _comparable("bias", logits - rotated[0] @ rotated[1].mT * encoding.logit_scale, causal, logits.shape)
+
+    compute = {
+        "positions": lambda: encoding.positions(ids, None),
+        "embedded": lambda: encoding.embed(x[..., : encoding.token_dim()], positions, ids),
+        "q": lambda: rotated[0],
+        "k": lambda: rotated[1],
+        "bias": bias,
+        "probabilities": lambda: attention_logits(encoding, q, k, x, layer, positions, causal).softmax(-1),
+        "output": lambda: attention_output(encoding, q, k, v, x, layer, positions, causal),
+    }
+    return {key: compute[key]() for key in keys}
 
 
 def _comparable(key: str, value: Tensor, causal: bool, shape: torch.Size) -> Tensor:
@@ -178,7 +153,7 @@ def _comparable(key: str, value: Tensor, causal: bool, shape: torch.Size) -> Ten
     if key != "bias":
         return value
     value = value.expand(shape)
-    hidden = torch.ones(shape[-2:], dtype=torch.bool).triu(1) if causal else torch.zeros(shape[-2:], dtype=torch.bool)
+    hidden = torch.ones(shape[-2:], dtype=torch.bool).triu(1) & causal
     return (value - value[..., :1]).masked_fill(hidden, 0)
 
 

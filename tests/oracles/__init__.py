@@ -1,24 +1,24 @@
-"""Independent implementations of the schemes: one module per scheme, importing nothing of posbench.
+"""Independent implementations of the schemes, importing nothing of posbench: a class per scheme, by its name.
 
-A module calls an implementation that none of us wrote (transformers, x-transformers, fla-core), or, where none exists,
-is plain loops from the paper's equation. `test_oracles.py` compares it with ours in values and in gradients, with
-randomised parameters, over lengths, head counts, head widths, position offsets and seeds. It holds:
+It calls an implementation that none of us wrote (transformers, x-transformers, fla-core), or, where none exists, is the
+paper's equation in plain loops. `test_oracles.py` compares it with ours in values and in gradients, with randomised
+parameters, over lengths, head counts, head widths, positions and seeds. The class is a namespace, never instantiated; a
+module with the scheme's name will do, too. It holds:
 
     CASES: list[dict]     option sets to compare, [{}] for the defaults alone; a value may be a function of the shape;
                           the contract tests run over the same sets
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal) -> dict[str, Tensor]
 
         parameters  dict, the scheme's named parameters (randomised), as in its state_dict
-        shape       .d_model .n_heads .head_dim .n_layers .train_length .token_rms
+        shape       .d_model .n_heads .head_dim .n_layers .train_length (64 or 1024) .token_rms
         options     the case, completed with the constructor's defaults
         q, k, v     raw, (B, H, T, Dh)
         x           the layer's normalised input (B, T, D); its first `token_dim` channels are the token embeddings
-        positions   (1, T) or (B, T)
+        positions   (1, T) or (B, T), below shape.train_length
         layer       whose parameters to use
         causal      whether keys after the query are hidden
 
-    All positions stay below shape.train_length, which is 64 or 1024; the batch is 2, n_layers 3.
-    It returns one or more of these (fp32 or fp64, differentiable with respect to q, k, v, x and the parameters):
+It returns one or more of these (fp32 or fp64, differentiable with respect to q, k, v, x and the parameters):
 
         "positions"      (1|B, T)       what `positions` returns, of encodings that look at the texts of tokens
         "embedded"       (B, T, D)      what `embed` returns
@@ -27,40 +27,41 @@ randomised parameters, over lengths, head counts, head widths, position offsets 
         "probabilities"  (B, H, T, T)   attention weights (0 where hidden)
         "output"         (B, H, T, Dh)  of the attention layer
 
-Optional names in a module, with what holds without them:
+Optional names, with what holds without them:
 
     DTYPE = torch.float32             float64: inputs and parameters are handed over in fp64 (ours stays fp32)
     CAUSAL = (True, False)            which masks it can compare
-    POSITIONS = ("consecutive", "offset", "gaps", "far")   which positions: (1, T) from 0, (1, T) from elsewhere,
-                                      (B, T) increasing but not consecutive, and that up to 1024; "fractional" is
-                                      compared where it is named here: (B, T) increasing, between whole positions
-    VOCABULARY = ()                   texts of tokens, for encodings that look at them; `reference` is then given
-                                      `ids` (B, T), too
+    POSITIONS = ("consecutive", "offset", "gaps", "far")   of `schemes.positions_of`; "fractional" where it is named
+    VOCABULARY = ()                   texts of tokens; `reference` is then given `ids` (B, T), too
     TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}        wider only with a reason beside it
-    UNCHECKED = "..."                 options left uncompared here, and where they are tested instead
+    def parameter_count(shape, options) -> int      learned parameters; none
+    def reads_positions(options) -> bool            whether position numbers matter, or only the tokens' order; True
+    PARTLY_UNUSED = "..."             which parameters a short causal input leaves without gradient; none
+    GRAPH_BREAKS = "..."              why torch.compile cannot take the scheme in one graph; it must
 
-and these, which the contract tests (test_encodings.py) read:
-
-    def parameter_count(shape, options) -> int         learned parameters; without it, none
-    def reads_positions(options) -> bool               whether position numbers matter, or only the order of the tokens;
-                                                       without it, they do
-    PARTLY_UNUSED = "..."             which parameters a short causal input leaves without gradient; without it, none
-    GRAPH_BREAKS = "..."              why torch.compile cannot take the scheme in one graph; without it, it must
-
-All that the tests know of a scheme is in this one file. `test_oracles.py` fails if a scheme has none.
-
-Third-party packages are imported inside functions (so that CASES can be read without them) and through
-`from oracles import third_party`, `third_party("transformers.models.llama.modeling_llama")`: a missing one skips the
-comparison on a developer's machine and fails it where POSBENCH_REQUIRE_ORACLES=1 (`make test` sets it).
+Third-party packages are imported inside functions, through `third_party`: a missing one skips the comparison on a
+developer's machine and fails it where POSBENCH_REQUIRE_ORACLES=1 (`make test` sets it).
 """
 
 import importlib
 import importlib.util
 import os
 import pathlib
+import pkgutil
 import types
 
 import pytest
+
+
+def of(name: str) -> type | types.ModuleType | None:
+    """The oracle of a scheme; None if there is none."""
+    for each in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"oracles.{each.name}")
+        if isinstance(cls := vars(module).get(name), type):
+            return cls
+        if each.name == name and hasattr(module, "reference"):
+            return module
+    return None
 
 
 def third_party(module: str) -> types.ModuleType:
@@ -73,15 +74,12 @@ def third_party(module: str) -> types.ModuleType:
 
 
 def third_party_file(package: str, path: str) -> types.ModuleType:
-    """Load one file of an installed package without importing the package (fla wants triton at import).
-
-    Example: `third_party_file("fla", "ops/path_attn/naive.py")`.
-    """
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
+    """Load one file of an installed package, such as ops/path_attn/naive.py of fla, which wants triton at import."""
+    package_spec = importlib.util.find_spec(package)
+    if package_spec is None or package_spec.origin is None:
         _missing(package)
         raise ImportError(package)
-    file = pathlib.Path(found.origin).parent / path
+    file = pathlib.Path(package_spec.origin).parent / path
     spec = importlib.util.spec_from_file_location(f"oracle_{package}_{file.parent.name}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
