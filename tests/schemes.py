@@ -71,10 +71,7 @@ def layer_inputs(shape: Shape, length: int, batch: int = 2) -> tuple[Tensor, Ten
 
 
 def positions_of(kind: str, batch: int, length: int, below: int, offset: int = 3) -> Tensor:
-    """consecutive: (1, T) from 0; offset: (1, T) from `offset`; gaps, far: (B, T) increasing, not consecutive.
-
-    fractional: (B, T) increasing, between the whole ones.
-    """
+    """consecutive, offset: (1, T), from 0 or `offset`; gaps, far, fractional: (B, T), increasing, not consecutive."""
     if kind == "fractional":
         return (below - 1) * torch.rand(batch, length, generator=torch.Generator().manual_seed(0)).sort(dim=-1).values
     if kind in ("gaps", "far"):
