@@ -28,7 +28,7 @@ _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
     "distance": "alibi bam kerple_log kerple_power t5 sandwich dynamic_bias fire grape_a",
     "layered": "layered heads",
     "mixing": "canon cca dape dape_v2 learned_sinks",
-    "positions": "randomized shape cape abacus coupling",
+    "positions": "randomized shape cape abacus coupling bipe",
     "relative": "shaw transformer_xl deberta tupe projected_bias",
     "rope": "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
     "rotary": "xpos pope rope_pp fope decoupled_rope rope_2d carope selective_rope repo",

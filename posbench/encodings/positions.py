@@ -10,11 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Shape, Stretch, check_length
+from posbench.encodings.distance import default_slopes
 from posbench.encodings.wrapper import NO_OPTIONS, Wrapper
 from posbench.errors import UserError
-from posbench.options import AtLeast1, Count, NonNegative, Offset
+from posbench.options import AtLeast1, Count, NonNegative, Offset, Positive
 from posbench.randomness import generator
 from posbench.tasks.base import ANSWER, SEPARATOR
+
+SEPARATORS = [".", "\n"]  # of BiPE's segments: sentences and lines
 
 
 class Repositioned(Wrapper):
@@ -138,7 +141,7 @@ class CAPE(Repositioned):
         return (moved + drawn(self.local_shift, places.shape[1])) * stretch
 
 
-# -- learned positions from the texts of tokens, at the input, for problems with numbers -------------------------------
+# -- learned positions from the texts of tokens, at the input ----------------------------------------------------------
 
 
 class Textual(Wrapper):
@@ -246,6 +249,48 @@ class PositionCoupling(Textual):
             room = (last - place.amax(-1, keepdim=True)).clamp(min=0)
             place = torch.where(place > 0, place + (self.drawn * (room + 1)).long().minimum(room), 0)
         return place.clamp(max=last)
+
+
+class BiPE(Wrapper):
+    """Bilevel positions (BiPE): places within segments at the input, the numbers of the segments in another encoding.
+
+        tokens       a b . c d . e
+        segments s   0 0 0 1 1 1 2     what the encoding inside, a relative one, is given as positions
+        places p     0 1 2 0 1 2 0     x'_i = x_i + E[p_i],   E of train_length rows, the last for all beyond
+
+    A segment ends with a token whose text, without spaces around it, is in `separators`.
+
+    Source: He et al. (2024), arXiv:2401.16421, and the authors' code, where ALiBi's slopes are multiplied by 96 here.
+    Beyond training length: defined as far as the encoding inside; more segments are unseen, not longer ones.
+    Checked against: plain loops of segments, places and ALiBi; what the encoding inside is checked against.
+    """
+
+    adds = ("positions", "embed")
+
+    def __init__(
+        self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS,
+        separators: list[str] = SEPARATORS, alibi_factor: Positive = 96.0,
+    ) -> None:  # fmt: skip
+        super().__init__(shape)
+        if inner == "alibi" and inner_options.get("slopes") is None:
+            slopes = [alibi_factor * slope for slope in default_slopes(shape.n_heads)]
+            inner_options = {**inner_options, "slopes": slopes}
+        ends = [*(text.strip(" ") in separators for text in shape.vocabulary), False]  # the last is an unknown token
+        self.separators = nn.Buffer(torch.tensor(ends), persistent=False)
+        self.table = nn.Parameter(torch.randn(shape.train_length, shape.d_model) * shape.token_rms)
+        self.wrap(inner, inner_options)
+        if self.inner_encodings[0].hooks & {"positions", "token_dim", "embed"}:
+            raise UserError(f"encoding.inner is '{inner}': expected a relative encoding, such as rope or alibi")
+
+    def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return the number of each token's segment."""
+        check_length(self, ids.shape[-1])
+        return F.pad(self.separators[ids.clamp(max=len(self.separators) - 1)], (1, -1)).cumsum(-1)
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        segments = positions.new_zeros(x.shape[:2]) if ids is None else self.positions(ids, None)
+        place = places(segments).clamp(max=len(self.table) - 1)
+        return (x + F.embedding(place, self.table)).to(x.dtype)
 
 
 def places(numbers: Tensor) -> Tensor:
