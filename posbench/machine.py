@@ -139,7 +139,6 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
 
 
-@functools.cache
 def device_memory(device: torch.device) -> int:
     """Bytes of a CUDA or MPS device, in all."""
     if device.type == "cuda":

@@ -5,10 +5,9 @@ import functools
 import importlib.util
 import os
 import random
-import subprocess
 import sys
+import time
 import traceback
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,38 +77,20 @@ def write_words(folder: Path) -> None:
     (folder / "text.txt").write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
 
 
-def installed(project: Path, site: Path) -> None:
-    """Build a project's wheel and unpack it into a folder, as an installer does; needs neither network nor pip."""
-    out = site.with_name(f"{site.name}-dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(project)]
-    subprocess.run(command, check=True, capture_output=True, timeout=200)
-    zipfile.ZipFile(next(out.glob("*.whl"))).extractall(site)
-
-
 @contextlib.contextmanager
-def encoding_installed(site: Path, name: str, code: str, module: str = "") -> Iterator[None]:
-    """An encoding that is installed in a folder, for as long as it is entered: the entry point and its code.
-
-    Args:
-        name: of the encoding; its class has the same, capitalised.
-        module: where the class is, unless in a module of the encoding's name.
-    """
-    module = module or name
-    record, source = site / f"{name}-1.0.dist-info", site / f"{module.replace('.', '/')}.py"
-    for folder in (record, source.parent):
-        folder.mkdir(parents=True, exist_ok=True)
+def encoding_installed(site: Path, name: str, code: str) -> Iterator[None]:
+    """Install an encoding in a folder, for as long as it is entered: its entry point, and a module of its name."""
+    record = site / f"{name}-1.0.dist-info"
+    record.mkdir(parents=True, exist_ok=True)
     (record / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
-    (record / "entry_points.txt").write_text(f"[posbench.encodings]\n{name} = {module}:{name.capitalize()}\n")
-    source.write_text(code)
-    if source.parent != site:
-        (source.parent / "__init__.py").touch()
+    (record / "entry_points.txt").write_text(f"[posbench.encodings]\n{name} = {name}:{name.capitalize()}\n")
+    (site / f"{name}.py").write_text(code)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         posbench_installed.points.cache_clear()
         yield
     posbench_installed.points.cache_clear()
-    for one in {name, module}:
-        sys.modules.pop(one, None)
+    sys.modules.pop(name, None)
 
 
 def each_once(words: Sequence[str]) -> list[str]:
@@ -126,7 +107,7 @@ def posbench(*arguments: str) -> int:
         return main()
     finally:
         sys.argv = before
-        for name in ("POSBENCH_DEBUG", "POSBENCH_RESTART", "POSBENCH_FAILURES", "PYTHONSAFEPATH"):
+        for name in ("POSBENCH_DEBUG", "PYTHONSAFEPATH"):
             os.environ.pop(name, None)
 
 
@@ -160,3 +141,11 @@ def evaluation_lines(folder: Path) -> list[dict[str, Any]]:
     from posbench.run.rows import read_rows
 
     return [row for row in read_rows(folder) if "protocol" in row]
+
+
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for a condition; fail if it never comes true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)

@@ -68,18 +68,11 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
     assert (first.direction, first.margin, second.direction, second.margin) == (1, -0.02, -1, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"test": "alibi 4x alibi 1x < 1"}, "test: cannot read 'alibi 1x': expected such as"),
-        ({"test": "rope 4x - alibi 1x < 0"}, "run 'rope' is not among runs (alibi)"),
-        ({"sentense": "x"}, "sentense"),
-    ],
-)
-def test_a_claim_that_cannot_be_tested_is_one_line(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        claim.read(["mine"], write(tmp_path, **changed))
-    assert message in str(caught.value) and "mine.yaml" in str(caught.value) and "\n" not in str(caught.value)
+def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^\S*mine.yaml: test: cannot read 'alibi 1x': expected such as"):
+        claim.read(["mine"], write(tmp_path, test="alibi 4x alibi 1x < 1"))
+    with pytest.raises(UserError, match=r"^\S*mine.yaml: run 'rope' is not among runs \(alibi\)$"):
+        claim.read(["mine"], write(tmp_path, test="rope 4x - alibi 1x < 0"))
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
@@ -113,7 +106,6 @@ def entry(*tests: str) -> claim.Entry:
     [
         (["alibi 4x - alibi 1x < 0.05"], "supported", ""),
         (["rope 4x - rope 1x < 0.05"], "contradicted", ""),
-        (["rope 4x - rope 1x - alibi 4x + alibi 1x > 0.1"], "supported", ""),
         (["none 4x - none 1x < 0.05"], "not learned", "none is not shown to have learned more than an n-gram model"),
         (["fox 4x - fox 1x < 0.05"], "not learned", "fox needs only 8 of its 64 tokens"),
         (["alibi 32x - alibi 1x < 0.05"], "not run", "alibi has no loss at 2048 tokens"),
@@ -156,7 +148,6 @@ def task_runs(learned: int, right: int, seeds: int) -> pd.DataFrame:
     ("of", "than", "outcome"),
     [
         ((10, 9, 10), (10, 0, 10), "supported"),
-        ((10, 0, 10), (10, 9, 10), "contradicted"),
         ((10, 5, 10), (10, 4, 10), "open"),
         ((4, 0, 10), (10, 9, 10), "not learned"),  # failed training is no failure to generalise
         ((5, 5, 5), (5, 0, 5), "not run"),  # with five seeds no outcome can be told from chance

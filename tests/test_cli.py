@@ -17,7 +17,6 @@ from support import posbench
 from posbench import encodings, listing, tasks
 from posbench.config import compose
 from posbench.config.external import load_saved
-from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import load_record
@@ -38,11 +37,6 @@ def train(*words: str) -> int:
     return posbench("train", *TINY, "data.path=text.txt", *words)
 
 
-def process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command, environment = [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-
-
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr that a failed command leaves."""
     (line,) = filter(None, capsys.readouterr().err.splitlines())
@@ -50,19 +44,19 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-def runs(study: str = "demo") -> list[str]:
-    return sorted(path.name for path in (Path("outputs") / study).iterdir() if path.is_dir())
+def runs() -> list[str]:
+    return sorted(path.name for path in Path("outputs/demo").iterdir() if path.is_dir())
 
 
-def the_run(study: str = "demo") -> Path:
-    """The folder of the only run in a study."""
-    (name,) = runs(study)
-    return Path("outputs") / study / name
+def the_run() -> Path:
+    """The folder of the only run."""
+    (name,) = runs()
+    return Path("outputs/demo") / name
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys; from posbench.cli import main; code = main(); print(*sys.modules, file=sys.stderr); exit(code)"
-    done = process("-c", code, "--help")
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "posbench" in done.stdout
     assert not {"torch", "hydra", "omegaconf", "numpy", "datasets", "tokenizers", "wandb"} & set(done.stderr.split())
 
@@ -99,30 +93,24 @@ train -m encoding=rope,alibi | One configuration is one run: 'posbench sweep enc
 train --seed 3 | Settings are key=value, without dashes: seed=...
 evaluate nix | nix does not exist: expected run folders or study folders
 evaluate gpt2 | a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2
-bench rope --shape 124 | unknown shape '124': did you mean '124m'?
 train encoding=rop | unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)
 train encoding=rotary | did you mean 'rope'?
 train tracking=offline | did you mean 'tracking.mode=offline'?
 train data=_base | unknown data '_base' (a text of your own is data.path=
 train rope | cannot read 'rope': did you mean 'encoding=rope'?
 sweep six | cannot read 'six': did you mean 'sweep=six'?
-train +experiment=demo | unknown key '+experiment': did you mean 'experiment'?
 train training.learning_rat=3 | did you mean 'training.learning_rate'?
 train protocl=fixed_target | unknown key 'protocl': did you mean 'protocol'?
-train lenght=128 | unknown key 'lenght': did you mean 'length'?
-train nothing.at_all=1 | unknown key 'nothing.at_all' ('posbench train --cfg' shows all keys)
 train lr=3 | unknown key 'lr' (it is training.learning_rate)
 train epochs=3 | (it is training.tokens: a step has 
 sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4 or 
 train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
-train data.path=a.txt,b.txt | 'posbench sweep' runs each of them
 train seed=abc | seed is 'abc': expected a whole number
 train training.tokens=1M | training.tokens is '1M': expected a whole number, such as 1e6
 train study=../x | study is '../x': expected letters, digits,
 train model.d_model=99 | model.d_model is 99: it does not divide among 4 heads, nearest: 96 or 100
 train training.tokens=10 | training.tokens is 10: expected at least 2048, one update
 train training.betas=[0.9] | training.betas is [0.9]: expected two numbers, such as [0.9,0.95]
-train ratio=2,1 | evaluation.ratios is [2.0, 1.0]: expected each once, and numbers ascending
 train device=gpu | runtime.device is 'gpu', which this machine does not have (here: auto, 
 train processes=3 | does not divide among 3 processes, nearest: 30 or 33
 train encoding.base=-1 | encoding.base is -1 for 'rope'
@@ -221,20 +209,15 @@ def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None
 def test_show_text_prints_all_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("show", "layered/gemma3", "task/passkey", "--text") == 0
     encoding, task = capsys.readouterr().out.split("\n\n\n")
-    parts = [
+    for part in (
         "Source: ",
         "Beyond training length: ",
-        "\nhttps://arxiv.org/",
-        "Options:\n  encoding.",
-        "\nposbench train ",
-    ]
-    assert not [part for part in parts if part not in encoding]
+        "https://arxiv.org/abs/",
+        "Options:\n",
+        "posbench train encoding=",
+    ):
+        assert part in encoding, part
     assert "Deviates: " in task and "posbench train data=task/passkey" in task
-
-
-def test_every_hook_but_those_that_serve_others_acts_somewhere() -> None:
-    silent = {"prepare", "make_tables", "key_bias"}  # state for other hooks, and what those add in another form
-    assert {hook for hook in Encoding.HOOKS if encodings.acts(frozenset({hook})) == "nowhere"} == silent
 
 
 def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
@@ -281,27 +264,12 @@ def test_evaluate_takes_studies_and_one_run_that_fails_does_not_stop_the_others(
 
 
 @pytest.mark.full
-def test_a_run_is_evaluated_with_its_own_copy_of_a_tokenizer_that_is_gone() -> None:
-    assert train() == 0
-    shutil.copy(the_run() / "tokenizer.json", "own.json")
-    assert train("data.tokenizer=own.json", "study=own") == 0
-    Path("own.json").unlink()
-    assert posbench("evaluate", str(the_run("own")), "length=48", "windowed=false") == 0
-    assert 48 in {row.length for row in evaluation_rows(the_run("own"))}
-
-
-@pytest.mark.full
 def test_a_cleaned_run_is_small_and_the_same_command_completes_it() -> None:
-    assert train("seed=0", "runtime.clean=true") == 0
-    assert train("seed=1", "runtime.checkpoint_every_steps=1") == 0
-    itself, later = (Path("outputs/demo") / name for name in runs())
-    assert len(list(later.glob("checkpoint/step-*"))) == 2 and train("seed=1", "clean=true") == 0
-    for folder in (itself, later):
-        names = sorted(support.snapshot(folder / "checkpoint"))
-        assert names == [f"step-00000002/{name}" for name in ("manifest.json", "model.safetensors", "state.json")]
-        assert posbench("evaluate", str(folder), "length=48", "windowed=false") == 0
-    assert train("seed=0", "runtime.clean=true", "ratio=1,2,4") == 0
-    assert 64 in {row.length for row in evaluation_rows(itself)}
+    assert train("runtime.clean=true") == 0
+    names = sorted(support.snapshot(the_run() / "checkpoint"))
+    assert names == [f"step-00000002/{name}" for name in ("manifest.json", "model.safetensors", "state.json")]
+    assert train("runtime.clean=true", "ratio=1,2,4") == 0
+    assert 64 in {row.length for row in evaluation_rows(the_run())}
 
 
 def test_runs_are_listed_found_by_their_ids_and_deleted_by_name_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,12 @@ import scipy.special  # noqa: F401  # which adds to the filters of warnings when
 import support
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from tiny_sweep import until
 from torch import Tensor
 
 import posbench
 from posbench import api
 from posbench.encodings.base import Layer, Shape
-from posbench.errors import Stopped, UserError
+from posbench.errors import UserError
 from posbench.results.frame import read
 from posbench.results.headline import headline
 from posbench.run import checkpoint
@@ -118,13 +116,6 @@ def test_what_is_no_run_or_of_another_one_is_refused(trained: Path, tmp_path: Pa
         posbench.load(tmp_path / "run").model()
 
 
-@pytest.mark.full
-def test_a_figure_has_a_line_per_scheme_and_shows_itself(study: Path) -> None:
-    figure = posbench.plot(study)
-    assert {"alibi", "rope base=64", "rope", "learned"} <= {text.get_text() for text in figure.axes[0].texts}
-    assert figure._repr_png_().startswith(b"\x89PNG")
-
-
 # -- training and evaluation -------------------------------------------------------------------------------------------
 
 
@@ -132,9 +123,9 @@ def _state() -> dict[str, Any]:
     """What a call could leave behind in its process."""
     log = logging.getLogger("posbench")
     return {
-        "handlers": list(log.handlers), "level": log.level, "root": list(logging.getLogger().handlers),
-        "environment": dict(os.environ), "threads": torch.get_num_threads(), "signals": signal.getsignal(signal.SIGINT),
-        "hydra": GlobalHydra.instance().hydra, "filters": list(warnings.filters), "folder": os.getcwd(),
+        "log": (list(log.handlers), log.level), "environment": dict(os.environ), "threads": torch.get_num_threads(),
+        "signals": signal.getsignal(signal.SIGINT), "hydra": GlobalHydra.instance().hydra, "folder": os.getcwd(),
+        "filters": list(warnings.filters),
     }  # fmt: skip
 
 
@@ -144,14 +135,16 @@ def test_training_returns_the_run_and_leaves_nothing_else_behind(
     monkeypatch.chdir(tmp_path)
     support.write_text()
     torch.manual_seed(5)
-    before, drawn = _state(), torch.rand(1)
+    drawn = torch.rand(1)
+    torch.set_num_threads(2)
+    before = _state()
     torch.manual_seed(5)
-    run = posbench.train(support.each_once(["encoding=rope", *TINY, "runtime.threads=2"]))
+    run = posbench.train(["encoding=rope", *TINY])
     assert torch.equal(torch.rand(1), drawn)  # the caller's random numbers are its own
-    assert run.status == "done" and run.record["command"].startswith("posbench train encoding=rope")
-    assert run.folder == next(Path("outputs/demo").glob("rope-s0-*"))
-    more = posbench.evaluate(run, ["ratio=1,2,4", "runtime.threads=2"])
+    assert run.status == "done" and run.folder == next(Path("outputs/demo").glob("rope-s0-*"))
+    more = posbench.evaluate(run, ["ratio=1,2,4"])
     assert _state() == before
+    torch.set_num_threads(1)
     assert set(more.curve().length) == {16, 32, 64} and set(run.curve().length) == {16, 32}
     assert capsys.readouterr().out == ""  # what it has to say is in what it returns
 
@@ -193,12 +186,8 @@ def test_keywords_and_dictionaries_are_the_words_of_the_command_line() -> None:
     axes = {"encoding": ["rope", "alibi"], "seed": range(2), "evaluation": {"windowed": False}}
     assert api._words([], axes, several=True) == ["encoding=rope,alibi", "seed=0,1", "evaluation.windowed=false"]
     assert api._typed([{"name": "fox"}, {"name": "rope", "base": 5.5}]) == "[{name: fox},{name: rope, base: 5.5}]"
-    for overrides, message in (
-        (["encoding=roep"], "did you mean 'rope'"),
-        ("encoding=rope seed=1", r"overrides are a list, a string each: \['encoding=rope', 'seed=1'\]"),
-    ):
-        with pytest.raises(UserError, match=message):
-            posbench.train(overrides)
+    with pytest.raises(UserError, match=r"overrides are a list, a string each: \['encoding=rope', 'seed=1'\]"):
+        posbench.train("encoding=rope seed=1")
 
 
 SWEEP = """
@@ -223,22 +212,6 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
     for name in ("none", "rope", "mine"):
         assert f"{name},done" in done.stdout
     assert len(list((tmp_path / "outputs/demo").glob("[!.]*-s0-*"))) == 3 and (tmp_path / "again/index.html").is_file()
-
-
-def test_an_interrupt_saves_the_run_and_is_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    support.write_text()
-
-    def interrupt() -> None:
-        until(lambda: any(path.stat().st_size for path in Path().glob("outputs/demo/*/rows.jsonl")))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    words = ["encoding=none", *TINY, "training.tokens=64000000", "runtime.log_every_steps=1"]
-    with pytest.raises(Stopped, match=r"stopped by SIGINT after step \d+; saved"):
-        posbench.train(support.each_once(words))
-    run = posbench.load(next(Path("outputs/demo").glob("[!.]*")))
-    assert run.status == "stopped" and len(run.metrics()) > 0 and run.curve().empty and not run.model().training
 
 
 # -- the notebook ------------------------------------------------------------------------------------------------------

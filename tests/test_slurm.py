@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import each_once, snapshot, write_text
-from tiny_sweep import TINY, one_by_one, result, until
+from support import TINY, each_once, snapshot, until, write_text
 
 from posbench.errors import UserError
 from posbench.launch import plans, pool, sweep
 
+WORDS = [*TINY, "data.path=text.txt", "training.tokens=512", "runtime.cache=cache", "log_every_steps=1"]
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" > given
 echo 7
@@ -42,7 +42,7 @@ def start_task(number: int) -> "subprocess.Popen[bytes]":
 def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_line(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["encoding=rope,alibi", *TINY, "runtime.cache=cache"]
+    arguments = ["encoding=rope,alibi", *WORDS]
     before = snapshot(cluster)
     sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
     assert "2 runs: 0 finished, 2 to do" in capsys.readouterr().out and snapshot(cluster) == before
@@ -60,21 +60,8 @@ def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_
 
 
 @pytest.mark.full
-def test_the_tasks_of_an_array_are_the_runs_and_the_same_sweep_submits_what_is_missing(tmp_path: Path) -> None:
-    arguments = ["encoding=rope,alibi", *TINY, "runtime.cache=cache"]
-    sweep.sweep(arguments, slurm_options="")
-    rope, alibi = plans.resolve([arguments])
-    assert start_task(1).wait() == 0
-    assert not rope.folder.exists()
-    one_by_one([alibi], tmp_path / "single")
-    assert result(alibi.folder) == result(tmp_path / "single" / alibi.id)
-    sweep.sweep(arguments, slurm_options="")
-    assert "--array=0-0" in Path("given").read_text()
-
-
-@pytest.mark.full
 def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
-    arguments = ["encoding=rope", *each_once([*TINY, "training.tokens=64000000", "runtime.cache=cache"])]
+    arguments = ["encoding=rope", *each_once([*WORDS, "training.tokens=64000000"])]
     sweep.sweep(arguments, slurm_options="")
     (job,) = plans.resolve([arguments])
     rows, requeued = job.folder / "rows.jsonl", Path("requeued")

@@ -2,36 +2,52 @@
 
 import contextlib
 import dataclasses
+import glob
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import random
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import support
 import torch
 from fake_study import Truth, configured, write_run
-from support import each_once, encoding_installed, snapshot, write_text
-from tiny_sweep import TINY, one_by_one, result, until
+from support import each_once, snapshot, until, write_text
 
 import posbench.report
 from posbench import machine
-from posbench.config import compose
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
-from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
+from posbench.errors import PosbenchError, RunFailed, UserError
 from posbench.launch import plans, pool, sweep
 from posbench.launch.plans import Plan
-from posbench.launch.pool import DONE, Status
+from posbench.launch.pool import DONE
 from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.run import Run
 from posbench.terminal import exits
 from posbench.training.train import train
+
+_NO_SECONDS = {"seconds", "peak_memory_bytes"}  # of an evaluation row: how long it took, not what came out
+
+
+def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
+    """Weights, evaluation rows and losses of a run."""
+    newest = max((folder / "checkpoint").glob("step-*"))
+    rows = [{k: v for k, v in row.to_json().items() if k not in _NO_SECONDS} for row in evaluation_rows(folder)]
+    losses = [row["train/loss"] for row in training_rows(folder) if "train/loss" in row]
+    return (newest / "model.safetensors").read_bytes(), rows, losses
+
+
+def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
+    """Run each job as a single run below another folder, in this process: results are equal."""
+    for job in todo:
+        train(job.config, outputs / job.id, ["posbench", "train"])
+        assert result(job.folder) == result(outputs / job.id)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +68,8 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]
 
 @pytest.fixture
 def overrides(cache: Path, tmp_path: Path) -> list[str]:
-    # An absolute path, by which the processes of this test are recognised.
-    return [*TINY, f"runtime.cache={cache}", f"runtime.outputs={tmp_path / 'outputs'}"]
+    words = [*support.TINY, "data.path=text.txt", "training.tokens=512", "training.precision=fp32", "log_every_steps=1"]
+    return [*words, f"runtime.cache={cache}", f"runtime.outputs={tmp_path / 'outputs'}"]
 
 
 @pytest.fixture
@@ -63,17 +79,13 @@ def several(tiny_config: Config) -> list[Plan]:
     return [plans.plan(c, [f"encoding={name}", "study=test"]) for c, name in zip(configs, names, strict=True)]
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Living processes that name the folder in their command line, or whose output goes there."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            names = [(path / "cmdline").read_bytes(), os.fsencode((path / "fd/1").readlink())]
-            if any(str(folder).encode() in name for name in names) and int(path.name) != os.getpid():
-                found.append(int(path.name))
-        except OSError:  # it has just ended
-            continue
-    return found
+def processes_of(folder: Path) -> list[str]:
+    """Living processes whose output goes into the folder."""
+    processes = []
+    for path in glob.glob("/proc/[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):  # another user's, or it has just ended
+            processes += [path] if os.readlink(path).startswith(str(folder)) else []
+    return processes
 
 
 def write_choice(folder: Path, choice: str, text: str) -> None:
@@ -98,15 +110,10 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted({path.stem for path in (configs_dir() / "sweep").glob("*.yaml")} - {"extend"}))
 def test_every_sweep_file_composes(name: str) -> None:
-    sets = plans.read_sets(name, ["tracking=none"])
-    found = plans.resolve(sets)
-    assert len(found) >= 6 and {job.config.study for job in found} == {name}
-    if name == "catalogue":  # every encoding and every pattern of layers, of which two are one run
-        every = [pair for words in sets for pair in compose.configs(words)]  # as above, so composed already
-        chosen = [word.removeprefix("encoding=") for overrides, _ in every for word in overrides if "encoding=" in word]
-        files = [path.relative_to(configs_dir() / "encoding") for path in (configs_dir() / "encoding").rglob("*.yaml")]
-        assert sorted(chosen) == sorted(str(path.with_suffix("")) for path in files)
-        assert {config.seed for _, config in every} == {0}
+    todo = plans.resolve(plans.read_sets(name, ["tracking=none"]))
+    assert len(todo) >= 6 and {job.config.study for job in todo} == {name}
+    names = {job.config.encoding.name for job in todo}
+    assert name != "catalogue" or names >= {path.stem for path in configs_dir().glob("encoding/*.yaml")}
 
 
 def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path: Path) -> None:
@@ -206,9 +213,7 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     arguments = ["encoding=rope,alibi", *overrides]
     sweep.sweep(arguments, n_jobs=2)
     todo = plans.resolve([arguments])
-    one_by_one(todo, tmp_path / "single")
-    for job in todo:
-        assert result(job.folder) == result(tmp_path / "single" / job.id)
+    assert_as_single_runs(todo, tmp_path / "single")
     assert pool.record(todo[0])["command"].startswith("posbench train encoding=rope ")
     assert [{folder.parent for folder in asked} for asked in reports] == [{tmp_path / "outputs/demo"}]
     monkeypatch.setattr(pool, "start", None)  # a second sweep starts no process
@@ -216,47 +221,39 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
 
 
 CRASH = """
-import os, signal
-from posbench.encodings.base import Encoding, Shape
+import os
+from posbench import Encoding
 
 class Crash(Encoding):
-    def __init__(self, shape: Shape, signal_number: int = 0) -> None:
+    def __init__(self, shape, number: int = 0) -> None:
         super().__init__(shape)
-        self.signal_number = signal_number
+        self.number = number
 
     def rotate(self, q, k, layer):
-        os.kill(os.getpid(), self.signal_number)
+        os.kill(os.getpid(), self.number)
         return q, k
 """
 
 
 @pytest.mark.full
 def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
-    overrides: list[str],
-    tmp_path: Path,
-    reports: list[list[Path]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    overrides: list[str], tmp_path: Path, reports: list[list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sets = ["encoding=rope", "encoding=alibi training.learning_rate=1e30"]
-    sets += [f"encoding=crash encoding.signal_number={int(signal.SIGSEGV)},{int(signal.SIGKILL)}"]
-    write_choice(tmp_path / "configs", "sweep/faults", "sets:\n" + "".join(f"  - {line}\n" for line in sets))
-    write_choice(tmp_path / "configs", "encoding/crash", "name: crash\nsignal_number: 0\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"), prepend=os.pathsep)
-    with encoding_installed(tmp_path / "packages", "crash", CRASH):
-        with pytest.raises(PosbenchError, match="3 runs of 4 not done: ") as caught:
-            sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path / "configs")
-        sets_of_words = plans.read_sets("faults", overrides, tmp_path / "configs")
-        rope, diverging, segfault, killed = plans.resolve(sets_of_words, tmp_path / "configs")
-    assert all(job.id in str(caught.value) for job in (diverging, segfault, killed)) and caught.value.exit_code == 1
-    outcomes = [
-        tuple(pool.record(job)[key] for key in ("status", "reason")) for job in (rope, diverging, segfault, killed)
+    Path("crash.py").write_text(CRASH)
+    sets = [
+        "encoding=rope",
+        "encoding=alibi training.learning_rate=1e30",
+        "encoding=./crash.py:Crash encoding.number=11,9",
     ]
-    assert outcomes == [("done", None), ("failed", "diverged"), ("failed", "signal"), ("failed", "signal")]
-    assert pool.record(killed)["message"] == "killed by SIGKILL, perhaps since memory ran out"
-    shown = capsys.readouterr().err
-    assert shown.count("not done: ") == 3
-    assert "training.learning_rate=1e30] failed (diverged): loss is" in shown
+    write_choice(tmp_path, "sweep/faults", f"sets: {sets}")
+    with pytest.raises(PosbenchError, match="3 runs of 4 not done: ") as caught:
+        sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path)
+    rope, *failed = plans.resolve(plans.read_sets("faults", overrides, tmp_path), tmp_path)
+    assert all(job.id in str(caught.value) for job in failed) and caught.value.exit_code == 1
+    assert [pool.record(job)["reason"] for job in (rope, *failed)] == [None, "diverged", "signal", "signal"]
+    assert pool.record(failed[-1])["message"] == "killed by SIGKILL, perhaps since memory ran out"
+    lines = capsys.readouterr().err
+    assert lines.count("not done: ") == 3 and "training.learning_rate=1e30] failed (diverged): loss is" in lines
     assert len(reports) == 1  # of those that are done
 
 
@@ -291,9 +288,7 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
         until(lambda: not processes_of(tmp_path))
     sweep.sweep(arguments, n_jobs=1)
     todo = plans.resolve([arguments])
-    one_by_one(todo, tmp_path / "single")
-    for job in todo:
-        assert result(job.folder) == result(tmp_path / "single" / job.id), moments
+    assert_as_single_runs(todo, tmp_path / "single")
 
 
 @pytest.mark.full
@@ -322,33 +317,28 @@ def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words
     stopped = pool.outcome(job, -signal.SIGTERM, pool.record(job), [signal.SIGTERM])
     assert stopped.name == pool.record(job)["status"] == "stopped"
 
-    def attempt(error: PosbenchError | None, finish: bool = False) -> None:
-        """Make an attempt, which a finished run survives."""
+    def attempt(*outcomes: str | PosbenchError) -> None:
         with Run.open(job.folder, job.config, []) as run:
             run.begin_attempt()
-            if finish:
-                run.finish("done")
-            if error:
-                run.ended_by(error)
+            for outcome in outcomes:
+                run.finish(outcome) if isinstance(outcome, str) else run.ended_by(outcome)
 
-    attempt(None, finish=True)
+    attempt("done")
     before = pool.record(job)
     attempt(RunFailed("no space left", "disk"))
     assert pool.outcome(job, 1, before) == ("failed", "disk", "no space left")
-    attempt(None)  # killed, as it seems
+    attempt()  # killed, as it seems
     assert pool.outcome(job, -signal.SIGKILL, before).name == "failed"
-    attempt(None, finish=True)
-    assert pool.outcome(job, 0, before) == DONE and pool.record(job)["status"] == "done"
+    attempt("done")
+    assert pool.outcome(job, 0, before) == DONE and pool.record(job)["status"] == "done"  # all the while
 
 
 # Cores, GPUs, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | threads of each process, GPUs by run.
 SLOTS = """
 8 - null null null null | 2 * 4
-2 - 1 null null 1 | 1 * 1
 2 - 4 null null null | 1 * 4
 8 - null null 4 1 | 4 * 2
 6 - null 2 null null | 1 * 3
-6 2,5 null null null null | 3 2 5
 6 2,5 3 null null null | 2 2 5 2
 6 2,5,6,7,8 null 2 null null | 1 2,5 6,7
 """
@@ -374,63 +364,26 @@ def test_threads_and_gpus_are_divided_among_the_processes(several: list[Plan], m
         assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == expected, line
 
 
-def deaf() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(60)
-
-
-def test_a_second_signal_ends_at_once_what_the_first_asked_to_save(
-    several: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process, codes = multiprocessing.get_context("fork").Process(target=deaf), []
-    monkeypatch.setattr(pool, "start", lambda *_: process.start() or process)
-    monkeypatch.setattr(pool, "outcome", lambda plan, code, *_: codes.append(code) or Status("stopped"))
-    send = pool.send
-    monkeypatch.setattr(pool, "send", lambda *given: (send(*given), signal.raise_signal(signal.SIGTERM)))
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    with pytest.raises(Stopped, match="stopped by SIGTERM"):
-        pool.run(several[:1], [{}], print)
-    assert codes == [-signal.SIGKILL]
-
-
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
-def test_tuning_measures_validation_text_only_in_runs_of_its_own(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def in_this_process(todo: list[Plan], *_: object) -> dict[str, Status]:
-        for job in todo:
-            with contextlib.suppress(PosbenchError):
-                train(job.config, job.folder, ["posbench", "train"])
-        return dict.fromkeys((job.id for job in todo), DONE)
-
-    monkeypatch.setattr(sweep, "execute", in_this_process)
-    words = ["encoding=rope", "seed=0,1", "training.learning_rate=0.003", "evaluation.at_tokens=[512]", *overrides]
-    todo, study = plans.resolve([words]), tmp_path / "outputs/demo"
-    chosen = sweep.tuned(todo, [0.01, 1.0, 1e32], None)
-    assert [job.id for job in chosen] == [job.id for job in todo] and not list(study.glob("rope-*"))
-    low, middle, high = sweep.trials(todo[:1], [0.01, 1.0, 1e32])
-    assert pool.loss_at_train_length(middle) < pool.loss_at_train_length(low)
-    assert pool.record(high)["reason"] == "diverged"
-    for trial in (low, middle):
-        evaluated = evaluation_rows(study / "tuning" / trial.id)
-        assert {(row.split, row.length_ratio) for row in evaluated} == {("validation", 1.0)}
-        assert all(row.n_blocks > 200 for row in evaluated)  # all validation text, though evaluation.blocks is 8
-
-
-def test_the_best_rate_of_each_scheme_is_chosen_and_one_at_the_edge_of_the_grid_is_warned_about(
+def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_the_edge_is_warned_about(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    todo = plans.resolve([["encoding=rope,alibi", "training.learning_rate=0.002", *overrides]])
+    todo = plans.resolve([["encoding=rope,alibi", "seed=1", "training.learning_rate=0.002", *overrides]])
+    tried: list[Plan] = []
     best = {"rope": 0.002, "alibi": 0.004}
     losses = [lambda plan: abs(plan.config.training.learning_rate - best[plan.config.encoding.name]), lambda plan: None]
-    monkeypatch.setattr(sweep, "execute", lambda *_: None)
+    monkeypatch.setattr(sweep, "execute", lambda trials, _: tried.extend(trials))
     for loss, rates in zip(losses, ([0.002, 0.004], [0.002, 0.002]), strict=True):  # without any it keeps its own
         monkeypatch.setattr(pool, "loss_at_train_length", loss)
         chosen = sweep.tuned(todo, [0.5, 1.0, 2.0], None)
         assert [job.config.training.learning_rate for job in chosen] == rates
     (warning,) = [message for message in caplog.messages if "edge" in message]
     assert warning.startswith("alibi: learning rate 0.004 ") and "a wider tune_grid" in warning
+    assert len({trial.id for trial in tried}) == 6
+    for trial in tried:
+        asked = trial.config.evaluation
+        assert (asked.split, asked.ratios, asked.at_tokens, trial.config.seed) == ("validation", (1.0,), (), 0)
+        assert trial.folder.parent == todo[0].folder.parent / "tuning"

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from fake_study import headline_of
-from support import snapshot, write_words
-from tiny_sweep import until
+from support import snapshot, until, write_words
 
 from posbench import machine
 from posbench.config.schema import Config, EncodingConfig

@@ -1,17 +1,17 @@
-"""Nothing in a file is executed: pickles, code beside a model or a data set, and tags of YAML."""
+"""Nothing in a file is executed: pickles, code beside a model, and modules of the folder a command is given in."""
 
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import posbench
+from support import TINY, posbench, write_text
 
-from posbench.config.schema import DataConfig
-from posbench.data import text
 from posbench.run import checkpoint
 
 
@@ -62,13 +62,23 @@ def test_a_huggingface_folder_runs_no_code_and_opens_no_pickle(
     assert not canary.exists()
 
 
-def test_a_data_set_of_code_is_text(tmp_path: Path, canary: Path, tiny_config: Any) -> None:
-    folder = tmp_path / "set"
-    folder.mkdir()
-    (folder / "set.py").write_text(f"open({str(canary)!r}, 'w')")
-    torch.save({"a": Payload(canary)}, folder / "train.pkl")
-    values = {**vars(tiny_config.data), "path": str(folder)}
-    config = DataConfig(**values)
-    splits, _ = text.load(config, text.locate(config), tmp_path)
-    assert "executed" in "".join(splits["train"])  # read as prose would be
-    assert not canary.exists()
+MODULES = ("yaml.py", "torch.py", "json.py", "hydra_plugins/evil.py", "posbench/__init__.py", "wandb/__init__.py")
+RUN = ["encoding=rope", *TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
+
+
+@pytest.mark.parametrize("command", [["list"], pytest.param(["sweep", *RUN], marks=pytest.mark.full)])
+def test_nothing_is_imported_from_the_current_folder(command: list[str], tmp_path: Path, canary: Path) -> None:
+    """Beside a text there are modules that make the file."""
+    write_text(tmp_path)
+    for path in map(tmp_path.joinpath, MODULES):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"open({str(canary)!r}, 'a')\nraise SystemExit(9)\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+
+    def status(*options: str) -> int:
+        python = [sys.executable, *options, "-m", "posbench", *command]
+        return subprocess.run(python, cwd=tmp_path, env=environment, capture_output=True, timeout=200).returncode
+
+    assert status("-P") == 0 and not canary.exists()  # as the console script, whose path is its own
+    assert status() != 0 and canary.exists()  # the payload is real

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import TINY, each_once, write_text
-from tiny_sweep import until
+from support import TINY, each_once, until, write_text
 
 from posbench import machine
 from posbench.run.rows import evaluation_rows, training_rows
@@ -57,10 +56,9 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("by", [HERE, TORCHRUN], ids=["here", "torchrun"])
-def test_two_processes_give_what_one_gives(by: tuple[str, ...]) -> None:
+def test_two_processes_of_torchrun_give_what_one_gives() -> None:
     assert start("one", *SHORT).wait() == 0
-    two = start("two", *SHORT, *(["processes=2"] if by == HERE else []), by=by)
+    two = start("two", *SHORT, by=TORCHRUN)
     errors = two.communicate()[1]
     assert two.returncode == 0 and errors.count("Run folder") <= 1, errors
     assert load_record(folder("two"))["attempt"]["processes"] == 2
@@ -69,10 +67,9 @@ def test_two_processes_give_what_one_gives(by: tuple[str, ...]) -> None:
         assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.targets_sha256 == expected.targets_sha256
 
 
-@pytest.mark.parametrize("rank", [None, 1])
-def test_sigterm_to_one_process_saves_the_run_and_ends_all(rank: int | None) -> None:
+def test_sigterm_to_one_process_saves_the_run_and_ends_all() -> None:
     process, ranks = start_two()
-    os.kill(process.pid if rank is None else ranks[rank], signal.SIGTERM)
+    os.kill(ranks[1], signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 143 and errors.count("error: stopped by SIGTERM after step") == 1, errors
     assert not any(map(is_running, ranks))
