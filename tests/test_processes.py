@@ -154,7 +154,7 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
 
 # -- who starts them ---------------------------------------------------------------------------------------------------
 
-OOM, KILL = "raise RunFailed('no room', reason='oom')", "os.kill(os.getpid(), signal.SIGKILL)"
+OOM, KILL = "raise posbench.errors.RunFailed('no room', reason='oom')", "os.kill(os.getpid(), signal.SIGKILL)"
 
 
 def act(event: str, *_: Any) -> None:
@@ -162,7 +162,7 @@ def act(event: str, *_: Any) -> None:
     exec(event if _[-1].rank == 1 else "world.from_first()", {**globals(), "world": _[-1]})
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("event", "text", "code"),
     [(KILL, "rank 1 of 2 was killed by SIGKILL", 137), (OOM, "rank 1 of 2 failed: no room", 1)],
