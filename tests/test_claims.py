@@ -122,7 +122,7 @@ def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs: dic
     """Without posbench's statistics: losses of the files, and a t-test over seeds on this very text."""
     rope = runs["rope"][runs["rope"]["variant"] == "plain"].pivot(index="seed", columns="length_ratio", values="nll")
     rises = (rope[4.0] - rope[1.0]).to_numpy()
-    asked = entry(f"rope 4x - rope 1x > {rises.mean() - 2 * stats.sem(rises) * 2.776:.4f}")
+    asked = entry(f"rope 4x - rope 1x > {rises.mean() - 1.4 * stats.sem(rises) * 2.776:.4f}")
     many = judge([(asked, {"rope": runs["rope"]})] * 8)
     (alone,) = judge([(asked, {"rope": runs["rope"]})]).to_dict("records")
     assert alone["ours"].startswith(f"{rises.mean():+.3f} (") and stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05

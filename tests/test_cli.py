@@ -298,7 +298,7 @@ def test_runs_are_listed_found_by_their_ids_and_deleted_by_name_only(capsys: pyt
         assert posbench("runs", str(small), named, "--delete") == 2
         assert "is no run folder" in error_line(capsys)
     with FileLock(large.with_name(f".{large.name}.lock")):  # as its owner has it
-        assert posbench("runs", str(small), large.name, "--delete") == 75
+        assert posbench("runs", large.name, "--delete") == 75
         assert f"{large.name} is in use by another process" in error_line(capsys)
     assert support.snapshot(Path("outputs")).items() >= before.items() and Path("stranger/run.json").exists()
     assert posbench("runs", large.name, str(small), "--delete") == 0
