@@ -120,11 +120,11 @@ def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
         pytest.importorskip("peft")
     name, position = model(kind), load.TESTED[kind]
     length = LENGTH if position == "learned" else LONG
-    words = ["training.learning_rate=1e-2", "training.tokens=3840", f"training.train_length={length}"]
+    words = ["training.learning_rate=1e-2", "training.tokens=1920", f"training.train_length={length}"]
     words += ["extension=yarn"] if position == "rope" else []
     words += [f"lora={lora}"] if lora else []
     folder = trained(here, name, *words, f"length={LENGTH},{length}")
-    began, ended = (nlls(folder, step) for step in (0, 3840 // length))
+    began, ended = (nlls(folder, step) for step in (0, 1920 // length))
     assert ended[length] < began[length]  # type: ignore[operator]
     asked = [f"train_length={length}", "longest=1", f"length={LENGTH},{length}"]
     assert evaluated(here / "b", str(folder / "model"), *asked) == ended

@@ -15,6 +15,7 @@ from hf_models import LENGTH, MODELS, UNTESTED, VOCABULARY, changed, configurati
 from safetensors.torch import load_file, save_file
 from support import evaluation_lines, posbench
 
+from posbench import machine
 from posbench.errors import Undefined
 from posbench.evaluation.models import Subject, Variant, nll_of, predicted
 from posbench.huggingface import evaluate, load, rope
@@ -55,7 +56,7 @@ def theirs(folder: Path, ids: np.ndarray, masks: Any = None, **changes: Any) -> 
     return F.cross_entropy(logits.transpose(1, 2), x[:, 1:], reduction="none").numpy()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", MODELS | UNTESTED)
 def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
     folder = on(shelf, kind)
@@ -222,6 +223,16 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
         source = load.find(str(tmp_path / name))
         assert dataclasses.astuple(evaluate.reading_of(source, None)) == begins
         assert [evaluate.reading_of(source, bos).first for bos in ("document", "window")] == [False, True]
+
+
+def test_weights_in_bf16_are_evaluated_so_where_that_is_fast_and_blooms_never(
+    tmp_path: Path, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its biases would be rounded, too, and far positions would be one."""
+    monkeypatch.setattr(machine, "bf16_is_fast", lambda device: True)
+    for kind, expected in (("llama", "bf16"), ("bloom", "fp32")):
+        source = load.Source(tmp_path, "", None, {}, configuration(kind, dtype=torch.bfloat16))
+        assert evaluate.precision_of(source, tiny_config.evaluation, torch.device("cpu")) == expected
 
 
 @pytest.mark.parametrize("begins", [pytest.param(None, marks=pytest.mark.full), 5])

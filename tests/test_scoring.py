@@ -56,7 +56,7 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(protocol
         assert nll[i] == pytest.approx(expected, abs=TOLERANCE)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", encodings.names())
 def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, tiny_config: Config) -> None:
     model = model_of(tiny_config, name)

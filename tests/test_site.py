@@ -16,16 +16,6 @@ ROOT = Path(__file__).parents[1]
 SMALL = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All pages, without pictures."""
-    folder = tmp_path_factory.mktemp("docs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "scripts"))
-        support.script("docs").write(folder, pictures=False)
-    return folder
-
-
 @pytest.mark.full
 def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, on tiny runs in place of those that the page trains and of the one that it loads."""
@@ -43,8 +33,8 @@ def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(names["layers"]) == 2 and names["output"].shape == (2, 8, 16, 64) and names["generated"].shape == (1, 16)
 
 
-def test_the_configuration_page_explains_every_key(written: Path) -> None:
-    text = (written / "pages" / "reference" / "configuration.md").read_text(encoding="utf-8")
+def test_the_configuration_page_explains_every_key() -> None:
+    text = support.script("configuration_pages").page()
     rows = {row[0].strip("| `"): row for row in (line.strip("| ").split(" | ") for line in text.splitlines()) if row}
     for key in keys():
         if not key.startswith(("encoding", "start")):
@@ -53,14 +43,16 @@ def test_the_configuration_page_explains_every_key(written: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_site_builds_with_all_pages(written: Path) -> None:
+def test_the_site_builds_with_all_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.environ.get("POSBENCH_REQUIRE_ORACLES") != "1":  # `make test` has it
         pytest.importorskip("zensical")
-    config = written / "mkdocs.yml"
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    support.script("docs").write(tmp_path, pictures=False)
+    config = tmp_path / "mkdocs.yml"
     config.write_text(config.read_text(encoding="utf-8").replace("../..", str(ROOT)), encoding="utf-8")
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", str(config)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    built = written / "site"
-    pages = {path.relative_to(written / "pages").with_suffix("") for path in (written / "pages").rglob("*.md")}
+    built = tmp_path / "site"
+    pages = {path.relative_to(tmp_path / "pages").with_suffix("") for path in (tmp_path / "pages").rglob("*.md")}
     assert pages <= {path.relative_to(built).with_suffix("") for path in built.rglob("*.html")}
