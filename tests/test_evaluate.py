@@ -307,6 +307,17 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained: Tra
     assert curves.loc[("pi", 128), "rise"] != 0  # an extension pairs with the curve
 
 
+def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(trained: Trained) -> None:
+    config, folder = trained
+    first = evaluation_rows(folder)
+    evaluate_run(folder, apply(config, ["precision=bf16"]))
+    half = evaluation_rows(folder)
+    assert {row.dtype for row in half} == {"bf16"} and [row.key for row in half] == [row.key for row in first]
+    assert 0 < max(abs(row.nll - other.nll) for row, other in zip(half, first, strict=True)) < 0.02
+    evaluate_run(folder, apply(config, []))
+    assert evaluation_rows(folder) == half
+
+
 def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(trained: Trained) -> None:
     config, folder = trained
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
