@@ -285,7 +285,7 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> N
     original = text.read_text(encoding="utf-8")
     try:
         text.write_text(original + " more", encoding="utf-8")
-        with pytest.raises(UserError, match=r"trained on another text \(sha256 \w+\) than its configuration gives now"):
+        with pytest.raises(UserError, match="was trained on another text"):
             evaluate_run(folder, apply(config, ["length=96"]))
     finally:
         text.write_text(original, encoding="utf-8")
