@@ -47,11 +47,7 @@ class Batch(NamedTuple):
         return [documents for part in parts for documents in part._by_document(self.separator)]
 
     def _by_document(self, separator: int) -> "list[Batch]":
-        """Give each document of a row a row of its own: positions restart, and attention stays within it.
-
-        That is exact for every encoding, where a mask is not for those that read neighbours or count keys. Rows of
-        similar length stand together, as wide as the longest of them; nothing is scored behind their ends.
-        """
+        """Give each document of a row a row of its own, beside those of similar length; a mask is not exact for all."""
         ids, labels, length = self.ids.flatten(), self.labels.flatten(), self.ids.shape[1]
         firsts = ((self.ids == separator) | (torch.arange(length) == 0)).flatten().nonzero()[:, 0]
         sizes = firsts.diff(append=torch.tensor([len(ids)]))
@@ -151,8 +147,7 @@ class ProblemBatches:
             ids[rows, : part.ids.shape[1]], labels[rows, : part.ids.shape[1]] = part.ids, part.labels
         if self.offset:
             first = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
-            # No row has a token of its problem beyond the last position, only of what fills it.
-            positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)
+            positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)  # of fill
         return Batch.of(ids, labels, positions)
 
 
@@ -170,5 +165,5 @@ def fixed_problems(task: Task, split: str, length: int, count: int, variant: str
 
 def problems_sha256(problems: Problems) -> str:
     """Return the identity of problems; rows that share it are paired."""
-    shape, ids, scored = str(problems.ids.shape), problems.ids, problems.scored
-    return hashlib.sha256(shape.encode() + ids.tobytes() + scored.tobytes()).hexdigest()
+    parts = str(problems.ids.shape).encode(), problems.ids.tobytes(), problems.scored.tobytes()
+    return hashlib.sha256(b"".join(parts)).hexdigest()

@@ -1,7 +1,4 @@
-"""What comes from the HuggingFace hub: data sets, files of models, and which commit of them is meant.
-
-A short question to the hub comes first: without network `datasets` itself retries for 23 seconds.
-"""
+"""What comes from the HuggingFace hub: data sets, files of models, and which commit of them is meant."""
 
 import contextlib
 import functools
@@ -39,7 +36,7 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
     import datasets
 
     if away := commit_of(str(config.dataset), commit) is None:
-        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True  # neither waits and retries
+        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True  # else it retries for 23 s
     with one_line(config.dataset):
         builder: Any = datasets.load_dataset_builder(config.dataset, config.subset, revision=commit)
         if away and commit not in (None, builder.hash):
@@ -53,9 +50,7 @@ def one_line(name: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None and not isinstance(cause, errors.HfHubHTTPError):
-            cause = cause.__cause__
+        cause = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__ or error
         raise UserError(f"'{name}' cannot be read: {' '.join(str(cause).split())[:400]}") from None
 
 

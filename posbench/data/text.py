@@ -1,7 +1,6 @@
 """Text in three splits, from the standard library, from files, or from the HuggingFace hub.
 
-A document is a file of prose or code, or a row of a table. Text is strict UTF-8, with or without a byte-order mark;
-line ends, NUL bytes and cells such as NA stay as they are. How it is split:
+A document is a file of prose or code, or a row of a table. Text is strict UTF-8, in which nothing is changed. Splits:
 
 - `given`: by the source. If validation or test is missing, the other one is halved.
 - `document`: whole documents are held out. Training documents that share a passage with them are dropped.
@@ -29,6 +28,7 @@ from pyarrow import parquet
 
 from posbench import files
 from posbench.config.schema import DataConfig
+from posbench.data import hub
 from posbench.errors import UserError, did_you_mean
 
 SPLITS = ("train", "validation", "test")
@@ -71,11 +71,7 @@ class Texts(Sequence[str]):
 
 def locate(config: DataConfig) -> Source:
     """Find the text without reading it, and without importing `datasets`."""
-    if config.source != "builtin" and not (config.path or config.dataset):
-        raise UserError("data.path is missing (a file, a folder or a glob), or data.dataset (a name on the hub)")
     if config.source == "hub":
-        from posbench.data import hub
-
         commit = hub.resolve(config)
         digest = _digest(str(part).encode() for part in (config.dataset, config.subset, commit))
         return commit, digest, lambda: _of_hub(config, commit)
@@ -87,7 +83,6 @@ def locate(config: DataConfig) -> Source:
 
 def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
     """Return the documents of each split of a data set, by our names for the splits; its only one is training text."""
-    from posbench.data import hub
 
     def cells(rows: Any) -> Iterator[str]:
         with hub.one_line(config.dataset):
@@ -100,12 +95,6 @@ def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
     if "train" not in splits or not {*splits} <= {*SPLITS} or not {*splits.values()} <= {*rows}:
         raise UserError(f"'{config.dataset}' has the splits {', '.join(rows)}: give data.splits={{train: NAME}}")
     return {split: cells(rows[name]) for split, name in splits.items()}
-
-
-def documents(config: DataConfig, source: Source) -> dict[str, Iterable[str]]:
-    """Return the documents of each split that a source has, without blank ones."""
-    joined = {split: join_articles(texts) if config.articles else texts for split, texts in source[2]().items()}
-    return {split: itertools.islice(filter(str.strip, t), config.max_documents) for split, t in joined.items()}
 
 
 def join_articles(texts: Iterable[str]) -> Iterable[str]:
@@ -123,7 +112,10 @@ def join_articles(texts: Iterable[str]) -> Iterable[str]:
 
 def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Texts], dict[str, Any]]:
     """Read the documents of a located source into files of a folder; return them by split, and what is recorded."""
-    splits = {split: _write(folder / f"{split}.documents", each) for split, each in documents(config, source).items()}
+    splits = {}
+    for split, given in source[2]().items():
+        not_blank = filter(str.strip, join_articles(given) if config.articles else given)
+        splits[split] = _write(folder / f"{split}.documents", itertools.islice(not_blank, config.max_documents))
     texts, kind, counts = next(iter(splits.values())), "document", {}
     if len(splits) > 1:
         kind, splits = "given", _completed(splits)
@@ -193,9 +185,8 @@ def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], wa
 def _stretches(sizes: Sequence[int], wanted: int) -> tuple[dict[str, list[tuple[int, int, int]]], list[int]]:
     """Return parts of texts by split, and the number of held-out stretches of each text.
 
-    A text is cut into equal parts. In the middle of each stand a validation and a test stretch; what is between trains.
-    All texts give the same share of their characters: 5 % for validation, and for test so much that `wanted` stretches
-    have `STRETCH` characters, but 5 % to 25 %. A shorter text gets fewer stretches, then shorter ones.
+    Each is cut into equal parts with a hole in the middle: a validation stretch (of 5 % of the text in all) and a test
+    stretch, of `STRETCH` characters if the text has 5 % to 25 % for them. A shorter text gets fewer, then shorter ones.
     """
     share = min(max(HELD_OUT[1], wanted * STRETCH / sum(sizes)), 1 - TRAINING - HELD_OUT[0])
     most, fewest = (-(-number // len(sizes)) for number in (wanted, min(wanted, FEWEST_STRETCHES)))
@@ -266,11 +257,7 @@ def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
     for name, file in files.items():
         words = re.split(r"[-._ 0-9/]+", name.lower())
         splits.setdefault(next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), ""), {})[name] = file
-    others = splits.get("", {})
-    if others and "train" in splits and len(splits) > 2 and len(files) > 2 * len(others):
-        stray = f"'{next(iter(others.values()))}' is of no split, while most of {len(files)} files are"
-        raise UserError(f"data.path: {stray}: move it away, or leave it out with a glob")
-    return {"": files} if others or "train" not in splits else splits
+    return {"": files} if "" in splits or "train" not in splits else splits
 
 
 def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """The data of a run: the problems of a task, or a text as tokens, encoded once, kept in a cache folder, memory-mapped.
 
-The folder's name is a digest of the text and of all that shapes the tokens. It is there as a whole or not at all.
-
 A tokenizer is byte-level BPE trained here (Sennrich et al. (2016), arXiv:1508.07909, on bytes as in GPT-2), raw bytes,
 or a `tokenizer.json`. One separator, `<|endoftext|>`, begins every document; in a text it is ordinary characters.
 """
@@ -28,7 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from posbench import files
 from posbench.config.built import task_of
 from posbench.config.schema import Config, DataConfig, TrainingConfig
-from posbench.data import batches, text
+from posbench.data import batches, hub, text
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.errors import UserError
 from posbench.tasks.base import SEPARATOR, Task
@@ -56,7 +54,6 @@ class Tokenizer:
             inner.add_special_tokens([SEPARATOR])
         inner.encode_special_tokens = True
         self._inner = inner
-        # The id of the token that begins a document; of a model from elsewhere, one of its own.
         self.separator: int = inner.get_vocab()[SEPARATOR] if separator is None else separator
         self.vocab_size: int = max(inner.get_vocab().values()) + 1
         self.dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32  # of ids on the disk
@@ -137,8 +134,6 @@ def find(setting: str, separator: int | None = None) -> Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, its folder, or a model on the hub."""
     path = Path(os.path.expanduser(setting))
     if not path.exists() and path.suffix != ".json":
-        from posbench.data import hub
-
         path = hub.model_folder(setting, ["tokenizer.json"])[0]
     return from_file(path / "tokenizer.json" if path.is_dir() else path, separator)
 
@@ -248,7 +243,6 @@ def prepare(config: DataConfig, cache: str | Path | None, separator: int | None 
         if not folder.is_dir():
             _write(config, source, given, folder)
     record = json.loads((folder / "meta.json").read_text(encoding="utf-8")) | {"name": config.name}
-    logger.info("data '%s': %s training tokens", config.name, f"{record['tokens']['train']:,}")
     tokenizer, splits = from_file(folder / "tokenizer.json", separator), {}
     for split in text.SPLITS:
         counts = record.get("stretches", {}).get(split)  # of each source document in turn
@@ -267,8 +261,6 @@ def prepare_all(configs: Iterable[Config]) -> list[Tokens]:
 
 def _write(config: DataConfig, source: text.Source, given: Tokenizer | None, folder: Path) -> None:
     logger.info("preparing the tokens of data '%s'", config.name)
-    for stale in folder.parent.glob(f".tmp-*-{folder.name}"):  # of a process that was killed
-        files.delete(stale)
     with files.atomic_folder(folder) as new:
         splits, record = text.load(config, source, new)
         tokenizer = given or raw_bytes()

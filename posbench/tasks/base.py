@@ -1,7 +1,6 @@
 """The contract of a synthetic task: a vocabulary, and problems of any length with their answers, which are scored.
 
-All problems of one length have one size. The drawings in the tasks' docstrings put each label below the token after
-which the model must predict it:
+All problems of one length have one size. Docstrings draw each label below the token after which it is predicted:
 
     length 1    reads   <|endoftext|>  s3  =   s3
                 scores                     s3  <|endoftext|>
@@ -20,10 +19,8 @@ from posbench.errors import OptionError, Undefined
 from posbench.options import checked
 
 Integers = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Choices = Annotated[int, Ge(2)]  # as many symbols, of which some are drawn
 Fraction = Annotated[float, Ge(0), Le(1)]
-
 SEPARATOR = "<|endoftext|>"  # id 0: begins every problem; ends an answer if the model must know its length
 ANSWER = "="  # id 1, in tasks that use it: between question and answer
 
@@ -33,7 +30,7 @@ class Problems:
     """Problems of one length."""
 
     ids: Integers  # (count, size + 1); inputs are ids[:, :-1], labels ids[:, 1:]
-    scored: Bools  # (count, size): whether the label of input t belongs to the answer
+    scored: NDArray[np.bool_]  # (count, size): whether the label of input t belongs to the answer
 
     @classmethod
     def ending(cls, ids: Integers, tokens: int) -> Self:
@@ -88,12 +85,12 @@ class Task:
             expected = f"a length from {self.least} to longest, {self.longest}"
             raise OptionError("data.task.shortest", f"is {self.shortest} for '{self.name}': expected {expected}")
         if self.limit is not None and self.longest > self.limit:
-            expected = f"at most {self.limit}, which the vocabulary allows"
-            raise OptionError("data.task.longest", f"is {self.longest} for '{self.name}': expected {expected}")
+            raise OptionError(
+                "data.task.longest", f"is {self.longest} for '{self.name}': expected at most {self.limit}"
+            )
 
     @property
-    def limit(self) -> int | None:
-        """The longest problem that the vocabulary has enough symbols for; None = any."""
+    def limit(self) -> int | None:  # the longest problem that the vocabulary has enough symbols for; None = any
         return None
 
     @property
@@ -113,14 +110,10 @@ class Task:
         return self.drawn(rng, length, count)
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        """Draw the problems; `problems` has checked the length."""
-        raise NotImplementedError
+        raise NotImplementedError  # each task draws its problems of a length that `problems` has checked
 
     def trivial(self, problems: Problems) -> Integers:
-        """Say a token after each input (count, size) without solving the problem: a floor for accuracies.
-
-        By default the commonest token of the answer that is left.
-        """
+        """Say a token after each input (count, size) without solving the problem: by default the commonest one left."""
         return problems.commonest_left(np.where(problems.scored, problems.ids[:, 1:], 0))
 
     def varied(self, **options: Any) -> Self:

@@ -62,7 +62,6 @@ class Passkey(Task):
     depth: Fraction | None = None  # place of the key among the fillers, from 0 to 1; null = uniformly drawn
     words: ClassVar[str] = "= key 0 1 2 3 4 5 6 7 8 9"
     kinds: ClassVar[dict[str, str]] = {"f": "fillers"}
-
     variants: ClassVar[tuple[str, ...]] = ("depth=0.0", "depth=0.25", "depth=0.5", "depth=0.75", "depth=1.0")
 
     def size(self, length: int) -> int:
@@ -87,12 +86,11 @@ class Recall(Task):
         length 2, slots=3  reads   <|endoftext|> k4 v1 k0 v7 k0 v7 f2 f5 f1 f1 k4 v1 f0 f3 f3
                            scores                            v7                v1
 
-    Length counts the pairs of a key and a value, both drawn without replacement. After the pairs come `slots` places of
-    two tokens per pair: every key returns in one with its value, the rest is filler. The pairs draw places one after
-    another without replacement, place s = 1, 2, ... with a probability proportional to s^(power - 1).
+    Length counts the pairs of a key and a value, both drawn without replacement. After them come `slots` places of two
+    tokens per pair: every key returns in one with its value, the rest is filler. Pair after pair draws a free place,
+    s = 1, 2, ..., with a probability proportional to s^(power - 1).
     Source: Arora et al. (2023), arXiv:2312.04927 (Zoology), with its authors' generator.
-    Deviates: fillers have symbols of their own, there some look like queries; the value follows the queried key in the
-    text, there only in the labels; 64 keys and 64 values instead of 4,096 each.
+    Deviates: no filler looks like a query; values follow queried keys in the text, too; 64 keys and values, not 4,096.
     """
 
     shortest: int = 2

@@ -113,8 +113,7 @@ class FlipFlop(Task):
     Length counts the pairs of an instruction and a bit. The first is a write (w) and the last a read (r); those between
     are ignored (i) with probability `ignore`; otherwise they are writes or reads with equal chances. The bit after a
     read is the one written last, and scored; the other bits are drawn independently and uniformly.
-    Source: Liu et al. (2023), arXiv:2306.00946: trained with 256 pairs; tested also where the last write is far away
-    (`ignore` 0.98) and where many writes distract (0.1).
+    Source: Liu et al. (2023), arXiv:2306.00946: trained with 256 pairs; tested also with `ignore` at 0.98 and at 0.1.
     Deviates: trained at 4 to 32 pairs.
     """
 
@@ -152,8 +151,7 @@ class Parity(Task):
         length 4    reads   <|endoftext|>  1  0  1  1  =
                     scores                             1
 
-    Length counts the bits, drawn independently and uniformly. Without intermediate steps no encoding is known to make a
-    transformer extrapolate here. If a result shows extrapolation, suspect an error.
+    Length counts the bits, drawn independently and uniformly. If a result shows extrapolation, suspect an error.
     Source: Ruoss et al. (2023), arXiv:2305.16843, and Kazemnejad et al. (2023), arXiv:2305.19466: always near chance.
     Deviates: trained at lengths 2 to 16.
     """
