@@ -195,7 +195,8 @@ import posbench
 tiny = {TINY!r}
 print(posbench.sweep(tiny, encoding=["none", "rope"], seed=[0], n_jobs=2)[["encoding", "status"]].to_csv(index=False))
 class Mine(posbench.Encoding):
-    pass
+    def rotate(self, q, k, layer):
+        return q, k
 print(posbench.sweep(tiny, encoding=["none", Mine])[["encoding", "status"]].to_csv(index=False))
 posbench.report("outputs/demo", out="again", reference="none")
 """

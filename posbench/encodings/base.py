@@ -137,10 +137,6 @@ class Encoding(nn.Module):
             raise UserError(f"'{self.name}' {uses} the layer's input: pass x")
         return x
 
-    def remarks(self) -> list[str]:
-        """Return warnings about these options, one line each; a run logs them at its start."""
-        return []
-
     def set_progress(self, done: float) -> None:
         """Change with training: called before each update with its progress in [0, 1), and with 1 at the end.
 

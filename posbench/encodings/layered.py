@@ -38,7 +38,6 @@ class Layered(Wrapper):
         distinct = list(dict.fromkeys(keys))
         self.chunks: list[int | None] = []
         self.adopt([self.entry(layers, keys.index(key), keys.count(key)) for key in distinct])
-        self.listed = len(layers)
         # For every layer: the index of its encoding, and the number of earlier layers with the same one.
         self.places = [(distinct.index(key), keys[:layer].count(key)) for layer, key in enumerate(keys)]
 
@@ -55,10 +54,6 @@ class Layered(Wrapper):
         inner.window = limits["window"]
         self.chunks.append(limits["chunk"])
         return inner
-
-    def remarks(self) -> list[str]:
-        unused = f"layered: {self.listed} layers are listed, the model has {self.shape.n_layers}"
-        return [unused] * (self.listed > self.shape.n_layers) + super().remarks()
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         which, index = self.places[layer.index]

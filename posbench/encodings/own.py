@@ -67,6 +67,8 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
     if "shape" not in vars(encoding):
         raise UserError(f"'{cls.name}', __init__: expected super().__init__(shape) first")
+    if not encoding.hooks:
+        raise UserError(f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?")
     for module in encoding.modules():
         for name, value in vars(module).items():
             items = value if isinstance(value, list | tuple) else [value]
@@ -81,8 +83,6 @@ def guarded(cls: type[Encoding]) -> type[Encoding]:
     """Return the class with one line for an error or a misshapen result of a hook."""
     members: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name}
     members |= {name: _guarded(cls, name) for name in cls.overridden if callable(getattr(cls, name))}
-    if not cls.overridden:
-        members["remarks"] = lambda self: [f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?"]
     subclass: type[Encoding] = type(cls.__name__, (cls,), members)
     return subclass
 

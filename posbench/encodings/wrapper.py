@@ -78,9 +78,6 @@ class Wrapper(Encoding):
         """Return the lengths that an extension of the inner encoding goes by."""
         return stretch
 
-    def remarks(self) -> list[str]:
-        return [remark for inner in self.inner_encodings for remark in inner.remarks()]
-
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.inner_encodings[0].positions(ids, generator)
 

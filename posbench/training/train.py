@@ -69,8 +69,6 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         if run:
             run.update(data=tokens.record, parameters=parameter_counts(model))
-        for remark in model.encoding.remarks():
-            logger.warning("%s", remark)
 
         def evaluate(step: int, asked: EvaluationConfig) -> int:
             tell_progress(model, 1.0)  # as when a finished run is evaluated, until the next update
