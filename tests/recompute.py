@@ -24,7 +24,7 @@ from torch import Tensor
 SEPARATOR = "<|endoftext|>"
 FEWEST_BLOCKS = FEWEST_UNITS = 8
 TOLERANCE, UNIT_TOLERANCE = 5e-5, 5e-4  # nats per token in fp32: of a row, of a unit of text
-BATCH_TOKENS = 8192
+Row = dict[str, Any]
 
 
 class Stream(NamedTuple):
@@ -35,28 +35,12 @@ class Stream(NamedTuple):
     sources: list[int] | None = None  # where documents here are stretches: the number of the one that each is cut from
 
 
-def bytes_of_tokens(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
-    """UTF-8 bytes of text behind each id: byte-level BPE writes one character for a byte. The separator has none."""
-    vocabulary = tokenizer.get_vocab()
-    sizes = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
-    for token, i in vocabulary.items():
-        sizes[i] = 0 if token == SEPARATOR else len(token)
-    return sizes
-
-
-# -- places of targets -------------------------------------------------------------------------------------------------
-
-
 class Window(NamedTuple):
     """Reads `length` tokens from `start` on, and scores the last `scored` of the tokens that follow each of them."""
 
     start: int
     length: int
     scored: int
-
-    @property
-    def targets(self) -> range:
-        return range(self.start + self.length - self.scored + 1, self.start + self.length + 1)
 
 
 Blocks = list[list[Window]]  # the windows of each block of targets
@@ -79,45 +63,35 @@ def dealt(candidates: list[range], wanted: int) -> list[int]:
     return [each[i] for each, share in zip(candidates, shares, strict=True) for i in evenly(len(each), share)]
 
 
-Placement = tuple[list[int], int]  # the first tokens of blocks (first target or start of a span), and their context
-
-
-def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str, Any]) -> Placement:
-    """The placement at the longest of `reaches` with enough blocks."""
+def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str, Any]) -> tuple[list[int], int]:
+    """The first tokens of blocks (first target or start of a span) at the longest of `reaches` with enough of them."""
     targets, blocks = settings["targets"], settings["blocks"]
     choices = ["doc", "concat"] if settings["documents"] == "auto" else [settings["documents"]]
-    for reach in sorted(reaches, reverse=True):
-        for boundaries in choices:
-            edges = text.starts if boundaries == "doc" else [0, text.starts[-1]]
-            pieces = list(itertools.pairwise(edges))
-            if protocol == "fixed_target":
-                wanted = blocks
-                candidates = [range(a + reach - targets + 1, b - targets + 1, targets) for a, b in pieces]
-            else:
-                wanted = max(FEWEST_BLOCKS, blocks // 4)
-                candidates = [range(a, b - reach, reach) for a, b in pieces]
-            firsts = dealt(candidates, wanted)
-            if len(firsts) >= FEWEST_BLOCKS:
-                return firsts, reach
+    for reach, boundaries in itertools.product(sorted(reaches, reverse=True), choices):
+        pieces = list(itertools.pairwise(text.starts if boundaries == "doc" else [0, text.starts[-1]]))
+        if protocol == "fixed_target":
+            firsts = dealt([range(a + reach - targets + 1, b - targets + 1, targets) for a, b in pieces], blocks)
+        else:
+            firsts = dealt([range(a, b - reach, reach) for a, b in pieces], max(FEWEST_BLOCKS, blocks // 4))
+        if len(firsts) >= FEWEST_BLOCKS:
+            return firsts, reach
     raise ValueError(f"the text here is too short for {protocol}")
 
 
-def blocks_of(protocol: str, placed: Placement, length: int, targets: int, train_length: int) -> Blocks:
+def blocks_of(protocol: str, placed: tuple[list[int], int], length: int, targets: int, train_length: int) -> Blocks:
     """The windows that a protocol reads and scores at one length."""
     firsts, reach = placed
-    if protocol == "fixed_target":
-        part = targets
-        if length < train_length:  # windows too short to score a whole block
-            part = max(n for n in range(1, targets + 1) if targets % n == 0 and n <= max(1, length / 2))
-        return [
-            [Window(first + end - 1 - length, length, part) for end in range(part, targets + 1, part)]
-            for first in firsts
-        ]
-    return [[Window(first + i * length, length, length) for i in range(reach // length)] for first in firsts]
+    if protocol == "nonoverlap":
+        return [[Window(first + i * length, length, length) for i in range(reach // length)] for first in firsts]
+    part = targets
+    if length < train_length:  # windows too short to score a whole block
+        part = max(n for n in range(1, targets + 1) if targets % n == 0 and n <= max(1, length / 2))
+    ends = range(part, targets + 1, part)
+    return [[Window(first + end - 1 - length, length, part) for end in ends] for first in firsts]
 
 
 def places(block: list[Window]) -> list[int]:
-    return sorted(target for window in block for target in window.targets)
+    return sorted(w.start + w.length - i for w in block for i in range(w.scored))
 
 
 def targets_sha256(blocks: Blocks, ids: np.ndarray) -> str:
@@ -125,9 +99,6 @@ def targets_sha256(blocks: Blocks, ids: np.ndarray) -> str:
     scored = sorted((place, number) for number, block in enumerate(blocks) for place in places(block))
     where, numbers = np.array(scored, dtype="<i8").T
     return hashlib.sha256(where.tobytes() + numbers.tobytes() + ids[where].astype("<i8").tobytes()).hexdigest()
-
-
-# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 class Model:
@@ -184,32 +155,14 @@ class Model:
         return mask.masked_fill(hidden, -math.inf)
 
 
-@torch.inference_mode()
-def nll_of_blocks(model: Model, blocks: Blocks, ids: np.ndarray, window: int | None) -> np.ndarray:
-    """Nats summed over each block's targets, in double precision."""
-    totals = np.zeros(len(blocks))
-    numbered = sorted((w.scored, number, w) for number, block in enumerate(blocks) for w in block)
-    for scored, group in itertools.groupby(numbered, key=lambda entry: entry[0]):
-        alike = list(group)
-        step = max(1, BATCH_TOKENS // alike[0][2].length)
-        for batch in (alike[i : i + step] for i in range(0, len(alike), step)):
-            read = torch.from_numpy(np.stack([ids[w.start : w.start + w.length + 1] for _, _, w in batch]))
-            sums = model.nll(read, scored, window).double().sum(dim=1)
-            np.add.at(totals, [number for _, number, _ in batch], sums.numpy())
-    return totals
-
-
-# -- comparison with the run's results ---------------------------------------------------------------------------------
-
-Row = dict[str, Any]
-
-
 class Run:
     """A run folder, and the tokens of the split that its rows are of."""
 
     def __init__(self, folder: Path, text: Stream) -> None:
         self.text, self.config = text, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        self.bytes = bytes_of_tokens(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+        vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+        # UTF-8 bytes of text behind each id: byte-level BPE writes one character for a byte.
+        self.bytes = {i: 0 if token == SEPARATOR else len(token) for token, i in vocabulary.items()}
         newest = max((folder / "checkpoint").glob("step-*"))
         weights = safetensors.torch.load_file(newest / "model.safetensors")
         self.model = Model(weights, self.config["model"], self.config["encoding"])
@@ -225,17 +178,25 @@ class Run:
         reaches = {round(ratio * trained) for ratio in settings["ratios"]} | halvings | paired
         return {length for length in reaches if length >= trained}
 
+    @torch.inference_mode()
+    def nats(self, blocks: Blocks, window: int | None) -> np.ndarray:
+        """Nats summed over each block's targets, in double precision."""
+        totals = np.zeros(len(blocks))
+        for number, block in enumerate(blocks):
+            read = torch.from_numpy(np.stack([self.text.ids[w.start : w.start + w.length + 1] for w in block]))
+            totals[number] = self.model.nll(read, block[0].scored, window).double().sum()
+        return totals
+
     def agrees(self, row: Row) -> bool:
         """Whether a row has these targets, documents, tokens and bytes, and these nats in all and in every unit."""
         text, settings = self.text, self.config["evaluation"]
         placed = placement(row["protocol"], text, self.reaches(row), settings)
         trained = self.config["training"]["train_length"]
         blocks = blocks_of(row["protocol"], placed, row["length"], settings["targets"], trained)
-        sums = nll_of_blocks(self.model, blocks, text.ids, row["window"])
-        where = [places(block) for block in blocks]
+        sums, where = self.nats(blocks, row["window"]), [places(block) for block in blocks]
         unit, documents = units(text, [targets[0] for targets in where])
         nll, tokens = np.bincount(unit, sums), np.bincount(unit, [len(targets) for targets in where])
-        n_bytes = int(self.bytes[text.ids[np.concatenate(where)]].sum())
+        n_bytes = sum(self.bytes[i] for i in text.ids[np.concatenate(where)])
         if [row["units"]["document"], row["units"]["tokens"], row["n_bytes"]] != [documents, tokens.tolist(), n_bytes]:
             return False
         worst = max(np.abs(nll - row["units"]["nll"]) / tokens)

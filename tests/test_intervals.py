@@ -22,12 +22,6 @@ def t_interval(means: np.ndarray) -> tuple[float, float]:
     return pytest.approx((theirs.low, theirs.high), rel=1e-12)  # type: ignore[no-any-return]
 
 
-def test_documents_of_equal_size_give_the_t_interval_of_their_means() -> None:
-    values, documents = np.random.default_rng(0).normal(4, 1, 60), np.repeat(np.arange(20), 3)
-    made = over_text(values, documents)
-    assert made.units == 20 and (made.low(), made.high()) == t_interval(values.reshape(20, 3).mean(1))
-
-
 def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does() -> None:
     rng = np.random.default_rng(1)
     documents = np.sort(rng.integers(0, 12, 90))
@@ -73,13 +67,3 @@ def test_stretches_of_few_documents_are_the_segments_and_of_many_documents_are_n
     values, alone = np.random.default_rng(5).normal(size=120), np.zeros(120, int)
     made = over_text(values, alone, stretches=np.arange(120) // 4)
     assert made.units == 30 and (made.low(), made.high()) == t_interval(values.reshape(30, 4).mean(1))
-    nine = np.arange(120) * 9 // 120
-    assert over_text(values, nine, stretches=np.arange(120) // 4) == over_text(values, nine)
-    few = over_text(values, alone, stretches=np.arange(120) // 30)
-    assert few == over_text(values, alone)  # four stretches are too few units
-
-
-def test_values_that_agree_to_the_last_bit_have_no_width_and_no_warning() -> None:
-    both = estimate(np.full((3, 20), 32.0), np.full(20, 32.0))
-    assert both.low() == both.mean == both.high() == 1.0
-    assert math.isnan(estimate(np.ones((1, 1)), np.ones(1)).high())  # of one seed on one unit nothing is known
