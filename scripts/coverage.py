@@ -5,7 +5,7 @@
 That file has the losses of ten runs (measured by this script at commit a3717f3c) on every long enough document of a
 corpus: blocks of targets at 1, 4 and 16 times the training length, as in `fixed_target`. These documents are the
 population, and their mean is the truth. Documents are drawn from it (and runs, as other seeds), blocks placed as
-`fixed_target` does; counted is how often an interval contains that mean. tests/test_coverage.py asserts the figures.
+`fixed_target` does; counted is how often an interval contains that mean. tests/test_intervals.py asserts the figures.
 """
 
 import itertools

@@ -92,7 +92,7 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     usual = {
         "schema": 1, "id": config.id, "study": config.study, "encoding": name, "seed": config.seed, "status": status,
-        "reason": None, "message": None, "attempt": None, "tokens": config.training.tokens,
+        "tokens": config.training.tokens,
         "command": f"posbench train encoding={name} seed={config.seed}", "tokenizer_sha256": "beef" + "0" * 60,
         "train_seconds": 40.0 if name == "none" else 44.0,
         "data": {"name": "text", "revision": None, "sha256": "c0ffee" + "0" * 58, "split": "document", "tokens": {}},

@@ -2,10 +2,11 @@
 
 Places targets again, runs the model in fp32 with whole attention matrices, and compares every row of `fixed_target`,
 its windowed baseline and `nonoverlap`, and its sums by unit of text. It knows models of `model=gpt` with rope or alibi.
-It imports nothing of posbench (a test checks this), so that it cannot repeat posbench's errors.
+It imports nothing of posbench, so that it cannot repeat posbench's errors.
 """
 
 import bisect
+import collections
 import hashlib
 import itertools
 import json
@@ -35,14 +36,8 @@ class Stream(NamedTuple):
     sources: list[int] | None = None  # where documents here are stretches: the number of the one that each is cut from
 
 
-class Window(NamedTuple):
-    """Reads `length` tokens from `start` on, and scores the last `scored` of the tokens that follow each of them."""
-
-    start: int
-    length: int
-    scored: int
-
-
+# Reads `length` tokens from `start` on, and scores the last `scored` of the tokens that follow each of them.
+Window = collections.namedtuple("Window", "start length scored")
 Blocks = list[list[Window]]  # the windows of each block of targets
 
 
@@ -65,8 +60,8 @@ def dealt(candidates: list[range], wanted: int) -> list[int]:
 
 def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str, Any]) -> tuple[list[int], int]:
     """The first tokens of blocks (first target or start of a span) at the longest of `reaches` with enough of them."""
-    targets, blocks = settings["targets"], settings["blocks"]
-    choices = ["doc", "concat"] if settings["documents"] == "auto" else [settings["documents"]]
+    targets, blocks, documents = settings["targets"], settings["blocks"], settings["documents"]
+    choices = ["doc", "concat"] if documents == "auto" else [documents]
     for reach, boundaries in itertools.product(sorted(reaches, reverse=True), choices):
         pieces = list(itertools.pairwise(text.starts if boundaries == "doc" else [0, text.starts[-1]]))
         if protocol == "fixed_target":
@@ -120,8 +115,7 @@ class Model:
         return F.cross_entropy(logits.transpose(1, 2), ids[:, -scored:], reduction="none")
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        weight = self.weights[f"{name}.weight"]
-        return F.layer_norm(x, weight.shape, weight)
+        return F.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"])
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         return x @ self.weights[f"{name}.weight"].T
@@ -205,14 +199,11 @@ class Run:
 
 
 def units(text: Stream, firsts: list[int]) -> tuple[list[int], list[int]]:
-    """The unit of text of each block, by its first target, and the document of each unit.
-
-    Documents; of fewer than eight the stretches held out of them, if those are eight; else some sixteen segments.
-    """
+    """The unit of text of each block, by its first target, and the document of each unit."""
     place = [bisect.bisect(text.starts, first) - 1 for first in firsts]
     document = place if text.sources is None else [text.sources[stretch] for stretch in place]
     names: list[Any] = document
-    if len(set(document)) < FEWEST_UNITS:
+    if len(set(document)) < FEWEST_UNITS:  # the stretches held out of them, if those are eight; else segments
         names = place
         if text.sources is None or len(set(place)) < FEWEST_UNITS:
             names = []

@@ -3,7 +3,6 @@
 import csv
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -26,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_study(tmp_path_factory.mktemp("outputs") / "fake", template)
+    folder = write_study(tmp_path_factory.mktemp("outputs") / "fake", template, seeds=2)
     write_run(folder, configured(template, "fire", 0), None, "failed", reason="diverged", message="loss <b>is</b> nan")
     return folder
 
@@ -47,18 +46,6 @@ def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(tmp
     assert len(page) < 100_000 and not re.search(r"(src|href)=.(?!#)|@import|url\((?!#)", page)  # it needs no network
 
 
-@pytest.mark.full
-def test_a_report_of_75_schemes_fits_on_a_screen_and_its_page_is_small(tmp_path: Path, capsys: Capture) -> None:
-    report.main([ROWS / "catalogue.parquet"], tmp_path)
-    lines = capsys.readouterr().out.rstrip().splitlines()
-    wide = [line for line in lines if line.startswith("  posbench sweep")]  # a command is copied in one piece
-    assert len(lines) <= 25 and max(len(line) for line in lines[1:] if line not in wide) <= 100
-    assert "n-gram with cache 3." in (legend := " ".join(lines[-6:])) and "more are in the page" in legend
-    page = (tmp_path / "index.html").read_text()
-    assert page.count("posbench train ") == 75  # every run with its command
-    assert len(re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL).encode()) < 70_000
-
-
 @pytest.mark.parametrize("width", [40, 100, 200])
 def test_columns_drop_until_the_table_fits(study: Path, width: int) -> None:
     table = tables.main_table(compare(read([study])))
@@ -73,7 +60,7 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(study: Path, tm
     for name in ("a", "b"):
         report.main([study], tmp_path / name)
     text = capsys.readouterr().out
-    assert "Of 31 runs not done: 1 diverged, the first: loss <b>is</b> nan" in text
+    assert "Of 13 runs not done: 1 diverged, the first: loss <b>is</b> nan" in text
     assert re.search(r"learned .* undefined", text)
     page = (tmp_path / "a" / "index.html").read_text()
     assert "0, 1 diverged" in page and "<b>is</b>" not in page and "&lt;b&gt;is" in page
@@ -87,15 +74,10 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(study: Path, tm
     assert len(rows) == len(frame) and {row["label"] for row in rows} == set(frame["label"])
     table = pd.read_csv(tmp_path / "a" / "table.csv").set_index("label")
     assert table.loc["none", "nll"] == pytest.approx(compare(frame).set_index("label").loc["none", "nll"], rel=1e-5)
-    latex = (tmp_path / "a" / "table.tex").read_text()
-    assert r"\textbf{3." in latex
+    assert r"\textbf{3." in (tmp_path / "a" / "table.tex").read_text()
     odd = pd.DataFrame({"label": [r"a_b & 50% ~ \\x {±}"], "nll": [1.0]})
     made = Table("T", odd, [tables.ENCODING]).latex("x")
     assert r"a\_b \& 50\% \textasciitilde{} \textbackslash{}\textbackslash{}x \{$\pm$\}" in made
-    if shutil.which("pdflatex"):
-        document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{latex}{made}\end{{document}}"
-        (tmp_path / "page.tex").write_text(document)
-        subprocess.run(["pdflatex", "-interaction=nonstopmode", "page.tex"], cwd=tmp_path, check=True)
 
 
 def test_few_seeds_and_models_that_have_not_learned_are_told_what_to_type(
@@ -127,13 +109,10 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     with pytest.raises(UserError, match="these runs may not be compared, they differ in text_sha256"):
         charts.of_runs(read(study.glob("*-s0-*")))
     assert posbench("report", str(broken)) == 2
-
-
-def test_a_run_that_has_no_result_yet_is_reported(template: Config, tmp_path: Path, capsys: Capture) -> None:
-    begin_run(tmp_path / "fake", configured(template, "rope", 0), "stopped", tokens=None)
-    report.main([tmp_path / "fake"])
+    begin_run(tmp_path / "new", configured(template, "rope", 0), "stopped", tokens=None)
+    report.main([tmp_path / "new"])
     text = capsys.readouterr().out
-    assert "No run" in text and "Of 1 run not done: 1 stopped" in text and ": 1 encoding" in text
+    assert "No run has a loss" in text and "Of 1 run not done: 1 stopped" in text
 
 
 def test_names_at_the_ends_of_curves_do_not_collide() -> None:

@@ -28,32 +28,24 @@ def test_labels_and_settings_of_a_large_study() -> None:
     assert table.attrs["reference"] == "rope base=10000"
     assert {"rope base=128", "drope", "xpos"} < set(table["label"])
     assert set(differing_settings(frame)) == set(frame["setting"])
-    catalogue = kept("catalogue")
-    assert {"layered/gemma3", "layered/llama4"} < set(catalogue["label"])
+    assert {"layered/gemma3", "layered/llama4"} < set(kept("catalogue")["label"])
 
 
 def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() -> None:
     six = compare.compare(kept("six")).set_index("label")
     assert set(six["ngram"].round(3)) == {3.748} and set(six["cached_ngram"].round(3)) == {3.295}
-    assert set(six["learned"]) == {"yes"}
     beats = dict.fromkeys(["fox", "rope", "t5", "alibi"], "yes") | {"sinusoidal": NOT_RESOLVED, "none": "no"}
     assert six["uses_context"].to_dict() == beats
     assert six["uses"].dropna().to_dict() == dict.fromkeys(["fox", "rope", "t5", "alibi"], 128)
     rows = main_rows(kept("six"))  # said only where less was measured
     uses = [compare.uses(Losses(rows[rows["length"] >= least]), "none") for least in (1, 64, 128)]
     assert uses == [64, None, None]
-    demo = compare.compare(kept("six_demo"))
-    assert set(demo["uses_context"]) == {"no", NOT_RESOLVED} and demo["uses"].isna().all()
 
 
 def test_a_study_is_kept_in_one_file(tmp_path: Path) -> None:
-    path, six = tmp_path / "six.parquet", kept("six_demo")
-    six.to_parquet(path)
-    again = read([path, path])
-    columns = ["folder", *(name for name in six if name.startswith("unit_"))]
-    pd.testing.assert_frame_equal(again.drop(columns=columns), six.drop(columns=columns))
-    for sums, same in zip(six["unit_nll"].dropna(), again["unit_nll"].dropna(), strict=True):
-        assert (sums == same).all()
+    path, demo = tmp_path / "demo.parquet", kept("six_demo").drop(columns="folder")
+    demo.to_parquet(path)
+    pd.testing.assert_frame_equal(read([path, path]).drop(columns="folder"), demo)
 
 
 def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
@@ -102,8 +94,7 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
     What a document does to a scheme and what a run adds on a document are drawn from those of the six, a seed's effect
     from a normal distribution with that scheme's spread. In truth 512 tokens add `RISE_LIMIT`, 64 cost `USES_LIMIT`.
     """
-    rng = np.random.default_rng(0)
-    rows = main_rows(six)
+    rng, rows = np.random.default_rng(0), main_rows(six)
     rows = rows[(rows["variant"] == "plain") & rows["length"].isin([32, 64, 128, 512])]
     losses = Losses(rows)
     levels = [[losses.sums[label, "plain", n] for n in (64, 128, 512)] for label in losses.seeds]
@@ -120,9 +111,8 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
         made = made + np.take_along_axis(rest, runs, 2)[..., documents]
         level, rise, cost = 3 + made[:, 0], compare.RISE_LIMIT + made[:, 1], compare.USES_LIMIT + made[:, 2]
         for length, sums in {32: level + cost + 1, 64: level + cost, 128: level, 512: level + rise}.items():
-            losses.sums |= {
-                (label, "plain", length): pd.DataFrame(each) for label, each in zip(losses.seeds, sums, strict=True)
-            }
+            for label, of_label in zip(losses.seeds, sums, strict=True):
+                losses.sums[label, "plain", length] = pd.DataFrame(of_label)
         yield losses
 
 
@@ -162,8 +152,6 @@ def test_tasks_of_the_kept_rows() -> None:
     assert (alibi["accuracy_2x_word"], alibi["accuracy_4x_word"]) == ("better", "better")
     assert alibi["accuracy_2x_p"] == pytest.approx(5 * 2 / 252)
     assert (none["learned_word"], none["accuracy_2x_why"]) == ("learned by fewer seeds", "not learned")
-    flip_flop = tasks.compare_tasks(frame[frame["trained_task"] == "flip_flop"])
-    assert flip_flop.attrs["reference"] == "alibi"
     places = tasks.accuracies(frame[frame["trained_task"] == "flip_flop"])
     assert set(places["of_task"]) == {"", "ignore=0.1", "ignore=0.98"}
     copy = frame[frame["trained_task"] == "copy"]
@@ -177,18 +165,10 @@ def test_one_run_in_a_few_numbers() -> None:
     run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
     assert (run["learned"], run["uses_context"], run["cached_ngram"]) == ("yes", "no", pytest.approx(3.295, abs=1e-3))
     assert (run["reach"], run["uses"], run["rise_16x"]) == (128, None, None)
-    assert run["rise_4x"] == pytest.approx(float(run["nll_4x"]) - float(run["nll_1x"]))  # type: ignore[arg-type]
     ledger = kept("ledger")
     answers = headline(ledger[ledger["run"] == ledger.loc[ledger["trained_task"] == "copy", "run"].iloc[0]])
     assert (answers["learned"], answers["accuracy_1x"]) == ("yes", pytest.approx(0.999628))
     assert all(type(value) in (int, float, str, type(None)) for value in [*run.values(), *answers.values()])
-
-
-def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_path: Path) -> None:
-    values = headline_of(write_run(tmp_path, configured(template, "rope", 0), Truth(3.6, 0.0, last_ratio=2)))
-    assert values["rise_4x"] is None and values["nll_4x"] is None and values["reach"] in (64, 128)
-    nothing = headline_of(write_run(tmp_path, configured(template, "rope", 1), None, status="failed"))
-    assert "rise_16x" in nothing and set(nothing.values()) == {None}
 
 
 def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: Path) -> None:

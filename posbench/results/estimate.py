@@ -1,7 +1,7 @@
 """Means with their errors over units of text, over seeds, or over both at once.
 
 The unit of text is the document, never a token and not a block: blocks of one document are alike, and intervals that
-take them for independent cover far less than they say (tests/test_coverage.py, on losses of trained models).
+take them for independent cover far less than they say (tests/test_intervals.py, on losses of trained models).
 """
 
 import dataclasses
