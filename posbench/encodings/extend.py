@@ -184,8 +184,7 @@ def self_extend(
 
     Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
     """
-    w, last = window or max(1, stretch.train_length // 4), stretch.length - 1
-    size = group or 1
+    w, size, last = window or max(1, stretch.train_length // 4), group or 1, stretch.length - 1
     if group is None and stretch.length > stretch.train_length:
         expect(w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well")
         size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)

@@ -76,9 +76,7 @@ def _by_block(hook: str) -> Callable[..., Tensor]:
 class Heads(Wrapper):
     """Another encoding from head to head.
 
-        head h of H uses heads[floor(h n / H)],   n entries, each an encoding with its options
-
-    What an encoding adds at the input reaches all heads.
+        head h of H uses heads[floor(h n / H)],   n entries, each an encoding with its options; input codes reach all
 
     Source: Vasylenko et al. (2025), arXiv:2506.16640 (NAPE), the default, without their softmax, with our slopes.
     Beyond training length: defined as far as all of its encodings are.

@@ -96,8 +96,7 @@ class SHAPE(Repositioned):
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
-        if self.max_length is not None:
-            self.max_length -= self.shift
+        self.max_length = self.max_length and self.max_length - self.shift
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
         more = self.shift if "embed" in inner.hooks else 0  # distances stay those of the input

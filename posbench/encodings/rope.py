@@ -277,8 +277,8 @@ def scaling(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
     options = [each for each in inspect.signature(rule).parameters.values() if each.kind != each.KEYWORD_ONLY][1:]
     shared = list(inspect.signature(Scaled).parameters.values())[: 4 if by_length else 3]
     members: dict[str, Any] = {"rule": staticmethod(rule), "defaults": {each.name: each.default for each in options}}
-    members |= {"name": name, "__doc__": rule.__doc__, "__module__": __name__, "length_dependent": by_length}
-    members["__signature__"] = inspect.Signature([*shared, *options])
+    members |= {"__signature__": inspect.Signature([*shared, *options]), "length_dependent": by_length}
+    members |= {"name": name, "__doc__": rule.__doc__, "__module__": __name__}
     globals()[f"{name}_encoding"] = type(name, (Scaled,) if by_length else (Scaled, PureRotary), members)
     SCALINGS[name] = rule
     return rule

@@ -131,9 +131,8 @@ class FoPE(Encoding):
         return waves.real.contiguous(), waves.imag.contiguous()
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        cosine, sine = (
-            waves @ weights for waves, weights in zip(layer.tables, self.coefficients[:, layer.index], strict=True)
-        )  # (1|B, H, T, U)
+        of_layer = self.coefficients[:, layer.index]
+        cosine, sine = layer.tables[0] @ of_layer[0], layer.tables[1] @ of_layer[1]  # (1|B, H, T, U)
         still = (0, self.shape.head_dim // 2 - cosine.shape[-1])
         factor = torch.complex(F.pad(cosine, still, value=1.0), F.pad(sine, still, value=self.still_sine))
         return turned(q, k, factor, self.layout)
