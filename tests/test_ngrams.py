@@ -53,17 +53,6 @@ def test_probabilities_are_those_of_the_paper(spans: list[tuple[int, int]]) -> N
         np.testing.assert_allclose(nll, expected, rtol=0, atol=1e-12)
 
 
-def test_tokens_as_they_are_stored_do_not_overflow() -> None:
-    ids = np.array([65_000, 64_999, 65_000, 64_999, 7], np.uint16)
-    before, tokens = np.array([[7, 7, 7, 65_000], [7, 65_000, 64_999, 65_000]]), np.array([64_999, 64_999])
-    found = NGrams(ids, np.array([(0, 5)]), 65_535).nll(before, tokens)
-    expected = [-math.log(witten_bell([ids.tolist()], row, 64_999, 65_535)) for row in before.tolist()]
-    np.testing.assert_allclose(found[-1], expected, rtol=0, atol=1e-12)
-
-
-# -- with a cache of the window ----------------------------------------------------------------------------------------
-
-
 def cache_shares(ids: list[int], place: int, context: int) -> list[float]:
     """Shares of a token in its context, and there after the token before it, counted token by token."""
     window, token = ids[place - context : place], ids[place]

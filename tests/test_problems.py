@@ -5,7 +5,6 @@ import functools
 import math
 import pathlib
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.data.batches import fixed_problems
 from posbench.data.tokens import data_of
-from posbench.errors import Undefined, UserError
+from posbench.errors import Undefined
 from posbench.evaluation import evaluate as text
 from posbench.evaluation.evaluate import evaluate
 from posbench.evaluation.models import Variant, Varied
@@ -32,8 +31,6 @@ from posbench.model.loss import IGNORED
 from posbench.results.frame import GATE
 from posbench.run.model import tokenizer_of
 from posbench.run.rows import EvaluationRow, evaluation_rows, training_rows
-from posbench.run.run import load_config
-from posbench.training.train import train
 
 NAMES = tasks.names()
 TINY = (  # 10 updates of 8 x 42 tokens
@@ -88,9 +85,6 @@ def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[EvaluationRow
     return list(evaluate(TaskEvaluation(subject=subject, task=task, **how)))
 
 
-# -- configuration -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str) -> None:
@@ -106,25 +100,6 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
 
 
 # Words | the error.
-REFUSED = """
-data=task/copy | expected problems (experiment=tasks)
-evaluation=problems | expected fixed_target or nonoverlap, since the data is text
-data=task/copy experiment=tasks data.task.longest=30 | of length 30 and data.offset=0 take 62 tokens
-data=task/copy experiment=tasks data.offset=1 | of length 20 and data.offset=1 take 43 tokens
-data=task/copy experiment=tasks tasks=repeat | probes are of text
-data=task/copy experiment=tasks length=128 | give ratio=2,4
-"""
-
-
-@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
-def test_what_does_not_go_together_is_refused_in_one_line(case: str) -> None:
-    words, line = case.split(" | ")
-    with pytest.raises(UserError) as caught:
-        composed(*words.split())
-    assert line in str(caught.value) and "\n" not in str(caught.value)
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(4)
@@ -156,9 +131,6 @@ def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_traini
     assert (batch.positions.diff(dim=1)[answer[:, 1:]] == 1).all()
     halves = batch.parts(2)
     assert torch.equal(torch.cat([half.positions for half in halves]), batch.positions)  # type: ignore[misc]
-
-
-# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:
@@ -214,17 +186,7 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name: s
     assert max(right) < GATE
 
 
-def test_what_does_not_exist_is_an_undefined_row() -> None:
-    rows = [row for row in asked(Knows(beyond=48), tasks.build("recall"), "evaluation.ratios=[1,1.25,16]")]
-    said = {row.problem_length: (row.status, row.reason) for row in rows if not row.offset}
-    assert said[8] == ("ok", None) and said[10] == ("undefined", "it ends there")
-    assert said[128][0] == "undefined" and "vocabulary" in str(said[128][1])
-
-
-# -- from end to end ---------------------------------------------------------------------------------------------------
-
-
-def test_a_run_on_a_task_from_the_command_line_and_continued(
+def test_a_run_on_a_task_from_the_command_line(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -246,17 +208,6 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     added = evaluation_rows(folder)[len(rows) :]
     assert [(row.problem_length, row.extension) for row in added][:1] == [(60, None)]
     assert {row.problem_length for row in added if row.extension} == {20, 40, 60}
-
-    last = folder / "checkpoint/step-00000010"
-    weights = (last / "model.safetensors").read_bytes()
-    shutil.rmtree(last)
-    train(load_config(folder), folder, ["posbench", "train"])
-    assert (last / "model.safetensors").read_bytes() == weights
-    whole, again = (
-        [{**row.to_json(), "seconds": 0, "peak_memory_bytes": 0} for row in each]
-        for each in (rows, evaluation_rows(folder))
-    )
-    assert again == whole
 
 
 def test_the_fixed_problems_have_a_digest_that_options_change() -> None:

@@ -72,7 +72,6 @@ READ: list[tuple[str, bytes, list[str]]] = [
     ("a.jsonl", '{"text": "a\u2028b\u0085c"}\n'.encode(), ["a\u2028b\u0085c"]),
     ("a.jsonl", lines(DOCS) + b'{"text": ""}\n{"text": " \\n"}\n{"text": null}\n\n', DOCS),  # blank ones are left out
     ("a.csv", table([*DOCS, "", " "]) + b"\n", DOCS), ("a.parquet", parquet([*DOCS, None, " "]), DOCS),
-    ("a.jsonl", lines(DOCS) + b'{"text": "z", "n": "5", "zz": [1]}\n', [*DOCS, "z"]),
     ("a.csv", b"text\n" + b"x" * 300_000, ["x" * 300_000]),
     ("a.tsv", b'text\nsay "no"\n"say ""yes"""\n', ['say "no"', 'say "yes"']),
 ]  # fmt: skip
@@ -92,26 +91,16 @@ def documents_of(path: Path) -> dict[str, list[str]]:
 
 # File | content | the error, in one line.
 WRONG: list[tuple[str, bytes, str]] = [
-    ("a.txt", b" \n\n\t\n", "no text: 0 documents"),
-    ("a.parquet", b"PAR1 not", "a.parquet' row 1: Parquet"),
-    ("a.arrow", b"no arrow", "a.arrow' row 1: "),
     ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
     ("a.csv.gz", gzip.compress(b"text\n" + b"a\n" * 9**5 + b"\xe2\x82", mtime=0), r"not UTF-8 text"),
     ("a.jsonl", lines(DOCS) + b'{"text": 5}\n', "row 25: column 'text' holds int: expected text"),
     ("a.jsonl", lines(DOCS) + b'{"n": 5}\n', "row 25: no column 'text', only n"),
     ("a.jsonl", b'{"texts": "a", "id": 1}\n', "row 1: no column 'text', only texts, id: did you mean 'texts'"),
-    ("a.jsonl", b'"text"\n', "row 1: no column 'text', only none"),
-    ("a.jsonl", lines(DOCS) + b'{"text": \n', "row 25: Expecting value"),
     ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
-    ("a.json", b'[{"text": "a"}, {"te', "a.json' row 1: Unterminated string"),
-    ("a.json", b"[" * 10**6, "a.json' row 1: .*recursion"),
     ("a.csv", b"text\nbye\nHello, world\n", "row 2: there are not as many cells as columns: quote"),
-    ("a.csv", b'text,n\n"hello,1\nbye,2\n', "row 1: unexpected end of data"),
     ("a.parquet", parquet([["a"], ["b"]]), "column 'text' holds list: expected text"),
-    ("a.parquet", parquet([{"x": "a"}]), "column 'text' holds dict: expected text"),
     ("a.parquet", parquet(DOCS, "body"), "no column 'text', only n, body"),
     ("a.txt.gz", gzip.compress(TEXT.encode())[:60], "a.txt.gz': Truncated compressed stream"),
-    ("a.pdf", b"%PDF", r"no file matches '.*a.pdf' \(expected .txt"),
 ]
 
 
@@ -125,15 +114,11 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, number: int) -> None:
     assert "\n" not in str(caught.value)
 
 
-# -- folders and globs -------------------------------------------------------------------------------------------------
-
 FILES: dict[str, tuple[dict[str, str], str, Any]] = {  # files, path, documents by split or the error
     "a glob": ({"a.txt": "a", "b.txt": "b", "c.md": "c"}, "*.txt", {"": ["a", "b"]}),
-    "folders in folders": ({"b/2/x.txt": "b", "a/y.txt": "a", ".git/d.txt": "d"}, ".", {"": ["a", "b"]}),
+    "folders in folders": ({"b/2/x [1].txt": "b", "a/y.txt": "a", ".git/d.txt": "d"}, ".", {"": ["a", "b"]}),
     "two kinds": ({"a.txt": "a", "b.jsonl": '{"text": "b"}', "c.txt": "c", "d.txt": ""}, ".", {"": ["a", "b", "c"]}),
-    "names of signs": ({"[x] # , ::/a [1] #,::.txt": "a", "[x] # , ::/b.txt": "b"}, "[x] # , ::", {"": ["a", "b"]}),
     "reports beside": ({"a.csv": "text\na\n", "README.md": "how", "settings.json": "{}"}, ".", {"": ["a"]}),
-    "a title": ({"emma.txt": "a", "the-great-test.txt": "b"}, ".", {"": ["a", "b"]}),
     "code": ({"train.txt": "c", "test.txt": "b", "read.txt": "a", "go.txt": "d"}, ".", {"": ["a", "b", "c", "d"]}),
     "no training": ({"valid.txt": "a", "test.txt": "b"}, ".", {"": ["a", "b"]}),
     "a slip": ({"dracula.txt": "a"}, "dracula.text", "no file matches '.*dracula.text': did you mean 'dracula.txt'"),
@@ -156,15 +141,6 @@ def test_folders_and_globs_have_their_files_in_their_splits(tmp_path: Path, case
         documents = documents_of(tmp_path / "data" / path)
         assert {split: sorted(texts) for split, texts in documents.items()} == expected
 
-
-def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path / "texts", {f"{i}.txt": f"text {i}" for i in range(3)})
-    for path in ("~/texts", "~/texts/*.txt"):
-        assert documents_of(Path(path)) == {"": ["text 0", "text 1", "text 2"]}
-
-
-# -- articles ----------------------------------------------------------------------------------------------------------
 
 ARTICLES = ["\n = First = \n\n Some words . \n\n = = Section = = \n\n More = words = \n\n",
             "\n = Second = \n\n Other words . \n = 3 = \n\n"]  # fmt: skip

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from posbench.config.schema import Config
 from posbench.data.tokens import Tokenizer, TokenSplit, train_bpe
-from posbench.evaluation import probes
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.models import Subject, Variant, Varied
-from posbench.evaluation.probes import Choice, Material
 from posbench.run.rows import EvaluationRow
 
 L, PROBLEMS = 160, 40  # each digit, place and word equally often
@@ -93,14 +91,6 @@ def rows_of(subject: object, config: Config, text: TokenSplit, tokenizer: Tokeni
     return [row for row in evaluate(asked) if row.task]
 
 
-def posed(task: str, text: TokenSplit, tokenizer: Tokenizer, length: int, number: int = PROBLEMS) -> Iterator[Choice]:
-    (probe,) = probes.of(task, [length], 8, L)
-    assert probe.poses is not None
-    pose = probe.poses(Material(text.ids.astype(np.int64), tokenizer.encode))
-    for each in range(number):
-        yield pose(text.ids[each : each + length].astype(np.int64), each)
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("task", SOLVERS)
 def test_who_solves_a_probe_has_all_of_it_and_who_sees_nothing_is_at_chance(
@@ -118,39 +108,3 @@ def test_who_solves_a_probe_has_all_of_it_and_who_sees_nothing_is_at_chance(
     assert 0.05 < narrowed[512] < 0.55 and narrowed[512] < narrowed[200]
     for row in rows_of(Reader(tokenizer, lambda text: "3"), tiny_config, text, tokenizer, task):
         assert row.accuracy == pytest.approx(row.chance, abs=1e-9)  # each digit equally often
-
-
-@pytest.mark.parametrize("task", SOLVERS)
-def test_problems_have_exactly_so_many_tokens_and_tell_their_answer_once(
-    task: str, text: TokenSplit, tokenizer: Tokenizer
-) -> None:
-    asked = {}
-    for length in LENGTHS:
-        twice = zip(posed(task, text, tokenizer, length), posed(task, text, tokenizer, length), strict=True)
-        for number, (choice, again) in enumerate(twice):
-            assert choice.ids.shape == (length + 1,) and np.array_equal(choice.ids, again.ids)
-            read, answer = tokenizer.decode(choice.ids[:-1]), tokenizer.decode(choice.ids[-1:])
-            assert SOLVERS[task](read) == answer
-            question = (ENDS.findall(read)[-1], answer)
-            assert asked.setdefault(number, question) == question  # of every length the same
-            assert len(set(choice.candidates.tolist())) == 10 and choice.candidates[choice.right] == choice.ids[-1]
-            assert not re.search(r"\d", read[read.rindex("\n") :])  # the question says none
-            assert read.count(f'"{answer}"') == (2 if task == "passkey" else 1)
-            if choice.trivial is not None:
-                trivial = tokenizer.decode([choice.candidates[choice.trivial]])
-                assert NUMBERS.findall(read)[-1][1] == trivial
-
-
-@pytest.mark.parametrize("task", ["passkey:keys=4", "passkey:keys=3"])
-def test_every_sentence_is_asked_for_equally_often_and_depths_are_even(
-    task: str, text: TokenSplit, tokenizer: Tokenizer
-) -> None:
-    asked, depths, right = [], [], []
-    for choice in posed(task, text, tokenizer, 512):
-        read, answer = tokenizer.decode(choice.ids[:-1]), tokenizer.decode(choice.ids[-1:])
-        asked.append(re.findall(r'"(\d)"', read).index(answer))
-        depths.append(read.index(f'"{answer}"') / len(read))
-        right.append(choice.right)
-    assert np.ptp(np.bincount(asked)) <= 1
-    assert np.abs(np.sort(depths) - (np.arange(PROBLEMS) + 0.5) / PROBLEMS).max() < 0.12
-    assert np.bincount(right, minlength=10).tolist() == [PROBLEMS // 10] * 10
