@@ -136,13 +136,6 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def evaluation_lines(folder: Path) -> list[dict[str, Any]]:
-    """The evaluation rows of a run folder as they stand there."""
-    from posbench.run.rows import read_rows
-
-    return [row for row in read_rows(folder) if "protocol" in row]
-
-
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait for a condition; fail if it never comes true."""
     end = time.monotonic() + seconds

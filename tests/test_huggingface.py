@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from hf_models import LENGTH, MODELS, UNTESTED, VOCABULARY, changed, configuration, save, write_text
 from safetensors.torch import load_file, save_file
-from support import evaluation_lines, posbench
+from support import posbench
 
 from posbench import machine
 from posbench.errors import Undefined
 from posbench.evaluation.models import Subject, Variant, nll_of, predicted
 from posbench.huggingface import evaluate, load, rope
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.run.rows import read_rows
 
 transformers = pytest.importorskip("transformers")
 LONG = 2 * LENGTH
@@ -249,7 +250,7 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     asked = ["data.path=text", *EVALUATE[1:], "length=48", "protocol=nonoverlap"]
     assert posbench("evaluate", str(folder), *asked) == 0
     (results,) = (tmp_path / "outputs" / "models").glob("[!.]*")
-    (row,) = evaluation_lines(results)
+    (row,) = [row for row in read_rows(results) if "protocol" in row]
     units, first = row["units"], json.loads((results / "run.json").read_text())["data"]["separator"]["id"]
     assert row["n_tokens"] == sum(units["tokens"]) and row["dtype"] == "fp32"
     assert sum(units["nll"]) / row["n_tokens"] == pytest.approx(row["nll"], abs=1e-5)

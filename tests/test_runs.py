@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from disks import in_child
-from support import snapshot
+from support import in_child, snapshot
 
 from posbench import encodings
 from posbench.config.schema import Config

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import wandb
 import wandb_server
-from disks import in_child
-from support import posbench
+from support import in_child, posbench
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from wandb_server import ServedRun, Server
 
