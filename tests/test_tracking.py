@@ -28,6 +28,7 @@ LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(
     protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=LAST, tokens=1536, status="ok",
     nll=1.0, ci_low=0.5, ci_high=1.5, targets_sha256="ab" * 32,
+    units={"document": [0, 1], "tokens": [8, 8], "nll": [8.0, 8.0]},
 )  # fmt: skip
 
 
@@ -127,6 +128,7 @@ def test_online_every_row_arrives_once_also_after_a_kill(server: Server, config:
     assert {name: served.summary[name] for name in ("nll_1x", "status", "rise_2x", "data/name")} == {
         "nll_1x": 1.0, "status": "done", "rise_2x": 0.0, "data/name": "text",
     }  # fmt: skip
+    assert served.summary["curve"]["_type"] == "image-file"
     assert not [name for name in served.summary if "." in name or name.startswith("eval/")]
     assert served.config["encoding"]["name"] == "rope"
     assert all(served.last(name) is None for name in ("host", "program", "commit", "repo"))

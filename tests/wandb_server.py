@@ -27,9 +27,9 @@ class ServedRun:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Logged rows, the client's own keys left out."""
+        """Logged rows, without the client's own keys and the picture."""
         rows = [json.loads(line) for _, line in sorted(self.streams["wandb-history.jsonl"].items())]
-        return [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
+        return [{key: value for key, value in row.items() if key[0] != "_" and key != "curve"} for row in rows]
 
     @property
     def summary(self) -> dict[str, Any]:

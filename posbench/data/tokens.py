@@ -48,8 +48,9 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, separator: int | None = None) -> None:
         inner.no_padding()
         inner.no_truncation()
-        if isinstance(inner.model, models.BPE):
-            inner.model.dropout = None  # it would draw tokens at random
+        if getattr(inner.model, "dropout", None):
+            logger.warning("the tokenizer draws its tokens at random (BPE dropout): this is switched off")
+            inner.model.dropout = None
         if separator is None:
             inner.add_special_tokens([SEPARATOR])
         inner.encode_special_tokens = True

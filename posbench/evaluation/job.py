@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,13 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
     return CachedNGrams(ngrams, text, tokens.validation.ids)
 
 
-def results_of(folder: Path) -> Mapping[str, Any]:
-    """What the rows of a run folder come to, whether or not it is finished."""
-    return headline(read([folder]).assign(run_status="done", repeated=False))
+def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], Any]]:
+    """What the rows of a run folder come to, whether or not it is finished, and what draws their curve."""
+    frame = read([folder]).assign(run_status="done", repeated=False)
+
+    def draw() -> Any:
+        from posbench.report import charts
+
+        return charts.of_runs(frame)
+
+    return headline(frame), draw

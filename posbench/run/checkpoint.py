@@ -40,8 +40,7 @@ class Checkpoint(NamedTuple):
         import torch
 
         # weights_only spelt out: an environment variable can turn the default off
-        state: dict[str, Any] = torch.load(self.path / OPTIMIZER, map_location="cpu", weights_only=True)
-        return state
+        return dict(torch.load(self.path / OPTIMIZER, map_location="cpu", weights_only=True))
 
     def state(self) -> dict[str, Any]:
         """What else was saved; plain JSON types."""

@@ -11,8 +11,6 @@ from posbench.errors import UserError
 from posbench.run import CONFIG, RECORD
 from posbench.run.run import owned
 
-_ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
-
 
 def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
     """Run folders under the given folders and globs, and of ids; those moved aside (`.old-1`) are left out."""
@@ -49,7 +47,8 @@ def is_model(word: str) -> bool:
     if path.exists():
         there = any((path / name).is_file() for name in ("config.json", "model.safetensors", "pytorch_model.bin"))
         return there and not (path / RECORD).exists()
-    return bool(_ON_THE_HUB.fullmatch(word)) and not Path(path.parts[0]).exists()
+    on_the_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", word, re.ASCII)
+    return on_the_hub is not None and not Path(path.parts[0]).exists()
 
 
 def delete(paths: Iterable[Path]) -> tuple[int, int]:

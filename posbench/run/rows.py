@@ -62,14 +62,12 @@ class EvaluationRow:
     targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
     seconds: float | None = None
     peak_memory_bytes: int | None = None
-    # Of each unit of text: `document`, its number in the split; `tokens`; sums in nats, `nll` and `ngram`.
-    units: dict[str, list[Any]] | None = None
+    units: dict[str, list[Any]] | None = None  # of each unit of text: document, tokens; in nats nll, ngram
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow":
         """A line of the file. Of other versions: unknown columns are left out, a value that is missing is None."""
-        values: dict[str, Any] = {name: line.get(name) for name in (*COLUMNS, "units")}
-        return cls(**values)
+        return cls(**{name: line.get(name) for name in (*COLUMNS, "units")})  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """The row's columns in the order of the file, then its sums by unit of text, if it has any."""

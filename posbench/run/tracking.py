@@ -26,7 +26,7 @@ CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
 _VALUES = {"nll": "loss"} | {name: name for name in ("accuracy", "exact_match", "ci_low", "ci_high")}
 _AXES = ("tokens", "step", "seconds", CONTEXT)
 _SHOWN = ("eval/loss", "eval/accuracy")  # curves with a panel; the others can be added to one
-ResultsOf = Callable[[Path], Mapping[str, Any]]  # what the rows of a run folder come to
+ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]  # what rows come to, and what draws them
 
 
 class Tracker:
@@ -60,17 +60,21 @@ class Tracker:
         if self.session is None:
             return
         with self._failure_as_warning():
-            record = self._run.record
+            record, (results, draw) = self._run.record, self._results_of(self._run.folder)
             facts = {
                 "status": record["status"],
                 "reason": record["reason"] or "",  # W&B would keep an earlier one
                 "data/name": self._config.data.name,
                 "data/sha256": (record["data"] or {}).get("sha256"),
                 **{f"parameters/{part}": count for part, count in record["parameters"].items()},
-                **self._results_of(self._run.folder),
+                **results,
             }
-            known = {name.replace(".", "_"): fact for name, fact in facts.items() if fact is not None}
-            self.session.summary.update(known)
+            self.session.summary.update({name.replace(".", "_"): f for name, f in facts.items() if f is not None})
+            if not isinstance(self.session, EventFiles) and any("protocol" in row for row in self._run.rows):
+                import wandb
+
+                draw().savefig(picture := Path(self.session.settings.sync_dir, "curve.png"))
+                self.session.log({"curve": wandb.Image(str(picture))}, step=len(self._run.rows) - 1)
             self.session.finish(exit_code={"done": 0, "stopped": 255}.get(record["status"], 1))
 
     @contextlib.contextmanager
