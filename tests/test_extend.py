@@ -24,7 +24,7 @@ from posbench.model.standalone import attention_logits, attention_output
 L = 16  # training length of most tests
 SHAPE = Shape(d_model=16, n_heads=2, n_layers=2, train_length=L)
 FREQUENCY_RULES = ["pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf", "clipped_rope"]
-FAR_PAIRS = ["rerope", "string", "self_extend"]
+FAR_PAIRS = ["rerope", "string", "leaky_rerope", "self_extend", "dual_chunk"]
 
 
 def rope(head_dim: int = 8, base: float = 10_000.0, train_length: int = L) -> RoPE:
@@ -137,6 +137,15 @@ def string_distance(s: int, w: int) -> Callable[[int, int], float]:
     return lambda i, j: i - j - s + w if j <= i - s else i - j  # the paper's equation 3
 
 
+def leaky_distance(w: int, k: float) -> Callable[[int, int], float]:
+    return lambda i, j: i - j if i - j < w else w + (i - j - w) / k
+
+
+def dual_chunk_distance(c: int, s: int) -> Callable[[int, int], float]:
+    successive = [*range(s, c), *[c - 1] * s][:s]  # the paper's equation 7, with w = c - s
+    return lambda i, j: [i % s, successive[i % s], c - 1][min(i // s - j // s, 2)] - j % s
+
+
 def self_extend_distance(w: int, group: int) -> Callable[[int, int], float]:
     return lambda i, j: i - j if i - j < w else (i // group + w - w // group) - j // group
 
@@ -144,7 +153,11 @@ def self_extend_distance(w: int, group: int) -> Callable[[int, int], float]:
 FAR_CASES: list[tuple[str, dict[str, Any], Callable[[int, int], float]]] = [
     ("rerope", {}, lambda i, j: min(i - j, 4)),
     ("string", {"shift": 9, "local": 4}, string_distance(9, 4)),
+    ("leaky_rerope", {}, leaky_distance(4, (40 - 1 - 4) / (16 - 1 - 4))),
+    ("leaky_rerope", {"window": 7, "k": 2.5}, leaky_distance(7, 2.5)),
     ("self_extend", {"window": 6, "group": 3}, self_extend_distance(6, 3)),
+    ("dual_chunk", {}, dual_chunk_distance(16, 12)),
+    ("dual_chunk", {"chunk": 5}, dual_chunk_distance(16, 5)),
 ]
 
 
@@ -180,6 +193,18 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
 # -- other schemes -----------------------------------------------------------------------------------------------------
 
 
+def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> None:
+    learned = encodings.build("learned", SHAPE)
+    after, facts = extended(learned, "interpolate", 61, L)
+    assert facts == {"factor": 61 / 16, "dynamic": True} and after.max_length == 61
+    code, table = after.embed(torch.zeros(1, 61, 16), torch.arange(61)[None])[0], learned.get_parameter("table")
+    for i in range(61):  # four positions a row
+        low, share = i // 4, i % 4 / 4
+        torch.testing.assert_close(code[i], table[low] * (1 - share) + table[min(low + 1, 15)] * share)
+    with pytest.raises(UserError, match="62"):
+        after.embed(torch.zeros(1, 62, 16), torch.arange(62)[None])
+
+
 @pytest.mark.parametrize(
     ("name", "method", "options"),
     [
@@ -204,7 +229,7 @@ def test_what_is_squeezed_is_the_trained_one_at_divided_positions(name: str, met
 
 # -- what holds for every method ---------------------------------------------------------------------------------------
 
-OF_METHOD = {"alibi_pi": ["alibi", "learned_sinks"], "interpolate": ["t5", "fire", "shape"]}
+OF_METHOD = {"alibi_pi": ["alibi", "learned_sinks"], "interpolate": ["learned", "t5", "fire", "shape"]}
 
 
 @pytest.mark.parametrize(
@@ -244,6 +269,7 @@ def test_every_method_has_a_title_a_source_and_a_scheme() -> None:
         ("rope", "pi", {"factor": 0.5}, r"factor is 0.5 for 'pi': .* greater than or equal to 1 \(default None\)"),
         ("rope", "longrope", {"long_factor": [1, 2]}, r"long_factor is \[1.0, 2.0\]: expected 4 numbers"),
         ("rope", "self_extend", {"window": 16}, r"window is 16: expected less than 16, or group given"),
+        ("rope", "dual_chunk", {"chunk": 17}, r"chunk is 17: expected from 1 to the training length 16"),
     ],
 )
 def test_a_wrong_choice_is_refused_in_one_line(name: str, method: str, options: dict[str, Any], expected: str) -> None:

@@ -37,7 +37,7 @@ _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
 }
 EXTENSIONS = (  # methods of `extend`
     "pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf", "clipped_rope", "rerope", "string",
-    "self_extend", "alibi_pi", "interpolate",
+    "leaky_rerope", "self_extend", "dual_chunk", "alibi_pi", "interpolate",
 )  # fmt: skip
 _modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 _MODULE_OF = {name: module for module in _modules for name in _FAMILIES.get(module, module).split()}

@@ -103,7 +103,10 @@ class Learned(Encoding):
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         check_whole(self, positions)
-        return (x + F.embedding(positions, self.table)).to(x.dtype)
+        table: Tensor = self.table
+        if self.max_length != len(table):  # by `extension=interpolate`
+            table = F.interpolate(table.T[None], self.max_length, mode="linear", align_corners=True)[0].T
+        return (x + F.embedding(positions, table)).to(x.dtype)
 
 
 def check_whole(encoding: Encoding, positions: Tensor) -> None:

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from posbench.encodings import EXTENSIONS
-from posbench.encodings.absolute import Sinusoidal
+from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, part_of
 from posbench.encodings.distance import FIRE, ALiBi, T5Bias
 from posbench.encodings.rope import SCALINGS, PureRotary, Rotary, Scaling, Spectrum, double, turn
 from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
 from posbench.options import Above1, AtLeast1, Count, Offset, checked
+
+Pair = tuple[Tensor, Tensor]  # of queries and of keys
 
 
 class Method(typing.NamedTuple):
@@ -132,30 +134,34 @@ def clipped_rope(rope: Spectrum, pairs: Offset | None = None) -> Scaling:
     return rope.f * torch.cat((torch.ones(len(rope.f) - slow, dtype=torch.float64), wave)), 1.0
 
 
-# -- rotary encodings with two score matrices: near pairs keep their logits, far ones get known distances --------------
+# -- rotary encodings with more score matrices: near pairs keep their logits, far ones get known distances -------------
 
 
 class FarPairs(Encoding):
-    """A rotary encoding with other positions, `far` (1|B, T) of queries and of keys, for pairs `near` or more apart."""
+    """A rotary encoding with other positions, `far` of queries and of keys, for pairs 1, 2 .. windows apart."""
 
-    def __init__(self, rope: PureRotary, near: int, far: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, rope: PureRotary, window: int, *far: Callable[[Tensor], Pair], chunks: bool = False) -> None:
         super().__init__(rope.shape)
-        self.rope, self.near, self.far = rope, near, far
+        self.rope, self.near, self.far = rope, window, far
+        self.chunks = chunks  # windows are counted from position 0, not from the query
 
     def make_tables(self, positions: Tensor) -> Any:
         return self.rope.make_tables(positions)
 
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        of_q, of_k = map(self.rope.make_tables, self.far(double(layer.positions)))
-        return turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Pair]:
+        far = [map(self.rope.make_tables, positions(double(layer.positions))) for positions in self.far]
+        return [(turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)) for of_q, of_k in far]
 
-    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> Pair:
         return self.rope.rotate(q, k, layer)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        of_q, of_k = layer.state
-        far = part_of(of_q, layer.rows) @ part_of(of_k, layer.keys).mT * self.logit_scale
-        return torch.where((layer.distance >= self.near)[:, None], far, logits)
+        i = layer.positions[:, layer.rows, None]
+        windows = i // self.near - (i - layer.distance) // self.near if self.chunks else layer.distance // self.near
+        for number, (of_q, of_k) in enumerate(layer.state, 1):
+            far = part_of(of_q, layer.rows) @ part_of(of_k, layer.keys).mT * self.logit_scale
+            logits = torch.where(windows[:, None] >= number, far, logits)
+        return logits
 
 
 def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> Extended:
@@ -177,6 +183,21 @@ def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local
     return FarPairs(rope, s, lambda i: (i - s + w, i)), {"shift": s, "local": w, "dynamic": False}
 
 
+def leaky_rerope(
+    rope: PureRotary, stretch: Stretch, window: Count | None = None, k: AtLeast1 | None = None
+) -> Extended:
+    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all distances as trained.
+
+    Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
+    """
+    w, slow, last = window or max(1, stretch.train_length // 4), k or 1.0, stretch.train_length - 1
+    if k is None and stretch.length > stretch.train_length:
+        expect(w < last, "window", w, f"less than {last}, or k given as well")
+        slow = (stretch.length - 1 - w) / (last - w)
+    facts = {"window": w, "k": slow, "dynamic": k is None}
+    return FarPairs(rope, w, lambda i: ((i + w * (slow - 1)) / slow, i / slow)), facts
+
+
 def self_extend(
     rope: PureRotary, stretch: Stretch, window: Count | None = None, group: Count | None = None
 ) -> Extended:
@@ -190,6 +211,28 @@ def self_extend(
         size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)
     facts = {"window": w, "group": size, "dynamic": group is None}
     return FarPairs(rope, w, lambda i: (i // size + (w - w // size), i // size)), facts
+
+
+def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
+    """Dual chunk attention: true distances within a chunk and near its start, train_length - 1 to all far keys.
+
+    Chunks hold 3/4 of the training length L. A key has the position n mod chunk. To keys of the chunk before, a query
+    at place r of its chunk has the position min(r + chunk, L - 1), to earlier keys L - 1.
+
+    Source: An et al. (2024), arXiv:2402.17463, 3, which has L - 1 where the authors' code has L.
+    """
+    longest = stretch.train_length
+    size = chunk or max(1, 3 * longest // 4)
+    expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
+
+    def before(i: Tensor) -> Pair:
+        return (i % size + size).clamp(max=longest - 1), i % size
+
+    def earlier(i: Tensor) -> Pair:
+        return torch.full_like(i, longest - 1), i % size
+
+    facts = {"chunk": size, "window": longest - size, "dynamic": False}
+    return FarPairs(rope, size, before, earlier, chunks=True), facts
 
 
 # -- other encodings: positions squeezed into the range seen in training -----------------------------------------------
@@ -225,10 +268,16 @@ def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: AtLeast1 | None = None) -> 
     return Squeezed(alibi, s), facts
 
 
-def interpolate(encoding: Sinusoidal | T5Bias | FIRE, stretch: Stretch, factor: AtLeast1 | None = None) -> Extended:
-    """Positions and distances divided by s, as position interpolation does for RoPE.
+def interpolate(
+    encoding: Sinusoidal | Learned | T5Bias | FIRE, stretch: Stretch, factor: AtLeast1 | None = None
+) -> Extended:
+    """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
 
-    Source: Chen et al. (2023), arXiv:2306.15595.
+    Source: Chen et al. (2023), arXiv:2306.15595; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
     """
     s, facts = stretch.factor(factor)
+    if isinstance(encoding, Learned):
+        longer = encoding.sharing()
+        longer.max_length = math.ceil(s * stretch.train_length)
+        return longer, facts
     return Squeezed(encoding, s), facts

@@ -12,6 +12,7 @@ from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.contextual import Start, causal_convolution, draw_layers
 from posbench.encodings.positions import places
 from posbench.encodings.rope import Layout, Rotary, angles, check_pairs, double, frequencies, turn, turned, turns
+from posbench.errors import Undefined
 from posbench.options import Above1, Count, NonNegative, Offset, Positive
 
 
@@ -21,7 +22,7 @@ class XPos(Rotary):
         <q_i, k_j>_p is multiplied by zeta_p^((i - j)/B),   zeta_p = (2p/d + 0.4) / 1.4
 
     Source: Sun et al. (2022), arXiv:2212.10554, 3, without blockwise attention; B is 512, here half of train_length.
-    Beyond training length: defined up to a span of 128·B positions, where the factors leave fp32; NaN beyond.
+    Beyond training length: defined up to a span of 128·B positions, as fp32 bounds the factors; refused or NaN.
     Checked against: x-transformers RotaryEmbedding with use_xpos.
     """
 
@@ -30,7 +31,7 @@ class XPos(Rotary):
     ) -> None:
         super().__init__(shape, base, layout)
         self.scale_base = float(scale_base or max(1.0, shape.train_length / 2))
-        self.max_length = int(128 * self.scale_base)
+        self.max_length = self.span = int(128 * self.scale_base)
 
     def make_tables(self, positions: Tensor) -> Any:
         rotation, size = super().make_tables(positions), self.decay(positions).to(positions.device)
@@ -43,7 +44,10 @@ class XPos(Rotary):
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
         i, d = double(positions), self.shape.head_dim
         first, last = i.amin(-1, keepdim=True), i.amax(-1, keepdim=True)
-        centre = torch.where(last - first < int(128 * self.scale_base), (first + last) / 2, math.nan)
+        defined = last - first < self.span
+        if i.device.type == "cpu" and not torch.compiler.is_compiling() and not defined.all():
+            raise Undefined(f"positions {self.span} or more apart are beyond 'xpos': raise encoding.scale_base")
+        centre = torch.where(defined, (first + last) / 2, math.nan)
         zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + 0.4) / 1.4
         return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
 

@@ -57,9 +57,8 @@ class Temperature(Wrapper):
             q, k = inner.rotate(q, k, inside)
             return sharpened(q), k
 
-        def prepare(q: Tensor, k: Tensor, inside: Layer) -> tuple[Tensor, Tensor]:
-            of_q, of_k = inner.prepare(q, k, inside)
-            return sharpened(of_q), of_k
+        def prepare(q: Tensor, k: Tensor, inside: Layer) -> list[tuple[Tensor, Tensor]]:
+            return [(sharpened(of_q), of_k) for of_q, of_k in inner.prepare(q, k, inside)]
 
         core = inner
         while isinstance(core, Altered):
