@@ -138,10 +138,7 @@ class Index(Additive):
         # The same random vector in every run, so that a checkpoint need not hold it.
         random = F.normalize(torch.randn(self.width, generator=torch.Generator().manual_seed(0)), dim=0)
         fixed = {"first": torch.eye(1, self.width)[0], "ones": torch.ones(self.width), "random": random}
-        if direction == "learned":
-            self.u: Tensor = nn.Parameter(random)
-        else:
-            self.register_buffer("u", fixed[direction], persistent=False)
+        self.u = nn.Parameter(random) if direction == "learned" else nn.Buffer(fixed[direction], persistent=False)
 
     def code(self, positions: Tensor) -> Tensor:
         return positions[..., None] * self.u

@@ -1,6 +1,7 @@
 """Order from the content: gates of tokens and of pairs, reflections, and a stick that keys break."""
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
@@ -44,6 +45,7 @@ class FoX(Encoding):
     """
 
     history = frozenset({"x"})
+    log_gates: Callable[[Tensor], Tensor] = staticmethod(F.logsigmoid)
 
     def __init__(self, shape: Shape, gate_bias: float = 0.0) -> None:
         super().__init__(shape)
@@ -54,9 +56,6 @@ class FoX(Encoding):
         x = self.given(layer.x, "reads its gates from")
         gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
         return self.log_gates(gates).mT.contiguous().cumsum(-1)  # (B, H, T)
-
-    def log_gates(self, gates: Tensor) -> Tensor:
-        return F.logsigmoid(gates)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         return layer.state[:, :, layer.rows, None] - layer.state[:, :, None, layer.keys]
@@ -75,8 +74,7 @@ class CABLE(FoX):
     Checked against: plain loops, and fla-core naive_forgetting_attn with turned signs.
     """
 
-    def log_gates(self, gates: Tensor) -> Tensor:
-        return -F.softplus(gates)
+    log_gates = staticmethod(lambda gates: -F.softplus(gates))
 
 
 class FoXPro(FoX):
@@ -139,9 +137,6 @@ class FoXPro(FoX):
         return F.linear(self.given(layer.x, "reads shifts and gates from"), weight[layer.index]).sigmoid()
 
 
-PAIRED = 4  # of Wall: tokens whose pairs are computed one by one, a power of two
-
-
 class Wall(Encoding):
     """Wall attention: forget gates for every channel.
 
@@ -187,7 +182,7 @@ def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
 
 def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     """Return logits (B, H, T, T) of the same tokens' queries and keys (B, H, T, Dh); valid for keys up to the query."""
-    length, size = q.shape[2], PAIRED
+    length, size = q.shape[2], 4  # tokens whose pairs are computed one by one, a power of two
     short = max(size, 1 << (length - 1).bit_length()) - length
     q, k = (F.pad(x, (0, 0, 0, short)) for x in (q, k))
     total = torch.cat((total, total[:, :, -1:].expand(-1, -1, short, -1)), dim=2)
@@ -257,9 +252,6 @@ class StickBreaking(Encoding):
         return out + rest * v[:, :, diagonal : diagonal + out.shape[2]] if self.remainder else out
 
 
-KEYS_PER_BLOCK = 32  # fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal
-
-
 class PaTH(Encoding):
     """PaTH attention: a key is multiplied by a reflection for each token between it and the query.
 
@@ -315,8 +307,8 @@ class PaTHFoX(PaTH):
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         reflections = super().prepare(q, k, layer)
-        assert layer.x is not None  # `super` has refused None
-        gates = F.linear(layer.x, self.gate[layer.index], self.gate_bias[layer.index])
+        x = self.given(layer.x, "reads its gates from")
+        gates = F.linear(x, self.gate[layer.index], self.gate_bias[layer.index])
         return *reflections, F.logsigmoid(gates).mT.contiguous().cumsum(-1)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
@@ -333,7 +325,7 @@ def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tenso
         [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
     """
     keys, rows = k.shape[2], q.shape[2]
-    size = min(KEYS_PER_BLOCK, keys)
+    size = min(32, keys)  # with fewer, products are slim; with more, more is multiplied that is 0, above a diagonal
     if short := -keys % size:  # tokens that reflect nothing fill the last block
         k, w, beta = F.pad(k, (0, 0, 0, short)), F.pad(w, (0, 0, 0, short)), F.pad(beta, (0, short))
     k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))  # (B, H, blocks, size, ...)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MultipleOf
 from torch import Tensor, nn
 
 from posbench.encodings import rope as rotary
@@ -23,13 +23,11 @@ class ALiBi(Encoding):
     Checked against: transformers BLOOM (causal) and x-transformers AlibiPositionalBias.
     """
 
-    slopes: Tensor
-
     def __init__(self, shape: Shape, slopes: list[float] | None = None) -> None:
         super().__init__(shape)
         chosen = default_slopes(shape.n_heads) if slopes is None else slopes
         self.expect(len(chosen) == shape.n_heads, "slopes", slopes, f"{shape.n_heads} numbers, one per head")
-        self.register_buffer("slopes", torch.tensor(chosen, dtype=torch.float32), persistent=False)
+        self.slopes = nn.Buffer(torch.tensor(chosen, dtype=torch.float32), persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         return -by_head(self.slopes, distance) * distance.abs()
@@ -175,14 +173,11 @@ class Sandwich(Encoding):
     Checked against: plain loops, and the inner products of transformers DistilBERT's sinusoidal positions.
     """
 
-    strength: Tensor
-
-    def __init__(self, shape: Shape, width: int = 128) -> None:
+    def __init__(self, shape: Shape, width: Annotated[int, Ge(2), MultipleOf(2)] = 128) -> None:
         super().__init__(shape)
-        self.expect(width >= 2 and width % 2 == 0, "width", width, "an even number of at least 2")
         self.frequencies = rotary.frequencies(width, 10000.0)
         strength = shape.n_heads / (8 * torch.arange(1, shape.n_heads + 1, dtype=torch.float32))
-        self.register_buffer("strength", strength, persistent=False)
+        self.strength = nn.Buffer(strength, persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         total = rotary.angles(distance, self.frequencies).cos().sum(-1)
@@ -270,11 +265,9 @@ class GrapeA(Encoding):
     Checked against: plain loops from the equation.
     """
 
-    slopes: Tensor
-
     def __init__(self, shape: Shape, gate: Literal["key", "query", "both"] = "key") -> None:
         super().__init__(shape)
-        self.register_buffer("slopes", torch.tensor(default_slopes(shape.n_heads)), persistent=False)
+        self.slopes = nn.Buffer(torch.tensor(default_slopes(shape.n_heads)), persistent=False)
         self.strength = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1)))  # softplus 1
         size = shape.n_layers, shape.n_heads, shape.head_dim
         self.query = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "key" else None

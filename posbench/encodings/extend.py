@@ -25,7 +25,7 @@ from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
 from posbench.options import Above1, AtLeast1, Count, Offset, checked
 
-Pair = tuple[Tensor, Tensor]  # of queries and of keys
+Pairs = list[tuple[Tensor, Tensor]]  # of queries and of keys
 
 
 class Method(typing.NamedTuple):
@@ -69,12 +69,7 @@ def methods_of(encoding: Encoding) -> list[str]:
 
 
 def extended(encoding: Encoding, method: str, length: int, train_length: int, **options: Any) -> Extended:
-    """Return a trained encoding made to reach `length` tokens, sharing its parameters, and the facts of the extension.
-
-    Raises:
-        UserError: unknown method, or an option that is wrong, also for this encoding or this length.
-        Undefined: the encoding does not support the method.
-    """
+    """Return a trained encoding made to reach `length` tokens, sharing its parameters, and facts for result rows."""
     if method not in methods():
         raise unknown("extension", method, methods(), "'posbench list' shows all")
     chosen, able = methods()[method], methods_of(encoding)
@@ -140,7 +135,7 @@ def clipped_rope(rope: Spectrum, pairs: Offset | None = None) -> Scaling:
 class FarPairs(Encoding):
     """A rotary encoding with other positions, `far` of queries and of keys, for pairs 1, 2 .. windows apart."""
 
-    def __init__(self, rope: PureRotary, window: int, *far: Callable[[Tensor], Pair], chunks: bool = False) -> None:
+    def __init__(self, rope: PureRotary, window: int, far: Callable[[Tensor], Pairs], chunks: bool = False) -> None:
         super().__init__(rope.shape)
         self.rope, self.near, self.far = rope, window, far
         self.chunks = chunks  # windows are counted from position 0, not from the query
@@ -148,11 +143,11 @@ class FarPairs(Encoding):
     def make_tables(self, positions: Tensor) -> Any:
         return self.rope.make_tables(positions)
 
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Pair]:
-        far = [map(self.rope.make_tables, positions(double(layer.positions))) for positions in self.far]
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Pairs:
+        far = [map(self.rope.make_tables, pair) for pair in self.far(double(layer.positions))]
         return [(turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)) for of_q, of_k in far]
 
-    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> Pair:
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return self.rope.rotate(q, k, layer)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
@@ -170,7 +165,7 @@ def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> E
     Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope, without its log n scale.
     """
     w = window or max(1, stretch.train_length // 4)
-    return FarPairs(rope, w, lambda i: (torch.full_like(i, w), torch.zeros_like(i))), {"window": w, "dynamic": False}
+    return FarPairs(rope, w, lambda i: [(torch.full_like(i, w), torch.zeros_like(i))]), {"window": w, "dynamic": False}
 
 
 def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local: Count | None = None) -> Extended:
@@ -180,7 +175,7 @@ def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local
     """
     s = shift or max(1, stretch.train_length // 3)
     w = local or min(128, max(1, s // 4))
-    return FarPairs(rope, s, lambda i: (i - s + w, i)), {"shift": s, "local": w, "dynamic": False}
+    return FarPairs(rope, s, lambda i: [(i - s + w, i)]), {"shift": s, "local": w, "dynamic": False}
 
 
 def leaky_rerope(
@@ -195,7 +190,7 @@ def leaky_rerope(
         expect(w < last, "window", w, f"less than {last}, or k given as well")
         slow = (stretch.length - 1 - w) / (last - w)
     facts = {"window": w, "k": slow, "dynamic": k is None}
-    return FarPairs(rope, w, lambda i: ((i + w * (slow - 1)) / slow, i / slow)), facts
+    return FarPairs(rope, w, lambda i: [((i + w * (slow - 1)) / slow, i / slow)]), facts
 
 
 def self_extend(
@@ -210,7 +205,7 @@ def self_extend(
         expect(w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well")
         size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)
     facts = {"window": w, "group": size, "dynamic": group is None}
-    return FarPairs(rope, w, lambda i: (i // size + (w - w // size), i // size)), facts
+    return FarPairs(rope, w, lambda i: [(i // size + (w - w // size), i // size)]), facts
 
 
 def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
@@ -225,17 +220,10 @@ def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -
     size = chunk or max(1, 3 * longest // 4)
     expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
 
-    def before(i: Tensor) -> Pair:
-        return (i % size + size).clamp(max=longest - 1), i % size
+    def far(i: Tensor) -> Pairs:
+        return [((i % size + size).clamp(max=longest - 1), i % size), (torch.full_like(i, longest - 1), i % size)]
 
-    def earlier(i: Tensor) -> Pair:
-        return torch.full_like(i, longest - 1), i % size
-
-    facts = {"chunk": size, "window": longest - size, "dynamic": False}
-    return FarPairs(rope, size, before, earlier, chunks=True), facts
-
-
-# -- other encodings: positions squeezed into the range seen in training -----------------------------------------------
+    return FarPairs(rope, size, far, chunks=True), {"chunk": size, "window": longest - size, "dynamic": False}
 
 
 class Squeezed(Encoding):

@@ -24,8 +24,7 @@ class Layered(Wrapper):
 
         layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window or a chunk
 
-    With a chunk of c, token i sees j only if floor(i/c) = floor(j/c), as in Llama 4. Layers with equal entries share
-    one encoding. Patterns of published models have names, such as encoding=layered/gemma3.
+    With a chunk of c, i sees j only if floor(i/c) = floor(j/c). Equal entries share one encoding. See layered/gemma3.
 
     Source: Yang et al. (2025), arXiv:2501.18795 (default); Puvvada et al. (2025), arXiv:2504.08719 (swan, with `logn`).
     Beyond training length: defined as far as all of its layers are.
@@ -83,6 +82,7 @@ class Heads(Wrapper):
     Checked against: the implementations that its encodings are checked against, block by block of heads.
     """
 
+    at = Encoding.at
     map_values, map_outputs, scores, attend = map(_by_block, ("map_values", "map_outputs", "scores", "attend"))
 
     def __init__(self, shape: Shape, heads: Entries = NAPE) -> None:
@@ -96,9 +96,6 @@ class Heads(Wrapper):
             if inner.hooks & {"positions", "logit_scale"} or any(isinstance(each, Layered) for each in inner.modules()):
                 raise UserError(f"{key}: '{inner.name}' acts on all heads: expected another, such as rope or alibi")
         self.adopt(inners)
-
-    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        return self, layer
 
     def blocks(self, layer: Layer) -> Iterator[tuple[Encoding, Layer]]:
         """Yield the encoding of each block of heads, and the layer as that sees it."""

@@ -122,13 +122,14 @@ class DAPE(Wrapper):
 
         logits_ij = z_ij + b_ij + W2 · leaky_relu(W1 · [z_ij ; b_ij] + c1) + c2,   z_ij = q_i·k_j / sqrt(d)
 
-    z and b, the bias of the inner encoding, are vectors over the heads. Each layer has its own network and inner
-    encoding (`per_layer: false`: one for all layers).
+    z and b, the inner encoding's bias, are vectors over heads; with `per_layer: false` all layers share one encoding.
 
     Source: Zheng et al. (2024), arXiv:2405.14722, section 3, and the authors' code (chuanyang-Zheng/DAPE).
     Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
     Checked against: plain loops around the oracle of the encoding inside.
     """
+
+    at = Encoding.at
 
     def __init__(
         self, shape: Shape, inner: str = "kerple_log", inner_options: dict[str, Any] = NO_OPTIONS,
@@ -148,9 +149,6 @@ class DAPE(Wrapper):
     @property
     def hooks(self) -> frozenset[str]:
         return frozenset({"prepare", "scores"})  # the bias of the inner encoding is added in `scores`
-
-    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        return self, layer
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Any:
         inner, within = self._inner(layer)

@@ -140,9 +140,6 @@ class CAPE(Repositioned):
         return (moved + drawn(self.local_shift, places.shape[1])) * stretch
 
 
-# -- learned positions from the texts of tokens, at the input ----------------------------------------------------------
-
-
 class Textual(Wrapper):
     """Base of these encodings: adds a row of a learned table to each token; a subclass implements `places`."""
 

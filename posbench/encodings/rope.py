@@ -230,9 +230,6 @@ class DroPE(Encoding):
         return (self if self.dropped else self.rope), layer
 
 
-# -- scalings ----------------------------------------------------------------------------------------------------------
-
-
 class Spectrum(NamedTuple):
     """The frequencies of a RoPE, and what else a scaling may look at."""
 
@@ -268,12 +265,11 @@ class Scaled(Rotary):
 
 
 SCALINGS: dict[str, Callable[..., Scaling]] = {}  # rules: functions of a spectrum and options
-_BY_LENGTH = ("dynamic_ntk", "longrope")  # whose frequencies depend on the length of the input
 
 
 def scaling(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
     """Enter a rule as a scaling, and make the encoding of its name. Options after a `*` are the extension's alone."""
-    name, by_length = rule.__name__, rule.__name__ in _BY_LENGTH
+    name, by_length = rule.__name__, rule.__name__ in ("dynamic_ntk", "longrope")
     options = [each for each in inspect.signature(rule).parameters.values() if each.kind != each.KEYWORD_ONLY][1:]
     shared = list(inspect.signature(Scaled).parameters.values())[: 4 if by_length else 3]
     members: dict[str, Any] = {"rule": staticmethod(rule), "defaults": {each.name: each.default for each in options}}

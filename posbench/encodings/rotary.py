@@ -212,10 +212,7 @@ class RoPE2D(Encoding):
         super().__init__(shape)
         check_pairs(self.name, shape, 4)
         self.layout, self.frequencies = layout, frequencies(shape.head_dim // 2, base)
-        breaks = [
-            *(text.count("\n") for text in shape.vocabulary),
-            0,
-        ]  # lines that a token ends; the last: unknown ones
+        breaks = [*(text.count("\n") for text in shape.vocabulary), 0]  # lines that a token ends; 0 of unknown tokens
         self.breaks = nn.Buffer(torch.tensor(breaks), persistent=False)
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -229,9 +226,6 @@ class RoPE2D(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return turned(q, k, layer.tables, self.layout)
-
-
-# -- angles from what the tokens say -----------------------------------------------------------------------------------
 
 
 class Summed(Encoding):
@@ -283,8 +277,7 @@ class SelectiveRoPE(Summed):
         angle_tp = base^(-2p/d) · sum over s = 0 .. t of phi_sp
         phi_t = (conv(W_2 W_1 n(x))_t [+ exp(b)]) [· sigmoid(w_h·n(x)_t + c_h)]
 
-    n scales each head's part of the input to length 1, conv is a causal convolution over four tokens, the brackets are
-    the options `bias` and `gate`. It starts near `none`, as in the authors' models.
+    n scales each head's part of the input to length 1, conv is causal over four tokens, brackets are `bias` and `gate`.
 
     Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388, and the authors' code.
     Beyond training length: defined everywhere; sums reach angles never seen in training where tokens turn one way.

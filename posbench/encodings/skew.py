@@ -5,13 +5,15 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from posbench.encodings.absolute import check_whole
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.rope import check_pairs, double, frequencies, turned
 from posbench.options import Above1, Count, Positive
+
+Block = Annotated[int, Ge(2)]
 
 
 class Skew(Encoding):
@@ -24,10 +26,8 @@ class Skew(Encoding):
 
     def __init__(self, shape: Shape, block: int | None, heads: int, unit: int, layers: int) -> None:
         super().__init__(shape)
-        if block is not None:
-            fits = block >= 2 and shape.head_dim % block == 0
-            self.expect(fits, "block", block, f"a divisor of the {shape.head_dim} channels of a head, at least 2")
-        self.unit, self.block = unit, shape.head_dim if block is None else block
+        self.unit, self.block = unit, block or shape.head_dim
+        self.expect(shape.head_dim % self.block == 0, "block", block, f"a divisor of the {shape.head_dim} channels")
         entries = self.block * (self.block - 1) // 2  # above the diagonal of a block, row by row
         self.above = nn.Parameter(torch.zeros(layers, heads, shape.head_dim // self.block, entries))
 
@@ -78,7 +78,7 @@ class LieRE(Skew):
     Checked against: torch's matrix exponential at each position.
     """
 
-    def __init__(self, shape: Shape, per_head: bool = True, block: int | None = None) -> None:
+    def __init__(self, shape: Shape, per_head: bool = True, block: Block | None = None) -> None:
         super().__init__(shape, block, shape.n_heads if per_head else 1, shape.train_length, shape.n_layers)
         nn.init.uniform_(self.above, 0, 2 * math.pi)
 
@@ -93,7 +93,7 @@ class ComRoPE(Skew):
     Checked against: torch's matrix exponential at each position.
     """
 
-    def __init__(self, shape: Shape, block: int = 2, std: Positive = 1.0) -> None:
+    def __init__(self, shape: Shape, block: Block = 2, std: Positive = 1.0) -> None:
         super().__init__(shape, block, shape.n_heads, shape.train_length, shape.n_layers)
         nn.init.normal_(self.above, 0, math.sqrt(2) * std)  # the deviation of a difference of two entries of P
 
@@ -112,14 +112,11 @@ class Algebraic(Skew):
         check_pairs(self.name, shape)
         super().__init__(shape, None, shape.n_heads, unit=1, layers=1)
         self.decay = decay
+        vars(self)["overridden"] = self.overridden - (set() if decay < 1 else {"scores"})
         row, column = torch.triu_indices(shape.head_dim, shape.head_dim, 1)
         speeds = frequencies(shape.head_dim, base)[row // 2]
         with torch.no_grad():  # above the diagonal, where a rotation has -sin
             self.above.copy_(torch.where((row % 2 == 0) & (column == row + 1), -speeds, 0.0))
-
-    @property
-    def hooks(self) -> frozenset[str]:
-        return self.overridden if self.decay < 1 else self.overridden - {"scores"}
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         return logits * (self.decay ** layer.distance.abs())[:, None]

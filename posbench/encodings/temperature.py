@@ -60,9 +60,7 @@ class Temperature(Wrapper):
         def prepare(q: Tensor, k: Tensor, inside: Layer) -> list[tuple[Tensor, Tensor]]:
             return [(sharpened(of_q), of_k) for of_q, of_k in inner.prepare(q, k, inside)]
 
-        core = inner
-        while isinstance(core, Altered):
-            core = core.inner
+        core = inner.core if isinstance(inner, Altered) else inner
         far = {"prepare": prepare} if isinstance(core, FarPairs) else {}  # whose logits come from `prepare`, too
         return self.altered(inner, rotate=rotate, **far), within
 

@@ -23,6 +23,7 @@ class Altered(Encoding):
     def __init__(self, inner: Encoding, window: int | None, replaced: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(inner.shape)
         self.inner, self.name = inner, inner.name
+        self.core: Encoding = inner.core if isinstance(inner, Altered) else inner  # as it was before any change
         self.window = min((each for each in (window, inner.window) if each is not None), default=None)
         unchanged = {hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}}
         vars(self).update(unchanged | dict(replaced), overridden=inner.hooks | replaced.keys())
@@ -100,8 +101,6 @@ def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -
         return encodings.build(name, shape, options)
     except OptionError as error:
         raise error.under(key) from None
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
 
 
 def build_entry(entry: Mapping[str, Any], shape: Shape, key: str) -> Encoding:
