@@ -1,8 +1,11 @@
 """Text in its splits, data sets of the hub, tokenizers, the token cache and batches. No network: the hub is a fake."""
 
+import dataclasses
 import itertools
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,13 @@ def test_documents_are_held_out_whole(
     assert record["split"] == "document" and tuple(record["documents"].values()) == counts
     assert sorted(document for split in text.SPLITS for document in splits[split]) == sorted(texts.values())
     assert splits["train"].sizes.sum() >= 0.7 * sum(map(len, texts.values()))
+
+
+def test_equal_documents_are_in_one_split(tmp_path: Path) -> None:
+    texts = {name: prose(40)[f"{int(name[:3]) // 3:03}.md"] for name in prose(120)}
+    splits, record = load(config(path=write(tmp_path / "many", texts), test_pieces=None), tmp_path)
+    assert record["copies"]["shared"] == 0 and not {*splits["validation"]} & {*splits["test"]}
+    assert tuple(record["documents"].values()) == (108, 6, 6)
 
 
 @pytest.mark.parametrize("sizes", [[400_000], [3], [90_000, 30_000, 6_000]])
@@ -180,6 +190,9 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(set_of_the_hub: dict[s
     assert loaded(max_documents=25)[1] == [23, 1, 1]
     set_of_the_hub["a/b"] = rows_of(tmp_path / "two", train=40, dev=40)
     assert loaded() == ("given", [40, 20, 20])
+    cells = "text,n\n" + "".join(f"text {i},NA\n" for i in range(30)) + "NA,1\nnull,2\nNone,3\n"
+    set_of_the_hub["a/b"] = write(tmp_path / "cells", {"train.csv": cells})
+    assert sum(loaded()[1]) == 33
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +293,54 @@ def test_changed_text_or_tokenizer_is_another_cache_entry_and_the_same_is_not_ma
         assert {tokens.prepare(each, tmp_path).folder for each in settings} == folders
     write(folder, {"000.md": "other text"})
     assert len(folders | {tokens.prepare(settings[0], tmp_path).folder}) == 7
+
+
+PREPARE = """
+import json, logging, sys
+from posbench.config.schema import DataConfig
+from posbench.data import tokens
+logging.basicConfig(level=logging.INFO)
+made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), sys.argv[2])
+(peak,) = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:")]
+print(json.dumps([made.record, "datasets" in sys.modules, peak]))
+"""
+
+
+def preparing(settings: DataConfig, cache: Path) -> "subprocess.Popen[str]":
+    """Start a process that prints a record, if it imported `datasets`, and its peak memory in kB."""
+    command = [sys.executable, "-c", PREPARE, json.dumps(dataclasses.asdict(settings)), str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell the peak of memory")
+def test_processes_at_once_make_one_cache_and_a_hit_imports_no_datasets(
+    set_of_the_hub: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = config(path=write(tmp_path / "many", numbered(30)), vocab_size=300)
+    outputs = [each.communicate() for each in [preparing(settings, tmp_path) for _ in range(2)]]
+    assert sorted("preparing the tokens" in log for _, log in outputs) == [False, True]
+    made = tokens.prepare(settings, tmp_path)
+    assert [json.loads(printed)[0] for printed, _ in outputs] == [made.record] * 2
+    assert {path.name.split(".")[0] for path in made.folder.iterdir()} == {*text.SPLITS, "meta", "tokenizer"}
+    assert len([path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]) == 1
+    set_of_the_hub["a/b"] = rows_of(tmp_path / "alone", train=40)
+    settings = config("hub", dataset="a/b", revision="c" * 40)
+    record = tokens.prepare(settings, tmp_path).record
+    assert json.loads(preparing(settings, tmp_path).communicate()[0])[:2] == [record, False]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell the peak of memory")
+def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    peaks, words = [], [f"word{i}" for i in range(10**5)]
+    for times in (1, 8):
+        rng = random.Random(0)
+        rows = (json.dumps({"text": " ".join(rng.choices(words, k=400))}) + "\n" for _ in range(400 * times))  # of 4 kB
+        settings = config(path=write(tmp_path / f"{times}", {"a.jsonl": "".join(rows)}) / "a.jsonl", tokenizer="bytes")
+        peaks.append(json.loads(preparing(settings, tmp_path / f"cache{times}").communicate()[0])[2])
+    assert peaks[1] < peaks[0] + 16 * 2**10  # of 11 MB more text, and 23 MB more tokens
 
 
 def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:

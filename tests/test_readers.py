@@ -92,6 +92,8 @@ def documents_of(path: Path) -> dict[str, list[str]]:
 # File | content | the error, in one line.
 WRONG: list[tuple[str, bytes, str]] = [
     ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
+    ("a.txt", TEXT.encode("utf-16-le"), "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"),
+    ("a.csv", "text\nnaïve\n".encode("utf-16-be"), "this looks like UTF-16"),
     ("a.csv.gz", gzip.compress(b"text\n" + b"a\n" * 9**5 + b"\xe2\x82", mtime=0), r"not UTF-8 text"),
     ("a.jsonl", lines(DOCS) + b'{"text": 5}\n', "row 25: column 'text' holds int: expected text"),
     ("a.jsonl", lines(DOCS) + b'{"n": 5}\n', "row 25: no column 'text', only n"),

@@ -103,7 +103,7 @@ class DataConfig(Section):
     name: Name  # what runs, tables and figures call it
     source: Literal["builtin", "text", "hub", "task"]  # the standard library, files here, HuggingFace, problems
     path: str | None  # text: a file, folder or glob
-    dataset: str | None  # hub: its name there, or a local folder with a copy
+    dataset: str | None  # hub: its name there
     subset: str | None  # hub: its configuration
     revision: str | None  # hub: commit, tag or branch; None = the newest
     column: str  # that holds the text, in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and on the hub

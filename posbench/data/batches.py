@@ -61,8 +61,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; to CUDA asynchronously, from pinned memory."""
-        is_cuda = device.type == "cuda"
-        return self._each(lambda column: machine.sent(column.pin_memory() if is_cuda else column, device))
+        return self._each(lambda column: machine.sent(column.pin_memory() if device.type == "cuda" else column, device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         positions = None if self.positions is None else change(self.positions)
@@ -77,14 +76,12 @@ class TrainingBatches:
     ) -> None:
         self._separator = separator  # of batches
         self._ids, self._train_length, self._batch_size, self._seed = ids, train_length, batch_size, seed
-        # One block fewer than could fit, so that the offset has room to vary.
-        self.blocks_per_epoch = max(1, (len(ids) - train_length) // train_length)
+        self.blocks_per_epoch = max(1, (len(ids) - train_length) // train_length)  # leaves room for the offset
         self._order = functools.lru_cache(2)(self._order_of)
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0; every label is scored. It may span epochs."""
-        first = step * self._batch_size
-        places = [divmod(at, self.blocks_per_epoch) for at in range(first, first + self._batch_size)]
+        places = (divmod(step * self._batch_size + i, self.blocks_per_epoch) for i in range(self._batch_size))
         starts = [int(self._order(epoch)[index]) for epoch, index in places]
         return _blocks(self._ids, starts, self._train_length)._replace(separator=self._separator)
 

@@ -38,7 +38,11 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
     if away := commit_of(str(config.dataset), commit) is None:
         datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True  # else it retries for 23 s
     with one_line(config.dataset):
-        builder: Any = datasets.load_dataset_builder(config.dataset, config.subset, revision=commit)
+        build = functools.partial(datasets.load_dataset_builder, config.dataset, config.subset, revision=commit)
+        try:
+            builder: Any = build(keep_default_na=False)  # of CSV alone: cells that say NA are text
+        except (ValueError, TypeError):
+            builder = build()
         if away and commit not in (None, builder.hash):
             raise FileNotFoundError(f"the hub does not answer, and the cache has commit {builder.hash}, not {commit}")
     return builder

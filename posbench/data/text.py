@@ -49,9 +49,8 @@ WHOLE = (".txt", ".md", ".py", ".rst", ".tex")  # a document each
 # A folder means the files of the first of these kinds that it has: reports and settings lie beside data.
 KINDS = ((".txt", ".jsonl", ".parquet"), (".csv", ".tsv", ".arrow"), WHOLE, (".json",))
 READABLE = tuple(dict.fromkeys(sum(KINDS, ())))
-SPLIT_WORDS = {"train": "train", "training": "train"}
-SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
-SPLIT_WORDS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+_WORDS = ("train training", "validation valid val dev", "test testing eval evaluation")
+SPLIT_WORDS = {word: split for split, words in zip(SPLITS, _WORDS, strict=True) for word in words.split()}
 
 
 class Texts(Sequence[str]):
@@ -118,7 +117,7 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
         splits[split] = _write(folder / f"{split}.documents", itertools.islice(not_blank, config.max_documents))
     texts, kind, counts = next(iter(splits.values())), "document", {}
     if len(splits) > 1:
-        kind, splits = "given", _completed(splits)
+        kind, splits = "given", splits if len(splits) == len(SPLITS) else _completed(splits)
     elif config.source == "builtin":
         splits = _by_document(texts, list(builtin_modules())[: len(texts)], BUILTIN_HELD_OUT)
     elif len(texts) >= FEWEST_DOCUMENTS:
@@ -159,9 +158,7 @@ def _write(path: Path, texts: Iterable[str]) -> Texts:
 
 
 def _completed(given: dict[str, Texts]) -> dict[str, Texts]:
-    """Halve the given held-out split if the other is missing."""
-    if len(given) == len(SPLITS):
-        return given
+    """Halve the given held-out split; the other is missing."""
     (texts,) = (texts for split, texts in given.items() if split != "train")
     if len(texts) >= FEWEST_DOCUMENTS:
         return _by_document(texts, texts, (0.5, 0.5)) | {"train": given["train"]}
@@ -172,12 +169,12 @@ def _completed(given: dict[str, Texts]) -> dict[str, Texts]:
 
 def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], wanted: int = 0) -> dict[str, Texts]:
     """Give documents to validation, test (at least `wanted`, if there is room) and training by their names' sha256."""
-    order, n = np.argsort([hashlib.sha256(name.encode()).digest() for name in names], kind="stable"), len(texts)
-    train_sizes = texts.sizes.sum() - texts.sizes[order].cumsum()  # if so many documents are held out
-    spare = int((train_sizes >= TRAINING * texts.sizes.sum()).sum())
-    validation = max(1, round(shares[0] * n))
-    test = min(n, max(validation + 1, round(sum(shares) * n)))
-    test = max(test, min(spare, n, validation + wanted))
+    keys, n, sizes = np.array([hashlib.sha256(name.encode()).digest() for name in names]), len(texts), texts.sizes
+    order, ends = keys.argsort(kind="stable"), np.unique(keys, return_counts=True)[1].cumsum()  # equal ones together
+    spare = ends[sizes.sum() - sizes[order].cumsum()[ends - 1] >= TRAINING * sizes.sum()].max(initial=0)
+    validation = ends[ends >= max(1, round(shares[0] * n))][0]
+    test = max(validation + 1, round(sum(shares) * n), min(spare, validation + wanted))
+    test = ends[ends >= min(n, test)][0]
     parts = order[test:], order[:validation], order[validation:test]
     return {split: Texts(texts.document, texts.parts[np.sort(part)]) for split, part in zip(SPLITS, parts, strict=True)}
 
@@ -286,10 +283,13 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
             yield from ({column: cell.as_py()} for cell in batch.column(column))
         return
     binary = io.BufferedReader(pyarrow.input_stream(str(path)))  # which unpacks
+    head = binary.peek(4096)[:4096]
+    if max(head[::2].count(0), head[1::2].count(0)) > len(head) / 4:
+        raise ValueError("this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it")
     lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
     if kind(path) in WHOLE:
         yield {column: lines.read()}
-    elif kind(path) == ".json" and binary.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+    elif kind(path) == ".json" and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         yield from json.load(lines)
     elif kind(path) in (".json", ".jsonl"):
         yield from (json.loads(line) for line in lines if line.strip())

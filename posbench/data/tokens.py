@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 6  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
 VALIDATION_SIZE = 256  # blocks of validation text, or problems, that a loss during training is taken over
-PIECE, AT_ONCE = 2**16, 64  # characters of a piece, and pieces encoded at once: bounds memory, and uses all threads
+PIECE, AT_ONCE = 2**16, 16  # characters of a piece, and pieces encoded at once: bounds memory, and uses all threads
 BORDER = re.compile(r"(?<=\S) (?=\S)")  # byte-level pre-tokenizers part words there
 _CHARACTERS = "".join(map(chr, range(0x250))) + " e\u0301 ﬁ ² 你 🙂   It's 12345 THE end "
 
@@ -131,12 +131,12 @@ def of_symbols(symbols: Sequence[str]) -> Tokenizer:
     return Tokenizer(inner)
 
 
-def find(setting: str, separator: int | None = None) -> Tokenizer:
-    """Return the tokenizer of a `tokenizer.json`, its folder, or a model on the hub."""
-    path = Path(os.path.expanduser(setting))
+def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | None]:
+    """Return the tokenizer of a `tokenizer.json`, its folder, or a model on the hub, and the hub's commit."""
+    path, revision = Path(os.path.expanduser(setting)), None
     if not path.exists() and path.suffix != ".json":
-        path = hub.model_folder(setting, ["tokenizer.json"])[0]
-    return from_file(path / "tokenizer.json" if path.is_dir() else path, separator)
+        path, revision = hub.model_folder(setting, ["tokenizer.json"])
+    return from_file(path / "tokenizer.json" if path.is_dir() else path, separator), revision
 
 
 def from_file(path: Path, separator: int | None = None) -> Tokenizer:
@@ -230,11 +230,9 @@ def data_of(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
 
 def prepare(config: DataConfig, cache: str | Path | None, separator: int | None = None) -> Tokens:
     """Return the tokens of a text, from the cache (None: the user's) or made now; `separator` is as in `from_file`."""
-    given = None if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
+    given, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
     source = text.locate(config)
-    key = dataclasses.asdict(config) | dict.fromkeys(
-        ("name", "path", "dataset", "revision", "document_mask")
-    )  # the digest has these
+    key = dataclasses.asdict(config) | dict.fromkeys(("name", "path", "dataset", "revision", "document_mask"))
     key |= {"format": FORMAT, "text": source[1], "separator": separator}
     key |= {"tokenizer": given.sha256 if given else [config.tokenizer, importlib.metadata.version("tokenizers")]}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -244,6 +242,7 @@ def prepare(config: DataConfig, cache: str | Path | None, separator: int | None 
         if not folder.is_dir():
             _write(config, source, given, folder)
     record = json.loads((folder / "meta.json").read_text(encoding="utf-8")) | {"name": config.name}
+    record |= {"tokenizer_revision": revision} if revision else {}
     tokenizer, splits = from_file(folder / "tokenizer.json", separator), {}
     for split in text.SPLITS:
         counts = record.get("stretches", {}).get(split)  # of each source document in turn

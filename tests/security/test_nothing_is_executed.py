@@ -1,4 +1,4 @@
-"""Nothing in a file is executed: pickles, code beside a model, and modules of the folder a command is given in."""
+"""Nothing in a file is executed: pickles, code beside a model, tokenizer or data set, modules of the current folder."""
 
 import json
 import os
@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 from support import TINY, posbench, write_text
+from test_data import config, load, numbered, write
 
+from posbench.data import hub, tokens
+from posbench.errors import UserError
 from posbench.run import checkpoint
 
 
@@ -60,6 +63,37 @@ def test_a_huggingface_folder_runs_no_code_and_opens_no_pickle(
     assert posbench("evaluate", str(folder), f"runtime.outputs={tmp_path / 'out'}") == 2
     assert capfd.readouterr().err.strip().splitlines()[-1].startswith("error: ")
     assert not canary.exists()
+
+
+def test_a_tokenizer_with_code_is_data_and_its_revision_is_recorded(
+    tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "c0ffee", {"mine.py": f"open({str(canary)!r}, 'w')"})
+    write(folder, {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["mine.Mine", null]}}'})
+    tokens.raw_bytes().save(folder / "tokenizer.json")
+
+    def download(name: str, allow_patterns: list[str], **_: Any) -> str:
+        assert allow_patterns == ["tokenizer.json"]
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    texts = write(tmp_path / "texts", numbered(25))
+    for name, revision in (("org/mine", "c0ffee"), (str(folder), None)):
+        made = tokens.prepare(config(path=texts, tokenizer=name), tmp_path / "cache")
+        assert made.record.get("tokenizer_revision") == revision and made.tokenizer.vocab_size == 257
+    assert not canary.exists()
+
+
+def test_a_data_set_of_code_is_refused_on_the_hub_and_text_in_a_folder(
+    tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "set", {"set.py": f"open({str(canary)!r}, 'w')"})
+    torch.save({"a": Payload(canary)}, folder / "train.pkl")
+    monkeypatch.setattr(hub, "commit_of", lambda name, revision: "c0ffee")
+    with pytest.raises(UserError, match="Dataset scripts are no longer supported"):
+        load(config("hub", dataset=str(folder)), tmp_path)
+    splits, _ = load(config(path=folder), tmp_path)
+    assert "executed" in "".join(splits["train"]) and not canary.exists()
 
 
 MODULES = ("yaml.py", "torch.py", "json.py", "hydra_plugins/evil.py", "posbench/__init__.py", "wandb/__init__.py")
