@@ -38,12 +38,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("MptConfig", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": LENGTH}),
 }  # fmt: skip
 
-# Of kinds that are not listed: a mixture of experts, a recurrent state.
+# Of kinds that are not listed: a mixture of experts, scaled logits, a recurrent state, the text part of several models.
 UNTESTED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", {
         **GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8,
     }),
+    "granite": ("GraniteConfig", {**GROUPED, **ENDS, "logits_scaling": 0.25, "attention_multiplier": 0.2}),
+    "phi3": ("Phi3Config", {**GROUPED, **ENDS}),
     "mamba": ("MambaConfig", {**ENDS, "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}),
+    "gemma3": ("Gemma3Config", {
+        "text_config": MODELS["gemma3_text"][1], "mm_tokens_per_image": 4,
+        "vision_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32},
+    }),
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from posbench.huggingface import export
 from posbench.model.gpt import build
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
+from posbench.run.rows import evaluation_rows
 from posbench.run.run import load_config
 
 transformers = pytest.importorskip("transformers")
@@ -166,3 +167,19 @@ def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) 
         assert [theirs(one)["input_ids"] for one in texts] == [ids.tolist() for ids in own.encode(texts)]
         assert theirs.decode(theirs(text[:500])["input_ids"]) == text[:500]
         assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (own.separator,) * 2 + (24,)
+
+
+@pytest.mark.full
+def test_the_curve_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    support.write_text()
+    asked = ["data.path=text.txt", "targets=8", "blocks=8", "extension=yarn", "windowed=false", "ratio=1,2,8"]
+    tiny = [word for word in support.TINY if not word.startswith(("evaluation.", "training.train_length"))]
+    tiny += ["training.train_length=32", "training.precision=fp32", "training.tokens=4096", "runtime.cache=cache"]
+    assert support.posbench("train", "encoding=rope", *tiny, *asked) == 0
+    (run,) = Path("outputs/demo").glob("rope-*")
+    assert support.posbench("export", str(run), "out") == 0
+    assert support.posbench("evaluate", "out", *asked, "precision=fp32") == 0
+    (again,) = Path("outputs/models").glob("out-*")
+    theirs, ours = ({(row.curve_name, row.length): row.nll for row in evaluation_rows(at)} for at in (again, run))
+    assert len(ours) == 9 and theirs == pytest.approx(ours, abs=1e-6)

@@ -17,7 +17,6 @@ from posbench.run.rows import evaluation_rows, training_rows
 from posbench.training import train
 
 transformers = pytest.importorskip("transformers")
-CPU = torch.device("cpu")
 LONG = 4 * LENGTH
 TEXT = ["data.path=text.txt", "runtime.cache=cache"]
 FEW = ["evaluation.blocks=8", "protocol=fixed_target", "windowed=false"]

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from support import posbench
 
 from posbench import machine
-from posbench.errors import Undefined
-from posbench.evaluation.models import Subject, Variant, nll_of, predicted
+from posbench.errors import Undefined, UserError
+from posbench.evaluation.models import Variant, nll_of, predicted
 from posbench.huggingface import evaluate, load, rope
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run.rows import read_rows
@@ -25,7 +25,6 @@ from posbench.run.rows import read_rows
 transformers = pytest.importorskip("transformers")
 LONG = 2 * LENGTH
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, (2, LONG + 1))
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +59,7 @@ def theirs(folder: Path, ids: np.ndarray, masks: Any = None, **changes: Any) -> 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", MODELS | UNTESTED)
 def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
+    assert MODELS.keys() == load.TESTED.keys()
     folder = on(shelf, kind)
     ids = IDS[:, : LENGTH + 1] if kind in ("gpt2", "opt") else IDS
     wanted = theirs(folder, ids, **({"max_seq_len": LONG} if kind == "mpt" else {}))
@@ -68,7 +68,6 @@ def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
         np.testing.assert_allclose(nll_of(ours, ids, scored, 0), wanted[:, -scored:], atol=1e-6, rtol=1e-6)
     assert wanted.std() > 0.3  # the weights do something
     ours.refuse_not_causal()
-    assert isinstance(ours, Subject)
     other = ids[:, -1:] + np.array([[0, -1]]) * (ids[:, -1:] > 0)  # of two candidates the first is the text's own
     last = np.arange(ids.shape[1] - 1) == np.full((2, 1), ids.shape[1] - 2)
     np.testing.assert_allclose(predicted(ours, ids, last, 0, other).nll[:, 0], wanted[:, -1], atol=1e-6, rtol=1e-6)
@@ -104,6 +103,11 @@ def test_windows_and_sinks_are_the_librarys_own_masks(shelf: Path, kind: str) ->
         if kind not in NO_MASKS:
             masks = masks_of(model.config, length, window, sinks)
             assert np.abs(narrow - theirs(on(shelf, kind), ids, masks)).max() < 1e-5
+    narrowed, other = model.varied(Variant(window=8, sinks=3), LENGTH).subject, IDS[:1, : LENGTH + 1].copy()
+    nll = nll_of(narrowed, other, 4, 0)
+    for change, moves in ((slice(3, 20), False), (1, True)) if kind in NO_MASKS else ():  # 2 layers see 14 back
+        other[0, change] = (other[0, change] + 1) % VOCABULARY
+        assert bool(np.abs(nll - nll_of(narrowed, other, 4, 0)).max() > 1e-4) is moves
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH}
@@ -115,12 +119,11 @@ EXTENSIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "yarn:factor=4", YARN),
     ("llama", "llama3", LLAMA3),
     ("llama", "abf:base=500000", {"rope_theta": 500000.0}),
-    ("gpt_neox", "yarn:factor=4", YARN),
-    ("smollm3", "pi", {"rope_type": "linear", "factor": 2.0}),
     ("gemma3_text", "pi", {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}),
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "text", "parameters"), EXTENSIONS)
 def test_an_extension_is_the_librarys_own_model_of_that_configuration(
     shelf: Path, kind: str, text: str, parameters: dict[str, Any]
@@ -134,13 +137,38 @@ def test_an_extension_is_the_librarys_own_model_of_that_configuration(
     assert np.abs(nll_of(model, IDS, LONG, 0) - theirs(folder, IDS)).max() < 1e-5
 
 
+FOLLOWING = ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope")  # they follow the length
+FIXED = ("dynamic_ntk:factor=3", "yarn:factor=8", "yarn:ramp=rotations:beta=2", "longrope:factor=4", "abf")
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("kind", [*(kind for kind in MODELS if load.TESTED[kind] == "rope"), "granite", "gemma3"])
+def test_every_method_changes_the_model_beyond_the_trained_length_and_not_up_to_it(shelf: Path, kind: str) -> None:
+    """Each extension compares the frequencies of the library's ROPE_INIT_FUNCTIONS with those of encodings.extend."""
+    model = subject(on(shelf, kind))
+    short, long = nll_of(model, IDS[:, : LENGTH + 1], LENGTH, 0), nll_of(model, IDS, LONG, 0)
+    for text in (*FOLLOWING, *FIXED):
+        varied = model.varied(Variant(extension=text), LONG)
+        parameters = varied.facts["rope_parameters"]
+        if "gemma3" in kind:
+            parameters = model.config.rope_parameters | {"full_attention": parameters}
+        nll = nll_of(varied.subject, IDS, LONG, 0)
+        assert np.abs(nll - theirs(on(shelf, kind), IDS, rope_parameters=parameters)).max() < 1e-5, text
+        assert np.abs(nll - long).mean() > 1e-4, text
+        if text in FOLLOWING:
+            trained = nll_of(model.varied(Variant(extension=text), LENGTH).subject, IDS[:, : LENGTH + 1], LENGTH, 0)
+            assert np.abs(trained - short).max() < 1e-5, text
+
+
 def test_frequencies_other_than_requested_are_noticed(shelf: Path) -> None:
-    """Of no module, and of one that ignores its configuration."""
+    """Of no module, of one that ignores its configuration, and of Phi-3, whose module changes by other rules."""
     model = subject(on(shelf, "llama"))
     made = rope.extension(model.config, "pi", LONG, LENGTH, {})
     assert not rope.turns_as(model.model, made.rotations, LONG) and not rope.turns_as(torch.nn.Linear(2, 2), {}, LONG)
     with pytest.raises(Undefined, match="other frequencies"):
         rope.extended(model.model, dataclasses.replace(made, config=model.config), LONG)
+    with pytest.raises(Undefined, match="other frequencies"):
+        subject(on(shelf, "phi3")).varied(Variant(extension="yarn:factor=4"), LONG)
 
 
 def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(shelf: Path, tmp_path: Path) -> None:
@@ -153,13 +181,16 @@ def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(shel
         (llama, "clipped_rope:pairs=2", "comes to a halt"),
         (bloom, "yarn", "no rotary encoding"),
         (before, "pi", "llama3"),
+        *((subject(on(shelf, kind)), "pi", f"table of {LENGTH} positions") for kind in ("gpt2", "opt")),
+        *((model, text, None) for model in (llama, bloom, before) for text in ("yran", "yarn:factor=0.5")),
     ):
-        with pytest.raises(Undefined, match=message):
+        with pytest.raises(UserError, match=message) as caught:
             model.varied(Variant(extension=text), LONG)
+        assert isinstance(caught.value, Undefined) is bool(message)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_a_row_does_not_follow_from_what_was_read_before(tmp_path: Path, kind: str) -> None:
+def test_a_row_does_not_follow_from_what_was_read_before(shelf: Path, tmp_path: Path, kind: str) -> None:
     parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     if kind == "longrope":
         parameters |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": LENGTH}
@@ -169,6 +200,10 @@ def test_a_row_does_not_follow_from_what_was_read_before(tmp_path: Path, kind: s
     for ids in (IDS, IDS[:, : LENGTH + 1], IDS[:, : LENGTH + 9], longer, IDS):
         assert np.array_equal(nll_of(model, ids, 8, 0), nll_of(subject(tmp_path / "m"), ids, 8, 0))
     assert np.abs(nll_of(model, IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
+    extension = Variant(extension=kind.replace("dynamic", "dynamic_ntk"))  # it has the frequencies of its length
+    one, other = (subject(on(shelf, "llama")).varied(extension, LONG).subject for _ in range(2))
+    nll_of(one, IDS[:, :20], 8, 0)
+    assert np.array_equal(nll_of(one, IDS[:, :70], 8, 0), nll_of(other, IDS[:, :70], 8, 0))
 
 
 def spoilt(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
@@ -188,11 +223,14 @@ def pickled(folder: Path) -> None:
 
 
 WRONG: list[tuple[Callable[[Path], object], str]] = [
-    (spoilt(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), "missing_keys model.layers.1."),
+    (spoilt(lambda t: t["model.norm.weight"].fill_(float("nan"))), "logits are not finite in fp32"),
     (lambda f: changed(f, num_hidden_layers=1), "unexpected_keys model.layers.1"),
+    (spoilt(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), "missing_keys model.layers.1."),
     (lambda f: changed(f, intermediate_size=48), "transformers cannot load it"),
     (pickled, "pickled weights may run code"),
+    (lambda f: changed(f, quantization_config={"bits": 4}), "quantised"),
     (lambda f: changed(f, auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
+    (lambda f: (f / "adapter_config.json").write_text("{}"), "adapter"),
     (lambda f: changed(f, use_bidirectional_attention=True), "is no causal model: later tokens"),  # of gemma3_text
 ]
 EVALUATE = ["data.path=text.txt", "runtime.cache=cache", "device=cpu", "blocks=16"]
@@ -212,6 +250,36 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_written(
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("error: ") and message in line and len(line) < 600
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.full
+def test_only_data_of_a_folder_counts_wherever_its_files_lie(shelf: Path, tmp_path: Path) -> None:
+    """Weights in several files, in the hub's cache of links; an attention that the folder names is not fetched."""
+    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    transformers.AutoModelForCausalLM.from_pretrained(on(shelf, "llama")).save_pretrained(blobs, max_shard_size="30kB")
+    changed(blobs, _attn_implementation="someone/evil", attn_implementation="someone/evil")
+    shutil.copy(on(shelf, "llama") / "tokenizer.json", blobs)
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("..", "..", "blobs", file.name))
+    assert np.array_equal(nll_of(subject(snapshot), IDS, LONG, 0), nll_of(subject(on(shelf, "llama")), IDS, LONG, 0))
+    before, last = load.find(str(snapshot)).sha256(), max(blobs.glob("model-*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1] + b"\7")
+    assert load.find(str(snapshot)).sha256() != before
+
+
+@pytest.mark.full
+def test_an_untested_kind_is_called_so(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "text.txt")
+    monkeypatch.chdir(tmp_path)
+    asked = [*EVALUATE, "length=48,96", "train_length=48", "extension=yarn", "protocol=fixed_target"]
+    assert posbench("evaluate", str(on(shelf, "mamba")), *asked) == 0
+    (folder,) = (tmp_path / "outputs" / "models").glob("[!.]*")
+    assert json.loads((folder / "run.json").read_text())["support"]["level"] == "untested"
+    rows = {(r["length"], r["extension"]): r["status"] for r in read_rows(folder) if not r.get("window", 1)}
+    assert [place for place, status in rows.items() if status == "ok"] == [(48, None)] and len(rows) == 4
+    with pytest.raises(Undefined, match="does not narrow all of mamba"):
+        subject(on(shelf, "mamba")).varied(Variant(window=9), LENGTH)
 
 
 def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_path: Path) -> None:
