@@ -20,13 +20,13 @@ def findings() -> pd.DataFrame:
 def written(page: str) -> str:
     """The page with the table of all claims between its marks."""
     table = reproduce.table(findings())
-    rows, not_run = ["| claim | outcome | ours |\n|---|---|---|\n"], []
+    rows, not_run = ["| claim | outcome | ours | published |\n|---|---|---|---|\n"], []
     for row in table.frame.to_dict("records"):
         name = f"[{row['claim']}](../configs/claim/{row['claim']}.yaml)"
         if row["outcome"] == "not run":
             not_run.append(name)
         else:
-            rows.append(f"| {name}: {row['sentence']} | {row['outcome']} | {row['ours']} |\n")
+            rows.append(f"| {name}: {row['sentence']} | {row['outcome']} | {row['ours']} | {row['published']} |\n")
     before, _, rest = page.partition(BEGIN)
     text = f"{table.notes}\n\n{''.join(rows)}\nNot run: {', '.join(not_run)}.\n"
     return f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}"

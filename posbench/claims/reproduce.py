@@ -102,7 +102,7 @@ def judged(entries: Sequence[Entry], plans_of: Needed, study_rows: pd.DataFrame 
 def table(findings: pd.DataFrame) -> Table:
     """Return findings as a table, the contradicted ones first."""
     order = findings["outcome"].map(["contradicted", "supported", "open", "not learned", "not run"].index)
-    names = ("claim", "outcome", "ours", "predicted")
-    columns = [Column(name, name, spare=name == "predicted", text=True) for name in names]
+    names = ("claim", "outcome", "ours", "published", "predicted")
+    columns = [Column(name, name, spare=name in ("published", "predicted"), text=True) for name in names]
     counts = ", ".join(f"{count} {outcome}" for outcome, count in findings["outcome"].value_counts().items())
     return Table("", findings.iloc[order.argsort(kind="stable")], columns, f"{len(findings)} claims: {counts}")
