@@ -151,9 +151,9 @@ def test_a_later_value_holds_with_a_line_and_lengths_follow_the_training_length(
     pairs = compose.configs(["training.train_length=64,128", "length=256,64"])
     assert [config.evaluation.ratios for _, config in pairs] == [(1, 4), (0.5, 2)]
     config = composed()
-    asked = apply(config, ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3", "processes=2"])
+    asked = apply(config, ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3"])
     assert (asked.settings.ratios, asked.settings.longest, asked.settings.extensions) == ((2,), 16, ("ntk",))
-    assert asked[1:] == ("cuda:1", 3, 2) and apply(config, [])[1:] == (None, None, None)
+    assert asked[1:] == ("cuda:1", 3) and apply(config, [])[1:] == (None, None)
     assert not overrides.WORDS.keys() & {*to_container(config), *GROUPS}
 
 

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from posbench import encodings, installed
 from posbench.config import start, suggest
 from posbench.config.built import build_encoding, check_task
-from posbench.config.identity import is_there, spelt, with_paths, written_out
+from posbench.config.identity import spelt, with_paths, written_out
 from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, ratios, value, values
 from posbench.config.schema import Config, validate
 from posbench.config.shipped import GROUPS, configs_dir, every
@@ -129,7 +129,7 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
             cfg = _choose({**groups, "data": source}, folders)
     if (run := value(start.KEY, given.get(start.KEY, "null"))) is not None:
         start.begun(cfg, run, given)
-    chosen = cfg.data.get("dataset")
+    dataset = cfg.data.get("dataset")
     for key, text in given.items():
         if key in (*GROUPS, LENGTH, start.KEY):
             continue
@@ -140,13 +140,10 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
         except (OmegaConfBaseException, ValueError) as error:
             raise UserError(f"{key}={text}: {_line(error)}") from None
     plain = _plain(cfg)
-    data, dataset = plain["data"], str(plain["data"]["dataset"])
-    if chosen not in (None, dataset) and "data.name" not in given and not is_there(dataset):
-        raise UserError(
-            f"data.dataset is {dataset}, not '{data['name']}': another one is data=hub data.dataset={dataset}"
-        )
-    if data["name"] == data["source"] == "hub":
-        data["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(dataset).name).strip("._-")[:128]
+    data = plain["data"]
+    another = data["dataset"] != dataset and "data.name" not in given  # than that of the chosen file
+    if data["source"] == "hub" and (another or data["name"] == "hub"):
+        data["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(data["dataset"])).name).strip("._-")[:128]
     for name, source in _SOURCES.items():
         if data[name] and data["source"] != source:
             wrong = f"data.{name} is {data[name]!r}, which data={data['source']} does not read"

@@ -108,7 +108,7 @@ def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def with_paths(plain: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with `~` expanded, and each path to a text spelt in one way: one file, one run."""
     data, runtime = plain["data"], plain["runtime"]
-    for key in ("path", "dataset", "tokenizer"):
+    for key in ("path", "tokenizer"):
         if isinstance(path := data[key], str) and (key == "path" or os.path.exists(expanded(path))):  # or a name
             data[key] = spelt(path)
     return plain | {"runtime": runtime | {key: expanded(runtime[key]) for key in ("outputs", "cache") if runtime[key]}}

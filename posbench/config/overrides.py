@@ -22,7 +22,7 @@ from posbench.errors import UserError
 logger = logging.getLogger(__name__)
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
 KEYS = schema.keys()
-FILES = ("data.path", "data.dataset", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
+FILES = ("data.path", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
 OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
 # What may be typed without its section, and the key it stands for.
 WORDS = {field.name: f"evaluation.{field.name}" for field in dataclasses.fields(EvaluationConfig)}
