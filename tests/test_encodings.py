@@ -18,7 +18,7 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
 from posbench.model import attention
-from posbench.model.standalone import attention_logits, attention_output
+from posbench.model.standalone import attention_output
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.parameters())
@@ -45,9 +45,8 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], setting:
     for key, value in expected.items():
         scale = max(1.0, float(value.abs().max()))
         tolerance = CLOSE if key == "output" else {"atol": 1e-4 * scale, "rtol": 1e-4}
-        torch.testing.assert_close(
-            actual[key], value, **tolerance, msg=lambda text, key=key: f"{setting}, {key}: {text}"
-        )
+        message = f"{setting}, {key}"
+        torch.testing.assert_close(actual[key], value, **tolerance, msg=lambda text, m=message: f"{m}: {text}")
 
 
 @CASES
@@ -96,38 +95,19 @@ def test_the_chosen_attention_equals_the_definition(case: Case, again: bool, mon
     if again:
         monkeypatch.setattr(attention, "KEPT_BYTES", 0)
         monkeypatch.setattr(attention, "AT_ONCE", 1)  # a sequence at a time, as few rows as may be
-    for length, kind, counted, limits in [(LONG, "gaps", False, {})] if again else SETTINGS:
+    for length, kind, counted, limits in [(70, "gaps", False, {})] if again else SETTINGS:
         length = min(length, encoding.max_length or length)
-        positions, inputs = (
-            schemes.positions_of(kind, 2, length, min(1024, encoding.max_length or 1024)),
-            schemes.layer_inputs(SHAPE, length),
-        )
+        positions = schemes.positions_of(kind, 2, length, min(1024, encoding.max_length or 1024))
         whole = {name: limits[name] for name in limits if name != "last"}
-        chosen = functools.partial(
-            schemes.layer_attention, encoding, positions=positions, layer=1, consecutive=counted, **limits
-        )
+        given = {"positions": positions, "layer": 1, "consecutive": counted, **limits}
+        chosen = functools.partial(schemes.layer_attention, encoding, **given)
 
         def defined(*inputs: Tensor, positions: Tensor = positions, whole: Any = whole, limits: Any = limits) -> Tensor:
             return schemes.by_definition(encoding, inputs, positions, 1, **whole)[:, :, -limits.get("last", 0) :]
 
+        inputs = schemes.layer_inputs(SHAPE, length)
         results = (schemes.with_gradients(encoding, inputs, compute) for compute in (chosen, defined))
         assert_same(*results, setting=f"{length} tokens, {kind}, counted {counted}, {limits}")
-
-
-@pytest.mark.sample(3)
-@CASES
-@torch.no_grad()
-def test_blocks_and_last_rows_of_the_definition_are_those_of_the_whole(case: Case) -> None:
-    encoding, (q, k, v, x) = schemes.build(*case, SHAPE), schemes.layer_inputs(SHAPE, 19)
-    for kind, which in (("gaps", {}), ("consecutive", {"causal": False}), ("gaps", {"window": 6})):
-        positions = schemes.positions_of(kind, 2, 19, min(1024, encoding.max_length or 1024))
-        blocks, whole = (
-            schemes.by_definition(encoding, (q, k, v, x), positions, 1, size, **which) for size in (5, None)
-        )
-        torch.testing.assert_close(blocks, whole, **CLOSE)
-    for form, qkv in ((attention_output, (q, k, v)), (attention_logits, (q, k))):
-        all_rows, rows = (form(encoding, *qkv, x, 1, positions, last=last) for last in (None, 3))
-        torch.testing.assert_close(rows, all_rows[:, :, -3:])
 
 
 @pytest.mark.slow
@@ -167,28 +147,10 @@ def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None
         assert not any(torch.allclose(out, every_layer(at), **CLOSE) for at in (between.floor(), between.round()))
 
 
-@pytest.mark.sample(3)
-@CASES
-@torch.no_grad()
-def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case) -> None:
-    encoding = schemes.build(*case, SHAPE)
-    *qkv, x = schemes.layer_inputs(SHAPE, 19)
-    positions = torch.arange(19)[None]
-    for counted, window in ((False, None), (True, None), (True, 6)):
-        exact = schemes.by_definition(encoding, (*qkv, x), positions, 1, window=window).detach()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            q, k, v = (tensor.bfloat16() for tensor in qkv)
-            out = schemes.layer_attention(encoding, q, k, v, x, positions, 1, window, consecutive=counted)
-            embedded = encoding.embed(tokens(encoding, 19).bfloat16(), positions)
-        assert out.dtype == torch.bfloat16 and embedded.dtype == torch.bfloat16
-        # bf16 has 8 significant bits: 2^-8 per rounding, several of them, on logits of size up to 10
-        assert float((out.float() - exact).pow(2).mean().sqrt()) < 0.03 * float(exact.pow(2).mean().sqrt())
-
-
 @pytest.mark.sample(2)
 @CASES
 @torch.no_grad()
-def test_angles_biases_and_codes_are_fp32_under_autocast(case: Case) -> None:
+def test_angles_biases_and_codes_are_fp32_under_autocast_and_outputs_in_the_dtype_of_inputs(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 19)
     # far out, neighbouring positions are one number in bf16
@@ -201,6 +163,9 @@ def test_angles_biases_and_codes_are_fp32_under_autocast(case: Case) -> None:
     plain = both()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(both(), plain, atol=1e-5, rtol=1e-5)  # bf16 would differ by 4e-3
+        halves = [each.bfloat16() for each in (q, k, v)]
+        assert schemes.layer_attention(encoding, *halves, x, positions, 1).dtype == torch.bfloat16
+        assert encoding.embed(tokens(encoding, 19).bfloat16(), positions).dtype == torch.bfloat16
 
 
 @CASES
@@ -241,18 +206,6 @@ def test_a_finite_gradient_reaches_every_parameter_trained_or_not(case: Case) ->
             reached = parameter.grad != 0
             if make is schemes.build:
                 assert reached.any() if schemes.declared(case[0], "PARTLY_UNUSED", "") else reached.all(), key
-
-
-@pytest.mark.sample(3)
-@CASES
-@torch.no_grad()
-def test_one_head_and_one_token_are_no_special_case(case: Case) -> None:
-    for heads, length in ((1, 1), (1, 5), (4, 1), (2, 2)):
-        encoding = schemes.build(*case, Shape(8 * heads, heads, 2, 32))
-        x = tokens(encoding, length, batch=1)
-        out, counted = (schemes.one_layer(encoding, x, consecutive=consecutive) for consecutive in COUNTED)
-        assert out.shape == (1, heads, length, 8) and out.isfinite().all()
-        torch.testing.assert_close(counted, out, **CLOSE)
 
 
 @NAMES

@@ -45,6 +45,10 @@ def test_options_that_are_not_finite_and_bases_below_1_are_refused() -> None:
         ("t5", {"max_distance": 16}, "encoding.max_distance is 16 for 't5': expected more than half of num_buckets"),
         ("dape", {"inner": "rope"}, "encoding.inner is 'rope': expected one that only adds a bias"),
         ("liere", {"block": 5}, "encoding.block is 5 for 'liere': expected a divisor of the 8 channels"),
+        ("randomized", {"inner_options": {"base": -1}}, "encoding.inner_options.base is -1 for 'rope': "),
+        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which takes no such positions"),
+        ("layered", {"layers": [{"name": "rope", "window": 0}]}, r"encoding.layers\[0\].window is 0 for 'layered': "),
+        ("heads", {"heads": [{"name": "tupe"}]}, r"encoding.heads\[0\]: 'tupe' acts on all heads"),
     ],
 )
 def test_a_wrong_choice_is_one_line(name: str, options: dict[str, Any], message: str) -> None:
@@ -66,15 +70,6 @@ def test_xpos_guards_the_span_of_positions_and_not_their_number(start: int) -> N
     beyond = torch.tensor([[0, 1, 2, 3], [0, 1, 500, 1024]]) + start
     with pytest.raises(Undefined, match="positions 1024 or more apart are beyond 'xpos'"):
         attention_output(encoding, q, k, v, positions=beyond)
-
-
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (2, 2), (7, 40)])
-def test_t5_buckets_equal_transformers_at_every_distance(num_buckets: int, max_distance: int) -> None:
-    bucket = third_party("transformers.models.t5.modeling_t5").T5Attention._relative_position_bucket
-    distance = torch.arange(-5, 4 * max_distance + 1)
-    expected = bucket(-distance, bidirectional=False, num_buckets=num_buckets, max_distance=max_distance)
-    encoding = build("t5", num_buckets=num_buckets, max_distance=max_distance)
-    assert torch.equal(encoding.bucket(distance), expected)
 
 
 def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> None:

@@ -205,7 +205,7 @@ class ProjectedBias(Encoding):
 
     Source: the relative logits of the Inkling model (Thinking Machines) in transformers; no paper.
     Beyond training length: defined everywhere; keys beyond the extent have no bias: all look equally far.
-    Checked against: transformers InklingRelativeLogits and x-transformers RelativeProjPositionalBias.
+    Checked against: transformers InklingRelativeLogits.
     """
 
     whole_positions = True

@@ -1,24 +1,16 @@
 """Independent implementations of the schemes, importing nothing of posbench: a class per scheme, by its name.
 
 It calls an implementation that none of us wrote (transformers, x-transformers, fla-core), or, where none exists, is the
-paper's equation in plain loops. `test_oracles.py` compares it with ours in values and in gradients, with randomised
-parameters, over lengths, head counts, head widths, positions and seeds. The class is a namespace, never instantiated; a
-module with the scheme's name will do, too. It holds:
+paper's equation in plain loops. `test_oracles.py` compares it with ours in values and in gradients. The class is a
+namespace, never instantiated; a module with the scheme's name will do, too. It holds:
 
     CASES: list[dict]     option sets to compare, [{}] for the defaults alone; a value may be a function of the shape;
                           the contract tests run over the same sets
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal) -> dict[str, Tensor]
 
-        parameters  dict, the scheme's named parameters (randomised), as in its state_dict
-        shape       .d_model .n_heads .head_dim .n_layers .train_length (64 or 1024) .token_rms
-        options     the case, completed with the constructor's defaults
-        q, k, v     raw, (B, H, T, Dh)
-        x           the layer's normalised input (B, T, D); its first `token_dim` channels are the token embeddings
-        positions   (1, T) or (B, T), below shape.train_length
-        layer       whose parameters to use
-        causal      whether keys after the query are hidden
-
-It returns one or more of these (fp32 or fp64, differentiable with respect to q, k, v, x and the parameters):
+`parameters` are the scheme's own by name, randomised; `options` are complete; q, k, v are raw, (B, H, T, Dh); x is the
+layer's normalised input (B, T, D), whose first `token_dim` channels are the token embeddings; positions (1|B, T) are
+below the training length. It returns one or more of these, differentiable, in fp32 or fp64:
 
         "positions"      (1|B, T)       what `positions` returns, of encodings that look at the texts of tokens
         "embedded"       (B, T, D)      what `embed` returns

@@ -170,7 +170,7 @@ class tupe:
 
 
 class projected_bias:
-    """transformers' Inkling for positions that all sequences share, x-transformers' for those from 0; else loops."""
+    """transformers' Inkling for positions that all sequences share; else plain loops."""
 
     CASES = [{}, {"extent": 5, "curves": 3}]
 
@@ -190,13 +190,6 @@ class projected_bias:
                 for i, mixed in zip(row, of_sequence, strict=True)
             ]
             return {"bias": torch.stack(rows).unflatten(0, (len(x), -1)).permute(0, 3, 1, 2)}
-        if positions[0, 0] == 0 and positions.shape[1] > 2:
-            projected = third_party("x_transformers.x_transformers").RelativeProjPositionalBias(
-                shape.d_model, shape.n_heads, num_distance_basis=count, max_dist=extent
-            )
-            named = {"to_distance_weights.0.weight": weight.flatten(0, 1), "distance_bank": curves}
-            named["to_distance_weights.0.bias"] = torch.zeros(shape.n_heads * count)  # Inkling has none
-            return {"bias": torch.func.functional_call(projected, named, (x,))}
         module = third_party("transformers.models.inkling.modeling_inkling").InklingRelativeLogits(count, extent)
         bias = torch.func.functional_call(module, {"proj": curves}, (mixtures, positions[0], positions[0]))
         return {"bias": bias}

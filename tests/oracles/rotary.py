@@ -80,11 +80,7 @@ class rope_pp:
 class fope:
     """The paper's sums, with the weights of a learnable scheme; the frozen ones are tested in test_schemes.py."""
 
-    CASES = [
-        {"learnable": True},
-        {"learnable": True, "layout": "half", "base": 500.0, "still_sine": 1.0},
-        {"gain": 0.0},
-    ]
+    CASES = [{"learnable": True}, {"learnable": True, "layout": "half", "base": 99.0, "still_sine": 1.0}, {"gain": 0.0}]
     DTYPE = torch.float64
 
     def kept(shape, options):
@@ -112,12 +108,7 @@ class fope:
 class decoupled_rope:
     """transformers: DeepSeek V3's attention layer (beside), DeepSeek V4's rotation of q, k, v, outputs (trailing)."""
 
-    CASES = [
-        {},
-        {"turning": 6, "layout": "half", "base": 500.0},
-        {"placement": "trailing"},
-        {"placement": "trailing", "turning": 2, "turn_values": True},
-    ]
+    CASES = [{}, {"turning": 6, "layout": "half"}, {"placement": "trailing", "turning": 2, "turn_values": True}]
 
     def parameter_count(shape, options):
         turning = options["turning"] or shape.head_dim // 2
