@@ -80,7 +80,11 @@ class rope_pp:
 class fope:
     """The paper's sums, with the weights of a learnable scheme; the frozen ones are tested in test_schemes.py."""
 
-    CASES = [{"learnable": True}, {"learnable": True, "layout": "half", "base": 99.0, "still_sine": 1.0}, {"gain": 0.0}]
+    CASES = [
+        {"learnable": True},
+        {"learnable": True, "layout": "half", "base": 500.0, "still_sine": 1.0},
+        {"gain": 0.0},
+    ]
     DTYPE = torch.float64
 
     def kept(shape, options):
