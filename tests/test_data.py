@@ -335,12 +335,12 @@ def test_processes_at_once_make_one_cache_and_a_hit_imports_no_datasets(
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")
     peaks, words = [], [f"word{i}" for i in range(10**5)]
-    for times in (1, 8):
+    for times in (1, 4):
         rng = random.Random(0)
         rows = (json.dumps({"text": " ".join(rng.choices(words, k=400))}) + "\n" for _ in range(400 * times))  # of 4 kB
         settings = config(path=write(tmp_path / f"{times}", {"a.jsonl": "".join(rows)}) / "a.jsonl", tokenizer="bytes")
         peaks.append(json.loads(preparing(settings, tmp_path / f"cache{times}").communicate()[0])[2])
-    assert peaks[1] < peaks[0] + 16 * 2**10  # of 11 MB more text, and 23 MB more tokens
+    assert peaks[1] < peaks[0] + 8 * 2**10  # the mapped file grows by 5 MB, the tokens by 10 MB
 
 
 def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
