@@ -99,8 +99,7 @@ def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
 def join_articles(texts: Iterable[str]) -> Iterable[str]:
     """Join WikiText, given line by line or whole, to articles: a first-level heading after a blank line begins one."""
     article, blank = [""], True
-    for line in itertools.chain.from_iterable(text.removesuffix("\n").split("\n") for text in texts):
-        line = line.removesuffix("\r")
+    for line in (line for text in texts for line in re.split("\r?\n", text.removesuffix("\n").removesuffix("\r"))):
         if blank and ARTICLE_HEADING.fullmatch(line):
             yield "".join(article)
             article = []
