@@ -37,7 +37,7 @@ audit: ## known vulnerabilities of what constraints.txt names (asks a service on
 	build/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
 	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
-test: $(VENV)/.dev ## the tests: each behaviour, in three to four minutes on two cores
+test: $(VENV)/.dev ## the tests: each behaviour, in two minutes on two cores
 	$(TESTS) -m "not full and not slow and not gpu" --ignore tests/slow --ignore tests/gpu
 	@echo "Left out: further cases and longer tests (make test-rest), kills and launches (make test-all), a GPU (make gpu)"
 

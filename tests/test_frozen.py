@@ -155,6 +155,7 @@ def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None
         )
 
 
+@pytest.mark.full
 def test_claims_have_their_frozen_outcomes() -> None:
     """Outcome and p, before adjustment, of every claim."""
     entries = claim.read(["all"])

@@ -9,12 +9,12 @@ from posbench.cli import app
 from posbench.config.schema import keys
 
 ROOT = Path(__file__).parents[1]
-# Lines of Python of the rooms of posbench, of all of it, of tests and scripts; words of docs. What was over its budget
-# when this was written has that size: it may only fall.
+# Lines of Python of the rooms of posbench, of all of it, of tests and scripts; words of docs. `config` was over its 900
+# when this was written: it may only fall.
 BUDGETS = {
-    "config": 1278, "launch": 810, "data": 1127, "encodings": 4251, "model": 900, "tasks": 612, "training": 565,
-    "run": 999, "evaluation": 1835, "results": 929, "report": 945, "huggingface": 1300, "claims": 400, "show": 600,
-    "serving": 820, "posbench": 19_500, "tests": 17_520, "scripts": 860, "docs": 22_000,
+    "config": 1278, "launch": 700, "data": 850, "encodings": 3700, "model": 900, "tasks": 600, "training": 500,
+    "run": 850, "evaluation": 1800, "results": 850, "report": 950, "huggingface": 1300, "claims": 400, "show": 550,
+    "serving": 740, "posbench": 18_000, "tests": 13_000, "scripts": 800, "docs": 22_000,
 }  # fmt: skip
 COMMANDS = "bench evaluate export list prepare properties report reproduce rope runs sample show sweep sync train"
 PUBLIC = "Encoding LoadedRun attention attention_logits attention_output build_encoding encodings evaluate load plot"

@@ -56,6 +56,7 @@ def test_columns_drop_until_the_table_fits(study: Path, width: int) -> None:
     assert ("at 16x" in head) == (width == 200) and ("adjusted" in head) == (width >= 100)
 
 
+@pytest.mark.full
 def test_what_failed_is_counted_and_files_are_the_same_each_time(study: Path, tmp_path: Path, capsys: Capture) -> None:
     for name in ("a", "b"):
         report.main([study], tmp_path / name)
@@ -115,6 +116,7 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     assert "No run has a loss" in text and "Of 1 run not done: 1 stopped" in text
 
 
+@pytest.mark.full
 def test_names_at_the_ends_of_curves_do_not_collide() -> None:
     frame = kept("six")
     figure = charts.of_text(frame, compare(frame))
@@ -128,6 +130,7 @@ def test_names_at_the_ends_of_curves_do_not_collide() -> None:
     assert other is not None and len(other.axes) == 1 and other.axes[0].get_ylabel() == "perplexity"
 
 
+@pytest.mark.full
 def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(template: Config, tmp_path: Path) -> None:
     truth = Truth(3.5, 0.1, ngram=3.8, earlier=(Truth(4.2, 0.0, ngram=3.8),))
     study = write_study(tmp_path / "fake", template, {"rope": truth})

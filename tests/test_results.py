@@ -21,6 +21,7 @@ from posbench.results.headline import headline
 from posbench.run.rows import read_rows
 
 
+@pytest.mark.full
 def test_labels_and_settings_of_a_large_study() -> None:
     frame = kept("ledger")
     (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
