@@ -143,7 +143,7 @@ def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(template: C
 
 def test_a_report_on_a_task_from_a_study_in_one_file(tmp_path: Path, capsys: Capture) -> None:
     frame = kept("ledger")
-    frame[frame["trained_task"] == "copy"].to_parquet(tmp_path / "copy.parquet")
+    frame[(frame["trained_task"] == "copy") & (frame["seed"] < 10)].to_parquet(tmp_path / "copy.parquet")
     report.main([tmp_path / "copy.parquet"])
     text = capsys.readouterr().out
     assert "copy: 4 encodings, 5 seeds" in text and "Learned by most seeds: alibi, rope." in text

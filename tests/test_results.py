@@ -145,6 +145,7 @@ def test_seeds_in_two_groups() -> None:
 
 def test_tasks_of_the_kept_rows() -> None:
     frame = kept("ledger")
+    frame = frame[frame["seed"] < 10]  # of which every scheme has five
     table = tasks.compare_tasks(frame[frame["trained_task"] == "copy"])
     assert list(table["label"]) == ["alibi", "rope", "randomized", "none"]
     alibi, *_, none = table.to_dict("records")
