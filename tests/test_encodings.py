@@ -240,8 +240,8 @@ class Slopes(Encoding):
 
 MISTAKES = {
     "": "",
-    "super": r"'slopes', __init__: expected super\(\).__init__\(shape\) first",
-    "list": r"'slopes', __init__: slopes is neither trained nor moved .*: expected nn.Parameter, a buffer",
+    "super": r"'slopes', __init__: test_encodings.py, line \d+: expected super\(\).__init__\(shape\) first",
+    "list": r"'slopes', __init__: .*, line \d+: slopes is neither trained nor moved .*: expected nn.Parameter",
     "constructor": r"__init__: test_encodings.py, line \d+: AttributeError: .*no_such_method",
     "broadcast": r"'slopes', bias: test_encodings.py, line \d+: RuntimeError: The size of tensor",
     "bias": r"bias: .*: gave \[\(1, 20, 19\)\], expected \(2, 4, 20, 20\)",

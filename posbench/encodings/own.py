@@ -66,7 +66,7 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     """Call a user's class. UserError, of one line, if it raises or holds tensors that no model would see."""
     encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
     if "shape" not in vars(encoding):
-        raise UserError(f"'{cls.name}', __init__: expected super().__init__(shape) first")
+        raise UserError(f"{_place(cls, '__init__')}: expected super().__init__(shape) first")
     if not encoding.hooks:
         raise UserError(f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?")
     for module in encoding.modules():
@@ -74,7 +74,7 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
             items = value if isinstance(value, list | tuple) else [value]
             if not name.startswith("_") and any(isinstance(each, Tensor | nn.Module) for each in items):
                 wrong = f"{name} is neither trained nor moved with the model"
-                raise UserError(f"'{cls.name}', __init__: {wrong}: expected nn.Parameter, a buffer or a module")
+                raise UserError(f"{_place(cls, '__init__')}: {wrong}: expected nn.Parameter, a buffer or a module")
     return encoding
 
 
@@ -105,12 +105,17 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
             else:
                 fits = shapes == [expected]
             if not fits:
-                line = inspect.unwrap(hook).__code__.co_firstlineno
-                place = f"'{cls.name}', {name}: {Path(inspect.getsourcefile(cls) or '').name}, line {line}"
-                raise UserError(f"{place}: gave {shapes}, expected {'two of ' * (name == 'rotate')}{expected}")
+                wanted = f"{'two of ' * (name == 'rotate')}{expected}"
+                raise UserError(f"{_place(cls, name)}: gave {shapes}, expected {wanted}")
         return result
 
     return call
+
+
+def _place(cls: type[Encoding], name: str) -> str:
+    """Return where a method of a user's class stands: encoding, method, file and line."""
+    code = inspect.unwrap(getattr(cls, name)).__code__
+    return f"'{cls.name}', {name}: {Path(code.co_filename).name}, line {code.co_firstlineno}"
 
 
 def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -125,5 +130,6 @@ def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *
 def fault(error: BaseException, source: str | None = None) -> str:
     """Return an error in one line, with the file and line that it came from: the last of `source`, if it is given."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
+    last: Any = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
+    last = error if isinstance(error, SyntaxError) else last  # which stands in no frame
     return f"{Path(last.filename).name}, line {last.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"
