@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fake_study import SCHEMES, Truth, begin_run, configured, kept, write_run, write_study
+from fake_study import SCHEMES, Truth, begin_run, configured, kept_study, write_run, write_study
 from rich.console import Console
 from support import posbench
 
@@ -118,7 +118,7 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
 
 @pytest.mark.full
 def test_names_at_the_ends_of_curves_do_not_collide() -> None:
-    frame = kept("six")
+    frame = kept_study("six")
     figure = charts.of_text(frame, compare(frame))
     assert figure is not None and len(figure.axes) == 3
     figure.draw_without_rendering()
@@ -142,7 +142,7 @@ def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(template: C
 
 
 def test_a_report_on_a_task_from_a_study_in_one_file(tmp_path: Path, capsys: Capture) -> None:
-    frame = kept("ledger")
+    frame = kept_study("ledger")
     frame[(frame["trained_task"] == "copy") & (frame["seed"] < 10)].to_parquet(tmp_path / "copy.parquet")
     report.main([tmp_path / "copy.parquet"])
     text = capsys.readouterr().out

@@ -280,11 +280,11 @@ class Config(Section):
         ):
             if wrong:
                 raise UserError(f"evaluation.{key} is {suggest.as_typed(getattr(asked, key))}: expected {expected}")
-        tracking = self.tracking
-        names = [("study", self.study, ".{1,64}"), ("tracking.project", tracking.project, r"[^/\\#?%:]{1,128}")]
-        names += [("tracking.tags", tag, ".{1,64}") for tag in tracking.tags]
-        for key, name, takes in names if tracking.backend == "wandb" else ():
-            if not re.fullmatch(takes, name):  # W&B would refuse it when the run has begun
+        short, project = (".{1,64}", "1 to 64"), (r"[^/\\#?%:]{1,128}", r"1 to 128, none of them among /\#?%:")
+        names = [("study", self.study, short), ("tracking.project", self.tracking.project, project)]
+        names += [("tracking.tags", tag, short) for tag in self.tracking.tags]
+        for key, name, (pattern, takes) in names if self.tracking.backend == "wandb" else ():
+            if not re.fullmatch(pattern, name):  # W&B would refuse it when the run has begun
                 raise UserError(f"{key} is '{name}', {len(name)} characters: W&B takes {takes} (or tracking=none)")
         if self.data.document_mask and is_task:
             raise UserError("data.document_mask is true: expected false, since each problem is a sequence of its own")

@@ -137,9 +137,10 @@ def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFra
 
 
 def reference_label(frame: pd.DataFrame, wanted: str | None = None) -> str | None:
-    """Return the label of the scheme, label or encoding, that others are compared with; UserError if there is none.
+    """Return the label of the scheme that others are compared with; UserError if the `wanted` one does not exist.
 
-    Of several of an encoding it is that with most seeds; without a wish `REFERENCE`, if it is there.
+    `wanted` is a label or an encoding, by default `REFERENCE`. Of several schemes of an encoding, the one with the most
+    seeds is taken.
     """
     runs, name = frame.drop_duplicates("folder"), wanted or REFERENCE
     matching = runs[runs["label" if name in set(runs["label"]) else "encoding"] == name]

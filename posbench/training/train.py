@@ -237,10 +237,10 @@ def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
 
 @torch.inference_mode()
 def validate(learner: Learner, batches: list[Batch], answers: bool) -> dict[str, float]:
-    """`val/loss`, the mean in nats per token over a fixed part of the validation data, at the training length.
+    """Return `val/loss`, the mean in nats per token over a fixed part of the validation data, at the training length.
 
-    Of problems (`answers`) also `val/accuracy`, the share of the scored tokens that are the likeliest, and
-    `val/exact_match`, the share of problems of which all are.
+    With `answers`, for problems, also `val/accuracy`, the share of scored tokens that the model finds likeliest, and
+    `val/exact_match`, the share of problems whose scored tokens all are.
     """
     model: Any = learner.model.eval()
 

@@ -133,9 +133,9 @@ def inner_count(shape, options):
 def inner(parameters, shape, options, q, k, v, x, positions, layer, causal, at=0):
     """What the oracle of the inner encoding number `at` says, given its own parameters."""
     prefix = f"inners.{at}."
-    own = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(prefix)}
+    of_inner = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(prefix)}
     options_inside = _DEFAULTS.get(options["inner"], {}) | options["inner_options"]
-    return oracles.of(options["inner"]).reference(own, shape, options_inside, q, k, v, x, positions, layer, causal)
+    return oracles.of(options["inner"]).reference(of_inner, shape, options_inside, q, k, v, x, positions, layer, causal)
 
 
 def inner_output(parameters, shape, options, q, k, v, x, positions, layer, causal):

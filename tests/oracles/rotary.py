@@ -87,16 +87,16 @@ class fope:
     ]
     DTYPE = torch.float64
 
-    def kept(shape, options):
+    def frequencies_within(shape, options):
         law = powers(options["base"], shape.head_dim)
         return law[law * shape.train_length >= 2 * math.pi]
 
     def parameter_count(shape, options):
-        count = len(fope.kept(shape, options))
+        count = len(fope.frequencies_within(shape, options))
         return options["learnable"] * shape.n_layers * 2 * shape.n_heads * count * min(count, shape.head_dim // 4)
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        kept, pairs = fope.kept(shape, options), shape.head_dim // 2
+        kept, pairs = fope.frequencies_within(shape, options), shape.head_dim // 2
         turning = min(len(kept), shape.head_dim // 4)
         step = math.ceil(len(kept) / turning)
         angles = positions[:, None, :, None] * kept  # (1|B, 1, T, kept)
@@ -249,9 +249,9 @@ class repo:
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         at, places = layer - repo.first_of(shape, options), positions[:, None]
         if at >= 0:
-            asked = x @ parameters[f"gate.{at}.weight"].T
-            made = asked / (1 + (-asked).exp()) * (x @ parameters[f"content.{at}.weight"].T)
-            places = (made @ parameters[f"position.{at}.weight"].T).mT  # (B, H, T)
+            gate = x @ parameters[f"gate.{at}.weight"].T
+            gated = gate / (1 + (-gate).exp()) * (x @ parameters[f"content.{at}.weight"].T)
+            places = (gated @ parameters[f"position.{at}.weight"].T).mT  # (B, H, T)
         angles = places[..., None].double() * powers(options["base"], shape.head_dim)
         return turned(q, k, angles.cos(), angles.sin(), options["layout"])
 

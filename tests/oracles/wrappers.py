@@ -10,13 +10,13 @@ from oracles import third_party
 from oracles._shared import Around, flat, inner, inner_count, inner_output, masked, output_of, softmax
 from oracles.distance import EVERYWHERE, distances
 
-MADE = "what a layer uses is made of the inner encoding whenever it is asked for"
+REBUILT = "each forward pass builds anew what a layer uses of the inner encoding"
 
 
 class Counting(Around):
     """Of those that count tokens: positions are read by the encoding inside alone."""
 
-    GRAPH_BREAKS = MADE
+    GRAPH_BREAKS = REBUILT
 
     def reads_positions(options):
         return options["inner"] not in ("none", "fox")
@@ -29,8 +29,8 @@ class canon(Counting):
 
     def parameter_count(shape, options):
         heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
-        own = shape.n_layers * shape.head_dim * options["width"] * sum(heads[a] for a in options["convolved"])
-        return own + inner_count(shape, options)
+        convolutions = shape.n_layers * shape.head_dim * options["width"] * sum(heads[a] for a in options["convolved"])
+        return convolutions + inner_count(shape, options)
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         inkling = third_party("transformers.models.inkling.modeling_inkling")
@@ -93,8 +93,9 @@ class dape(Counting):
     def parameter_count(shape, options):
         heads, hidden, kernel = shape.n_heads, options["hidden"], options.get("kernel", 1)
         network = 2 * heads * hidden * kernel + hidden + hidden * heads * kernel + heads
-        own = dataclasses.replace(shape, n_layers=1) if options["per_layer"] else shape
-        return shape.n_layers * network + (shape.n_layers // own.n_layers) * inner_count(own, options)
+        inner_shape = dataclasses.replace(shape, n_layers=1) if options["per_layer"] else shape
+        copies = shape.n_layers // inner_shape.n_layers
+        return shape.n_layers * network + copies * inner_count(inner_shape, options)
 
     def inputs(parameters, shape, options, q, k, v, x, positions, layer, causal):
         """The bias of the encoding inside, logits and biases over the heads (B, T, T, 2H), and the network."""
@@ -335,7 +336,7 @@ class scale_invariant(Around):
     """The paper's equation, around what the oracle of the inner encoding says."""
 
     CASES = [{}, {"inner": "none", "tau": 3.0}, {"inner": "kerple_log"}]
-    GRAPH_BREAKS = MADE
+    GRAPH_BREAKS = REBUILT
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         of_layer = inner(parameters, shape, options, q, k, v, x, positions, layer, causal)
