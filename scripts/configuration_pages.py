@@ -70,8 +70,8 @@ def page() -> str:
         if section == "encoding":
             parts.append("The options of each stand on [its page](../encodings/index.md).\n")
             continue
-        said = {f"{section}.{key}": text for key, text in _said(section).items()} | train
-        parts.append(table(_rows(cls, f"{section}.", defaults, said)))
+        texts = {f"{section}.{key}": text for key, text in _said(section).items()} | train
+        parts.append(table(_rows(cls, f"{section}.", defaults, texts)))
         if section == "data":
             parts += [_task(name, path) for name, path in choices(section, pattern=NESTED).items()]
     parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep")]
@@ -93,8 +93,8 @@ In `train`, `sweep`, `bench` and, where they make sense, `evaluate`:
 
 
 def _words() -> str:
-    own = [(word, key) for word, key in overrides.WORDS.items() if key != f"evaluation.{word}" != f"runtime.{word}"]
-    lines = [f"- `{word}` for `{key}`" for word, key in own if not key.endswith(f".{word}") or key == overrides.LENGTH]
+    keys = [(word, key) for word, key in overrides.WORDS.items() if key != f"evaluation.{word}" != f"runtime.{word}"]
+    lines = [f"- `{word}` for `{key}`" for word, key in keys if not key.endswith(f".{word}") or key == overrides.LENGTH]
     lines.append("- every key of `evaluation` and `runtime` by its own name, such as `device` or `batch_tokens`")
     return "\n".join(lines) + "\n"
 
@@ -105,7 +105,7 @@ def _fields(cls: Any) -> list[tuple[str, Any]]:
 
 
 def _rows(
-    cls: Any, prefix: str, defaults: dict[str, Any], said: dict[str, str], only: list[str] | None = None
+    cls: Any, prefix: str, defaults: dict[str, Any], texts: dict[str, str], only: list[str] | None = None
 ) -> list[tuple[str, str, str, str]]:
     rows = []
     for name, hint in _fields(cls):
@@ -113,18 +113,18 @@ def _rows(
         if only is not None and name not in only:
             continue
         if dataclasses.is_dataclass(hint):
-            rows += _rows(hint, f"{key}.", defaults, said)
+            rows += _rows(hint, f"{key}.", defaults, texts)
         else:
-            rows.append((key, kind(hint), plain(defaults.get(key, {})), said.get(key, "")))
+            rows.append((key, kind(hint), plain(defaults.get(key, {})), texts.get(key, "")))
     return rows
 
 
 def _said(group: str) -> dict[str, str]:
     """The comments of a group's keys; if several files have one, that of the common base, or the first."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for path in sorted((configs_dir() / group).glob("*.yaml")):  # an underscore, the common base, is first
-        found = {key: text for key, text in comments(path).items() if text} | found
-    return found
+        texts = {key: text for key, text in comments(path).items() if text} | texts
+    return texts
 
 
 def _choices(group: str) -> str:
@@ -138,8 +138,8 @@ def _choices(group: str) -> str:
 
 def _task(name: str, path: Path) -> str:
     """The description of a task, and its own options."""
-    said, own = comments(path), yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
-    hints = typing.get_type_hints(tasks.load(own["name"]))
-    own.pop("name")
-    rows = [(f"data.task.{key}", kind(hints[key]), plain(value), said[f"task.{key}"]) for key, value in own.items()]
+    texts, task = comments(path), yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
+    hints = typing.get_type_hints(tasks.load(task["name"]))
+    task.pop("name")
+    rows = [(f"data.task.{key}", kind(hints[key]), plain(value), texts[f"task.{key}"]) for key, value in task.items()]
     return f"### data={name}\n\n{head(path)}\n\n{table(rows, 'option')}"

@@ -49,7 +49,7 @@ def write(folder: Path, pictures: bool = True) -> None:
         (pages / name).write_text(text, encoding="utf-8")
     for page in pages.rglob("*.md"):  # without a prompt, a console block would be coloured as output
         text = page.read_text(encoding="utf-8").replace("```console\n", "```bash\n")
-        text = _MERMAID.sub(lambda found: boxes(found[1]), text)
+        text = _MERMAID.sub(lambda match: boxes(match[1]), text)
         page.write_text(_ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text), encoding="utf-8")
     (folder / "mkdocs.yml").write_text(_site(), encoding="utf-8")
 
@@ -57,10 +57,10 @@ def write(folder: Path, pictures: bool = True) -> None:
 def relinked(text: str, name: str) -> str:
     """A page of the repository, by its path there, with links into the site. Others become plain text."""
 
-    def link(found: re.Match[str]) -> str:
-        image, words, target, anchor = found[1], found[2], found[3], found[4] or ""
+    def link(match: re.Match[str]) -> str:
+        image, words, target, anchor = match[1], match[2], match[3], match[4] or ""
         if "://" in target:
-            return found[0]
+            return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
         there = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
         for pattern, page in MADE_FROM.items():
@@ -74,8 +74,8 @@ def relinked(text: str, name: str) -> str:
 
 def boxes(drawing: str) -> str:
     """A Mermaid drawing as a numbered list of its boxes: the site would have to load Mermaid from the network."""
-    found = re.findall(r'\["([^"]+)<br/>([^"]+)"\]', drawing)
-    return "".join(f"{i}. {what}: `{where}`\n" for i, (what, where) in enumerate(found, 1))
+    labels = re.findall(r'\["([^"]+)<br/>([^"]+)"\]', drawing)
+    return "".join(f"{i}. {what}: `{where}`\n" for i, (what, where) in enumerate(labels, 1))
 
 
 def commands() -> str:

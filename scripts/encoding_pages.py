@@ -25,8 +25,8 @@ def pages(draw_into: Path | None = None) -> dict[str, str]:
         (draw_into / "encodings").mkdir(exist_ok=True)
         with contextlib.redirect_stdout(io.StringIO()):  # `show` prints the file's name
             command.main([name], draw_into / "encodings" / f"{name}.png")
-    found = {f"encodings/{page_of(name)}": _page(name, pictured=draw_into is not None) for name in names}
-    return found | {"encodings/index.md": _overview(names)}
+    pages_of_encodings = {f"encodings/{page_of(name)}": _page(name, pictured=draw_into is not None) for name in names}
+    return pages_of_encodings | {"encodings/index.md": _overview(names)}
 
 
 def page_of(name: str) -> str:
@@ -36,12 +36,12 @@ def page_of(name: str) -> str:
 
 def by_place() -> list[dict[str, list[dict[str, str]]]]:
     """The encodings' pages for the navigation, grouped by the place where they act."""
-    found: dict[str, list[dict[str, str]]] = {}
+    by_family: dict[str, list[dict[str, str]]] = {}
     for name in choices("encoding"):
         cls = encodings.load(name)
         place = encodings.OTHERS if issubclass(cls, Wrapper) else encodings.acts(cls.overridden).partition(", ")[0]
-        found.setdefault(place, []).append({name: f"encodings/{page_of(name)}"})
-    return [{place.capitalize(): found[place]} for place in encodings.FAMILIES if place in found]
+        by_family.setdefault(place, []).append({name: f"encodings/{page_of(name)}"})
+    return [{place.capitalize(): by_family[place]} for place in encodings.FAMILIES if place in by_family]
 
 
 def _page(name: str, pictured: bool) -> str:
@@ -63,23 +63,23 @@ def _page(name: str, pictured: bool) -> str:
 
 def _body(body: str) -> str:
     """A docstring without its first line and its labelled ends, with HTML tags escaped."""
-    escaped = re.sub(r"^(?! {4}).*<.*", lambda found: found[0].replace("<", "&lt;"), body, flags=re.M)
+    escaped = re.sub(r"^(?! {4}).*<.*", lambda match: match[0].replace("<", "&lt;"), body, flags=re.M)
     return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{escaped}\n", flags=re.M)
 
 
-def _formula(found: re.Match[str]) -> str:  # it wraps and has no copy button
-    return f"\n``` {{ .text .formula .no-copy }}\n{inspect.cleandoc(found[0])}\n```\n"
+def _formula(match: re.Match[str]) -> str:  # it wraps and has no copy button
+    return f"\n``` {{ .text .formula .no-copy }}\n{inspect.cleandoc(match[0])}\n```\n"
 
 
 def _options(name: str) -> str:
-    said = configuration_pages.comments(choices("encoding")[name])
+    texts = configuration_pages.comments(choices("encoding")[name])
     declared = inspect.signature(encodings.load(name), eval_str=True).parameters.values()
     kinds = {parameter.name: configuration_pages.kind(parameter.annotation) for parameter in declared}
     defaults = encodings.options_of(name)
     if not defaults:
         return "## Options\n\nNone.\n"
     rows = [
-        (f"encoding.{key}", kinds[key], configuration_pages.plain(value), said.get(key, ""))
+        (f"encoding.{key}", kinds[key], configuration_pages.plain(value), texts.get(key, ""))
         for key, value in defaults.items()
         if value is not inspect.Parameter.empty
     ]

@@ -47,9 +47,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(one, Tensor):
-                self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+        for part in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(part, Tensor):
+                self.numbers = max(self.numbers, part.untyped_storage().nbytes() // part.element_size())
         return made
 
 

@@ -14,7 +14,7 @@ def parted(words):
     return words[1:at], at
 
 
-def said(at, answer):
+def answered(at, answer):
     return {at + 1 + number: word for number, word in enumerate(answer)}
 
 
@@ -25,7 +25,7 @@ def is_one(word, kind):
 def copy(words, options, order=list):
     question, at = parted(words)
     assert all(is_one(word, "s") for word in question)
-    return said(at, [*order(question), END])
+    return answered(at, [*order(question), END])
 
 
 def reverse(words, options):
@@ -60,7 +60,7 @@ def addition(words, options):
         digits, hints = digits[::-1], hints[::-1]
     if hints:
         digits = [word for pair in zip(hints, digits, strict=True) for word in pair]
-    return said(at, [*digits, END])
+    return answered(at, [*digits, END])
 
 
 def induction(words, options):
@@ -77,7 +77,7 @@ def passkey(words, options):
     assert all(len(word) == 1 and word.isdigit() for word in key) and all(is_one(word, "f") for word in fillers)
     if "depth" in options:
         assert abs(start - options["depth"] * len(fillers)) <= 0.5
-    return said(at, key)
+    return answered(at, key)
 
 
 def recall(words, options):
@@ -104,7 +104,7 @@ def selective_copy(words, options):
     question, at = parted(words)
     tokens = [word for word in question if word != "."]
     assert len(tokens) == options.get("tokens", 8) and all(is_one(word, "s") for word in tokens)
-    return said(at, tokens)
+    return answered(at, tokens)
 
 
 def flip_flop(words, options):
@@ -122,10 +122,10 @@ def flip_flop(words, options):
 def counting(words, options):
     question, at = parted(words)
     assert set(question) <= {"x", ".", "reset"}
-    return said(at, [str(" ".join(question).rpartition("reset")[2].count("x"))])
+    return answered(at, [str(" ".join(question).rpartition("reset")[2].count("x"))])
 
 
 def parity(words, options):
     question, at = parted(words)
     assert set(question) <= {"0", "1"}
-    return said(at, [str(question.count("1") % 2)])
+    return answered(at, [str(question.count("1") % 2)])

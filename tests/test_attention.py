@@ -28,7 +28,7 @@ CLOSE, GATES, BF16 = 5e-5, 1e-3, 3e-2  # relative, by the root of summed squares
 def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
     """Relative differences by the root of summed squares; absolute below 1, for what is zero but for rounding."""
     pairs = {key: (actual[key].double(), expected[key].double()) for key in expected}
-    return {key: float((one - other).norm() / other.norm().clamp(min=1)) for key, (one, other) in pairs.items()}
+    return {key: float((value - other).norm() / other.norm().clamp(min=1)) for key, (value, other) in pairs.items()}
 
 
 def compared(name: str, dtype: torch.dtype = torch.float32, **limits: Any) -> dict[str, float]:
@@ -75,13 +75,13 @@ def test_every_kernel_equals_the_definition_in_values_and_gradients(
         monkeypatch.setattr(flex, "_compiled", lambda _: lambda *qkv, **given: calls.append(1) or eager(*qkv, **given))
         monkeypatch.setattr(flex, "serves", lambda *_: True)
     for limits in SETTINGS:
-        found = compared(name, **limits)
+        errors = compared(name, **limits)
         # The gradients of a forget gate are long sums of differences that cancel.
         within = {
             key: GATES if key.startswith(("gradient of gate", "gradient of x")) or "weight" in key else CLOSE
-            for key in found
+            for key in errors
         }
-        assert all(found[key] < within[key] for key in found), (limits, found)
+        assert all(errors[key] < within[key] for key in errors), (limits, errors)
         with torch.no_grad():  # other kernels may serve
             assert compared(name, **limits)["output"] < CLOSE, limits
     assert bool(calls) == (kernel == "flex" and name not in ("fire", "shaw", "cope", "path_fox", "stick_breaking"))

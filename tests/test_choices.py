@@ -132,12 +132,12 @@ def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
     keys = [posed("passkey:depth=0.5", number) for number in range(40)]
     for choice in keys:
         key = tokenizer.decode([choice.candidates[choice.right]])
-        said = tokenizer.decode(choice.ids[:-1])
-        assert f'The key is "{key}". Remember: the key is "{key}".' in said
-        assert said.endswith('What was the key? The key is "') and choice.ids[0] == window[0]
+        text = tokenizer.decode(choice.ids[:-1])
+        assert f'The key is "{key}". Remember: the key is "{key}".' in text
+        assert text.endswith('What was the key? The key is "') and choice.ids[0] == window[0]
     assert {choice.right for choice in keys} == set(range(10))
-    told = np.flatnonzero(keys[0].ids[:200] != window[:200])
-    assert abs(told.mean() - 128) < 25  # in the middle, but for the question's length
+    places = np.flatnonzero(keys[0].ids[:200] != window[:200])
+    assert abs(places.mean() - 128) < 25  # in the middle, but for the question's length
     assert posed("passkey", 3).right == posed("passkey", 3, 200).right  # by number, whatever the length
 
     for number in range(40):
@@ -178,26 +178,26 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, toke
 
 @pytest.mark.full
 def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokenizer: Tokenizer) -> None:
-    for encode, said in (
+    for encode, reason in (
         (None, "tokenizer is not known"),
         (lambda texts: [np.zeros(30, np.int64)] * len(texts), "no token of its own for each answer"),
-        (lambda texts: [np.array(list(one.encode())) for one in texts], "the sentences of passkey are 75 tokens"),
+        (lambda texts: [np.array(list(text.encode())) for text in texts], "the sentences of passkey are 75 tokens"),
     ):
-        with pytest.raises(Undefined, match=said):
+        with pytest.raises(Undefined, match=reason):
             pose_of("passkey", L, Material(np.arange(99), encode))(np.arange(L), 0)
     rows = rows_of(Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40")
-    found = {(row.task, row.length): row.status for row in rows if row.window is None}
-    assert {status for (task, _), status in found.items() if task == "passkey"} == {"undefined"}
-    assert found["induction:pairs=40", L] == "undefined" and found["induction:pairs=40", 2 * L] == "ok"
+    statuses = {(row.task, row.length): row.status for row in rows if row.window is None}
+    assert {status for (task, _), status in statuses.items() if task == "passkey"} == {"undefined"}
+    assert statuses["induction:pairs=40", L] == "undefined" and statuses["induction:pairs=40", 2 * L] == "ok"
     with pytest.raises(Undefined, match="17 different tokens"):
         pose_of("induction", L, Material(np.arange(17), None))(np.arange(L), 0)
-    for asked, said in (
+    for asked, reason in (
         ("passkey:depth=2", "0 to 1 with one key"),
         ("passkey:keys=11", "expected 1 to 10"),
         ("induction:pairs=1", "2 to 64"),
     ):
         settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=reason):
             check(dataclasses.replace(tiny_config, evaluation=settings))
 
 

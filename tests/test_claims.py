@@ -114,8 +114,8 @@ def entry(*tests: str) -> claim.Entry:
 )
 def test_outcomes(tests: list[str], outcome: str, ours: str, runs: dict[str, pd.DataFrame]) -> None:
     asked = entry(*tests)
-    (found,) = judge([(asked, {name: runs[name] for name in asked.runs})]).to_dict("records")
-    assert found["outcome"] == outcome and ours in found["ours"]
+    (finding,) = judge([(asked, {name: runs[name] for name in asked.runs})]).to_dict("records")
+    assert finding["outcome"] == outcome and ours in finding["ours"]
 
 
 def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs: dict[str, pd.DataFrame]) -> None:
@@ -156,8 +156,8 @@ def task_runs(learned: int, right: int, seeds: int) -> pd.DataFrame:
 def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(of: Any, than: Any, outcome: str) -> None:
     (asked,) = claim.read(["alibi_copies_longer"])
     runs = {"copy_alibi": task_runs(*of), "copy_rope": task_runs(*than)}
-    (found,) = judge([(asked, runs)]).to_dict("records")
-    assert found["outcome"] == outcome and found["cpu_minutes"] == of[2] + than[2]
+    (finding,) = judge([(asked, runs)]).to_dict("records")
+    assert finding["outcome"] == outcome and finding["cpu_minutes"] == of[2] + than[2]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

@@ -356,17 +356,17 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
 
 def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_tokens() -> None:
     ids = np.arange(1000, dtype=np.uint16)
-    one, other = (batches.TrainingBatches(ids, 16, 8, seed=3) for _ in range(2))
+    first, second = (batches.TrainingBatches(ids, 16, 8, seed=3) for _ in range(2))
     for step in (40, 2, 17, 40):
         for step_before in range(step):
-            one.batch(step_before)
-        a, b = one.batch(step), other.batch(step)
+            first.batch(step_before)
+        a, b = first.batch(step), second.batch(step)
         assert torch.equal(a.ids, b.ids) and torch.equal(a.labels, b.labels) and torch.equal(a.labels, a.ids + 1)
         assert a.ids.shape == (8, 16) and a.ids.dtype == a.labels.dtype == torch.int64 and a.n_scored == 8 * 16
     for rank, rows in enumerate(([0, 1, 4, 5], [2, 3, 6, 7])):
-        share = one.batch(2).share(2, rank, 2)
-        assert torch.equal(share.ids, one.batch(2).ids[rows]) and share.n_scored == 8 * 16
-    assert not torch.equal(one.batch(0).ids, batches.TrainingBatches(ids, 16, 8, seed=4).batch(0).ids)
+        share = first.batch(2).share(2, rank, 2)
+        assert torch.equal(share.ids, first.batch(2).ids[rows]) and share.n_scored == 8 * 16
+    assert not torch.equal(first.batch(0).ids, batches.TrainingBatches(ids, 16, 8, seed=4).batch(0).ids)
 
 
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:

@@ -160,13 +160,13 @@ def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) 
     text = (tmp_path / "text.txt").read_text()
     trained = tokenizers.train_bpe([text], 400)
     texts = ["", " a  b\n\n\tc", "naïve 東京 🙂 e\u0301", "<|endoftext|>in a text<|endoftext|>", text[:500], "x" * 300]
-    for own in (trained, BYTES):
-        folder = tmp_path / own.sha256[:8]
-        export.export(written(folder, configured(tiny_config, {"name": "rope"}), own), folder / "out")
+    for tokenizer in (trained, BYTES):
+        folder = tmp_path / tokenizer.sha256[:8]
+        export.export(written(folder, configured(tiny_config, {"name": "rope"}), tokenizer), folder / "out")
         theirs = transformers.AutoTokenizer.from_pretrained(folder / "out", local_files_only=True)
-        assert [theirs(one)["input_ids"] for one in texts] == [ids.tolist() for ids in own.encode(texts)]
+        assert [theirs(text)["input_ids"] for text in texts] == [ids.tolist() for ids in tokenizer.encode(texts)]
         assert theirs.decode(theirs(text[:500])["input_ids"]) == text[:500]
-        assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (own.separator,) * 2 + (24,)
+        assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (tokenizer.separator,) * 2 + (24,)
 
 
 @pytest.mark.full

@@ -53,8 +53,8 @@ def model(kind: str, precision: torch.dtype = torch.float32) -> str:
 def trained(out: Path, start: str, *words: str) -> Path:
     """The folder of results of one run."""
     assert posbench("train", f"start={start}", *ON, f"runtime.outputs={out}", *words) == 0
-    (found,) = (out / "extend").glob("[!.]*")
-    return found
+    (tuned_folder,) = (out / "extend").glob("[!.]*")
+    return tuned_folder
 
 
 def nlls(folder: Path, step: int = 0) -> dict[int, float | None]:
@@ -65,8 +65,8 @@ def nlls(folder: Path, step: int = 0) -> dict[int, float | None]:
 def evaluated(out: Path, name: str, *words: str) -> dict[int, float | None]:
     asked = [*TEXT, *FEW, "device=cpu", f"length={LENGTH},{LONG}", f"runtime.outputs={out}"]
     assert posbench("evaluate", name, *asked, *words) == 0
-    (found,) = (out / "models").glob("[!.]*")
-    return nlls(found)
+    (tuned_folder,) = (out / "models").glob("[!.]*")
+    return nlls(tuned_folder)
 
 
 @pytest.mark.full
@@ -158,9 +158,9 @@ def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> 
     loss.backward()
     for recomputed in (False, True):
         learner = Learning(load.load(source.folder, source.config, "fp32"), None, recomputed).train()
-        found = learner(ids[:, :-1], ids[:, 1:], n_scored=2 * LENGTH)
-        found.backward()
-        torch.testing.assert_close(found, loss, atol=1e-5, rtol=1e-5)
+        ours = learner(ids[:, :-1], ids[:, 1:], n_scored=2 * LENGTH)
+        ours.backward()
+        torch.testing.assert_close(ours, loss, atol=1e-5, rtol=1e-5)
         grads = dict(theirs.named_parameters())
         for name, parameter in learner.model.named_parameters():
             torch.testing.assert_close(parameter.grad, grads[name].grad, atol=1e-5, rtol=1e-3)

@@ -78,11 +78,11 @@ def masks_of(config: Any, length: int, window: int, sinks: int) -> Any:
     places = torch.arange(length)
     distance = places[:, None] - places
     near = (distance >= 0) & ((distance < window) | (places < sinks))
-    own = {"full_attention": near}
+    of_kind = {"full_attention": near}
     if sliding := getattr(config, "sliding_window", None):
-        own["sliding_attention"] = near & (distance < sliding)
+        of_kind["sliding_attention"] = near & (distance < sliding)
     lowest = torch.finfo(torch.float32).min
-    masks = {kind: torch.zeros(2, 1, length, length).masked_fill(~seen, lowest) for kind, seen in own.items()}
+    masks = {kind: torch.zeros(2, 1, length, length).masked_fill(~seen, lowest) for kind, seen in of_kind.items()}
     if len(set(getattr(config, "layer_types", None) or ())) > 1 and len(masks) > 1:
         return masks
     return masks.get("sliding_attention") if config.model_type == "mistral" else masks["full_attention"]
@@ -130,9 +130,9 @@ def test_an_extension_is_the_librarys_own_model_of_that_configuration(
 ) -> None:
     folder = on(shelf, kind)
     model = subject(folder)
-    own = transformers.AutoConfig.from_pretrained(folder).rope_parameters
+    original = transformers.AutoConfig.from_pretrained(folder).rope_parameters
     nll = nll_of(model.varied(Variant(extension=text), LONG).subject, IDS, LONG, 0)
-    assert np.abs(nll - theirs(folder, IDS, rope_parameters={**own, **parameters})).max() < 1e-5
+    assert np.abs(nll - theirs(folder, IDS, rope_parameters={**original, **parameters})).max() < 1e-5
     assert np.abs(nll - nll_of(model, IDS, LONG, 0)).mean() > 1e-3  # and the model itself is as it was
     assert np.abs(nll_of(model, IDS, LONG, 0) - theirs(folder, IDS)).max() < 1e-5
 
@@ -201,9 +201,9 @@ def test_a_row_does_not_follow_from_what_was_read_before(shelf: Path, tmp_path: 
         assert np.array_equal(nll_of(model, ids, 8, 0), nll_of(subject(tmp_path / "m"), ids, 8, 0))
     assert np.abs(nll_of(model, IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
     extension = Variant(extension=kind.replace("dynamic", "dynamic_ntk"))  # it has the frequencies of its length
-    one, other = (subject(on(shelf, "llama")).varied(extension, LONG).subject for _ in range(2))
-    nll_of(one, IDS[:, :20], 8, 0)
-    assert np.array_equal(nll_of(one, IDS[:, :70], 8, 0), nll_of(other, IDS[:, :70], 8, 0))
+    first, second = (subject(on(shelf, "llama")).varied(extension, LONG).subject for _ in range(2))
+    nll_of(first, IDS[:, :20], 8, 0)
+    assert np.array_equal(nll_of(first, IDS[:, :70], 8, 0), nll_of(second, IDS[:, :70], 8, 0))
 
 
 def spoilt(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:

@@ -45,13 +45,13 @@ ROOMS = [
 
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
-    found = {}
+    imports = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         if name:
-            found[name] = path
-    return found
+            imports[name] = path
+    return imports
 
 
 def room(name: str) -> str:
@@ -61,16 +61,16 @@ def room(name: str) -> str:
 @functools.cache
 def imports_of(name: str) -> set[str]:
     """Modules of posbench that one of them imports, anywhere in it."""
-    found, known = set(), modules()
+    names, known = set(), modules()
     for node in ast.walk(ast.parse(known[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "posbench":
             base = node.module.removeprefix("posbench").lstrip(".")
             for alias in node.names:
                 name = f"{base}.{alias.name}" if base else alias.name
-                found.add(name if name in known else base)
+                names.add(name if name in known else base)
         elif isinstance(node, ast.Import):
-            found |= {a.name.removeprefix("posbench.") for a in node.names if a.name.startswith("posbench.")}
-    return found - {""}
+            names |= {a.name.removeprefix("posbench.") for a in node.names if a.name.startswith("posbench.")}
+    return names - {""}
 
 
 def test_every_room_has_its_line_and_every_line_its_room() -> None:

@@ -45,9 +45,9 @@ def test_probabilities_are_those_of_the_paper(spans: list[tuple[int, int]]) -> N
     ids = text()
     before, tokens = asked(ids)
     parts = [ids[first:end].tolist() for first, end in spans]
-    found = NGrams(ids, np.array(spans), V).nll(before, tokens)
-    assert found.shape == (len(ORDERS), len(tokens))
-    for order, nll in zip(ORDERS, found, strict=True):
+    losses = NGrams(ids, np.array(spans), V).nll(before, tokens)
+    assert losses.shape == (len(ORDERS), len(tokens))
+    for order, nll in zip(ORDERS, losses, strict=True):
         rows = [row[5 - order :] for row in before.tolist()]
         expected = [-math.log(witten_bell(parts, b, w, V)) for b, w in zip(rows, tokens.tolist(), strict=True)]
         np.testing.assert_allclose(nll, expected, rtol=0, atol=1e-12)

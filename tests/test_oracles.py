@@ -99,14 +99,14 @@ def compare(
     completed = schemes.completed(name, options, shape)
     expected = oracle.reference(parameters, shape, completed, *leaves[:4], positions, seed, causal, **given)
 
-    own = [*(tensor.clone().requires_grad_() for tensor in inputs[:4]), *encoding.parameters()]
-    actual = _ours(expected.keys(), encoding, own[:4], positions, ids, seed, causal)
+    copies = [*(tensor.clone().requires_grad_() for tensor in inputs[:4]), *encoding.parameters()]
+    actual = _ours(expected.keys(), encoding, copies[:4], positions, ids, seed, causal)
     expected = {key: _comparable(key, value, causal, actual[key].shape) for key, value in expected.items()}
     for key, value in expected.items():
         tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})  # fp32 sums in another order
         close(actual[key], value, f"{name}: {key}", largest(value), **tolerance)
 
-    gradients, theirs = _gradients(own, actual), _gradients(leaves, expected)
+    gradients, theirs = _gradients(copies, actual), _gradients(leaves, expected)
     # A gradient that is 0 in theory (what shifts a whole row) is the rounding of large terms that cancel.
     scale = max(map(largest, theirs))
     for key, ours, gradient in zip(names, gradients, theirs, strict=True):

@@ -31,7 +31,7 @@ def draw(tiny_config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixt
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_container(tiny_config)), encoding="utf-8")
         record = {"schema": 1, "id": "x", "status": "done"}
         (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
-        lines = "".join(json.dumps(one) + "\n" for one in rows)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8")
         printed.print_results(tmp_path, split)
         return capsys.readouterr().out

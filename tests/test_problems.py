@@ -107,11 +107,11 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
 def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name: str) -> None:
     config = composed("experiment=tasks", f"data=task/{name}", "encoding=t5")
     task, data = task_of(config.data), data_of(config.data, None)
-    one, other = (data.batches(config.training, seed=3) for _ in range(2))
-    other.batch(0)
-    batch, again = one.batch(5), other.batch(5)
+    first, second = (data.batches(config.training, seed=3) for _ in range(2))
+    second.batch(0)
+    batch, again = first.batch(5), second.batch(5)
     assert torch.equal(batch.ids, again.ids) and torch.equal(batch.labels, again.labels)
-    assert not torch.equal(batch.ids, one.batch(6).ids)
+    assert not torch.equal(batch.ids, first.batch(6).ids)
     assert not torch.equal(batch.ids, data.batches(config.training, seed=4).batch(5).ids)
     assert batch.ids.shape == (64, config.training.train_length) and (batch.ids[:, 0] == 0).all()
     scored = batch.labels != IGNORED
@@ -178,7 +178,7 @@ def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat
 def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name: str) -> None:
     task = tasks.build(name)
     tested = [fixed_problems(task, "test", multiple * task.longest, 512) for multiple in (1, 2, 4, 8)]
-    right = [(task.trivial(one) == one.ids[:, 1:])[one.scored].mean() for one in tested]
+    right = [(task.trivial(problem) == problem.ids[:, 1:])[problem.scored].mean() for problem in tested]
     guessed = 1 / len(np.unique(tested[0].ids[:, 1:][tested[0].scored]))
     shares = " | ".join(f"{100 * share:.0f}" for share in (*right, guessed))
     written = (pathlib.Path(__file__).parents[1] / "docs/data.md").read_text(encoding="utf-8")

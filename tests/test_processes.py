@@ -80,17 +80,17 @@ def rows(folder: Path, *names: str) -> list[list[float]]:
     return [[row[name] for name in names] for row in training_rows(folder) if names[0] in row]
 
 
-def assert_alike(one: Path, other: Path) -> None:
+def assert_alike(folder: Path, other: Path) -> None:
     """Losses and norms to rounding, and the same rows of an evaluation of the same windows."""
     # AdamW begins with the signs of gradients: what rounds to another sign shows in later norms, not in losses.
     for name, relative in (("train/loss", 1e-6), ("val/loss", 1e-6), ("train/grad_norm", 1e-5)):
-        assert rows(other, name) == [pytest.approx(row, rel=relative, abs=1e-6) for row in rows(one, name)]
-    assert len(rows(one, "train/loss")) == STEPS
-    for row, expected in zip(evaluation_rows(other), evaluation_rows(one), strict=True):
+        assert rows(other, name) == [pytest.approx(row, rel=relative, abs=1e-6) for row in rows(folder, name)]
+    assert len(rows(folder, "train/loss")) == STEPS
+    for row, expected in zip(evaluation_rows(other), evaluation_rows(folder), strict=True):
         assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.status == "ok"
         for name in ("targets_sha256", "n_tokens", "accuracy", "exact_match"):
             assert getattr(row, name) == getattr(expected, name)
-    assert rows(other, "val/accuracy") == rows(one, "val/accuracy")
+    assert rows(other, "val/accuracy") == rows(folder, "val/accuracy")
 
 
 # -- the same as one ---------------------------------------------------------------------------------------------------

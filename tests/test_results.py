@@ -82,9 +82,9 @@ def test_words_need_seeds_and_documents() -> None:
     six = kept_study("six")
     few = compare.compare(six[six["seed"] < 4]).set_index("label")
     assert set(few["nll_why"].dropna()) == {"4 of 5 seeds", "4 of 8 seeds, which fall in two groups"}
-    one = six.copy()
-    one["unit_documents"] = [None if each is None else np.minimum(each, 1) for each in one["unit_documents"]]
-    table = compare.compare(one).set_index("label")
+    altered = six.copy()
+    altered["unit_documents"] = [None if each is None else np.minimum(each, 1) for each in altered["unit_documents"]]
+    table = compare.compare(altered).set_index("label")
     assert table.loc["none", "nll_why"].startswith("one document has 9")
     assert "holds_to" not in table
 

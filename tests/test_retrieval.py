@@ -42,8 +42,8 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def text(tokenizer: Tokenizer) -> TokenSplit:
     """Words without digits, lines or sentences: the probe has put there whatever else a problem has."""
-    said = " ".join(np.random.default_rng(1).choice(["of", "a", "was", "common", "value", *WORDS.split()], 9000))
-    ids = tokenizer.encode([said])[0]
+    text = " ".join(np.random.default_rng(1).choice(["of", "a", "was", "common", "value", *WORDS.split()], 9000))
+    ids = tokenizer.encode([text])[0]
     return TokenSplit(ids=ids, starts=np.array([0, len(ids)], dtype=np.int64))
 
 
@@ -71,11 +71,11 @@ class Reader:
         if not (ends := [*ENDS.finditer(read)]):  # a window of the text, with no question
             return 0
         try:
-            said = self.says(read[: ends[-1].end()])
+            answer = self.says(read[: ends[-1].end()])
         except (LookupError, ValueError):
-            said = "0"
+            answer = "0"
         asked = "\n" + read[read.rindex("\n", 0, ends[-1].start()) + 1 : ends[-1].end()]
-        return int(self.tokenizer.encode([asked + said])[0][-1])
+        return int(self.tokenizer.encode([asked + answer])[0][-1])
 
     def varied(self, variant: Variant, length: int) -> Varied:
         return Varied(dataclasses.replace(self, window=variant.window), None)

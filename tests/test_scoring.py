@@ -86,8 +86,8 @@ def test_positions_are_drawn_for_each_seed_length_and_window(
 
     monkeypatch.setattr(model, "hidden", spied)
     subject = subject_of(model)
-    for one, length in ((subject, 64), (dataclasses.replace(subject, seed=1), 64), (subject, 32), (subject, 64)):
-        nll_of(one, ids[:, : length + 1], 8, 7)
+    for each, length in ((subject, 64), (dataclasses.replace(subject, seed=1), 64), (subject, 32), (subject, 64)):
+        nll_of(each, ids[:, : length + 1], 8, 7)
     draws = [row.tolist() for rows in seen[:3] for row in rows]
     for number, draw in enumerate(draws):  # all have an order of the same 256 numbers of their own
         assert not any(set(draw) <= set(other) for at, other in enumerate(draws) if at != number)

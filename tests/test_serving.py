@@ -120,12 +120,12 @@ def test_the_bases_bound_is_that_of_the_paper() -> None:
 def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, base in (("one", 1e4), ("other", 2e4)):
         (tmp_path / f"{name}.json").write_text(json.dumps({**LLAMA, "rope_theta": base}))
-    one, other = str(tmp_path / "one.json"), str(tmp_path / "other.json")
-    assert posbench("rope", one, other, "--png", str(tmp_path / "a.png"), "--write", str(tmp_path / "out")) == 0
+    first, second = str(tmp_path / "one.json"), str(tmp_path / "other.json")
+    assert posbench("rope", first, second, "--png", str(tmp_path / "a.png"), "--write", str(tmp_path / "out")) == 0
     assert "all layers: differ from position" in capsys.readouterr().out
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "out/transformers5.json").read_text())["rope_parameters"]["rope_theta"] == 1e4
-    assert posbench("rope", one, "extension=yarn:factor=8", "length=4096") == 0
+    assert posbench("rope", first, "extension=yarn:factor=8", "length=4096") == 0
     assert posbench("rope", "yarn", "factor=8", "head_dim=64", "train_length=1024") == 0
     assert capsys.readouterr().out.count("slowed 8 times") == 2
     assert posbench("rope", "alibi") == 2

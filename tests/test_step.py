@@ -53,8 +53,8 @@ def trained(learner: Learner, steps: int = 3) -> tuple[list[tuple[float, float]]
     return [update(learner, batch(step), step) for step in range(steps)], weights(learner)
 
 
-def assert_gradients_are_close(one: Learner, other: Learner, relative: float = 1e-4) -> None:
-    for (name, p), q in zip(one.model.named_parameters(), other.model.parameters(), strict=True):
+def assert_gradients_are_close(first: Learner, second: Learner, relative: float = 1e-4) -> None:
+    for (name, p), q in zip(first.model.named_parameters(), second.model.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, atol=1e-6, rtol=relative, msg=lambda t, n=name: f"{n}: {t}")
 
 
@@ -80,65 +80,65 @@ def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(tiny_config
     torch.testing.assert_close(ours.optimizer.state_dict(), state, rtol=0, atol=0)
     resumed.model.load_state_dict(theirs.model.state_dict())
     resumed.optimizer.load_state_dict(state)
-    for one in (ours, theirs, resumed):
-        trained(one)
+    for each in (ours, theirs, resumed):
+        trained(each)
     assert torch.equal(weights(ours), weights(theirs)) and torch.equal(weights(resumed), weights(theirs))
 
 
 def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config: Config) -> None:
-    one = learner(dataclasses.replace(tiny_config, encoding=EncodingConfig("temperature", {"inner": "t5"})))
-    before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
-    update(one, batch(), rate=1e-3)
+    fresh = learner(dataclasses.replace(tiny_config, encoding=EncodingConfig("temperature", {"inner": "t5"})))
+    before = {name: p.detach().clone() for name, p in fresh.model.named_parameters()}
+    update(fresh, batch(), rate=1e-3)
     # AdamW's first update moves a number by the rate, whatever its gradient; what has none stays.
-    farthest = {name: float((p.detach() - before[name]).abs().max()) for name, p in one.model.named_parameters()}
+    farthest = {name: float((p.detach() - before[name]).abs().max()) for name, p in fresh.model.named_parameters()}
     assert farthest.pop("encoding.inners.0.table") == pytest.approx(1e-2, rel=0.01)
     assert max(farthest.values()) == pytest.approx(1e-3, rel=0.1)  # weight decay adds a little
 
 
 def test_weight_decay_spares_norms_and_the_encodings_parameters(tiny_config: Config) -> None:
-    one = learner(tiny_config, encoding="learned")
-    decayed = {id(p) for group in one.optimizer.param_groups if group["weight_decay"] for p in group["params"]}
-    names = {name for name, p in one.model.named_parameters() if id(p) in decayed}
-    named = one.model.named_parameters()
+    fresh = learner(tiny_config, encoding="learned")
+    decayed = {id(p) for group in fresh.optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    names = {name for name, p in fresh.model.named_parameters() if id(p) in decayed}
+    named = fresh.model.named_parameters()
     assert names == {name for name, p in named if p.dim() == 2 and not name.startswith("encoding.")}
-    assert sum(len(group["params"]) for group in one.optimizer.param_groups) == len(list(one.model.parameters()))
+    assert sum(len(group["params"]) for group in fresh.optimizer.param_groups) == len(list(fresh.model.parameters()))
 
 
 def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_late_it_is_looked_at(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = learner(tiny_config)
-    update(one, batch(0))
-    before, state = weights(one), copy.deepcopy(one.optimizer.state_dict()["state"])
+    fresh = learner(tiny_config)
+    update(fresh, batch(0))
+    before, state = weights(fresh), copy.deepcopy(fresh.optimizer.state_dict()["state"])
     with monkeypatch.context() as patch:
         patch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * math.nan)
-        lost = begin_update(one, batch(1), 1, 1e-2)
-    after = begin_update(one, batch(2), 2, 1e-2)
+        lost = begin_update(fresh, batch(1), 1, 1e-2)
+    after = begin_update(fresh, batch(2), 2, 1e-2)
     assert [outcome.numbers[2] for outcome in (lost, after)] == [1, 1]
     assert after.read()[0] > 0  # itself it was finite
     with pytest.raises(RunFailed, match="loss is nan at step 2: a lower training"):
         lost.read()
-    assert torch.equal(weights(one), before)
-    torch.testing.assert_close(one.optimizer.state_dict()["state"], state, rtol=0, atol=0)
+    assert torch.equal(weights(fresh), before)
+    torch.testing.assert_close(fresh.optimizer.state_dict()["state"], state, rtol=0, atol=0)
 
 
 def test_a_gradient_that_overflows_fp16_halves_the_scale_and_one_that_no_scale_mends_ends_the_run(
     tiny_config: Config,
 ) -> None:
-    one = learner(tiny_config, dtype=torch.float16)
-    assert one.scale is not None
-    one.scale.load_state_dict(one.scale.state_dict() | {"scale": 2.0**40})
-    before = weights(one)
-    loss, norm = update(one, batch(0))
-    assert math.isfinite(loss) and not math.isfinite(norm) and torch.equal(weights(one), before)
-    assert one.scale.get_scale() == 2.0**39 and not one.failed
-    while not math.isfinite(update(one, batch(0))[1]):
+    fresh = learner(tiny_config, dtype=torch.float16)
+    assert fresh.scale is not None
+    fresh.scale.load_state_dict(fresh.scale.state_dict() | {"scale": 2.0**40})
+    before = weights(fresh)
+    loss, norm = update(fresh, batch(0))
+    assert math.isfinite(loss) and not math.isfinite(norm) and torch.equal(weights(fresh), before)
+    assert fresh.scale.get_scale() == 2.0**39 and not fresh.failed
+    while not math.isfinite(update(fresh, batch(0))[1]):
         pass
-    assert not torch.equal(weights(one), before) and 1 < one.scale.get_scale() < 2.0**39
-    one.scale.load_state_dict(one.scale.state_dict() | {"scale": 1.0})
-    one.model.tokens.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[union-attr]
+    assert not torch.equal(weights(fresh), before) and 1 < fresh.scale.get_scale() < 2.0**39
+    fresh.scale.load_state_dict(fresh.scale.state_dict() | {"scale": 1.0})
+    fresh.model.tokens.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[union-attr]
     with pytest.raises(RunFailed, match="gradient norm is"):
-        update(one, batch(0), 1)
+        update(fresh, batch(0), 1)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox"])

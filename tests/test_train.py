@@ -120,13 +120,13 @@ def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing
 def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Config, tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
     train(changed(config, runtime={"validate_every_steps": 1}), folder, [])
-    found = [row["val/loss"] for row in training_rows(folder) if "val/loss" in row]
+    losses = [row["val/loss"] for row in training_rows(folder) if "val/loss" in row]
     tokens = prepare(config.data, pathlib.Path(str(config.runtime.cache)))
     model = build(config, tokens.tokenizer.vocab_size)
     model.load_state_dict(checkpoint.trained(folder).weights())
     (batch,) = validation_batches(tokens.validation.ids, 16, 256, VALIDATION_SIZE)
-    assert len(found) == STEPS and len(batch.ids) % config.training.batch_size  # the last batch is a smaller one
-    assert found[-1] == pytest.approx(float(model(batch.ids, batch.labels).detach()), abs=1e-6)
+    assert len(losses) == STEPS and len(batch.ids) % config.training.batch_size  # the last batch is a smaller one
+    assert losses[-1] == pytest.approx(float(model(batch.ids, batch.labels).detach()), abs=1e-6)
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config) -> None:

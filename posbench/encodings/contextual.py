@@ -166,11 +166,11 @@ class Wall(Encoding):
         # exp(P_i - P_m) are at most 1: one product serves both halves of a text, and each half is split again.
         of_q, of_k, q = layer.state[:, :, layer.rows], layer.state[:, :, layer.keys], self.logit_scale * q
         first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
-        before, own, after = logits.tensor_split((first, first + count), dim=-1)
+        before, within, after = logits.tensor_split((first, first + count), dim=-1)
         if first:
             before = _across(q, of_q, k[:, :, :first], of_k[:, :, :first])
         later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
-        faded = torch.where(later, own, _among(q, k[:, :, first : first + count], of_q))
+        faded = torch.where(later, within, _among(q, k[:, :, first : first + count], of_q))
         return torch.cat((before, faded, after), dim=-1)
 
 

@@ -62,9 +62,9 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     with owned as run, signals_as_errors():
         if run:
             tracking.mirror(config, run, results_of)
-        text, own = config.data, folder / TOKENIZER  # the original of a tokenizer file may be gone
-        if text.tokenizer not in ("bpe", "bytes") and own.is_file():
-            text = dataclasses.replace(text, tokenizer=str(own))
+        text, tokenizer_file = config.data, folder / TOKENIZER  # the original of a tokenizer file may be gone
+        if text.tokenizer not in ("bpe", "bytes") and tokenizer_file.is_file():
+            text = dataclasses.replace(text, tokenizer=str(tokenizer_file))
         tokens = world.after_first(lambda: data_of(text, config.runtime.cache))
         if run:
             run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)

@@ -131,7 +131,7 @@ class TaskEvaluation(AnyEvaluation):
     def planned(self) -> list[Planned]:
         posed = functools.cache(functools.partial(_posed, self.task, self.settings))
         asked = measurements(self.settings, self.task, self.subject.train_length)
-        return [_planned(self, one, posed) for one in asked]
+        return [_planned(self, length, posed) for length in asked]
 
 
 def _posed(task: Task, settings: EvaluationConfig, length: int, variant: str) -> Problems:

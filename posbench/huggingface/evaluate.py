@@ -75,8 +75,8 @@ def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
     given = pairs(words)
     length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
     for key in given:
-        own = key in ("data.tokenizer", "data.vocab_size", "runtime.processes")
-        if own or key.partition(".")[0] not in ("data", "evaluation", "runtime"):
+        of_the_model = key in ("data.tokenizer", "data.vocab_size", "runtime.processes")
+        if of_the_model or key.partition(".")[0] not in ("data", "evaluation", "runtime"):
             raise UserError(f"{key}: not for a HuggingFace model: it has its own, and is evaluated in one process")
     if type(length) is not int or length < 2:
         raise UserError(f"{source.given}: expected train_length=N, the tokens that it was trained on: it is {length}")

@@ -251,7 +251,7 @@ def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wan
 
 def worst(agreements: Agreements) -> float:
     """The largest difference of logits, as a share of the largest logit, or of 1 if that is larger."""
-    return max(one["difference"] / max(1.0, one["largest_logit"]) for one in agreements)
+    return max(agreement["difference"] / max(1.0, agreement["largest_logit"]) for agreement in agreements)
 
 
 def write_card(new: Path, run: Path, config: Trains, about: str, agreements: Agreements, **facts: Any) -> None:

@@ -91,11 +91,11 @@ class HuggingFaceModel:
 
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier ones."""
-        one, other = self._random_tokens().chunk(2)
-        half = one.shape[1] // 2
-        other = torch.cat((one[:, :half], other[:, half:]), dim=1)
+        tokens, other = self._random_tokens().chunk(2)
+        half = tokens.shape[1] // 2
+        other = torch.cat((tokens[:, :half], other[:, half:]), dim=1)
         with library_errors(f"{self.name}: transformers cannot run it"):
-            logits, changed = (self.read(ids, ids.shape[1])[:, :half] for ids in (one, other))
+            logits, changed = (self.read(ids, ids.shape[1])[:, :half] for ids in (tokens, other))
         if not logits.isfinite().all():
             raise UserError(f"{self.name}: its logits are not finite in {self.precision}")
         if self._differ(logits, changed):
@@ -110,8 +110,8 @@ class HuggingFaceModel:
         size, vocabulary = (2, min(_SHORT, self.train_length)), int(self.config.vocab_size)
         return torch.randint(vocabulary, size, generator=generator(0, "check", vocabulary)).to(self.model.device)
 
-    def _differ(self, one: Tensor, other: Tensor) -> bool:  # by more than rounding
-        return not bool((one - other).square().mean().sqrt() <= _SHARE[self.precision] * one.std())
+    def _differ(self, logits: Tensor, other: Tensor) -> bool:  # by more than rounding
+        return not bool((logits - other).square().mean().sqrt() <= _SHARE[self.precision] * logits.std())
 
 
 def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: Any) -> Tensor:

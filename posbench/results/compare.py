@@ -226,10 +226,10 @@ def against(losses: Losses, label: str, reference: str, schemes: int, least: flo
     texts = {"no": "{} has not learned", NOT_RESOLVED: "whether {} has learned is not resolved"}
     gates = [(name, beats(losses, name, "ngram")) for name in pair]
     gate = next((texts[gate].format(name) for name, gate in gates if gate in texts), "")
-    one = f"one document has {losses.largest_document:.0%} of the targets" if losses.largest_document >= HALF else ""
+    long = f"one document has {losses.largest_document:.0%} of the targets" if losses.largest_document >= HALF else ""
     for name, ratio, measure, (more, less), why in (
-        ("nll", 1, losses.level, ("worse", "better"), one),
-        ("rise", ENDPOINT_RATIO, losses.rise, ("rises more", "rises less"), gate or one),
+        ("nll", 1, losses.level, ("worse", "better"), long),
+        ("rise", ENDPOINT_RATIO, losses.rise, ("rises more", "rises less"), gate or long),
     ):
         length, verdict = ratio * losses.train_length, NOT_RESOLVED
         paired = difference(measure(label, length), measure(reference, length))

@@ -162,13 +162,13 @@ def stretches(rope: Rope, f: Tensor) -> str:
 def compared(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
     """Return lines that say where two configurations turn otherwise."""
     lines = ["", f"{names[0]} and {names[1]}"]
-    for one, other in zip(*both, strict=False):
-        length = max(reach(one), reach(other))
-        place = read.first_difference(one, other, length)
+    for first, second in zip(*both, strict=False):
+        length = max(reach(first), reach(second))
+        place = read.first_difference(first, second, length)
         turning = f"differ from position {place[0]:,} on, pair {place[1]} first" if place else "turn alike"
-        a, b = one.at(length)[1], other.at(length)[1]
+        a, b = first.at(length)[1], second.at(length)[1]
         factors = "" if a == b else f"; q and k times {a:.4g} and {b:.4g}"
-        lines.append(f"  {one.layers}: {turning} within {length:,} tokens{factors}")
+        lines.append(f"  {first.layers}: {turning} within {length:,} tokens{factors}")
     return lines
 
 

@@ -208,9 +208,9 @@ def rotating(ropes: Sequence[Rope]) -> list[Rope]:
     return [rope for rope in ropes if rope.type != NOPE]
 
 
-def first_difference(one: Rope, other: Rope, length: int) -> tuple[int, int] | None:
+def first_difference(first: Rope, second: Rope, length: int) -> tuple[int, int] | None:
     """Return the first position, and its first pair, whose cosines differ by more than TOLERANCE up to a length."""
-    (f, _), (g, _) = one.at(length), other.at(length)
+    (f, _), (g, _) = first.at(length), second.at(length)
     if len(f) != len(g):
         return (1, min(len(f), len(g)))
     for start in range(1, length, 4096):

@@ -116,8 +116,8 @@ def _continuous(encoding: Encoding) -> float:
         vectors = panels.code(encoding, torch.arange(8 * FINE + 1)[None] / FINE)
     except UserError:
         return 1.0  # defined for whole positions only
-    small, one = (float((vectors[step:] - vectors[:-step]).norm(dim=-1).max()) for step in (1, FINE))
-    return small / one
+    small_step, whole_step = (float((vectors[step:] - vectors[:-step]).norm(dim=-1).max()) for step in (1, FINE))
+    return small_step / whole_step
 
 
 def _purpose(encoding: Encoding) -> str:

@@ -64,8 +64,8 @@ def with_gradients(config: Config, device: torch.device) -> dict[str, torch.Tens
     model, given = model_for(config, device), batch().to(device)
     loss = model(given.ids, given.labels, n_scored=given.n_scored)
     loss.backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {name: value.detach().cpu() for name, value in {"loss": loss, **found}.items()}
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: value.detach().cpu() for name, value in {"loss": loss, **gradients}.items()}
 
 
 # -- the same numbers --------------------------------------------------------------------------------------------------
@@ -77,11 +77,11 @@ def test_loss_and_gradients_are_those_of_the_cpu(tiny_config: Config, name: str,
     config = configured(tiny_config, name, window)
     if name in ("randomized", "shape", "cape"):
         pytest.skip("draws other positions on another device")
-    found, expected = with_gradients(config, DEVICE), with_gradients(config, CPU)
-    assert found.keys() == expected.keys()
+    computed, expected = with_gradients(config, DEVICE), with_gradients(config, CPU)
+    assert computed.keys() == expected.keys()
     scale = max(float(one.norm()) for key, one in expected.items() if key != "loss")
     for key, one in expected.items():
-        assert float((found[key] - one).norm()) < 2e-3 * max(float(one.norm()), 1e-2 * scale), key
+        assert float((computed[key] - one).norm()) < 2e-3 * max(float(one.norm()), 1e-2 * scale), key
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -99,8 +99,8 @@ def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config: Config, 
     other = dataclasses.replace(eager, runtime=dataclasses.replace(eager.runtime, **dict.fromkeys(changes, True)))
     learners = [learner(config, torch.float32) for config in (eager, other)]
     for step in range(3):
-        expected, found = (update(each, batch(step), step, 1e-3) for each in learners)
-        assert found == pytest.approx(expected, rel=1e-3)
+        expected, computed = (update(each, batch(step), step, 1e-3) for each in learners)
+        assert computed == pytest.approx(expected, rel=1e-3)
     assert learners[1].model.recomputes is ("checkpointing" in changes)
 
 
@@ -176,9 +176,9 @@ def test_a_run_goes_on_where_it_stopped(
         patch.setattr("posbench.training.train.begin_update", stopping)
         train(config, tmp_path / "parts", [])
     train(config, tmp_path / "parts", [])
-    found, expected = (newest(tmp_path / name) for name in ("parts", "whole"))
-    assert found is not None and expected is not None and found.step == expected.step
-    weights = found.weights()
+    computed, expected = (newest(tmp_path / name) for name in ("parts", "whole"))
+    assert computed is not None and expected is not None and computed.step == expected.step
+    weights = computed.weights()
     for name, weight in expected.weights().items():
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=1e-4)
 

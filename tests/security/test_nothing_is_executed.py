@@ -40,10 +40,10 @@ def test_a_pickle_in_a_checkpoint_is_refused(
 ) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
     checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload(canary)}, {})
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None
     with pytest.raises(pickle.UnpicklingError):
-        found.optimizer()
+        newest.optimizer()
     assert not canary.exists()
 
 

@@ -105,10 +105,10 @@ def _spelt(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
     sentences, question, answer, _ = story
     texts = [*sentences, *(question + digit for digit in DIGITS)]
     spelt = [np.asarray(ids, dtype=np.int64) for ids in encode(texts)]
-    told, asked = spelt[: -len(DIGITS)], spelt[-len(DIGITS) :]
-    if len({len(ids) for ids in asked}) == 1 and len(asked[0]):
-        *before, digits = np.stack(asked).T
+    sentence_ids, question_ids = spelt[: -len(DIGITS)], spelt[-len(DIGITS) :]
+    if len({len(ids) for ids in question_ids}) == 1 and len(question_ids[0]):
+        *before, digits = np.stack(question_ids).T
         alike, apart = all(np.ptp(each) == 0 for each in before), len(np.unique(digits)) == len(DIGITS)
-        if alike and apart and digits[answer] in np.concatenate(told):
-            return told, asked[0][:-1], digits
+        if alike and apart and digits[answer] in np.concatenate(sentence_ids):
+            return sentence_ids, question_ids[0][:-1], digits
     raise Undefined("the tokenizer has no token of its own for each answer of passkey")
