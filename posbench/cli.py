@@ -10,7 +10,7 @@ import typer
 
 import posbench
 from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, start_of
-from posbench.config.shipped import GROUPS, choices
+from posbench.config.shipped import GROUPS
 from posbench.encodings import EXTENSIONS
 from posbench.errors import UserError
 from posbench.terminal import exits
@@ -208,7 +208,7 @@ def sweep(
     comparison.sweep(words or [], n_jobs, config_dir, dry_run, slurm)
 
 
-@app.command(epilog=f"Claims: {', '.join(choices('claim'))}.")
+@app.command(epilog="'posbench list claims' shows all.")
 def reproduce(
     words: Annotated[list[str] | None, typer.Argument(metavar="CLAIM|all|key=value", help=f"Then {_WORDS}")] = None,
     n_jobs: Jobs = None,
@@ -218,7 +218,7 @@ def reproduce(
     """Test what the literature claims, on fresh seeds.
 
     Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
-    supported, contradicted, open, not learned, or not run. A claim is a file of configs/claim.
+    supported, contradicted, open, not learned, or not run. The files of configs/claim hold them.
     """
     from posbench.claims import reproduce as claims
 

@@ -21,6 +21,7 @@ _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
 _LABELS = {"beyond": "Beyond training length", "source": "Source", "checked_against": "Checked against"}
 _LABELS |= {"deviates": "Deviates"}
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+_CLAIM = re.compile(r"^# (.+)\n(\w+):$", re.MULTILINE)  # the title of a claim above its name
 # The file of each section that has its keys with defaults; experiment=demo overrides some.
 _FILES = {"": "train", "model.": "model/gpt", "data.": "data/_base", "training.": "training/lm"}
 _FILES |= {"evaluation.": "evaluation/extrapolation", "tracking.": "tracking/wandb"}
@@ -91,8 +92,11 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
         "probes": (probe, probes.names()),
         "tasks": (task, tasks.names()),
     }
-    for group in ("experiment", "model", "sweep", "claim", "data"):
+    for group in ("experiment", "model", "sweep", "data"):
         there[group if group == "data" else f"{group}s"] = (_first_comment, choices(group).items())
+    files = [path.read_text(encoding="utf-8") for path in choices("claim").values()]
+    claims = sorted((name, title) for text in files for title, name in _CLAIM.findall(text))
+    there["claims"] = (lambda claim: dict(zip(facts, claim, strict=False)), claims)
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
     names = [by_word.get(section.lower().rstrip("s"), "") for section in sections]
     if "" in names:

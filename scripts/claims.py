@@ -20,9 +20,10 @@ def findings() -> pd.DataFrame:
 def written(page: str) -> str:
     """The page with the table of all claims between its marks."""
     table = reproduce.table(findings())
+    files = {entry.id: entry.path.name for entry in claim.read(["all"])}
     rows, not_run = ["| claim | outcome | ours | published |\n|---|---|---|---|\n"], []
     for row in table.frame.to_dict("records"):
-        name = f"[{row['claim']}](../configs/claim/{row['claim']}.yaml)"
+        name = f"[{row['claim']}](../configs/claim/{files[row['claim']]})"
         if row["outcome"] == "not run":
             not_run.append(name)
         else:

@@ -18,10 +18,10 @@ from posbench.claims import claim, reproduce
 from posbench.claims.claim import Term
 from posbench.claims.judge import judge
 from posbench.config.schema import Config
-from posbench.config.shipped import choices
 from posbench.errors import UserError
 from posbench.launch import plans, sweep
 from posbench.launch.pool import Status
+from posbench.listing import listing
 from posbench.results.frame import read
 
 ROOT = Path(__file__).parents[1]
@@ -35,10 +35,11 @@ CLAIM: dict[str, Any] = {
 
 
 def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
-    """A claim of a stranger in a folder for --config-dir; a key of None is left out."""
+    """A claim of a stranger in a folder for --config-dir, beside those in the file; a key of None is left out."""
     content = {key: value for key, value in (CLAIM | changed).items() if value is not None}
     (folder / "claim").mkdir(exist_ok=True)
-    (folder / "claim" / f"{name}.yaml").write_text("# A claim.\n" + yaml.safe_dump(content))
+    with (folder / "claim" / "several.yaml").open("a") as file:
+        file.write(f"# A claim.\n{yaml.safe_dump({name: content})}")
     return folder
 
 
@@ -48,10 +49,11 @@ def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
 @pytest.mark.full
 def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/results.md").read_text(encoding="utf-8"), flags=re.S)
-    write(tmp_path)
+    (tmp_path / "claim").mkdir()
     (tmp_path / "claim" / "mine.yaml").write_text(text, encoding="utf-8")
     entries = claim.read(["all"], tmp_path)
-    assert {entry.id for entry in entries} == {*choices("claim"), "mine"} and len(entries) >= 35
+    names = {row["name"] for row in listing(["claims"])["claims"]}  # by the comment above each
+    assert {entry.id for entry in entries} == {*names, "mine"} and len(entries) == len(names) + 1 >= 35
     runs = {text for entry in entries for text in entry.runs.values()}
     assert len(plans.resolve([[*shlex.split(text), "seed=5"] for text in runs])) == len(runs)
 
@@ -69,10 +71,10 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^\S*mine.yaml: test: cannot read 'alibi 1x': expected such as"):
+    with pytest.raises(UserError, match=r"^\S*several.yaml: mine: test: cannot read 'alibi 1x': expected such as"):
         claim.read(["mine"], write(tmp_path, test="alibi 4x alibi 1x < 1"))
-    with pytest.raises(UserError, match=r"^\S*mine.yaml: run 'rope' is not among runs \(alibi\)$"):
-        claim.read(["mine"], write(tmp_path, test="rope 4x - alibi 1x < 0"))
+    with pytest.raises(UserError, match=r"^\S*several.yaml: other: run 'rope' is not among runs \(alibi\)$"):
+        claim.read(["other"], write(tmp_path, "other", test="rope 4x - alibi 1x < 0"))
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def entry(*tests: str) -> claim.Entry:
     """A claim on these runs."""
     parsed = tuple(map(claim._parsed, tests))
     names = {term.run: "" for test in parsed for term in test.terms}
-    return claim.Entry("mine", claim.validate(claim.Claim, CLAIM), parsed, names)
+    return claim.Entry("mine", claim.validate(claim.Claim, CLAIM), parsed, names, ROOT)
 
 
 @pytest.mark.parametrize(

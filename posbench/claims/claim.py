@@ -1,16 +1,17 @@
 """A claim of the literature: its sentence and source, the runs that test it, and what would show it.
 
-Each is one file, `configs/claim/ID.yaml`, or `claim/ID.yaml` in a --config-dir folder: adding one takes no code.
+The files of `configs/claim`, and of `claim` in a --config-dir folder, hold them by name; a file may also be a claim,
+which it names. Adding one takes no code.
 """
 
 import dataclasses
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from posbench.config import shipped
 from posbench.config.schema import Section, validate
-from posbench.config.shipped import choices, chosen, configs_dir
+from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, unknown
 
 SHARED = "_runs"  # the file of runs that several claims need, by name
@@ -96,6 +97,7 @@ class Entry:
     claim: Claim
     tests: tuple[Inequality, ...]
     runs: dict[str, str]  # by name: the overrides that make the run
+    path: Path  # its file
 
     @property
     def seeds(self) -> int:
@@ -109,36 +111,42 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     Raises:
         UserError: no such claim, or a file that is none.
     """
-    known = choices("claim", [config_dir] if config_dir else [])
+    shared: dict[str, str] = {}
+    known: dict[str, tuple[Path, Any]] = {}  # by name: the file, and what it holds
+    for folder in (configs_dir(), *([config_dir] if config_dir else [])):
+        for path in sorted((folder / "claim").glob("*.yaml")):
+            content = shipped.load(path)
+            if path.stem == SHARED:
+                shared |= content
+                continue
+            claims = {path.stem: content} if "sentence" in content else content
+            known |= {name: (path, each) for name, each in claims.items()}
     if strange := [name for name in names if name not in (*known, "all")]:
         raise unknown("claim", strange[0], known, "'posbench list claims' shows all")
-    wanted = known if "all" in names else dict.fromkeys(names)
-    return [_read(name, chosen("claim", name, config_dir), config_dir) for name in wanted]
+    wanted = sorted(known) if "all" in names else dict.fromkeys(names)
+    return [_read(name, *known[name], shared) for name in wanted]
 
 
-def _read(name: str, path: Path, config_dir: Path | None) -> Entry:
+def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
     try:
-        content = shipped.load(path)
+        if not isinstance(content, dict):
+            raise UserError("expected the keys of a claim")
         claim = validate(Claim, content)
         if (claim.test is None) == (claim.more_seeds is None):
             raise UserError("expected test or more_seeds")
         tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
-        entry = Entry(name, claim, tuple(map(_parsed, tests)), _runs(claim, config_dir))
+        entry = Entry(name, claim, tuple(map(_parsed, tests)), _runs(claim, shared), path)
         asked = claim.more_seeds
         used = {term.run for test in entry.tests for term in test.terms} | ({asked.of, asked.than} if asked else set())
         for run in sorted(used ^ set(entry.runs)):
             wrong = f"not among runs ({', '.join(entry.runs)})" if run in used else "not used: leave it out"
             raise UserError(f"run '{run}' is {wrong}")
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {name}: {error}") from None
     return entry
 
 
-def _runs(claim: Claim, config_dir: Path | None) -> dict[str, str]:
-    shared: dict[str, str] = {}
-    for folder in (configs_dir(), *([config_dir] if config_dir else [])):
-        if (path := folder / "claim" / f"{SHARED}.yaml").exists():
-            shared |= shipped.load(path)
+def _runs(claim: Claim, shared: dict[str, str]) -> dict[str, str]:
     runs: dict[str, str] = {}
     for run in claim.runs:
         if isinstance(run, str) and run not in shared:

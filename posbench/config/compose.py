@@ -102,7 +102,11 @@ def _composed(chosen: tuple[str, ...], folders: Folders) -> DictConfig:
     search = ",".join(json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders)
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(configs_dir()), job_name="posbench"):
-            return compose("train", overrides=[f"hydra.searchpath=[{search}]", *chosen])
+            cfg = compose("train", [f"hydra.searchpath=[{search}]", *chosen], return_hydra_config=True)
+        OmegaConf.set_struct(cfg, False)
+        choices, tuned = cfg.pop("hydra").runtime.choices, cfg.pop("tuned", {})  # what the experiment sets beside them
+        cfg.merge_with(*(tuned[f"{key}={name}"] for key, name in choices.items() if f"{key}={name}" in tuned))
+        return cfg
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise UserError(_line(error)) from None
     finally:
@@ -169,7 +173,6 @@ def _choose(groups: dict[str, str], folders: Folders) -> DictConfig:
         if choice not in (known := every(group, folders)):
             raise suggest.unknown_choice(group, choice, known)
     cfg = copy.deepcopy(_composed(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
-    OmegaConf.set_struct(cfg, False)
     if signature:
         cfg.encoding = signature
     return cfg

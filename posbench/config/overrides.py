@@ -39,10 +39,8 @@ def split(word: str) -> tuple[str, str]:
     key, equals, text = word.partition("=")
     if not key or not equals:
         group = next((group for group in (*GROUPS, "sweep") if word in every(group)), None)
-        expected = (
-            f"did you mean '{group}={word}'?" if group else "expected key=value, such as encoding=alibi or seed=1"
-        )
-        raise UserError(f"cannot read '{word}': {expected}")
+        near = f"did you mean '{group}={word}'?" if group else "expected key=value, such as encoding=alibi or seed=1"
+        raise UserError(f"cannot read '{word}': {near}")
     section, _, name = key.rpartition(".")
     return WORDS.get(name, key) if section in ("", "evaluation", "runtime") else key, text
 

@@ -80,8 +80,6 @@ def invalid(error: Mapping[str, Any], keys: Collection[str], section: str = "") 
 
 def as_typed(value: Any) -> str:
     """Return a value as it is typed: null and true, not None and True."""
-    return (
-        json.dumps(value)
-        if value is None or isinstance(value, bool)
-        else repr(list(value) if isinstance(value, tuple) else value)
-    )
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return repr(list(value) if isinstance(value, tuple) else value)
