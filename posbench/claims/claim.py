@@ -129,13 +129,16 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
 
 def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
     try:
-        if not isinstance(content, dict):
-            raise UserError("expected the keys of a claim")
-        claim = validate(Claim, content)
+        claim = validate(Claim, content if isinstance(content, dict) else {})
         if (claim.test is None) == (claim.more_seeds is None):
             raise UserError("expected test or more_seeds")
         tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
-        entry = Entry(name, claim, tuple(map(_parsed, tests)), _runs(claim, shared), path)
+        runs: dict[str, str] = {}
+        for run in claim.runs:
+            if isinstance(run, str) and run not in shared:
+                raise unknown("run", run, shared, f"runs that claims share: {', '.join(shared)}")
+            runs |= {run: shared[run]} if isinstance(run, str) else run
+        entry = Entry(name, claim, tuple(map(_parsed, tests)), runs, path)
         asked = claim.more_seeds
         used = {term.run for test in entry.tests for term in test.terms} | ({asked.of, asked.than} if asked else set())
         for run in sorted(used ^ set(entry.runs)):
@@ -144,15 +147,6 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
     except UserError as error:
         raise UserError(f"{path}: {name}: {error}") from None
     return entry
-
-
-def _runs(claim: Claim, shared: dict[str, str]) -> dict[str, str]:
-    runs: dict[str, str] = {}
-    for run in claim.runs:
-        if isinstance(run, str) and run not in shared:
-            raise unknown("run", run, shared, f"runs that claims share: {', '.join(shared)}")
-        runs |= {run: shared[run]} if isinstance(run, str) else run
-    return runs
 
 
 def _parsed(text: str) -> Inequality:
