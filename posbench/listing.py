@@ -94,9 +94,8 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     }
     for group in ("experiment", "model", "sweep", "data"):
         there[group if group == "data" else f"{group}s"] = (_first_comment, choices(group).items())
-    files = [path.read_text(encoding="utf-8") for path in choices("claim").values()]
-    claims = sorted((name, title) for text in files for title, name in _CLAIM.findall(text))
-    there["claims"] = (lambda claim: dict(zip(facts, claim, strict=False)), claims)
+    text = "\n".join(path.read_text(encoding="utf-8") for path in choices("claim").values())
+    there["claims"] = (lambda claim: {"name": claim[1], "title": claim[0]}, _CLAIM.findall(text))
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
     names = [by_word.get(section.lower().rstrip("s"), "") for section in sections]
     if "" in names:
@@ -115,8 +114,7 @@ def page(name: str) -> str:
         document, values = tasks.load(inner).__doc__, tasks.options_of(inner)
     else:
         cls, values = encodings.load(group or name), encodings.options_of(group or name)
-        # None: a class of the user's own
-        path = chosen("encoding/layered", inner) if group else choices("encoding").get(inner)
+        path = chosen("encoding/layered", inner) if group else choices("encoding").get(inner)  # None: a user's class
         document = encodings.documentation(cls)
         values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else values
         choice, key = f"encoding={name}", "encoding"

@@ -73,6 +73,8 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
 def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^\S*several.yaml: mine: test: cannot read 'alibi 1x': expected such as"):
         claim.read(["mine"], write(tmp_path, test="alibi 4x alibi 1x < 1"))
+    with pytest.raises(UserError, match=r"several.yaml: third: test: cannot read 'alibi 1x = 1': expected such as"):
+        claim.read(["third"], write(tmp_path, "third", test="alibi 1x = 1"))
     with pytest.raises(UserError, match=r"^\S*several.yaml: other: run 'rope' is not among runs \(alibi\)$"):
         claim.read(["other"], write(tmp_path, "other", test="rope 4x - alibi 1x < 0"))
 
@@ -112,6 +114,9 @@ def entry(*tests: str) -> claim.Entry:
         (["fox 4x - fox 1x < 0.05"], "not learned", "fox needs only 8 of its 64 tokens"),
         (["alibi 32x - alibi 1x < 0.05"], "not run", "alibi has no loss at 2048 tokens"),
         (["alibi 4x - alibi 1x < 0.05", "rope 4x - rope 1x < 0.1"], "contradicted", " and "),
+        (["alibi 1x = 3.66 ± 0.05"], "reproduced", ", 5 seeds)"),
+        (["none 4x - alibi 4x = 0.4 ± 0.05"], "not reproduced", "0.5"),
+        (["alibi 32x = 3.66 ± 0.05"], "not run", "alibi has no value at 32x"),
     ],
 )
 def test_outcomes(tests: list[str], outcome: str, ours: str, runs: dict[str, pd.DataFrame]) -> None:
@@ -160,6 +165,14 @@ def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(of: Any, tha
     runs = {"copy_alibi": task_runs(*of), "copy_rope": task_runs(*than)}
     (finding,) = judge([(asked, runs)]).to_dict("records")
     assert finding["outcome"] == outcome and finding["cpu_minutes"] == of[2] + than[2]
+
+
+def test_a_published_share_of_right_answers_is_a_mean_over_seeds() -> None:
+    asked = [entry(f"a/problems 2x = 0.75 ± {within}") for within in (0.2, 0.1)]
+    judged = judge([(each, {"a": task_runs(10, 9, 10)}) for each in asked])
+    assert list(judged["outcome"]) == ["reproduced", "not reproduced"]
+    assert list(judged["ours"]) == ["0.900 (0.000 to 1.000, 10 seeds)"] * 2
+    assert list(judged["published"]) == [" (within 0.2)", " (within 0.1)"]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

@@ -17,12 +17,14 @@ from posbench.errors import UserError, unknown
 SHARED = "_runs"  # the file of runs that several claims need, by name
 SEEDS, SEEDS_OF_TASK = 5, 10
 
-_TEST = re.compile(r"(?P<figure>[^<>]+?)\s*(?P<side>[<>])\s*(?P<margin>[+-]?\d*\.?\d+)")
+_TEST = re.compile(
+    r"(?P<figure>[^<>]+?)\s*(?P<side>[<>]|(?<=\s)=)\s*(?P<margin>[+-]?\d*\.?\d+)(\s*±\s*(?P<within>\d*\.?\d+))?"
+)
 _TERM = re.compile(
     r"(?P<sign>[+-]?)\s*(?:(?P<weight>\d*\.?\d+)\s*\*\s*)?(?P<run>\w+)(?:/(?P<protocol>\w+))?(?::(?P<kind>\S+))?"
     r"\s+(?P<ratio>\d*\.?\d+)x\s*"
 )
-_EXPECTED = "expected such as 'fire 8x - fire 1x - alibi 8x + alibi 1x < 0', or 'rope:yarn 4x - rope 4x < -0.03'"
+_EXPECTED = "expected such as 'fire 8x - fire 1x - alibi 8x + alibi 1x < 0', or 'rope/nonoverlap 1x = 1.88 ± 0.05'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +65,11 @@ class Claim(Section):
     sentence: str
     source: Source
     runs: list[str | dict[str, str]]  # names of shared runs, and others as name: overrides
-    prediction: Prediction
-    test: str | list[str] | None = None  # a sum of losses and its margin, nats per token; of several all must hold
+    prediction: Prediction | None = None
+    # A sum of losses and its margin, nats per token; of several all must hold. Or a published number, a loss or a share
+    # of right answers (RUN/problems:VARIANT), and the difference from it that counts as reproduced.
+    test: str | list[str] | None = None
+    seeds: int | None = None  # how many each run needs, of a published number
     more_seeds: MoreSeeds | None = None
     note: str | None = None
 
@@ -82,11 +87,12 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class Inequality:
-    """A sum of losses that should lie above (direction 1) or below (-1) a margin."""
+    """A sum of losses that should lie above (direction 1) or below (-1) a margin, or within so much of it."""
 
     terms: tuple[Term, ...]
     direction: int
     margin: float
+    within: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +108,11 @@ class Entry:
     @property
     def seeds(self) -> int:
         """How many each run needs."""
-        return SEEDS_OF_TASK if self.claim.more_seeds else SEEDS
+        return self.claim.seeds or (SEEDS_OF_TASK if self.claim.more_seeds else SEEDS)
 
 
 def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
-    """Read the claims of these names; all of them for `all`.
-
-    Raises:
-        UserError: no such claim, or a file that is none.
-    """
+    """Read the claims of these names, `all` for all. Raises UserError if there is no such claim, or a file is none."""
     shared: dict[str, str] = {}
     known: dict[str, tuple[Path, Any]] = {}  # by name: the file, and what it holds
     for folder in (configs_dir(), *([config_dir] if config_dir else [])):
@@ -133,11 +135,10 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
         if (claim.test is None) == (claim.more_seeds is None):
             raise UserError("expected test or more_seeds")
         tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
-        runs: dict[str, str] = {}
-        for run in claim.runs:
-            if isinstance(run, str) and run not in shared:
-                raise unknown("run", run, shared, f"runs that claims share: {', '.join(shared)}")
-            runs |= {run: shared[run]} if isinstance(run, str) else run
+        if strange := [run for run in claim.runs if isinstance(run, str) and run not in shared]:
+            raise unknown("run", strange[0], shared, f"runs that claims share: {', '.join(shared)}")
+        made = [{run: shared[run]} if isinstance(run, str) else run for run in claim.runs]
+        runs = {name: words for each in made for name, words in each.items()}
         entry = Entry(name, claim, tuple(map(_parsed, tests)), runs, path)
         asked = claim.more_seeds
         used = {term.run for test in entry.tests for term in test.terms} | ({asked.of, asked.than} if asked else set())
@@ -151,7 +152,7 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
 
 def _parsed(text: str) -> Inequality:
     whole = _TEST.fullmatch(text.strip())
-    if whole is None:
+    if whole is None or (whole["side"] == "=") != bool(whole["within"]):
         raise UserError(f"test: cannot read '{text}': {_EXPECTED}")
     figure, terms, at = whole["figure"], [], 0
     while at < len(figure):
@@ -162,4 +163,5 @@ def _parsed(text: str) -> Inequality:
         place = match["protocol"] or "fixed_target", match["kind"] or "plain"
         terms.append(Term(weight, match["run"], float(match["ratio"]), *place))
         at = match.end()
-    return Inequality(tuple(terms), 1 if whole["side"] == ">" else -1, float(whole["margin"]))
+    margin, within = float(whole["margin"]), float(whole["within"] or 0)
+    return Inequality(tuple(terms), 1 if whole["side"] == ">" else -1, margin, within)

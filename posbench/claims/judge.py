@@ -1,4 +1,4 @@
-"""What runs say of claims: supported, contradicted, open, not learned, or not run.
+"""What runs say of claims: supported, contradicted, open, not learned, or not run; of published numbers: reproduced?
 
 A claim about text needs five seeds, one about a task ten: with five no outcome of a task can be told from chance. Tests
 are adjusted by Bonferroni for the claims that are judged together. Nothing is said of schemes that have not learned
@@ -34,7 +34,8 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
         row: dict[str, Any] = {"claim": entry.id, "sentence": entry.claim.sentence, "p": None, **_tested(entry, done)}
         row["cpu_minutes"] = round(seconds / 60, 1)
         row |= {name: getattr(entry.claim.source, name) or "" for name in ("published", "paper", "where")}
-        rows.append(row | {"predicted": entry.claim.prediction.outcome})
+        row["published"] += f" (within {row.pop('within'):g})" if "within" in row else ""
+        rows.append(row | {"predicted": entry.claim.prediction.outcome if entry.claim.prediction else ""})
     tested = [row for row in rows if row["p"] is not None]
     for row in tested:
         row["outcome"] = "open" if len(tested) * row["p"] >= ALPHA else row["outcome"]
@@ -47,8 +48,10 @@ def _tested(entry: Entry, runs: Runs) -> dict[str, Any]:
 
     fewest, name = min((rows["seed"].nunique(), name) for name, rows in runs.items())
     few = f"{fewest} of {entry.seeds} seeds of {name}" if fewest < entry.seeds and any(map(len, runs.values())) else ""
-    if fewest < ENOUGH_SEEDS:
+    if fewest < min(entry.seeds, ENOUGH_SEEDS):
         return {"outcome": "not run", "ours": few}
+    if published := [test for test in entry.tests if test.within]:
+        return _beside(published[0], runs)
     if entry.claim.more_seeds:
         return _of_task(entry.claim.more_seeds, runs, few)
     shared = sorted(set.intersection(*(set(rows["seed"]) for rows in runs.values())))[: entry.seeds]
@@ -71,6 +74,28 @@ def _tested(entry: Entry, runs: Runs) -> dict[str, Any]:
         "p": min(1.0, len(means) * min(against)) if against else max(p_values[True]),
         "ours": " and ".join(f"{mean.mean:+.3f} ({mean.low():+.3f} to {mean.high():+.3f})" for _, mean in means),
     }
+
+
+def _beside(published: Inequality, runs: Runs) -> dict[str, Any]:
+    """Return our value of a published number, the mean over seeds of losses or shares of right answers."""
+    total: Any = 0
+    for term in published.terms:
+        rows = runs[term.run].assign(label=term.run, repeated=False)
+        if term.protocol == "problems":
+            rows = tasks.task_rows(rows).query("offset == 0 and variant == 'plain'")
+            rows = rows.assign(variant=rows["of_task"].replace("", "plain"), nll=rows["accuracy"])
+        else:
+            rows = compare.main_rows(rows, term.protocol)
+        rows = rows[(rows["variant"] == term.kind) & (rows["length_ratio"] == term.ratio)]
+        total = total + term.weight * rows.set_index("seed")["nll"]
+    if total.empty or total.isna().any():
+        return {
+            "outcome": "not run",
+            "ours": f"{term.run} has no value at {term.ratio:g}x ({term.protocol}, {term.kind})",
+        }
+    near = abs(total.mean() - published.margin) <= (published.within or 0)
+    seeds = f"{total.min():.3f} to {total.max():.3f}, {len(total)} seeds" if len(total) > 1 else "1 seed"
+    return {"outcome": "reproduced" if near else "not reproduced", "ours": f"{total.mean():.3f} ({seeds})"}
 
 
 def _gate(losses: Losses, name: str) -> str:

@@ -69,11 +69,7 @@ def reproduce(
 
 
 def needed(entries: Sequence[Entry], overrides: list[str], config_dir: Path | None = None) -> Needed:
-    """Return the runs of claims, of each as many seeds as it takes.
-
-    Args:
-        overrides: for all runs; those of the claim itself come first.
-    """
+    """Return the runs of claims, of each as many seeds as it takes. Overrides of a claim itself come first."""
     made: dict[str, list[Plan]] = {}
     for text in {text: None for entry in entries for text in entry.runs.values()}:
         words = shlex.split(text)
@@ -100,8 +96,9 @@ def judged(entries: Sequence[Entry], plans_of: Needed, study_rows: pd.DataFrame 
 
 
 def table(findings: pd.DataFrame) -> Table:
-    """Return findings as a table, the contradicted ones first."""
-    order = findings["outcome"].map(["contradicted", "supported", "open", "not learned", "not run"].index)
+    """Return findings as a table: published numbers, then claims, the contradicted ones first."""
+    outcomes = ["not reproduced", "reproduced", "contradicted", "supported", "open", "not learned", "not run"]
+    order = findings["outcome"].map(outcomes.index)
     names = ("claim", "outcome", "ours", "published", "predicted")
     columns = [Column(name, name, spare=name in ("published", "predicted"), text=True) for name in names]
     counts = ", ".join(f"{count} {outcome}" for outcome, count in findings["outcome"].value_counts().items())

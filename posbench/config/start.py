@@ -55,9 +55,8 @@ def begun(cfg: DictConfig, run: str, given: Mapping[str, str]) -> None:
         options = source.encoding.options  # a stretched form has the base and layout of what it stretches
         if options.get("frequencies", "geometric") != "geometric":
             raise UserError(f"{KEY}={run}: its encoding.frequencies={options['frequencies']} would be lost")
-        cfg.encoding.update(
-            {name: options[name] for name in ("base", "layout") if name in options.keys() & cfg.encoding}
-        )
+        shared = {"base", "layout"} & options.keys() & cfg.encoding.keys()
+        cfg.encoding.update({name: options[name] for name in shared})
         if "factor" in cfg.encoding:  # that of dynamic_ntk multiplies a length's own
             cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / before)
     if "evaluation" not in given:
