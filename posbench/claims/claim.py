@@ -14,7 +14,6 @@ from posbench.config.schema import Section, validate
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, unknown
 
-SHARED = "_runs"  # the file of runs that several claims need, by name
 SEEDS, SEEDS_OF_TASK = 5, 10
 
 _TEST = re.compile(
@@ -108,7 +107,8 @@ class Entry:
     @property
     def seeds(self) -> int:
         """How many each run needs."""
-        return self.claim.seeds or (SEEDS_OF_TASK if self.claim.more_seeds else SEEDS)
+        published = self.claim.seeds if any(test.within for test in self.tests) else None
+        return published or (SEEDS_OF_TASK if self.claim.more_seeds else SEEDS)
 
 
 def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
@@ -118,15 +118,14 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     for folder in (configs_dir(), *([config_dir] if config_dir else [])):
         for path in sorted((folder / "claim").glob("*.yaml")):
             content = shipped.load(path)
-            if path.stem == SHARED:
+            if path.stem == "_runs":  # that several claims need, by name
                 shared |= content
                 continue
             claims = {path.stem: content} if "sentence" in content else content
             known |= {name: (path, each) for name, each in claims.items()}
     if strange := [name for name in names if name not in (*known, "all")]:
         raise unknown("claim", strange[0], known, "'posbench list claims' shows all")
-    wanted = sorted(known) if "all" in names else dict.fromkeys(names)
-    return [_read(name, *known[name], shared) for name in wanted]
+    return [_read(name, *known[name], shared) for name in sorted(known if "all" in names else {*names})]
 
 
 def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
@@ -137,8 +136,8 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
         tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
         if strange := [run for run in claim.runs if isinstance(run, str) and run not in shared]:
             raise unknown("run", strange[0], shared, f"runs that claims share: {', '.join(shared)}")
-        made = [{run: shared[run]} if isinstance(run, str) else run for run in claim.runs]
-        runs = {name: words for each in made for name, words in each.items()}
+        made = ({run: shared[run]} if isinstance(run, str) else run for run in claim.runs)
+        runs = dict(pair for each in made for pair in each.items())
         entry = Entry(name, claim, tuple(map(_parsed, tests)), runs, path)
         asked = claim.more_seeds
         used = {term.run for test in entry.tests for term in test.terms} | ({asked.of, asked.than} if asked else set())
@@ -163,5 +162,5 @@ def _parsed(text: str) -> Inequality:
         place = match["protocol"] or "fixed_target", match["kind"] or "plain"
         terms.append(Term(weight, match["run"], float(match["ratio"]), *place))
         at = match.end()
-    margin, within = float(whole["margin"]), float(whole["within"] or 0)
-    return Inequality(tuple(terms), 1 if whole["side"] == ">" else -1, margin, within)
+    direction = 1 if whole["side"] == ">" else -1
+    return Inequality(tuple(terms), direction, float(whole["margin"]), float(whole["within"] or 0))
