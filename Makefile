@@ -11,7 +11,7 @@ INSTALL := $(PIP) -c constraints.txt
 TESTS := PYTHONDONTWRITEBYTECODE= POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev locked audit test test-rest test-full test-all gpu lint format types readme docs build clean bench bench-peers
+.PHONY: help demo compare install dev locked audit test test-slow test-all gpu lint format types readme docs build clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,17 +37,14 @@ audit: ## known vulnerabilities of what constraints.txt names (asks a service on
 	build/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
 	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
-test: $(VENV)/.dev ## the tests: each behaviour, in two minutes on two cores
-	$(TESTS) -m "not full and not slow and not gpu" --ignore tests/slow --ignore tests/gpu
-	@echo "Left out: further cases and longer tests (make test-rest), kills and launches (make test-all), a GPU (make gpu)"
+test: $(VENV)/.dev ## the tests: each behaviour, in 90 seconds on two cores
+	$(TESTS) -m "not slow and not gpu"
+	@echo "Left out: further cases, kills and launches (make test-slow), a GPU (make gpu)"
 
-test-rest: $(VENV)/.dev ## what make test leaves out, but the slow ones (a quarter of an hour)
-	$(TESTS) -m "full and not slow and not gpu"
+test-slow: $(VENV)/.dev ## what make test leaves out (a quarter of an hour)
+	$(TESTS) -m "slow and not gpu"
 
-test-full: test test-rest ## both
-
-test-all: $(VENV)/.dev ## all tests, slow ones too (hours)
-	$(TESTS) -m "not gpu"
+test-all: test test-slow ## both
 
 gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \

@@ -1,20 +1,21 @@
 """Fixed seeds and one thread: every test gives the same numbers alone, together, and in any order."""
 
 import collections
+import gc
 import importlib
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from fake_study import demo_config
 
-from posbench import machine
-from posbench.config.schema import Config, validate
+if TYPE_CHECKING:  # what collects nothing, xdist's own process, need not import them
+    from posbench.config.schema import Config
 
+gc.disable()  # until all is imported, which it would slow by a fifth
 _OFFLINE = Path(__file__).with_name("offline")
 
 
@@ -27,27 +28,34 @@ def pytest_configure() -> None:
     sys.path.remove(str(_OFFLINE))
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep one of n cases of a test marked `sample(n)` in `make test`; mark the others `full`.
+    """Keep one of n cases of a test marked `sample(n)` in `make test`; mark the others `slow`.
 
     The kept case is the last of the first n, the last but one of the next n, and so on. If it were always the last,
     some values of a product of two lists would never be chosen.
     """
     cases: collections.defaultdict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sample") and not item.get_closest_marker("full"):
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
             cases[item.nodeid.split("[")[0]].append(item)
     for group in cases.values():
         (n,) = group[0].get_closest_marker("sample").args
         kept = [group[start + (n - 1 - start // n) % n] for start in range(0, len(group) - n + 1, n)] or group[-1:]
         for item in group:
             if item not in kept:
-                item.add_marker(pytest.mark.full)
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
+    import torch
+
     torch.default_generator.manual_seed(0)  # torch.manual_seed notes a stack for each device there may once be
 
 
@@ -59,6 +67,8 @@ def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.set_flush_denormal(True)  # as in every command
 
@@ -66,6 +76,8 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def freed_memory_goes_back() -> Iterator[None]:
     """Commands keep freed memory for reuse; this process would keep that of all tests."""
+    from posbench import machine
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "keep_freed_memory", lambda: None)
         yield
@@ -80,14 +92,18 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def template() -> Config:
+def template() -> "Config":
     """The demo's configuration, from which fake runs of reports are made."""
+    from fake_study import demo_config
+
     return demo_config()
 
 
 @pytest.fixture
-def tiny_config() -> Config:
+def tiny_config() -> "Config":
     """A configuration whose model runs in milliseconds; tests replace what they are about."""
+    from posbench.config.schema import Config, validate
+
     return validate(
         Config,
         {

@@ -26,10 +26,10 @@ def cases() -> list[tuple[str, dict[str, Any]]]:
 
 
 def parameters() -> list[Any]:
-    """The cases for `parametrize`; all but the first of each scheme are marked `full`."""
-    full = [pytest.mark.full]
+    """The cases for `parametrize`; all but the first of each scheme are marked `slow`."""
+    slow = [pytest.mark.slow]
     names = ["", *(name for name, _ in cases())]
-    marks = [full * (before == case[0]) for before, case in zip(names, cases(), strict=False)]
+    marks = [slow * (before == case[0]) for before, case in zip(names, cases(), strict=False)]
     return [pytest.param(case, marks=marked, id=label(case)) for case, marked in zip(cases(), marks, strict=True)]
 
 

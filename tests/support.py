@@ -37,6 +37,7 @@ TINY = [
     "evaluation.blocks=8",
     "runtime.device=cpu",
     "runtime.threads=1",
+    "runtime.validate_every_steps=0",
 ]
 
 

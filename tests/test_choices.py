@@ -99,7 +99,7 @@ def rows_of(subject: Planted, config: Config, tokenizer: Tokenizer | None, *task
     return [row for row in rows if row.task]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
     tiny_config: Config, tokenizer: Tokenizer
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, toke
     assert np.ptp(got) > 0.01
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokenizer: Tokenizer) -> None:
     for encode, reason in (
         (None, "tokenizer is not known"),

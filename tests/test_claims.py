@@ -46,7 +46,7 @@ def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/results.md").read_text(encoding="utf-8"), flags=re.S)
     (tmp_path / "claim").mkdir()
@@ -203,7 +203,7 @@ def test_a_strangers_claim_is_trained_judged_and_written(
     assert list(content["outcome"]) == ["supported", "contradicted"] and content.loc["mine", "where"] == "abstract"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_kept_rows_take_the_place_of_runs_and_the_page_says_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -263,7 +263,7 @@ def test_evaluate_takes_studies_and_one_run_that_fails_does_not_stop_the_others(
     assert "has no checkpoint" in why and last == f"error: 1 of 2 runs not evaluated: {broken}"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_cleaned_run_is_small_and_the_same_command_completes_it() -> None:
     assert train("runtime.clean=true") == 0
     names = sorted(support.snapshot(the_run() / "checkpoint"))
@@ -305,7 +305,7 @@ def test_runs_are_listed_found_by_their_ids_and_deleted_by_name_only(capsys: pyt
     assert runs() == []
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_no_error() -> None:
     command = f"'{sys.executable}' -m posbench train {' '.join(TINY)} data.path=text.txt 2>&1 >/dev/null | true"
     subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=True, timeout=120)

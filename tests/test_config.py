@@ -132,8 +132,8 @@ def test_a_typed_value_is_what_it_says(line: str, tmp_path: Path, monkeypatch: p
     configs = [config for _, config in compose.configs(words)]
     assert (found := [valued(config, key) for config in configs]) == (wanted if isinstance(wanted, list) else [wanted])
     assert all(type(one) is not bool or isinstance(wanted, bool) for one in found)
-    for again, config in compose.configs(words):  # the command that a sweep records is the run
-        assert composed(*again) == config
+    if len(configs) > 1:  # the command that a sweep records is the run
+        assert [composed(*again) for again, _ in compose.configs(words)] == configs
 
 
 def valued(config: Any, key: str) -> Any:

@@ -312,7 +312,7 @@ def preparing(settings: DataConfig, cache: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell the peak of memory")
 def test_processes_at_once_make_one_cache_and_a_hit_imports_no_datasets(
     set_of_the_hub: dict[str, Path], tmp_path: Path
@@ -330,7 +330,7 @@ def test_processes_at_once_make_one_cache_and_a_hit_imports_no_datasets(
     assert json.loads(preparing(settings, tmp_path).communicate()[0])[:2] == [record, False]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell the peak of memory")
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")

@@ -53,7 +53,7 @@ def test_commands_and_choices_of_the_documents_exist() -> None:
                 assert all((ROOT / "configs" / group / f"{choice}.yaml").exists() for choice in value.split(",")), value
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_run_and_sweep_that_a_page_shows_composes() -> None:
     composed = set()
     for _, command, *words in commands(console=True):
@@ -86,7 +86,7 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
         assert len(rows) == 6 and all({*cells} <= printed[name] for name, *cells in rows)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_tables_of_six_schemes_are_those_of_the_rows_beside_the_page() -> None:
     """Losses, rises, reach, uses, differences and adjusted intervals of each scheme."""
     table = compare(read([ROOT / "docs" / "rows" / "six.parquet"]))
@@ -101,7 +101,7 @@ def test_the_tables_of_six_schemes_are_those_of_the_rows_beside_the_page() -> No
         assert len(lines) >= 5 and len(numbers) >= 20 and set(numbers) <= known
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_catalogue_is_that_of_the_rows_of_both_seeds() -> None:
     seeds = [read([ROOT / "docs" / "rows" / f"{study}.parquet"]) for study in ("catalogue", "catalogue_again")]
     tables = [pd.concat(compare(part) for _, part in rows.groupby("dtype")).set_index("label") for rows in seeds]

@@ -14,6 +14,7 @@ from posbench.training.step import Learner, begin_update
 V, T, SEPARATOR = 50, 16, 7
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["rope", "learned", "canon", "temperature", "fox"])
 def test_an_update_is_that_of_each_document_alone(tiny_config: Config, name: str) -> None:
     training = dataclasses.replace(tiny_config.training, accumulation=2, clip=1e9)

@@ -154,7 +154,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
         assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) -> None:
     support.write_text(tmp_path)
     text = (tmp_path / "text.txt").read_text()
@@ -169,7 +169,7 @@ def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) 
         assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (tokenizer.separator,) * 2 + (24,)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_curve_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     support.write_text()

@@ -69,7 +69,7 @@ def evaluated(out: Path, name: str, *words: str) -> dict[int, float | None]:
     return nlls(tuned_folder)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here: Path, precision: torch.dtype) -> None:
     name = model("llama", precision)
@@ -87,7 +87,7 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
     assert {row.tokens for row in evaluation_rows(folder)} == {0, 6 * LONG}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["extension=dynamic_ntk"], ["extension=yarn", "lora=4"]], ids=["all", "adapters"])
 def test_after_a_failure_it_goes_on_to_the_same_bits(
     here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
@@ -108,7 +108,7 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
     assert [nlls(cut, step) for step in (0, 6)] == [nlls(whole, step) for step in (0, 6)]
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("lora", [None, 3])
 @pytest.mark.parametrize("kind", MODELS)
 def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(

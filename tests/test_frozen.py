@@ -45,8 +45,8 @@ def write_start(folder: Path) -> None:
     (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.sample(16)
+@pytest.mark.parametrize("part", range(16))
 def test_configurations_name_the_runs_that_they_always_named(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,11 +55,12 @@ def test_configurations_name_the_runs_that_they_always_named(
     (tmp_path / "texts" / "a.txt").write_text("a text", encoding="utf-8")
     write_start(tmp_path)
     assert len(FROZEN["ids"]) >= 200
-    chosen = dict(list(FROZEN["ids"].items())[part::4])
+    chosen = dict(list(FROZEN["ids"].items())[part::16])
     assert {words: single(words.split()).id for words in chosen} == chosen
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", pytest.param("bpe", marks=pytest.mark.full)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
 def test_the_built_in_text_gives_the_same_splits_and_tokens(tokenizer: str, tmp_path: Path) -> None:
     made = tokens.prepare(single([f"data.tokenizer={tokenizer}", "tracking=none"]).data, tmp_path)
     if made.record["sha256"] not in FROZEN["tokens"]:
@@ -75,7 +76,7 @@ def test_every_scheme_has_a_frozen_loss() -> None:
     assert sorted(FROZEN["losses"]) == sorted([*encodings.names(), *PATTERNS])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", sorted(FROZEN["losses"]))
 def test_a_scheme_reaches_its_frozen_losses(name: str) -> None:
     """Losses at one and two times the training length after eight updates, or "undefined" where the encoding ends.
@@ -155,7 +156,7 @@ def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None
         )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_claims_have_their_frozen_outcomes() -> None:
     """Outcome and p, before adjustment, of every claim."""
     entries = claim.read(["all"])

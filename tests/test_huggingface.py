@@ -252,7 +252,7 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_written(
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_only_data_of_a_folder_counts_wherever_its_files_lie(shelf: Path, tmp_path: Path) -> None:
     """Weights in several files, in the hub's cache of links; an attention that the folder names is not fetched."""
     snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
@@ -268,7 +268,7 @@ def test_only_data_of_a_folder_counts_wherever_its_files_lie(shelf: Path, tmp_pa
     assert load.find(str(snapshot)).sha256() != before
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_untested_kind_is_called_so(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text(tmp_path / "text.txt")
     monkeypatch.chdir(tmp_path)
@@ -304,7 +304,7 @@ def test_weights_in_bf16_are_evaluated_so_where_that_is_fast_and_blooms_never(
         assert evaluate.precision_of(source, tiny_config.evaluation, torch.device("cpu")) == expected
 
 
-@pytest.mark.parametrize("begins", [pytest.param(None, marks=pytest.mark.full), 5])
+@pytest.mark.parametrize("begins", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int | None
 ) -> None:

@@ -202,7 +202,7 @@ posbench.report("outputs/demo", out="again", reference="none")
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
     support.write_text(tmp_path)
     (tmp_path / "script.py").write_text(SWEEP.replace("{TINY!r}", repr(TINY)))

@@ -61,7 +61,7 @@ def _comparisons() -> Iterator[Any]:
         yield pytest.param(case, first, id=schemes.label(case))
         more = [setting for setting in settings if setting not in first]
         more = more[turn % 2 :: 2] if further else more
-        yield pytest.param(case, more, marks=pytest.mark.full, id=f"{schemes.label(case)}-more")
+        yield pytest.param(case, more, marks=pytest.mark.slow, id=f"{schemes.label(case)}-more")
 
 
 @pytest.mark.parametrize(("case", "settings"), list(_comparisons()))

@@ -31,7 +31,7 @@ sys.exit(f"from the checkout: {checkout}" if checkout else 0)
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(tmp_path: pathlib.Path) -> None:
     """Unpacked before an empty folder's process, whose other packages are this environment's."""
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]

@@ -97,7 +97,7 @@ def assert_alike(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "accumulation", "encoding"), [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.full)]
+    ("size", "accumulation", "encoding"), [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.slow)]
 )
 def test_several_processes_give_what_one_gives(
     config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
@@ -132,7 +132,7 @@ def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
     patch.setattr(posbench.training.train, "begin_update", update)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "rank", "ahead"), [(3, 1, 0), (2, 1, 1)])
 def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_the_bit(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, rank: int, ahead: int
@@ -162,7 +162,7 @@ def act(event: str, *_: Any) -> None:
     exec(event if _[-1].rank == 1 else "world.from_first()", {**globals(), "world": _[-1]})
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "text", "code"),
     [(KILL, "rank 1 of 2 was killed by SIGKILL", 137), (OOM, "rank 1 of 2 failed: no room", 1)],

@@ -1,8 +1,8 @@
 """The report: its answer, its table in four outputs, its figures and its page."""
 
 import csv
+import io
 import re
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +19,6 @@ from posbench.report.render import Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
 
-ROWS = Path(__file__).parents[1] / "docs" / "rows"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -30,8 +29,15 @@ def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the files of figures empty, which take most of a report's time."""
+    monkeypatch.setattr(charts, "drawn", lambda figure, kind: b"")
+
+
 def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(tmp_path: Path, capsys: Capture) -> None:
-    six = Path(shutil.copy(ROWS / "six.parquet", tmp_path))
+    six, frame = tmp_path / "six.parquet", kept_study("six")
+    frame[frame["checkpoint_step"] == frame["checkpoint_step"].max()].to_parquet(six)
     report.main([six])
     lines = capsys.readouterr().out.rstrip().splitlines()
     assert lines[0].startswith(f"Figure: {six.with_suffix('') / 'report' / 'curves.png'}")
@@ -46,17 +52,17 @@ def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(tmp
     assert len(page) < 100_000 and not re.search(r"(src|href)=.(?!#)|@import|url\((?!#)", page)  # it needs no network
 
 
-@pytest.mark.parametrize("width", [40, 100, 200])
-def test_columns_drop_until_the_table_fits(study: Path, width: int) -> None:
+def test_columns_drop_until_the_table_fits(study: Path) -> None:
     table = tables.main_table(compare(read([study])))
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    table.print(console)
-    head, *lines = console.export_text().splitlines()
-    assert head.startswith("encoding") and "loss" in head and any("none" in line for line in lines)
-    assert ("at 16x" in head) == (width == 200) and ("adjusted" in head) == (width >= 100)
+    for width in (40, 100, 200):
+        console = Console(width=width, record=True, file=io.StringIO())
+        table.print(console)
+        head, *lines = console.export_text().splitlines()
+        assert head.startswith("encoding") and "loss" in head and any("none" in line for line in lines), width
+        assert ("at 16x" in head) == (width == 200) and ("adjusted" in head) == (width >= 100), width
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_what_failed_is_counted_and_files_are_the_same_each_time(study: Path, tmp_path: Path, capsys: Capture) -> None:
     for name in ("a", "b"):
         report.main([study], tmp_path / name)
@@ -81,6 +87,7 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(study: Path, tm
     assert r"a\_b \& 50\% \textasciitilde{} \textbackslash{}\textbackslash{}x \{$\pm$\}" in made
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_few_seeds_and_models_that_have_not_learned_are_told_what_to_type(
     template: Config, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -95,6 +102,7 @@ def test_few_seeds_and_models_that_have_not_learned_are_told_what_to_type(
     assert re.search(r"none +4\.\d+ +no ", text) and "learned: below the n-gram model" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_report(
     template: Config, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -116,7 +124,7 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     assert "No run has a loss" in text and "Of 1 run not done: 1 stopped" in text
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_names_at_the_ends_of_curves_do_not_collide() -> None:
     frame = kept_study("six")
     figure = charts.of_text(frame, compare(frame))
@@ -130,7 +138,8 @@ def test_names_at_the_ends_of_curves_do_not_collide() -> None:
     assert other is not None and len(other.axes) == 1 and other.axes[0].get_ylabel() == "perplexity"
 
 
-@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(template: Config, tmp_path: Path) -> None:
     truth = Truth(3.5, 0.1, ngram=3.8, earlier=(Truth(4.2, 0.0, ngram=3.8),))
     study = write_study(tmp_path / "fake", template, {"rope": truth})
@@ -141,6 +150,7 @@ def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(template: C
     assert [row[1] for row in made.cells] == ["1M", "2M"] and [row[4] for row in made.cells] == ["no", "yes"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_on_a_task_from_a_study_in_one_file(tmp_path: Path, capsys: Capture) -> None:
     frame = kept_study("ledger")
     frame[(frame["trained_task"] == "copy") & (frame["seed"] < 10)].to_parquet(tmp_path / "copy.parquet")

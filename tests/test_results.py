@@ -21,7 +21,7 @@ from posbench.results.headline import headline
 from posbench.run.rows import read_rows
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_labels_and_settings_of_a_large_study() -> None:
     frame = kept_study("ledger")
     (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
@@ -117,7 +117,7 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
         yield losses
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_intervals_cover_and_wrong_words_are_rare() -> None:
     """At most about 6 % of reports have a wrong word of a family, within two standard errors of so few reports.
 

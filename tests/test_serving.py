@@ -131,7 +131,7 @@ def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys:
     assert posbench("rope", "alibi") == 2
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

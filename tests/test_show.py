@@ -47,7 +47,7 @@ def test_panels_show_what_the_encoding_does() -> None:
     np.testing.assert_allclose(drawn("none")["Mean attention, random tokens"].curves["mean over heads"], 1, atol=0.15)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_words_keep_their_logit_under_relative_encodings_only() -> None:
     relative = ("none", "rope", "alibi", "t5", "shaw", "fox", "cope", "path", "stick_breaking")
     names = [*relative, "sinusoidal", "learned", "minmax", "index"]

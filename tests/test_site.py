@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, on tiny runs in place of those that the page trains and of the one that it loads."""
     monkeypatch.chdir(tmp_path)
@@ -42,7 +42,7 @@ def test_the_configuration_page_explains_every_key() -> None:
             assert len(rows[key]) == 4 and rows[key][3].strip(), f"no meaning beside {key} in configs/"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_site_builds_with_all_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.environ.get("POSBENCH_REQUIRE_ORACLES") != "1":  # `make test` has it
         pytest.importorskip("zensical")

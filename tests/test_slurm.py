@@ -59,7 +59,7 @@ def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_
         sweep.sweep(arguments, slurm_options="")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
     arguments = ["encoding=rope", *each_once([*WORDS, "training.tokens=64000000"])]
     sweep.sweep(arguments, slurm_options="")

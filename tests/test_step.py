@@ -154,7 +154,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(tiny_
         assert (one.grad is None and other.grad is None) or torch.equal(one.grad, other.grad), name
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("encoding", "block"), [("rope", SWIGLU), ("fire", {})])
 def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothing_to(
     tiny_config: Config, block: dict[str, str], encoding: str

@@ -107,7 +107,7 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
         plans.resolve([["encoding=rope", "study=a,b", *overrides]])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({path.stem for path in (configs_dir() / "sweep").glob("*.yaml")} - {"extend"}))
 def test_every_sweep_file_composes(name: str) -> None:
     todo = plans.resolve(plans.read_sets(name, ["tracking=none"]))
@@ -164,7 +164,7 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(template: 
     assert nll is not None and 2.5 < nll < 3.5
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,7 +235,7 @@ class Crash(Encoding):
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     overrides: list[str], tmp_path: Path, reports: list[list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,7 +291,7 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
     assert_as_single_runs(todo, tmp_path / "single")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path) -> None:
     arguments = ["encoding=rope,alibi", *each_once([*overrides, "training.tokens=1000000"])]  # 15,625 updates
     process = start_sweep(arguments, 1)

@@ -5,8 +5,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import wandb
 import wandb_server
 from support import in_child, posbench
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from wandb.cli import cli as wandb_cli
 from wandb_server import ServedRun, Server
 
 from posbench.config.schema import Config
@@ -109,7 +108,7 @@ def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
     attempt(tmp_path / "run", offline, 5, LAST, 3)
     assert server.runs == {}
     (part,) = (tmp_path / "run").glob("wandb/offline-run-*")
-    subprocess.run([sys.executable, "-m", "wandb", "sync", "--yes", str(part)], check=True, capture_output=True)
+    wandb_cli.cli(["sync", "--yes", str(part)], standalone_mode=False)
     assert only(server).history == sent_of(tmp_path / "run", offline)
     # Of metrics the client sends numbered fields: "1" the name, "5" the place of its axis, "6" the options.
     metrics = json.loads(only(server).last("config"))["_wandb"]["value"]["m"]

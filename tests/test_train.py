@@ -206,7 +206,7 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
     assert rows[0] == rows[1]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
