@@ -57,6 +57,10 @@ def losses(folder: pathlib.Path) -> list[tuple[int, float, float]]:
     return [(row["step"], row["train/loss"], row["train/learning_rate"]) for row in rows]
 
 
+def evaluation_numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
+    return [(row.key, row.tokens, row.nll) for row in evaluation_rows(folder)]
+
+
 def status(folder: pathlib.Path) -> tuple[str, str | None]:
     record = load_record(folder)
     return record["status"], record["reason"]
@@ -241,6 +245,56 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     train(config, tmp_path / "rope", [])
     first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
     assert first[: STEPS // 2] == second[: STEPS // 2] and first[STEPS // 2][1] != second[STEPS // 2][1]
+
+
+@pytest.mark.parametrize("name", ["rope", "abacus"])  # of which the second is told the share that is done
+def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit(
+    config: Config, tmp_path: pathlib.Path, name: str
+) -> None:
+    config = dataclasses.replace(config, encoding=EncodingConfig(name), study="together")
+    config = changed(config, training={"schedule": "wsd", "decay_fraction": 0.3, "warmup_tokens": 256})
+    config = changed(config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)})
+    begun, made = [], []
+    for updates in (12, 20, 40):
+        longer = changed(config, training={"tokens": updates * 128})
+        alone, folder = tmp_path / f"alone-{updates}" / longer.id, tmp_path / "together" / longer.id
+        train(longer, alone, [])
+        with pytest.MonkeyPatch.context() as patch:
+            steps: list[int] = []
+            seen_updates(patch, steps.append)
+            train(longer, folder, [])
+        assert weights_sha256(folder) == weights_sha256(alone) and losses(folder) == losses(alone)
+        assert evaluation_numbers(folder) == evaluation_numbers(alone)
+        begun.append(load_record(folder).get("began_from", {}).get("step"))
+        made.append(len(steps))
+    assert (begun, made) == (([None, 8, 14], [12, 12, 26]) if name == "rope" else ([None] * 3, [12, 20, 40]))
+    other = changed(config, training={"tokens": 60 * 128, "weight_decay": 0.2})  # no sibling fits
+    train(other, tmp_path / "together" / other.id, [])
+    assert "began_from" not in load_record(tmp_path / "together" / other.id)
+
+
+def test_lengths_change_within_a_run_at_the_same_update_however_it_is_stopped(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
+    config = changed(config, evaluation={"ratios": (1,), "windowed": False})
+    grown = changed(config, training={"lengths": ((0.0, 4), (0.25, 8), (0.5, 16))})
+    train(grown, tmp_path / "whole", [])
+    for step in (6, 8):
+        stop_after(step, grown, tmp_path / f"cut-{step}")
+        train(grown, tmp_path / f"cut-{step}", [])
+        assert weights_sha256(tmp_path / f"cut-{step}") == weights_sha256(tmp_path / "whole")
+
+    def batches(config: Config, name: str) -> list[torch.Tensor]:
+        seen: list[torch.Tensor] = []
+        with pytest.MonkeyPatch.context() as patch:
+            update = lambda learner, batch, *rest: (seen.append(batch.ids), begin_update(learner, batch, *rest))[1]  # noqa: E731
+            patch.setattr("posbench.training.train.begin_update", update)
+            train(config, tmp_path / name, [])
+        return seen
+
+    shorter, plain = batches(grown, "seen"), batches(config, "plain")
+    assert [tuple(ids.shape) for ids in shorter] == [(32, 4)] * 3 + [(16, 8)] * 3 + [(8, 16)] * 6
+    assert all(torch.equal(ids.view(8, 16), whole) for ids, whole in zip(shorter, plain, strict=True))
 
 
 # -- what ends it ------------------------------------------------------------------------------------------------------

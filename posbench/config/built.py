@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def encoding_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Encoding":
     """Build the encoding of a configuration, with token texts by id, if there is a tokenizer.
 
-    Raises:
-        UserError: an option is wrong, or the file of its class is another.
+    Raises UserError if an option is wrong, or the file of its class is another.
     """
     from posbench.encodings.base import Shape  # torch comes with it
 

@@ -41,8 +41,7 @@ Folders = tuple[Path, ...]  # where YAML files are beside ours, the first one ab
 def configs(words: list[str], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
     """Return every combination of the values in key=value words, as words of its own, with its configuration.
 
-    Args:
-        config_dir: a folder of further groups and files.
+    `config_dir` is a folder of further groups and files.
     """
     axes, folders = _axes(words, config_dir)
     _refuse_mixed_options(axes)

@@ -23,6 +23,7 @@ NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that m
 LATER: dict[str, dict[str, Any]] = {
     "data": {"task": None, "offset": 0, "test_pieces": None, "document_mask": False},
     "model": {"n_kv_heads": None, "qk_norm": False},
+    "training": {"lengths": []},
 }  # fmt: skip
 _ALIKE: dict[str, dict[str, Any]] = {
     "abacus": {"others": "random"}, "dape": {"per_layer": False}, "dape_v2": {"per_layer": False}, "t5": {"rate": 1.0},
@@ -88,6 +89,7 @@ def _later(config: dict[str, Any]) -> list[tuple[dict[str, Any], str, Any]]:
     holders: list[tuple[Any, dict[str, Any]]] = [(each, FORMER.get(inner, {})) for inner, each in _inner(encoding)]
     holders += [(encoding, LATER_OPTIONS.get(str(name), {})), (config.get("data"), LATER["data"])]
     holders += [] if elsewhere else [(config.get("model"), LATER["model"]), (config, {"start": None})]
+    holders += [(config.get("training"), LATER["training"])] if "seed" in config else []  # else trained elsewhere
     return [(holder, *later) for holder, keys in holders if isinstance(holder, dict) for later in keys.items()]
 
 

@@ -29,7 +29,7 @@ Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
-Beta = Annotated[float, Ge(0), Lt(1)]
+Share = Annotated[float, Ge(0), Lt(1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 _Section = TypeVar("_Section")
 
@@ -127,18 +127,26 @@ class TrainingConfig(Section):
     batch_size: Count  # sequences per forward pass
     accumulation: Count  # forward passes per update
     learning_rate: Positive  # the peak
-    schedule: Literal["cosine", "constant"]  # after the warm-up
+    schedule: Literal["cosine", "constant", "wsd"]  # after the warm-up; wsd is read as constant
     warmup_tokens: Natural  # over which the rate rises linearly; see `warmup_steps`
     decay_fraction: Fraction  # constant: share of the updates over which the rate falls at the end, 0 to 1
     final_learning_rate: Fraction  # the last rate, as a fraction of the peak
-    betas: tuple[Beta, Beta]  # decay per update of the averages of gradients and of their squares
+    betas: tuple[Share, Share]  # decay per update of the averages of gradients and of their squares
     weight_decay: Annotated[float, Ge(0)]  # per update and unit of learning rate, on matrices of the model
     clip: Positive  # longest gradient: norm over all parameters
     precision: Precision  # of matrix products
+    lengths: tuple[tuple[Share, Count], ...] = ()  # from a share of the updates on: tokens per sequence; () = all alike
 
     def __post_init__(self) -> None:
+        if self.schedule == "wsd":
+            object.__setattr__(self, "schedule", "constant")
         if self.steps < 1:
             raise UserError(f"training.tokens is {self.tokens}: expected at least {self.tokens_per_step}, one update")
+        shares, lengths = [share for share, _ in self.lengths], [length for _, length in self.lengths]
+        divide = all(self.train_length % length == 0 for length in lengths)
+        if lengths and not (divide and lengths[-1] == self.train_length and shares == sorted({0.0, *shares})):
+            rule = "pairs of a share, ascending from 0, and a length that divides the last one, training.train_length"
+            raise UserError(f"training.lengths is {[*map(list, self.lengths)]}: expected {rule}, {self.train_length}")
 
     @property
     def tokens_per_step(self) -> int:
@@ -286,8 +294,8 @@ class Config(Section):
         for key, name, (pattern, takes) in names if self.tracking.backend == "wandb" else ():
             if not re.fullmatch(pattern, name):  # W&B would refuse it when the run has begun
                 raise UserError(f"{key} is '{name}', {len(name)} characters: W&B takes {takes} (or tracking=none)")
-        if self.data.document_mask and is_task:
-            raise UserError("data.document_mask is true: expected false, since each problem is a sequence of its own")
+        if is_task and (self.data.document_mask or self.training.lengths):
+            raise UserError("data.document_mask and training.lengths are for text: problems are sequences of their own")
         if self.model.attention.sinks and self.model.attention.window is None:
             raise UserError(f"model.attention.sinks is {self.model.attention.sinks}: expected model.attention.window")
 
@@ -308,7 +316,7 @@ def kind(hint: Any) -> str:
     """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on for lists, else `yaml`."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        return f"{kind(inner[0])}s"
+        return "yaml" if typing.get_origin(inner[0]) is tuple else f"{kind(inner[0])}s"
     if origin in (Annotated, typing.Union, types.UnionType):
         return kind(inner[0])  # of a union, the other is None
     if hint is str or (origin is Literal and all(isinstance(each, str) for each in inner)):

@@ -48,7 +48,7 @@ def begun(cfg: DictConfig, run: str, given: Mapping[str, str]) -> None:
     tokens = max(old.tokens // 10, batch_size * typed("training.accumulation", old.accumulation) * length)
     tokens = typed("training.tokens", tokens)
     rates = {"learning_rate": old.learning_rate * RATE, "warmup_tokens": tokens // 20}
-    cfg.training.update({"batch_size": batch_size, "tokens": tokens, **rates})
+    cfg.training.update({"batch_size": batch_size, "tokens": tokens, "lengths": [], **rates})
     if "data" in given:
         cfg.data.tokenizer = str(Path(start.run) / "tokenizer.json")
     if "encoding" in given:

@@ -35,7 +35,7 @@ _CHOICES = {"rotary": "rope", "nope": "none", "null": "none", "off": "none", "fa
 _BETAS = "two numbers, such as [0.9,0.95]"  # only these have a length of their own
 # Where pydantic's own sentence says less.
 _EXPECTED = dict.fromkeys(("int", "int_from_float"), "a whole number") | dict.fromkeys(("missing", "too_long"), _BETAS)
-_EXPECTED |= {"float": "a number", "string_type": "text", "dataclass_type": "keys and values"}
+_EXPECTED |= {"float": "a number", "string_type": "text", "dataclass_type": "keys and values", "tuple_type": "a list"}
 _EXPECTED["predicate_failed"] = "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"
 
 

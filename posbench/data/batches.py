@@ -33,6 +33,10 @@ class Batch(NamedTuple):
     def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> "Batch":
         return cls(ids, labels, int((labels != IGNORED).sum()), positions)
 
+    def cut(self, length: int) -> "Batch":
+        """Return the rows in pieces of a length that divides theirs."""
+        return self._each(lambda column: column.reshape(-1, length))
+
     def share(self, parts: int, rank: int, size: int) -> "Batch":
         """Return the rows of one process of several, an equal share of each part; `n_scored` stays that of all."""
         rows = np.arange(len(self.ids)).reshape(parts, size, -1)[:, rank].ravel()
@@ -71,12 +75,10 @@ class Batch(NamedTuple):
 class TrainingBatches:
     """Epochs of non-overlapping blocks of `train_length` tokens in random order, from a random offset in each epoch."""
 
-    def __init__(
-        self, ids: np.ndarray, train_length: int, batch_size: int, seed: int, separator: int | None = None
-    ) -> None:
+    def __init__(self, ids: np.ndarray, length: int, batch_size: int, seed: int, separator: int | None = None) -> None:
         self._separator = separator  # of batches
-        self._ids, self._train_length, self._batch_size, self._seed = ids, train_length, batch_size, seed
-        self.blocks_per_epoch = max(1, (len(ids) - train_length) // train_length)  # leaves room for the offset
+        self._ids, self._train_length, self._batch_size, self._seed = ids, length, batch_size, seed
+        self.blocks_per_epoch = max(1, (len(ids) - length) // length)  # leaves room for the offset
         self._order = functools.lru_cache(2)(self._order_of)
 
     def batch(self, step: int) -> Batch:

@@ -136,8 +136,8 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
     if start is not None:
         if start.text_sha256 != tokens.record["sha256"]:
             return None
-        names = ("train_length", "batch_size", "tokens", "warmup_tokens")
-        before = dataclasses.replace(training, accumulation=1, **{name: getattr(start, name) for name in names})
+        sizes = {name: getattr(start, name) for name in ("train_length", "batch_size", "tokens", "warmup_tokens")}
+        before = dataclasses.replace(training, accumulation=1, lengths=(), **sizes)
         spans.append(tokens.batches(before, start.seed).spans(start.steps))
     if not spans:
         return None

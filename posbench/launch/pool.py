@@ -28,6 +28,7 @@ from posbench.run.rows import PLAIN, evaluation_rows, training_rows
 from posbench.run.run import ADDING, Run, load_config, load_record
 from posbench.terminal import exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
+from posbench.training.step import begins_from
 
 logger = logging.getLogger(__name__)
 SPAWNED = multiprocessing.get_context("spawn")
@@ -115,11 +116,15 @@ def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], ob
     waiting, free = [plan for plan in todo if status[plan.id] == WAITING], list(slots)
     running: dict[int, tuple[BaseProcess, Plan, dict[str, str], dict[str, Any]]] = {}  # by the process's sentinel
     passed_on, next_line = 0, time.monotonic() + _LINE_EVERY_SECONDS
+
+    def ready(plan: Plan) -> bool:
+        return not any(begins_from(plan.config, other.config) for _, other, *_ in running.values())
+
     with stop_signals() as received:
         while running or (waiting and not received):
-            while waiting and free and not received:
-                plan, slot = waiting.pop(0), free.pop(0)
-                before = record(plan)
+            while free and not received and (plan := next((each for each in waiting if ready(each)), None)):
+                waiting.remove(plan)
+                slot, before = free.pop(0), record(plan)
                 plan.output.parent.mkdir(parents=True, exist_ok=True)
                 process = start(FORKED, functools.partial(work, plan), slot, plan.output)
                 running[process.sentinel] = process, plan, slot, before

@@ -125,6 +125,7 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     fit = max(1, machine.cores() // (runtime.threads or 1) // each) if on_cpu else len(gpus)
     n_slots = n_jobs or min(len(todo), fit)
     threads = {"OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * each))}
+    todo = sorted(todo, key=lambda plan: plan.config.training.tokens)  # a larger budget may begin from a smaller one
     return pool.run(todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)], run)
 
 
@@ -138,9 +139,8 @@ _EVALUATION |= {"longest": None, "windowed": False, "sinks": 0, "extensions": ()
 
 def _grid(of_sweep: dict[str, str]) -> list[float]:
     """Return multiples of the learning rate to try, ascending; empty without `tune=true`."""
-    if (tune := of_sweep.get("tune", "false")) not in ("true", "false") or (
-        tune == "false" and "tune_grid" in of_sweep
-    ):
+    tune = of_sweep.get("tune", "false")
+    if tune not in ("true", "false") or (tune == "false" and "tune_grid" in of_sweep):
         raise UserError("expected tune=true, with or without tune_grid=0.5,1,2, or tune=false")
     grid = read(f"[{of_sweep.get('tune_grid', '0.25,0.5,1,2,4').strip('[]')}]")
     if not grid or not all(type(factor) in (int, float) and 0 < factor < math.inf for factor in grid):

@@ -3,4 +3,4 @@
 from posbench.config.schema import SAVED
 
 CONFIG, RECORD, ROWS, TOKENIZER = SAVED, "run.json", "rows.jsonl", "tokenizer.json"
-MODEL = "model"  # the folder of a HuggingFace model that was trained on
+MODEL, STABLE = "model", "stable"  # folders: a trained HuggingFace model; a checkpoint from before the rate falls

@@ -27,7 +27,7 @@ from posbench import encodings, files
 from posbench.config.external import AnyConfig, TrainedElsewhere, Trains, load_saved
 from posbench.config.schema import Config, to_container
 from posbench.errors import InUse, RunFailed, Stopped, UserError
-from posbench.run import CONFIG, RECORD, ROWS, checkpoint
+from posbench.run import CONFIG, RECORD, ROWS, STABLE, checkpoint
 from posbench.run.rows import plain, read_rows
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ class Run:
                     aside = folder.rename(next(name for name in names if not os.path.lexists(name)))
                     logger.info("the old run is now in %s", aside)
                 folder.mkdir(exist_ok=True)
-                files.remove_stale(folder)
-                files.remove_stale(folder / "checkpoint")
+                for path in (folder, folder / "checkpoint", folder / STABLE / "checkpoint"):
+                    files.remove_stale(path)
                 existing = load_saved(folder / CONFIG) if (folder / CONFIG).exists() else config
                 if existing.id != config.id:
                     rest = "choose another folder, start=RUN to go on from its weights, or --restart to move it aside"
@@ -103,10 +103,10 @@ class Run:
         """Force the rows to the disk."""
         os.fsync(self._file.fileno())
 
-    def cut(self, step: int) -> None:
-        """Drop the rows after a step, from which training goes on and makes them again."""
-        rows = [row for row in self.rows if (row["checkpoint_step"] if "protocol" in row else row["step"]) <= step]
-        if len(rows) < len(self.rows):
+    def cut(self, step: int, rows: list[dict[str, Any]] | None = None) -> None:
+        """Drop the rows after a step, from which training goes on and makes them again; `rows` take their place."""
+        rows = [row for row in rows or self.rows if row["checkpoint_step" if "protocol" in row else "step"] <= step]
+        if rows != self.rows:
             files.write(self.folder / ROWS, "".join(json.dumps(row) + "\n" for row in rows).encode())
             self._open_rows()
 

@@ -1,6 +1,7 @@
 """One update of the weights: learning rate, optimizer, gradients, what is compiled, and what updates take."""
 
 import contextlib
+import dataclasses
 import inspect
 import math
 import os
@@ -38,12 +39,33 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     if training.schedule == "cosine":
         progress = (step - warmup) / max(1, total - 1 - warmup)
         share = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    elif training.decay_fraction == 0:
-        share = 1.0
     else:
-        fall = min(training.decay_fraction * total, total - 1 - warmup)  # updates
-        share = min(1.0, (total - 1 - step) / max(1.0, fall))
+        share = min(1.0, (total - 1 - step) / _fall(total, training)) if training.decay_fraction else 1.0
     return training.learning_rate * (final + (1 - final) * share)
+
+
+def stable_steps(training: TrainingConfig) -> int:
+    """Updates before the rate of a constant schedule falls; 0 if it never does, or if lengths depend on the budget."""
+    falls = training.schedule == "constant" and training.decay_fraction > 0 and not training.lengths
+    return training.steps - math.ceil(_fall(training.steps, training)) if falls else 0
+
+
+def length_at(step: int, training: TrainingConfig) -> int:
+    """Tokens per sequence in an update; where they are shorter than `train_length`, an update has more sequences."""
+    begun = [length for share, length in training.lengths if step >= share * training.steps]
+    return begun[-1] if begun else training.train_length
+
+
+def _fall(total: int, training: TrainingConfig) -> float:
+    """Updates of `total` over which the rate of a constant schedule falls."""
+    return max(1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps))
+
+
+def begins_from(config: Config, smaller: Config) -> bool:
+    """Whether a run does at first what a run of a smaller budget does until its rate falls."""
+    more, less = config.training, smaller.training
+    fits = less.tokens < more.tokens and less.warmup_steps == more.warmup_steps and stable_steps(less) > 0
+    return fits and dataclasses.replace(smaller, training=dataclasses.replace(less, tokens=more.tokens)).id == config.id
 
 
 class _AdamW(torch.optim.AdamW):
@@ -106,7 +128,7 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     blocks = model.n_layers * (4 * model.d_model + 3 * model.hidden_width)
     operations = 6 * model.d_model * (blocks + vocabulary) * config.training.tokens
     serves = device.type == "cpu" and (model.norm, model.mlp) == ("rmsnorm", "swiglu")
-    serves = serves and not config.data.document_mask  # whose batches have many shapes
+    serves = serves and not (config.data.document_mask or config.training.lengths)  # whose batches have many shapes
     pays = operations >= PAYS_FROM * torch.get_num_threads() * world.size
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     return serves and pays and shutil.which(compiler) is not None
@@ -182,7 +204,6 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
     lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
     learner.failed.copy_(learner.failed.maximum(lost if scale is not None else lost.maximum(infinite)))
     left_out = infinite.maximum(learner.failed)
-    numbers = torch.stack((loss, norm, learner.failed))
     if scale is not None:
         scale.step(optimizer)  # unless a gradient overflowed
         scale.update()
@@ -190,7 +211,7 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
         if loss.device.type != "mps":  # no word on whether its fused optimizer looks at this
             optimizer.found_inf = left_out  # type: ignore[attr-defined]
         optimizer.step()
-    return numbers
+    return torch.stack((loss, norm, learner.failed))
 
 
 class Clock:

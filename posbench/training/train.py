@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,19 @@ from posbench.config.external import Trains
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
+from posbench.encodings.base import Encoding
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.job import evaluate_into, on_the_way, results_of
 from posbench.model.gpt import build, parameter_counts
 from posbench.model.loss import IGNORED
 from posbench.processes import World
-from posbench.run import TOKENIZER, checkpoint, tracking
+from posbench.run import STABLE, TOKENIZER, checkpoint, tracking
 from posbench.run.model import weights_of
-from posbench.run.run import Run
+from posbench.run.rows import read_rows
+from posbench.run.run import Run, load_config, load_record
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
+from posbench.training import step as updates
 from posbench.training.step import Clock, Learner, Outcome, begin_update, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
@@ -132,6 +135,7 @@ def fit(
     if validate_every is None and validation:
         validate_every = math.ceil(total / _VALIDATIONS)
     cadences = (config.runtime.log_every_steps, validate_every, config.runtime.checkpoint_every_steps)
+    stable = 0 if config.runtime.clean or not isinstance(config, Config) else updates.stable_steps(training)
     launched: list[Outcome] = []  # and not yet read
     if run and run.tracker:
         run.tracker.send()
@@ -163,10 +167,11 @@ def fit(
         while step < total:
             learner.model.train()
             rate = learning_rate(step, total, training)
-            launched.append(begin_update(learner, batches.batch(step).share(parts, world.rank, world.size), step, rate))
+            batch = batches.batch(step).cut(updates.length_at(step, training)).share(parts, world.rank, world.size)
+            launched.append(begin_update(learner, batch, step, rate))
             step += 1
             to_log, to_validate, to_save = (every and (step % every == 0 or step == total) for every in cadences)
-            wanted = to_log or to_validate or to_save or step in evaluations
+            wanted = to_log or to_validate or to_save or step == stable or step in evaluations
             loss, norm = read(0 if wanted else _AHEAD.get(learner.device.type, 0))
             if stopped := world.stopped_by():  # all processes have read the same updates: it is the same one in all
                 read(0)
@@ -177,8 +182,10 @@ def fit(
                 log(validate(learner, validation, isinstance(tokens, TaskData)))
             evaluate_on_the_way()  # before a checkpoint, from which a resumed run would not come back here
             stopped = stopped or world.stopped_by()
+            if run and step == stable:
+                _save(run, learner, step, clock, run.folder / STABLE)
             if run and (to_save or stopped):
-                _save(run, learner, step, clock)
+                _save(run, learner, step, clock, run.folder)
             if stopped:
                 break
         # No other ends before rank 0 has saved, whatever started them may then end it; a signal may come as it saves.
@@ -189,20 +196,20 @@ def fit(
     return step - began
 
 
-def _save(run: Run, learner: Learner, step: int, clock: Clock) -> None:
-    """Write a checkpoint, after the rows up to it. Raises RunFailed if there is no room."""
+def _save(run: Run, learner: Learner, step: int, clock: Clock, folder: Path) -> None:
+    """Write a checkpoint into a folder, after the rows up to it. Raises RunFailed if there is no room."""
     run.sync()
     spent = {"tokens": step * learner.training.tokens_per_step, **clock.spent()}
     run.update(**spent)  # before the checkpoint: after the last nothing is left to record
     state: dict[str, Any] = spent | {"dtype": machine.dtype_name(learner.dtype)}
     if learner.scale is not None:
         state["loss_scale"] = learner.scale.state_dict()
-    checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
+    checkpoint.save(folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
 
 
 def _resume(learner: Learner, config: Trains, run: Run | None) -> tuple[int, dict[str, Any]]:
     """Give the learner the state that training goes on from; returns the updates made so far, and what was saved."""
-    step, weights, optimizer, state = learner.world.from_first(_saved(config, run) if run else None)
+    step, weights, optimizer, state = learner.world.from_first(_saved(learner, config, run) if run else None)
     if weights is not None:
         learner.model.load_state_dict(weights)
     if optimizer is not None:
@@ -212,16 +219,48 @@ def _resume(learner: Learner, config: Trains, run: Run | None) -> tuple[int, dic
     return step, state
 
 
-def _saved(config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
+def _saved(learner: Learner, config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
     """Updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back."""
     if trained := checkpoint.at(run.folder, config.training.steps):
         return trained.step, trained.weights(), None, {}
+    if isinstance(config, Config) and not checkpoint.every(run.folder):
+        _take_stable(run, config, learner)
     newest = checkpoint.newest(run.folder)
     run.cut(newest.step if newest else 0)
     if newest:
         logger.info("continuing from step %d", newest.step)
         return newest.step, newest.weights(), newest.optimizer(), newest.state()
     return 0, weights_of(config.start) if isinstance(config, Config) and config.start else None, None, {}
+
+
+def _take_stable(run: Run, config: Config, learner: Learner) -> None:
+    """Give a run what it would come to itself: rows and checkpoint from before the rate of a smaller budget fell."""
+    encodings = [module for module in learner.model.modules() if isinstance(module, Encoding)]
+    if any(type(encoding).set_progress is not Encoding.set_progress for encoding in encodings):
+        return  # it is told the share that is done, which depends on the budget
+    fitting: list[checkpoint.Checkpoint] = []
+    for folder in {path.parent for path in run.folder.parent.glob(f"*/{STABLE}")}:
+        with contextlib.suppress(UserError):  # it cannot be read
+            smaller, record = load_config(folder), load_record(folder)
+            step = updates.stable_steps(smaller.training)
+            fits = record["status"] == "done" and updates.begins_from(config, smaller)
+            fits = fits and _made(step, smaller, record, learner) == _made(step, config, run.record, learner)
+            if fits and (saved := checkpoint.newest(folder / STABLE)):
+                fitting.append(saved)
+    if newest := max(fitting, default=None):
+        name = newest.path.parents[2].name
+        run.cut(newest.step, read_rows(run.folder.with_name(name)))
+        checkpoint.save(run.folder, newest.step, newest.weights(), newest.optimizer(), newest.state())
+        run.update(began_from={"run": name, "step": newest.step})
+        logger.info("beginning from %s, whose rate fell after step %d", name, newest.step)
+
+
+def _made(step: int, config: Config, record: Mapping[str, Any], learner: Learner) -> list[Any]:
+    """Return what else weights and rows up to a step follow from."""
+    early = {at: asked for at, asked in on_the_way(config).items() if at <= step}
+    of_run = [record.get(key) for key in ("data", "tokenizer_sha256", "installed_encodings", "versions")]
+    of_attempt = [record["attempt"][key] for key in ("device", "dtype", "threads", "processes")]
+    return [early, updates.is_compiled(config, learner.device, learner.world), *of_run, *of_attempt]
 
 
 def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
