@@ -1,6 +1,7 @@
 """`posbench rope`: frequencies against transformers, what engines read otherwise, and what is written for them."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from posbench.serving.read import NOPE, bound_by_base, first_difference, ropes
 from posbench.serving.search import ranked
 
 transformers = pytest.importorskip("transformers")
+ROOT = Path(__file__).parents[1]
 BARE = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA = {**BARE, "max_position_embeddings": 512, "rope_theta": 10000.0}
 ORIGINAL = {"original_max_position_embeddings": 128}
@@ -109,12 +111,16 @@ def test_what_is_written_for_an_engine_is_read_back_as_the_same_frequencies(sect
                 assert rope.at(length)[1] == pytest.approx(wanted.at(length)[1], abs=1e-6)
 
 
-def test_the_bases_bound_is_that_of_the_paper() -> None:
-    """Men et al. (2024), Table 2, heads of 128: 4.3e3 for 1k tokens, 8.4e4 for 8k; bases next to it fail either way."""
-    for length, base in ((1024, 4.3e3), (8192, 8.4e4)):
-        exponents = -torch.arange(0, 128, 2, dtype=torch.float64) / 128
-        apart = [bound_by_base((factor * base) ** exponents, length) for factor in (0.9, 1, 1.05)]
-        assert apart[1] == length and max(apart[0], apart[2]) < length
+def test_smallest_bases_of_two_digits_are_those_of_the_page_of_results() -> None:
+    """Beside those of Men et al. (2024), Table 2, for heads of 128. A larger base than the smallest may fail again."""
+    (row,) = re.findall(r"RoPE's smallest bases.*", (ROOT / "docs/results.md").read_text(encoding="utf-8"))
+    ours, theirs = (re.findall(r"[\d.]+e\d", cell) for cell in row.split("|")[2:4])
+    exponents, lengths = -torch.arange(0, 128, 2, dtype=torch.float64) / 128, [1024 << i for i in range(6)]
+    grid = [float(f"{digits / 10}e{power}") for power in range(3, 6) for digits in range(10, 100)]
+    for base, length in zip(ours, lengths, strict=True):
+        assert float(base) == next(each for each in grid if bound_by_base(each**exponents, length) == length)
+    assert f"{sum(map(str.__eq__, ours, theirs))} of 6 reproduced" in row
+    assert bound_by_base((1.05 * 4.3e3) ** exponents, 1024) < 1024
 
 
 def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
