@@ -21,7 +21,8 @@ command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
 [ "${{SLURM_NTASKS:-1}}" -gt 1 ] && command="srun --kill-on-bad-exit $command"  # they are the processes of one run
 eval "exec $command" &
 run=$!
-trap 'again=1; kill -TERM $run' USR1                # 120 s before the time limit: it saves itself
+# 120 s before the time limit: it saves itself. With less time than that it would be queued again for ever.
+trap '[ $SECONDS -gt 20 ] && again=1 || echo "error: expected --time=4 or more"; kill -TERM $run' USR1
 trap 'kill -TERM $run' TERM                         # scancel and scontrol requeue: so, too, and no second requeue
 while kill -0 $run 2>/dev/null; do wait $run; done  # a wait ends with each signal, the last one with the run
 wait $run
