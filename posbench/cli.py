@@ -1,6 +1,7 @@
 """The command line. Heavy modules are imported only by commands that need them: help and completion are fast."""
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -236,6 +237,10 @@ def evaluate(
     """
     from posbench.run import find
 
+    if any(re.fullmatch(r"(evaluation\.)?tasks?=.*\bruler\b.*", word) for word in words):
+        from posbench.serving import ruler
+
+        ruler.register()
     models = [word for word in words if "=" not in word and find.is_model(word)]
     if "extension=search" in words:
         from posbench.serving import search

@@ -92,9 +92,8 @@ def rows_of(subject: Planted, config: Config, tokenizer: Tokenizer | None, *task
         config.evaluation, ratios=(1, 2, 8), targets=8, blocks=PROBLEMS, windowed=True, protocols=("fixed_target",),
         tasks=tasks,
     )  # fmt: skip
-    encode = None if tokenizer is None else tokenizer.encode
     cpu = torch.device("cpu")
-    of = {"subject": subject, "split": text(), "token_bytes": None, "encode": encode}
+    of = {"subject": subject, "split": text(), "token_bytes": None, "tokenizer": tokenizer}
     rows = evaluate(Evaluation(**of, settings=settings, checkpoint_step=7, dtype="fp32", device=cpu))
     return [row for row in rows if row.task]
 

@@ -86,7 +86,7 @@ def rows_of(subject: object, config: Config, text: TokenSplit, tokenizer: Tokeni
         config.evaluation, ratios=tuple(length / L for length in LENGTHS), targets=8, blocks=PROBLEMS, windowed=True,
         protocols=("nonoverlap",), tasks=(task,),
     )  # fmt: skip
-    of = {"subject": subject, "split": text, "token_bytes": None, "encode": tokenizer.encode, "dtype": "fp32"}
+    of = {"subject": subject, "split": text, "token_bytes": None, "tokenizer": tokenizer, "dtype": "fp32"}
     asked = Evaluation(**of, settings=settings, checkpoint_step=7, device=torch.device("cpu"))
     return [row for row in evaluate(asked) if row.task]
 

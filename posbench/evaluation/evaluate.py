@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from posbench import machine
 from posbench.config.schema import EvaluationConfig
-from posbench.data.tokens import TokenSplit
+from posbench.data.tokens import Tokenizer, TokenSplit
 from posbench.errors import Undefined
-from posbench.evaluation import problems, protocols
+from posbench.evaluation import probes, problems, protocols
 from posbench.evaluation.models import Floats, NotFinite, Subject, Variant, Varied, check_finite, score
 from posbench.evaluation.ngrams import CachedNGrams
 from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned, measurements
-from posbench.evaluation.probes import Encode
 from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, plain
@@ -54,12 +53,13 @@ class Evaluation(AnyEvaluation):
     split: TokenSplit  # the text that `settings.split` names
     token_bytes: NDArray[np.integer] | None  # by token id; None: tokens are not pieces of the original text
     reader: CachedNGrams | None = None  # of what the model was trained on; None: that is not known
-    encode: Encode | None = None  # the subject's tokenizer; None: not known
+    tokenizer: Tokenizer | None = None  # the subject's; None: not known
 
     def planned(self) -> list[Planned]:
         nll_of = functools.cache(functools.partial(_nll, self))  # what rows share is computed for the first of them
         asked = measurements(self.settings, self.split, self.subject.train_length)
-        return [_planned(self, measurement, nll_of) for measurement in asked]
+        others = [probes.BENCHMARKS[task](self) for task in self.settings.tasks if task in probes.BENCHMARKS]
+        return sum(others, [_planned(self, measurement, nll_of) for measurement in asked])
 
 
 def describe(row: EvaluationRow) -> str:
@@ -69,8 +69,8 @@ def describe(row: EvaluationRow) -> str:
         where = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
     if row.status != "ok":
         return f"{where}: {row.status}, {row.reason}"
-    right = "" if row.accuracy is None else f"{row.accuracy:.1%} right, {row.chance:.1%} by chance, "
-    return f"{where}: {right}{row.nll:.4f} nats/token"
+    parts = [(row.accuracy, ".1%", "right"), (row.chance, ".1%", "by chance"), (row.nll, ".4f", "nats/token")]
+    return f"{where}: {', '.join(f'{number:{form}} {unit}' for number, form, unit in parts if number is not None)}"
 
 
 def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Callable[[Measurement], Floats]) -> Planned:
@@ -89,7 +89,8 @@ def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Callable[
     if not windows:
         reason = f"the {evaluation.settings.split} text has too few windows of {measurement.length} tokens"
         return dataclasses.replace(row, status="too_short", reason=reason), lambda row: row
-    posed = functools.partial(problems.choices_of, measurement, split, evaluation.encode)
+    encode = None if evaluation.tokenizer is None else evaluation.tokenizer.encode
+    posed = functools.partial(problems.choices_of, measurement, split, encode)
     try:
         subject, facts = _varied(evaluation, measurement)
         digest = "" if not measurement.poses else problems.sha256(posed())

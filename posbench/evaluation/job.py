@@ -97,7 +97,7 @@ def evaluate_into(
     if isinstance(tokens, TaskData):
         evaluation = TaskEvaluation(**known, task=tokens.task)
     else:
-        known |= {"token_bytes": tokens.tokenizer.token_bytes, "encode": tokens.tokenizer.encode}
+        known |= {"token_bytes": tokens.tokenizer.token_bytes, "tokenizer": tokens.tokenizer}
         split = getattr(tokens, settings.split)
         evaluation = Evaluation(**known, split=split, reader=_reader(tokens, config, step, split.ids))
     return rows_into(run, evaluation, world.from_first(every_row(run.folder) if run else None))

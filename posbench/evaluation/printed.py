@@ -14,9 +14,10 @@ from posbench.results.compare import USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
-from posbench.run.rows import multiple
+from posbench.run.rows import PLAIN, RULER, multiple
 from posbench.terminal import console
 
+ENOUGH = 0.856  # RULER's average from which on a length counts (Hsieh et al., 2024, section 4)
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
 SERIES = ("fixed_target", "windowed", "nonoverlap")
@@ -58,6 +59,8 @@ def print_results(folder: Path, split: str | None = None) -> None:
         out.print(remark, soft_wrap=True)
     if not in_curve.all():
         _others(rows[~in_curve], "problem_length" if of_task else "length").print(out)
+    for remark in _about_ruler(rows[rows["protocol"] == RULER]):
+        out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
 
 
@@ -165,6 +168,20 @@ def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
             f"Rows that are not shown, on another text or on other targets than the curve: {', '.join(each)}. Lengths "
             "that are asked for together share their targets."
         )
+
+
+def _about_ruler(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield RULER's average by length, over the tasks that have a score at every length, and its effective length."""
+    for variant, same in rows.groupby("variant"):
+        scores = same.pivot(index="task", columns="length", values="accuracy").dropna()
+        means = scores.mean().dropna()
+        by_length = ", ".join(f"{mean:.1%} at {length:,} tokens" for length, mean in means.items())
+        enough = means.index[means >= ENOUGH]
+        effective = f"{enough.max():,} tokens" if len(enough) else "none of these"
+        extended = "" if variant == PLAIN else f" with {variant}"
+        number = f"{len(scores)} of {same['task'].nunique()} tasks"
+        what = f"the longest with {ENOUGH:.1%}, which Llama-2-7b has at 4,096 tokens"
+        yield f"RULER{extended}, {number}: {by_length or 'no scores'}. Effective length ({what}): {effective}."
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def evaluate_into(
 ) -> int:
     """Evaluate into a folder of results, after `step` updates and `n` tokens; returns the number of new rows."""
     text: Any = {"split": getattr(tokens, settings.split), "token_bytes": tokens.tokenizer.token_bytes}
-    text |= {"encode": tokens.tokenizer.encode, "settings": settings, "checkpoint_step": step, "tokens": n}
+    text |= {"tokenizer": tokens.tokenizer, "settings": settings, "checkpoint_step": step, "tokens": n}
     evaluation = Evaluation(subject=subject, dtype=subject.precision, device=subject.model.device, **text)
     n_rows = rows_into(run, evaluation, every_row(run.folder))
     peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device))

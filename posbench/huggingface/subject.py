@@ -118,11 +118,16 @@ def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: 
     """The library's own logits of ids (B, T), whatever was read before; `first_token` replaces the first of each."""
     if first_token is not None:
         ids = torch.cat((torch.full_like(ids[:, :1], first_token), ids[:, 1:]), dim=1)
-    rope.restore(model)
-    if model.config.model_type == "mpt":  # the size of its bias
-        model.config.max_seq_len = ids.shape[1]
+    prepare(model, ids.shape[1])
     logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
     return logits
+
+
+def prepare(model: Any, length: int) -> None:
+    """Let a model read an input of that length as if it had read none before."""
+    rope.restore(model)
+    if model.config.model_type == "mpt":  # the size of its bias
+        model.config.max_seq_len = length
 
 
 @functools.cache  # once, or masks would be narrowed twice

@@ -11,7 +11,7 @@ from typing import Any
 from posbench.errors import UserError
 from posbench.run import ROWS
 
-PLAIN, WINDOWED = "plain", "windowed"
+PLAIN, WINDOWED, RULER = "plain", "windowed", "ruler"  # the last: a protocol, of a benchmark without a loss
 PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
 EVALUATION_KEY = (
     "protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step", "problem_length",
@@ -24,7 +24,7 @@ _curve_of = operator.attrgetter("split", "checkpoint_step", "protocol")
 class EvaluationRow:
     """An evaluation row of `rows.jsonl`: what was measured, on what, and the result. What is undefined is None."""
 
-    protocol: str  # fixed_target, nonoverlap, task, problems; of earlier versions sliding
+    protocol: str  # fixed_target, nonoverlap, task, problems, ruler; of earlier versions sliding
     length: int  # tokens of context; of problems, tokens read
     length_ratio: float  # length / training length; of problems, problem_length / the longest that was trained
     stride: int | None = None  # of `sliding`, of earlier versions: tokens between its windows
@@ -80,7 +80,7 @@ class EvaluationRow:
     @property
     def measured(self) -> bool:
         """Whether the row has a number. Numbers that were not finite are null."""
-        return self.status == "ok" and self.nll is not None
+        return self.status == "ok" and (self.accuracy if self.protocol == RULER else self.nll) is not None
 
     @property
     def kind(self) -> str:

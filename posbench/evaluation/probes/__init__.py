@@ -23,6 +23,8 @@ from posbench.randomness import derive
 
 Ids = NDArray[np.int64]
 Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]  # token ids of each text
+# Benchmarks that are no probes, by what they are called among the tasks: what plans their rows of an evaluation.
+BENCHMARKS: dict[str, Callable[[Any], list[Any]]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,6 +82,8 @@ def options_of(name: str) -> dict[str, Any]:
 
 def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
     """Return the rows of a task, `repeat` or `shuffle:keep=32`; UserError if there is no such task or option."""
+    if text in BENCHMARKS:
+        return []
     name, given = parse_choice(text, "shuffle:keep=32")
     if name not in names():
         raise unknown("task", name, names())

@@ -1,0 +1,134 @@
+"""RULER (Hsieh et al., 2024, arXiv:2404.06654) by lm-evaluation-harness: `posbench evaluate RUN|MODEL task=ruler`.
+
+The harness makes the problems and scores the answers. The model reads a problem as it reads a document, and answers
+with the likeliest token each time. Rows have the protocol `ruler`; `evaluation.blocks` is the number of problems.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any, cast
+
+import numpy as np
+import tokenizers
+import torch
+
+from posbench.data.tokens import Tokenizer
+from posbench.errors import Undefined, UserError
+from posbench.evaluation import probes
+from posbench.evaluation.evaluate import Evaluation
+from posbench.evaluation.models import AS_TRAINED, Subject, Variant
+from posbench.evaluation.plan import Planned, lengths_of
+from posbench.huggingface.load import library_errors, transformers
+from posbench.huggingface.subject import HuggingFaceModel, prepare
+from posbench.run.rows import RULER, EvaluationRow, plain
+
+PACKAGE = "lm_eval[ruler]>=0.4.13"
+TASKS = [f"niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)]
+TASKS += ["niah_multiquery", "niah_multivalue", "vt", "cwe", "fwe", "qa_squad", "qa_hotpot"]
+LEAST, BEYOND = 512, 192  # tokens: the shortest length; by how much a prompt and its answer may exceed theirs
+TIMEOUT = 10  # seconds to wait for data that a task downloads
+
+
+def register() -> None:
+    """Let `ruler` be a task; UserError if the harness is not installed."""
+    if not all(map(importlib.util.find_spec, ("lm_eval", "nltk", "wonderwords"))):
+        raise UserError(f"task=ruler needs lm-evaluation-harness: pip install '{PACKAGE}'")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    socket.setdefaulttimeout(TIMEOUT)
+    probes.BENCHMARKS[RULER] = planned
+
+
+def planned(evaluation: Evaluation) -> list[Planned]:
+    """Return the rows of all tasks at every length, as trained and with each extension; UserError if none is long."""
+    settings, train_length, rows = evaluation.settings, evaluation.subject.train_length, list[Planned]()
+    if not (lengths := lengths_of(settings, train_length, LEAST)):
+        raise UserError(f"task=ruler needs a length of {LEAST} tokens or more, such as length=4096,8192")
+    digest = hashlib.sha256(f"{metadata.version('lm_eval')} {settings.blocks}".encode()).hexdigest()
+    variants = [AS_TRAINED, *(Variant(extension=text) for text in settings.extensions)]
+    for variant, length in ((variant, length) for variant in variants for length in lengths):
+        row = evaluation.row(protocol=RULER, length=length, length_ratio=length / train_length, extension=variant.name)
+        subject = evaluation.subject
+        try:
+            subject, facts = subject.varied(variant, length + BEYOND)
+            row = dataclasses.replace(row, extension_options=plain(facts), targets_sha256=digest)
+        except Undefined as error:
+            row = dataclasses.replace(row, status="undefined", reason=str(error))
+        score = functools.partial(scored, evaluation, subject)
+        rows += [(dataclasses.replace(row, task=task), score) for task in TASKS]
+    return rows
+
+
+def scored(evaluation: Evaluation, subject: Subject, row: EvaluationRow) -> EvaluationRow:
+    """Return a row with the mean score of its problems; `undefined` if the harness cannot make them."""
+    try:
+        with (
+            library_errors("lm-evaluation-harness cannot make it", Undefined),
+            tempfile.TemporaryDirectory() as folder,
+            open(os.devnull, "w") as nothing,
+            contextlib.redirect_stdout(nothing),
+            contextlib.redirect_stderr(nothing),
+        ):
+            samples = _samples(evaluation, subject, row, folder)
+            scores = [sample[str(row.length)] for sample in samples]
+    except Undefined as error:
+        return dataclasses.replace(row, status="undefined", reason=str(error))
+    return dataclasses.replace(row, accuracy=float(np.mean(scores)), n_blocks=len(scores))
+
+
+def _samples(evaluation: Evaluation, subject: Subject, row: EvaluationRow, folder: str) -> list[dict[str, Any]]:
+    """Return the harness's record of each problem of a row; the tokenizer is written into a folder for it."""
+    from lm_eval import evaluator
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager, ruler
+
+    evaluator.get_git_commit_hash = str  # git would print that there is no repository
+    tokenizer, name = cast(Tokenizer, evaluation.tokenizer), str(row.task)
+    name = name if name.startswith("niah") else f"ruler_{name}"
+
+    class Answers(LM):  # type: ignore[misc, unused-ignore]
+        loglikelihood = loglikelihood_rolling = None  # RULER asks for neither
+
+        def generate_until(self, requests: Sequence[Any]) -> list[str]:
+            texts, options = zip(*(request.args for request in requests), strict=True)
+            prompts = ([tokenizer.separator, *ids.tolist()] for ids in tokenizer.encode(texts))
+            most = (each["max_gen_toks"] for each in options)
+            return [tokenizer.decode(_answer(subject, *each)) for each in zip(prompts, most, strict=True)]
+
+    if row.task == "vt":  # it would look forever for an example of 500 tokens, and for a problem beside that
+        from lm_eval.tasks.ruler.vt_utils import generate_input_output as text_of
+
+        example, problem = map(len, tokenizer.encode([text_of(5, 1, 4, True)[0], text_of(10, 1, 4)[0]]))
+        if example > 440 or example + problem + 90 > row.length:
+            raise Undefined(f"there is no room: its example has {example} tokens, its shortest problem {problem}")
+    # The harness would run code of a model's own folder: this one has a tokenizer only.
+    inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.description))
+    transformers().PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(folder)
+    problems = {"tokenizer": folder, "max_seq_lengths": [row.length]}
+    manager = TaskManager(include_defaults=False, include_path=[*ruler.__path__], metadata=problems)
+    limits: dict[str, Any] = {"limit": evaluation.settings.blocks, "bootstrap_iters": 0}
+    results = evaluator.simple_evaluate(Answers(), tasks=[name], task_manager=manager, **limits)
+    return list(results["samples"][name])
+
+
+def _answer(subject: Any, ids: list[int], most: int) -> list[int]:
+    """Return the tokens that follow, at most so many, the likeliest each time; a document's first token ends them."""
+    end, read = ids[0], len(ids)
+    if isinstance(subject, HuggingFaceModel):
+        inputs = torch.tensor([ids], device=subject.model.device)
+        prepare(subject.model, read + most)
+        options = {"attention_mask": torch.ones_like(inputs), "max_new_tokens": most, "pad_token_id": end}
+        return list(subject.model.generate(inputs, do_sample=False, **options)[0, read:].tolist())
+    while len(ids) < read + most and ids[read:][-1:] != [end]:  # our own models have no cache
+        last = np.arange(len(ids))[None] == len(ids) - 1
+        ids = [*ids, int(next(subject.logits(np.array([[*ids, end]]), last, 0)).argmax())]
+    return ids[read:]
