@@ -159,7 +159,7 @@ def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None
 @pytest.mark.slow
 def test_claims_have_their_frozen_outcomes() -> None:
     """Outcome and p, before adjustment, of every claim."""
-    entries = claim.read(["all"])
+    entries = claim.read([*FROZEN["claims"]])
     judged = reproduce.judged(entries, reproduce.needed(entries, []), kept_study("ledger"))
     rows = judged[["claim", "outcome", "p"]].itertuples(index=False)
     outcomes = {name: [outcome, None if math.isnan(p) else float(f"{p:.3g}")] for name, outcome, p in rows}
