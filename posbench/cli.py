@@ -219,7 +219,7 @@ def reproduce(
     """Test what the literature claims, on fresh seeds.
 
     Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
-    supported, contradicted, open, not learned, or not run. The files of configs/claim hold them.
+    supported, contradicted, open, not learned, or not run; of published numbers: reproduced or not. See configs/claim.
     """
     from posbench.claims import reproduce as claims
 
