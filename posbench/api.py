@@ -12,8 +12,8 @@ import pandas as pd
 import torch
 
 from posbench import encodings, machine, report
-from posbench.config.external import AnyConfig, load_saved
 from posbench.config.overrides import apply, start_of
+from posbench.config.schema import AnyConfig, load_saved
 from posbench.data.tokens import Tokenizer
 from posbench.errors import UserError
 from posbench.evaluation.job import evaluate_run

@@ -92,7 +92,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help=_WO
 Runs = Annotated[list[Path], typer.Argument(help=f"{_RUNS}.")]
 Schemes = Annotated[list[str], typer.Argument(help="Encodings, each with its options (rope base=100); run folders.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ConfigDir = Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")]
+ConfigDir = Annotated[Path | None, typer.Option(metavar="DIR", exists=True, help="A folder of further YAML files.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the commands, with runs and tokens; run nothing.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")]
 Cfg = Annotated[bool, typer.Option("--cfg", help="Print every key with its value and meaning; run nothing.")]

@@ -16,7 +16,7 @@ from support import posbench
 
 from posbench import encodings, listing, tasks
 from posbench.config import compose
-from posbench.config.external import load_saved
+from posbench.config.schema import load_saved
 from posbench.evaluation import probes
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import load_record
@@ -118,7 +118,7 @@ train encoding.bse=2 | 'rope' has no option 'bse'
 train encoding=randomized encoding.inner_options.bse=2 | 'rope' has no option 'bse'
 train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes
 sweep encoding=rope,alibi encoding.base=1,2 | 'posbench sweep encoding=rope encoding.base=1,2 study=NAME' and '
-train data=wikitext-2 data.path=a.txt | data.path is 'a.txt', which data=hub does not read: data=text does
+train data=wikitext-2 data.path=a.txt | data.path is 'a.txt': expected data=text: data=hub does not read it
 """
 
 

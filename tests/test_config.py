@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from posbench.config import compose, identity, overrides, schema
-from posbench.config.external import load_saved
 from posbench.config.overrides import apply
-from posbench.config.schema import Config, DataConfig, to_container, validate
+from posbench.config.schema import Config, DataConfig, load_saved, to_container, validate
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import UserError
 
@@ -160,8 +159,8 @@ def test_a_later_value_holds_with_a_line_and_lengths_follow_the_training_length(
     assert [config.evaluation.ratios for _, config in pairs] == [(1, 4), (0.5, 2)]
     config = composed()
     asked = apply(config, ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3"])
-    assert (asked.settings.ratios, asked.settings.longest, asked.settings.extensions) == ((2,), 16, ("ntk",))
-    assert asked[1:] == ("cuda:1", 3) and apply(config, [])[1:] == (None, None)
+    assert (asked.evaluation.ratios, asked.evaluation.longest, asked.evaluation.extensions) == ((2,), 16, ("ntk",))
+    assert (asked.runtime.device, asked.runtime.threads) == ("cuda:1", 3)
     assert not overrides.WORDS.keys() & {*to_container(config), *GROUPS}
 
 
@@ -230,12 +229,10 @@ def at_the_former_rate(*words: str) -> Config:
 TEXT = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
 
 
-@dataclasses.dataclass(frozen=True)
 class LaterData(DataConfig):
     shuffle: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
 class LaterConfig(Config):
     data: LaterData
 

@@ -18,7 +18,7 @@ from fake_study import headline_of
 from support import write_words
 from torch import Tensor
 
-from posbench.config.overrides import Asked, apply
+from posbench.config.overrides import apply
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
@@ -363,4 +363,4 @@ def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained: Tr
     config, folder = trained
     shutil.rmtree(folder / "checkpoint" / "step-00000012")
     with pytest.raises(UserError, match=r"is not finished, 10 of 12 updates are made: go on with 'test' first"):
-        evaluate_run(folder, Asked(config.evaluation))
+        evaluate_run(folder, config)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from posbench import tasks
 from posbench.config import compose
-from posbench.config.built import task_of
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.data.batches import fixed_problems
@@ -92,7 +91,7 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
     assert content["task"] == {"name": name, **tasks.options_of(name)}
     for experiment in ("tasks", "tasks_long"):
         config = composed(f"experiment={experiment}", f"data=task/{name}", "encoding=t5")
-        task = task_of(config.data)
+        task = tasks.build(name, config.data.task)
         assert config.data.name == name and config.training.train_length == task.size(task.longest)
         assert config.encoding.options["max_distance"] == config.training.train_length
         assert config.training.tokens % config.training.tokens_per_step == 0
@@ -106,7 +105,7 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name: str) -> None:
     config = composed("experiment=tasks", f"data=task/{name}", "encoding=t5")
-    task, data = task_of(config.data), data_of(config.data, None)
+    task, data = tasks.build(name, config.data.task), data_of(config.data, None)
     first, second = (data.batches(config.training, seed=3) for _ in range(2))
     second.batch(0)
     batch, again = first.batch(5), second.batch(5)

@@ -26,7 +26,6 @@ _TERM = re.compile(
 _EXPECTED = "expected such as 'fire 8x - fire 1x - alibi 8x + alibi 1x < 0', or 'rope/nonoverlap 1x = 1.88 ± 0.05'"
 
 
-@dataclasses.dataclass(frozen=True)
 class Source(Section):
     paper: str
     where: str  # section, table or figure
@@ -37,7 +36,6 @@ class Source(Section):
     read: Literal["first-hand", "second-hand"] = "second-hand"
 
 
-@dataclasses.dataclass(frozen=True)
 class Prediction(Section):
     """What we expect, recorded before the first run that tests it."""
 
@@ -46,7 +44,6 @@ class Prediction(Section):
     why: str
 
 
-@dataclasses.dataclass(frozen=True)
 class MoreSeeds(Section):
     """Of two schemes the one that should answer a task right in more seeds."""
 
@@ -57,7 +54,6 @@ class MoreSeeds(Section):
     variant: str = ""  # what the test varies of the task, such as ignore=0.98
 
 
-@dataclasses.dataclass(frozen=True)
 class Claim(Section):
     """What the file holds. Either `test` or `more_seeds`."""
 

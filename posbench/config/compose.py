@@ -4,16 +4,18 @@ Hydra composes the chosen files and runs nothing: no function that a YAML file n
 assigned here, by the types of their keys, and one read by `schema` checks the whole.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
+import glob
 import inspect
 import itertools
 import json
 import logging
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -22,75 +24,57 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from posbench import encodings, installed
-from posbench.config import start, suggest
-from posbench.config.built import build_encoding, check_task
-from posbench.config.identity import spelt, with_paths, written_out
-from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, ratios, value, values
-from posbench.config.schema import Config, validate
-from posbench.config.shipped import GROUPS, configs_dir, every
+from posbench import encodings, installed, tasks
+from posbench.config.identity import MOVED_ASIDE, expanded, spelt, with_paths, written_out
+from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, ratios, unknown_choice, unknown_key, value, values
+from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_container, validate
+from posbench.config.shipped import EVERY, GROUPS, choices, configs_dir
 from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
 _SOURCES = {"path": "text", "dataset": "hub"}  # a key of the data that chooses the source which reads it
 _OPEN = ("encoding.", "data.task.", "data.splits.")  # where encodings, tasks and data sets have keys of their own
 _WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")  # chosen by groups alone
+STUDY = "extend"  # of runs that begin from another
+RATE = 1 / 6  # of the peak there: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens (docs/longer.md)
 Folders = tuple[Path, ...]  # where YAML files are beside ours, the first one above the others
 
 
-def configs(words: list[str], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
+def single(words: list[str], config_dir: Path | None = None) -> Config:
+    """Return the configuration of one run; arguments as `configs`."""
+    return configs(words, config_dir, several=False)[0][1]
+
+
+def configs(words: list[str], config_dir: Path | None = None, several: bool = True) -> list[tuple[list[str], Config]]:
     """Return every combination of the values in key=value words, as words of its own, with its configuration.
 
-    `config_dir` is a folder of further groups and files.
+    `config_dir` is a folder of further groups and files; without `several` a key has one value.
     """
-    axes, folders = _axes(words, config_dir)
+    folders = (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())
+    for path in sorted(config_dir.rglob("*.yaml")) if config_dir else ():
+        _composed.cache_clear()  # the files may have changed
+        if re.search(r"^\s*hydra:|/hydra/", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
+            logger.warning("%s: keys of Hydra's own part do nothing here", path)
+    axes = {}
+    for key, text in pairs(words).items():
+        names = choices(key, folders, EVERY) if key in GROUPS else {}
+        axes[key] = _runs(text) if key == "start" else values(key, text, names)
+        if len(axes[key]) > 1 and not several:
+            raise UserError(f"{key}={text} gives several values: 'posbench sweep' runs each of them")
     _refuse_mixed_options(axes)
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
 
 
-def single(words: list[str], config_dir: Path | None = None) -> Config:
-    """Return the configuration of one run; arguments as `configs`."""
-    axes, folders = _axes(words, config_dir)
-    for key, texts in axes.items():
-        if len(texts) > 1:
-            raise UserError(f"{key}={','.join(texts)} gives several values: 'posbench sweep' runs each of them")
-    return _config({key: text for key, (text,) in axes.items()}, folders)
-
-
-def _axes(words: list[str], config_dir: Path | None) -> tuple[dict[str, list[str]], Folders]:
-    """Return the values of each typed key, and where YAML files are."""
-    folders = _folders(config_dir)
-    given = pairs(words)
-    axes = {key: values(key, text, every(key, folders) if key in GROUPS else ()) for key, text in given.items()}
-    return axes | ({start.KEY: start.runs(given[start.KEY])} if start.KEY in given else {}), folders
-
-
-def _refuse_mixed_options(axes: dict[str, list[str]]) -> None:
+def _refuse_mixed_options(axes: Mapping[str, list[str]]) -> None:
     """Refuse an option beside several encodings of which only some have it, with the commands that work."""
-    known = [name for name in axes.get("encoding", []) if name in encodings.names()]
+    names = [name for name in axes.get("encoding", []) if name in encodings.names()]
     for key in (key for key in axes if key.startswith("encoding.")):
-        having = [name for name in known if key.split(".")[1] in encodings.options_of(name)]
-        without = ",".join(name for name in known if name not in having)
-        if having and without:
+        having = [name for name in names if key.split(".")[1] in encodings.options_of(name)]
+        if having and (without := ",".join(name for name in names if name not in having)):
             first, second = f"encoding={','.join(having)} {key}={','.join(axes[key])}", f"encoding={without}"
             commands = " and ".join(f"'posbench sweep {words} study=NAME'" for words in (first, second))
             raise UserError(f"{key} is no option of {without}: {commands} make one comparison")
-
-
-def _folders(config_dir: Path | None) -> Folders:
-    """Return where YAML files are beside ours: the user's own folder, and those of installed packages."""
-    if config_dir:
-        _composed.cache_clear()  # its files may have changed
-        if not config_dir.is_dir():
-            raise UserError(f"no folder '{config_dir}' to read configurations from")
-        for path in sorted(config_dir.rglob("*.yaml")):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if path.parent.name == "experiment" and "# @package _global_" not in text:
-                raise UserError(f"{path} lacks the line '# @package _global_', without which it sets nothing")
-            if re.search(r"^\s*hydra:|/hydra/", text, re.MULTILINE):
-                logger.warning("%s: keys of Hydra's own part do nothing here", path)
-    return (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())
 
 
 @functools.lru_cache(maxsize=128)  # all encodings; Hydra takes a tenth of a second for each
@@ -100,27 +84,29 @@ def _composed(chosen: tuple[str, ...], folders: Folders) -> DictConfig:
     GlobalHydra.instance().clear()
     search = ",".join(json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders)
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(configs_dir()), job_name="posbench"):
+        with _mistakes_as_one_line(), initialize_config_dir(str(configs_dir()), "posbench", version_base="1.3"):
             cfg = compose("train", [f"hydra.searchpath=[{search}]", *chosen], return_hydra_config=True)
-        OmegaConf.set_struct(cfg, False)
-        choices, tuned = cfg.pop("hydra").runtime.choices, cfg.pop("tuned", {})  # what the experiment sets beside them
-        cfg.merge_with(*(tuned[f"{key}={name}"] for key, name in choices.items() if f"{key}={name}" in tuned))
-        return cfg
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise UserError(_line(error)) from None
+            OmegaConf.set_struct(cfg, False)
+            names, tuned = cfg.pop("hydra").runtime.choices, cfg.pop("tuned", {})  # what experiments set beside them
+            cfg.merge_with(*(tuned[f"{key}={name}"] for key, name in names.items() if f"{key}={name}" in tuned))
+            return cfg
     finally:
         GlobalHydra.instance().hydra = theirs
 
 
-def _line(error: BaseException | None) -> str:
-    """Return an error as one line: of Hydra and OmegaConf, which write several, the first of the innermost."""
-    while isinstance(error, OmegaConfBaseException | HydraException) and error.__cause__:
-        error = error.__cause__
-    text = str(error).strip()
-    return " ".join(text.split()) if isinstance(error, yaml.YAMLError) else text.partition("\n")[0]
-
-
-# -- one configuration -------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _mistakes_as_one_line(place: str = "") -> Iterator[None]:
+    """Raise errors as UserError: of Hydra and OmegaConf, which write several lines, the first of the innermost."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        inner: BaseException = error
+        while isinstance(inner, OmegaConfBaseException | HydraException) and inner.__cause__:
+            inner = inner.__cause__
+        text = str(inner).strip()
+        line = " ".join(text.split()) if isinstance(inner, yaml.YAMLError) else text.partition("\n")[0]
+        place = place or getattr(inner, "full_key", None) or ""
+        raise UserError(f"{place}: {line}".removeprefix(": ")) from None
 
 
 def _config(given: dict[str, str], folders: Folders) -> Config:
@@ -130,50 +116,44 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
     for name, source in _SOURCES.items():
         if "data" not in given and given.get(f"data.{name}", "null") != "null" and cfg.data.get("source") != source:
             cfg = _choose({**groups, "data": source}, folders)
-    if (run := value(start.KEY, given.get(start.KEY, "null"))) is not None:
-        start.begun(cfg, run, given)
+    if (run := given.get("start", "null")) != "null":
+        _begin(cfg, run, given)
     dataset = cfg.data.get("dataset")
     for key, text in given.items():
-        if key in (*GROUPS, LENGTH, start.KEY):
+        if key in (*GROUPS, LENGTH, "start"):
             continue
         if key in _WITH_OPTIONS or (key not in KEYS and not key.startswith(_OPEN)):
-            raise suggest.unknown_key(key, [*KEYS, *GROUPS], WORDS)
-        try:
+            raise unknown_key(key, [*KEYS, *GROUPS], WORDS)
+        with _mistakes_as_one_line(f"{key}={text}"):
             OmegaConf.update(cfg, key, value(key, text), merge=True)
-        except (OmegaConfBaseException, ValueError) as error:
-            raise UserError(f"{key}={text}: {_line(error)}") from None
-    plain = _plain(cfg)
+    # Functions such as `${oc.env:...}` would put secrets into records.
+    if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
+        raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
+    with _mistakes_as_one_line():
+        plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     data = plain["data"]
     another = data["dataset"] != dataset and "data.name" not in given  # than that of the chosen file
     if data["source"] == "hub" and (another or data["name"] == "hub"):
         data["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(data["dataset"])).name).strip("._-")[:128]
-    for name, source in _SOURCES.items():
-        if data[name] and data["source"] != source:
-            wrong = f"data.{name} is {data[name]!r}, which data={data['source']} does not read"
-            raise UserError(f"{wrong}: data={source} does")
     config = validate(Config, with_paths(written_out(plain)))
     if LENGTH in given:
         lengths = tuple(ratios(value(LENGTH, given[LENGTH]), config))
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=lengths))
-    build_encoding(config)  # which checks its options
-    if config.start:
-        start.check(config, config.start)
-    check_task(config)
+    _check(config)
     return config
 
 
 def _choose(groups: dict[str, str], folders: Folders) -> DictConfig:
     """Return a composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
-    files, signature = dict(groups), None
-    name = groups.get("encoding", "")
-    if name not in every("encoding", folders) and (encodings.PLACE.fullmatch(name) or name in encodings.names()):
-        signature = _signature(files.pop("encoding"))
+    files, name, own = dict(groups), groups.get("encoding", ""), None
+    is_class = encodings.PLACE.fullmatch(name) or name in encodings.names()
+    if is_class and name not in choices("encoding", folders, EVERY):
+        own = _signature(files.pop("encoding"))
     for group, choice in files.items():
-        if choice not in (known := every(group, folders)):
-            raise suggest.unknown_choice(group, choice, known)
+        if choice not in (known := choices(group, folders, EVERY)):
+            raise unknown_choice(group, choice, known)
     cfg = copy.deepcopy(_composed(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
-    if signature:
-        cfg.encoding = signature
+    cfg.encoding = own or cfg.encoding
     return cfg
 
 
@@ -191,12 +171,82 @@ def _signature(name: str) -> DictConfig:
     return OmegaConf.create({"name": name, **plain, **source})
 
 
-def _plain(cfg: DictConfig) -> dict[str, Any]:
-    """Return the resolved configuration; UserError for a missing value or an interpolation that is refused."""
-    # Functions such as `${oc.env:...}` would put secrets into records.
-    if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
-        raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
-    try:
-        return dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
-    except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: {_line(error)}") from None
+def _check(config: Config) -> None:
+    """Refuse options that are wrong, weights or problems that do not fit, and positions that cannot be shifted."""
+    encoding, data, room = config.build_encoding(), config.data, config.training.train_length
+    if config.start:
+        before = _started(config.start.run)[0].build_encoding()
+        new, old = ({(name, p.shape) for name, p in each.named_parameters()} for each in (encoding, before))
+        if new != old:
+            wrong = f"'{encoding.name}' cannot begin from {config.start.run}: it has not the parameters of"
+            raise UserError(f"{wrong} '{before.name}' there ({min(new ^ old)[0]})")
+    if encoding.max_length is not None and room > encoding.max_length:
+        raise UserError(f"training.train_length is {room}: '{encoding.name}' ends at {encoding.max_length}")
+    if data.task is None:
+        return
+    task = tasks.build(data.task["name"], data.task)
+    if (needed := task.size(task.longest) + data.offset) > room:
+        wrong = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}"
+        raise UserError(f"{wrong} and data.offset={data.offset} take {needed} tokens, expected at least as many")
+    if data.offset and "positions" in encoding.hooks:
+        raise UserError(f"data.offset is {data.offset}: '{encoding.name}' chooses positions itself, expected 0")
+
+
+# -- a run that begins from the weights of another, `start=RUN` (docs/longer.md) ---------------------------------------
+
+
+def _runs(pattern: str) -> list[str]:
+    """Return the run folders that a glob names, without those that --restart moved aside, or the one of this name."""
+    folders = [Path(path) for path in sorted(glob.glob(expanded(pattern)))]
+    there = (path for path in folders if (path / SAVED).is_file() and not MOVED_ASIDE.fullmatch(path.name))
+    return [*map(str, there)] or [pattern]
+
+
+def _begin(cfg: DictConfig, run: str, given: Mapping[str, str]) -> None:
+    """Give a composed configuration what it takes from a run's folder, before typed values by full key are assigned."""
+    for key in given:
+        if key.startswith(("model", "experiment", "start.")) and not key.startswith("model.attention."):
+            raise UserError(f"{key}: not beside start, which takes it from that run")
+
+    numbers = {key: number for key, text in given.items() if type(number := value(key, text)) in (int, float)}
+    typed = {key: int(number) for key, number in numbers.items() if 1 <= number < 2**63}  # others are refused later
+    source, start = _started(run)
+    taken, old, before = to_container(source), source.training, source.training.train_length
+    cfg.update({name: taken[name] for name in ("encoding", "model", "data", "training") if name not in given})
+    cfg.seed, cfg.study, cfg.start = source.seed, STUDY, dataclasses.asdict(start)
+    length = typed.get("training.train_length", before)
+    batch_size = typed.get("training.batch_size", max(1, old.batch_size * before // length))
+    tokens = max(old.tokens // 10, batch_size * typed.get("training.accumulation", old.accumulation) * length)
+    tokens = typed.get("training.tokens", tokens)
+    rates = {"learning_rate": old.learning_rate * RATE, "warmup_tokens": tokens // 20}
+    cfg.training.update({"batch_size": batch_size, "tokens": tokens, "lengths": [], **rates})
+    if "data" in given:
+        cfg.data.tokenizer = str(Path(run) / "tokenizer.json")
+    if "encoding" in given:
+        options = source.encoding.options  # a stretched form has the base and layout of what it stretches
+        if options.get("frequencies", "geometric") != "geometric":
+            raise UserError(f"start={run}: its encoding.frequencies={options['frequencies']} would be lost")
+        cfg.encoding.update({name: options[name] for name in {"base", "layout"} & options.keys() & cfg.encoding.keys()})
+        if "factor" in cfg.encoding:  # that of dynamic_ntk multiplies a length's own
+            cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / before)
+    if "evaluation" not in given:
+        lengths = {round(ratio * before) for ratio in source.evaluation.ratios} | {length}
+        lengths |= {times * length for times in (2, 4) if max(lengths) < times * length}  # 4x: a verdict's endpoint
+        cfg.evaluation.update({key: taken["evaluation"][key] for key in ("targets", "blocks")})
+        cfg.evaluation.update({"ratios": [each / length for each in sorted(lengths)], "at_tokens": [0]})
+
+
+def _started(run: str) -> tuple[Config, StartConfig]:
+    """Return the configuration of a finished run, and what a run that begins from it keeps of it."""
+    folder = Path(run)
+    config = load_saved(folder / SAVED) if (folder / SAVED).is_file() else None
+    if not isinstance(config, Config) or config.start or config.data.task:
+        raise UserError(f"start={folder}: expected a run folder, outputs/STUDY/RUN, on text, that began at random")
+    training, record = config.training, json.loads((folder / "run.json").read_bytes())
+    manifest = max((folder / "checkpoint").glob("step-*/manifest.json"), default=None)  # eight digits
+    newest = json.loads(manifest.read_bytes()) if manifest else {}
+    if newest.get("step", 0) < training.steps or record["status"] != "done":
+        raise UserError(f"start={folder}: that run is not finished; 'posbench train' with its settings continues it")
+    digests = (newest["files"]["model.safetensors"]["sha256"], record["tokenizer_sha256"], record["data"]["sha256"])
+    sizes = (config.seed, training.train_length, training.batch_size * training.accumulation, training.steps)
+    return config, StartConfig(str(folder), *digests, *sizes, training.tokens, training.warmup_tokens)

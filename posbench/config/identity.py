@@ -18,6 +18,7 @@ from typing import Any
 from posbench import encodings
 from posbench.errors import UserError
 
+MOVED_ASIDE = re.compile(r".+\.old-\d+")  # the name of a folder that `--restart` put beside the new run's
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that make no other run
 # Beside the options of encodings; their dataclasses have the same values as defaults.
 LATER: dict[str, dict[str, Any]] = {
@@ -50,11 +51,6 @@ def one_number(value: Any) -> Any:
     if isinstance(value, list):
         return [one_number(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def moved_aside(name: str) -> bool:
-    """Whether a folder has the name that `--restart` gives to an earlier run: `<run>.old-1`."""
-    return re.fullmatch(r".+\.old-\d+", name) is not None
 
 
 def completed(container: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,9 +98,6 @@ def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             if isinstance(name, str) and isinstance(options, dict):
                 yield name, options
                 yield from _inner(options)
-
-
-# -- paths -------------------------------------------------------------------------------------------------------------
 
 
 def with_paths(plain: dict[str, Any]) -> dict[str, Any]:

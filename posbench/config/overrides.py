@@ -6,18 +6,17 @@ and only mappings and options of encodings are YAML. Settings of evaluation and 
 """
 
 import contextlib
-import dataclasses
 import fnmatch
 import logging
 import re
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
-from posbench.config import schema, suggest
+from posbench.config import schema
 from posbench.config.identity import is_there
-from posbench.config.schema import Config, EvaluationConfig, RuntimeConfig
-from posbench.config.shipped import GROUPS, every
-from posbench.errors import UserError
+from posbench.config.schema import Config
+from posbench.config.shipped import EVERY, GROUPS, choices
+from posbench.errors import UserError, nearest
 
 logger = logging.getLogger(__name__)
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
@@ -25,22 +24,45 @@ KEYS = schema.keys()
 FILES = ("data.path", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
 OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
 # What may be typed without its section, and the key it stands for.
-WORDS = {field.name: f"evaluation.{field.name}" for field in dataclasses.fields(EvaluationConfig)}
-WORDS |= {field.name: f"runtime.{field.name}" for field in dataclasses.fields(RuntimeConfig)}
+WORDS = {key.partition(".")[2]: key for key in KEYS if key.startswith(("evaluation.", "runtime."))}
 WORDS |= {word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")}
 WORDS |= {"length": LENGTH, "lengths": LENGTH}
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
 OF_A_FINISHED_RUN = [word for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"]
 OF_A_FINISHED_RUN += ["device", "threads"]
+# What posbench has instead, and what other trainers call it.
+ALIASES = {
+    "training.tokens: a step has training.batch_size x training.train_length of them": "steps max_steps num_steps "
+    "train_steps iterations iters max_iters epochs num_epochs budget",
+    "training.train_length": "context context_length ctx n_ctx block_size seq_len seq_length sequence_length "
+    "max_length max_len max_seq_len max_seq_length max_position_embeddings n_positions",
+    "training.learning_rate": "lr",
+    "training.batch_size": "batch bs",
+    "model.n_layers": "layers n_layer num_layers depth",
+    "model.n_heads": "heads n_head num_heads",
+    "model.d_model": "dim width n_embd hidden_size embed_dim",
+    "encoding.base": "theta rope_theta",
+    "AdamW, set by training.learning_rate, betas, weight_decay and clip": "optimizer optim adam adamw",
+    "tracking: tracking=none, tracking.mode=offline, tracking.project": "wandb logger logging tensorboard",
+    "not in these models, which see each text about once": "dropout",
+    "encoding": "pe pos positional_encoding position_encoding position_embedding pos_emb",
+    "study, the folder that runs share": "run_name experiment_name",
+    "runtime.outputs, the folder of the studies": "output_dir out_dir",
+    "for posbench sweep": "sweep tune tune_grid",
+    "chosen with its options: encoding=alibi, data=text": "encoding.name data.source data.task data.task.name",
+    "a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": "seeds n_seeds num_seeds",
+}
+_CHOICES = {"rotary": "rope", "nope": "none", "null": "none", "off": "none", "false": "none", "absolute": "learned",
+            "all": "glob(*)", "online": "tracking.mode=online", "offline": "tracking.mode=offline"}  # fmt: skip
 
 
 def split(word: str) -> tuple[str, str]:
     """Return the full key of a key=value word and its value as it was typed. Raises UserError if it is none."""
     key, equals, text = word.partition("=")
     if not key or not equals:
-        group = next((group for group in (*GROUPS, "sweep") if word in every(group)), None)
-        near = f"did you mean '{group}={word}'?" if group else "expected key=value, such as encoding=alibi or seed=1"
-        raise UserError(f"cannot read '{word}': {near}")
+        group = next((f"{group}={word}" for group in (*GROUPS, "sweep") if word in choices(group, (), EVERY)), None)
+        expected = f"did you mean '{group}'?" if group else "expected key=value, such as encoding=alibi or seed=1"
+        raise UserError(f"cannot read '{word}': {expected}")
     section, _, name = key.rpartition(".")
     return WORDS.get(name, key) if section in ("", "evaluation", "runtime") else key, text
 
@@ -51,13 +73,10 @@ def start_of(words: Collection[str]) -> str:
 
 
 def pairs(words: Collection[str]) -> dict[str, str]:
-    """Return typed values by full key. Of a key that is given twice the later value holds, and a line says so.
-
-    Beside `start`, `extension=yarn` is the encoding.
-    """
+    """Return typed values by full key. Of a key that is given twice the later value holds, and a line says so."""
     given: dict[str, str] = {}
-    begins = start_of(words)
-    for key, text in (split(re.sub("^extension=", "encoding=", word) if begins else word) for word in words):
+    words = [re.sub("^extension=", "encoding=", word) for word in words] if start_of(words) else words
+    for key, text in map(split, words):
         for other in (LENGTH, RATIOS) if key in (LENGTH, RATIOS) else (key,):  # those two set the same
             if other in given:
                 logger.warning("%s=%s is followed by %s=%s, which holds", other, given.pop(other), key, text)
@@ -65,52 +84,54 @@ def pairs(words: Collection[str]) -> dict[str, str]:
     return given
 
 
-def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
-    """Return the values of one override: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one.
+def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) -> UserError:
+    """Return the error about a key that is none of `keys` nor of `words`, which stand for some without a section."""
+    name = key.rpartition(".")[2]
+    if meant := [here for here, others in ALIASES.items() if {key, name, key.partition(".")[0]} & set(others.split())]:
+        return UserError(f"unknown key '{key}' (it is {meant[0]})")
+    # Below this likeness a suggestion misleads more often than it helps.
+    full = {known.rpartition(".")[2]: known for known in reversed(list(keys))} | {word: word for word in words}
+    close = nearest(key, keys, 0.75) or full.get(nearest(name, full, 0.75) or "")
+    near = f": did you mean '{close}'?" if close else " ('posbench train --cfg' shows all keys)"
+    return UserError(f"unknown key '{key}'{near}")
 
-    Evaluation makes no other run, so its lists are one value.
-    """
+
+def unknown_choice(group: str, name: str, choices: Collection[str]) -> UserError:
+    """Return the error about a file of a group that does not exist."""
+    listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(choices)}"
+    if group == "data":
+        listed = f"a text of your own is data.path=..., one of the hub data.dataset=OWNER/NAME; {listed}"
+    close = _CHOICES.get(name.lower()) or nearest(name, choices, 0.6)
+    return UserError(f"unknown {group} '{name}'{f': did you mean {close!r}?' if close else ''} ({listed})")
+
+
+def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
+    """Return the values of one override: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one."""
     if key.startswith("evaluation.") or (key in FILES and is_there(text)):
-        return [text]
+        return [text]  # evaluation makes no other run
+    items = _items(text)
     if match := re.fullmatch(r"range\((-?\d+),(-?\d+)\)", text):
         items = [str(number) for number in range(int(match[1]), int(match[2]))]
-    elif (match := re.fullmatch(r"glob\((.+)\)", text)) and names:
+    elif names and (match := re.fullmatch(r"glob\((.+)\)", text)):
         items = [name for name in fnmatch.filter(names, match[1]) if name.count("/") == match[1].count("/")]
-    else:
-        items = _items(text)
-        if schema.kind(KEYS.get(key)).endswith("s") and not all(item.startswith("[") for item in items):
-            return [text]
+    elif schema.kind(KEYS.get(key)).endswith("s") and not all(item.startswith("[") for item in items):
+        return [text]
     if not items:
         raise UserError(f"{key}={text} matches nothing")
     return items
 
 
-def value(key: str, text: str) -> Any:
+def value(key: str, text: str, kind: str = "") -> Any:
     """Return the value of a full key as it was typed: an existing file's name stands as it is, whatever is in it."""
-    kind = "ints" if key == LENGTH else schema.kind(KEYS.get(key))
-    if (key in FILES and is_there(text)) or (kind != "yaml" and "${" in text):
-        return text
+    kind = kind or ("ints" if key == LENGTH else schema.kind(KEYS.get(key)))
+    if (key in FILES and is_there(text)) or (kind != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text)):
+        return text  # also 12:30, which YAML takes for a number to base 60
     if kind.endswith("s"):
         items = _items(text.strip().removeprefix("[").removesuffix("]"))
-        return [_one(key, kind[:-1], item) for item in items if item]
-    return _one(key, kind, text)
-
-
-def _one(key: str, kind: str, text: str) -> Any:
-    if text == "null" or kind == "yaml":
+        return [value(key, item, kind[:-1]) for item in items if item]
+    if kind != "text" or text == "null":
         return read(text)
-    if kind == "text":
-        return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
-    if (number := _number(text)) is None:
-        raise suggest.invalid({"loc": (key,), "type": kind, "input": text}, KEYS)
-    return number
-
-
-def _number(text: str) -> int | float | None:
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return number(text)
-    return None
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def read(text: str) -> Any:
@@ -118,8 +139,9 @@ def read(text: str) -> Any:
     import yaml
     from omegaconf import OmegaConf
 
-    if (number := _number(text)) is not None or not text:
-        return number
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
     try:
         spaced = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", text)
         return OmegaConf.to_container(OmegaConf.create(f"- {spaced}"))[0]  # type: ignore[index] # it is a list
@@ -142,32 +164,22 @@ def _items(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-class Asked(NamedTuple):
-    """How a finished run is to be evaluated; None: that was not given."""
-
-    settings: EvaluationConfig
-    device: str | None = None
-    threads: int | None = None  # of the CPU
-
-
-def apply(config: Config, words: list[str]) -> Asked:
-    """Apply overrides to a run's evaluation settings. Raises UserError for what does not fit it.
+def apply(config: Config, words: list[str]) -> Config:
+    """Return the configuration of a finished run as it is to be evaluated, with its device and threads.
 
     New lengths are scored on targets that the run's own lengths allow too, so that all rows are paired.
     """
     plain, given = schema.to_container(config), pairs(words)
     for key, text in given.items():
         if key not in {WORDS[word] for word in OF_A_FINISHED_RUN}:
-            raise suggest.unknown_key(key, OF_A_FINISHED_RUN)
+            raise unknown_key(key, OF_A_FINISHED_RUN)
         section, _, name = key.partition(".")
         plain[section][name] = value(key, text)
     if LENGTH in given:
         plain["evaluation"]["ratios"] = ratios(plain["evaluation"].pop("length"), config)
     if plain["evaluation"]["longest"] is None:
         plain["evaluation"]["longest"] = max(1.0, config.evaluation.ratios[-1])
-    new = schema.validate(type(config), plain)
-    typed = {name: getattr(new.runtime, name) for name in ("device", "threads") if f"runtime.{name}" in given}
-    return Asked(new.evaluation, **typed)
+    return schema.validate(Config, plain)
 
 
 def ratios(lengths: list[Any], config: Config) -> list[float]:

@@ -8,39 +8,49 @@ import dataclasses
 import functools
 import json
 import re
-import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from annotated_types import Ge, Gt, Le, Len, Lt, Predicate
+from annotated_types import Ge, Le, Len, Lt, Predicate
 
-from posbench.config import suggest
-from posbench.config.identity import completed, digest, one_number, without_neutral
-from posbench.errors import UserError
+from posbench import encodings
+from posbench.config import shipped
+from posbench.config.identity import NOT_IDENTITY, completed, digest, one_number, without_neutral
+from posbench.errors import UserError, unknown
+from posbench.options import AtLeast1, Count, NonNegative, Positive, Share
+
+if TYPE_CHECKING:
+    from posbench.encodings.base import Encoding
 
 SAVED = "config.yaml"  # its file in a run folder
 _SOURCE = ("file", "file_sha256")  # of an encoding in a file of one's own
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # also the name of a folder
-Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
-Share = Annotated[float, Ge(0), Lt(1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 _Section = TypeVar("_Section")
+_READERS: dict[type, Any] = {}
+# What was expected, by the first word of pydantic's name for a mistake, where its own sentence says less.
+_EXPECTED = {"int": "a whole number, such as 1e6", "float": "a number", "string": "text"}
+_EXPECTED |= {"dataclass": "keys and values", "tuple": "a list"}
+_EXPECTED["missing"] = "two numbers, such as [0.9,0.95]"  # only betas have a length of their own
+_EXPECTED["predicate"] = "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"
 
 
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Section:
-    """What every part of a configuration asks of pydantic: no unknown keys, no infinite numbers."""
+    """A part of a configuration: a frozen dataclass, read by pydantic without unknown keys and infinite numbers."""
 
     __pydantic_config__ = {"extra": "forbid", "coerce_numbers_to_str": True, "allow_inf_nan": False}  # noqa: RUF012
 
+    def __init_subclass__(cls, kw_only: bool = False) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
 
-@dataclasses.dataclass(frozen=True)
+
 class EncodingConfig(Section):
     """Which encoding, and the options that its constructor is given; it checks them itself."""
 
@@ -50,15 +60,11 @@ class EncodingConfig(Section):
     file_sha256: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class AttentionConfig(Section):
-    """What a query may see, whatever the encoding."""
-
+class AttentionConfig(Section):  # what a query may see, whatever the encoding
     window: Count | None = None  # keys a query may see, itself included; None = all before it
     sinks: Natural = 0  # keys at the beginning that every query sees beside its window
 
 
-@dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
     """Size and kind of the transformer block."""
 
@@ -96,7 +102,6 @@ def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
         raise UserError(f"{key} is {value}: it does not divide among {divisor} {parts}, nearest: {near}")
 
 
-@dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
     """Which text, and how it becomes tokens; or which synthetic task."""
 
@@ -118,7 +123,6 @@ class DataConfig(Section):
     document_mask: bool = False  # training reads no document beside another, and positions restart with each
 
 
-@dataclasses.dataclass(frozen=True)
 class TrainingConfig(Section):
     """Budget, batches and the optimizer (AdamW)."""
 
@@ -132,7 +136,7 @@ class TrainingConfig(Section):
     decay_fraction: Fraction  # constant: share of the updates over which the rate falls at the end, 0 to 1
     final_learning_rate: Fraction  # the last rate, as a fraction of the peak
     betas: tuple[Share, Share]  # decay per update of the averages of gradients and of their squares
-    weight_decay: Annotated[float, Ge(0)]  # per update and unit of learning rate, on matrices of the model
+    weight_decay: NonNegative  # per update and unit of learning rate, on matrices of the model
     clip: Positive  # longest gradient: norm over all parameters
     precision: Precision  # of matrix products
     lengths: tuple[tuple[Share, Count], ...] = ()  # from a share of the updates on: tokens per sequence; () = all alike
@@ -140,22 +144,13 @@ class TrainingConfig(Section):
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
             object.__setattr__(self, "schedule", "constant")
-        if self.steps < 1:
-            raise UserError(f"training.tokens is {self.tokens}: expected at least {self.tokens_per_step}, one update")
-        shares, lengths = [share for share, _ in self.lengths], [length for _, length in self.lengths]
-        divide = all(self.train_length % length == 0 for length in lengths)
-        if lengths and not (divide and lengths[-1] == self.train_length and shares == sorted({0.0, *shares})):
-            rule = "pairs of a share, ascending from 0, and a length that divides the last one, training.train_length"
-            raise UserError(f"training.lengths is {[*map(list, self.lengths)]}: expected {rule}, {self.train_length}")
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one update sees."""
         return self.train_length * self.batch_size * self.accumulation
 
     @property
-    def steps(self) -> int:
-        """Updates all in all."""
+    def steps(self) -> int:  # updates
         return self.tokens // self.tokens_per_step
 
     @property
@@ -165,15 +160,14 @@ class TrainingConfig(Section):
         return tokens // self.tokens_per_step
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationConfig(Section):
+class EvaluationConfig(Section, kw_only=True):
     """Which rows an evaluation has. Nothing here makes another run."""
 
     protocols: Annotated[tuple[Literal["fixed_target", "nonoverlap", "problems"], ...], Len(1)]
     ratios: Annotated[tuple[Positive, ...], Len(1)]  # in training lengths or longest trained problems; ascending
     at_tokens: tuple[Natural, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained
     offsets: tuple[Count, ...] = ()  # problems: also with positions that begin there, in tokens
-    longest: Annotated[float, Ge(1)] | None = None  # training lengths before all targets; None = last ratio
+    longest: AtLeast1 | None = None  # training lengths before all targets; None = last ratio
     windowed: bool  # also with attention cut to the training length
     sinks: Natural = 0  # also so cut, with this many first tokens seen by all; 0 = not
     extensions: tuple[str, ...] = ()  # also with these: yarn, or with options yarn:factor=4
@@ -185,14 +179,7 @@ class EvaluationConfig(Section):
     batch_tokens: Count  # tokens per forward pass
     precision: Precision = "auto"  # of matrix products; auto = the training's
 
-    def __post_init__(self) -> None:
-        for key in ("ratios", "at_tokens", "protocols", "extensions", "tasks", "offsets"):
-            values = list(getattr(self, key))
-            if len(set(values)) < len(values) or (key in ("ratios", "at_tokens") and values != sorted(values)):
-                raise UserError(f"evaluation.{key} is {values}: expected each once, and numbers ascending")
 
-
-@dataclasses.dataclass(frozen=True)
 class TrackingConfig(Section):
     """The mirror of the run folder, at Weights & Biases or for TensorBoard."""
 
@@ -204,7 +191,6 @@ class TrackingConfig(Section):
     details: bool = False  # also the host and its use, the repository that the command runs in, and the command line
 
 
-@dataclasses.dataclass(frozen=True)
 class RuntimeConfig(Section):
     """Where and how to run. Nothing here makes another run."""
 
@@ -222,7 +208,6 @@ class RuntimeConfig(Section):
     deterministic: bool = False  # on CUDA, only kernels that give the same bits twice
 
 
-@dataclasses.dataclass(frozen=True)
 class StartConfig(Section):
     """The trained run whose weights training begins from, as it was then (`config.start` reads it)."""
 
@@ -238,7 +223,6 @@ class StartConfig(Section):
     warmup_tokens: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Config(Section):
     """A run: what its weights follow from, how they are evaluated, and where all this happens."""
 
@@ -264,7 +248,6 @@ class Config(Section):
 
     @property
     def folder(self) -> Path:
-        """Its run folder."""
         return Path(self.runtime.outputs, self.study, self.id)
 
     @property
@@ -272,32 +255,128 @@ class Config(Section):
         """Tokens per sequence that the weights were first trained with: what encodings take as the training length."""
         return self.start.train_length if self.start else self.training.train_length
 
+    def build_encoding(self, vocabulary: tuple[str, ...] = ()) -> "Encoding":
+        """Build its encoding, with token texts by id if there is a tokenizer; UserError for an option that is wrong."""
+        import torch
+
+        from posbench.encodings.base import Shape
+
+        model, asked = self.model, self.encoding
+        if asked.file:
+            from posbench.encodings.own import from_file
+
+            encodings.register(from_file(asked.file, asked.file_sha256)[0])
+        sizes = (model.d_model, model.n_heads, model.n_layers, self.original_length)
+        shape = Shape(*sizes, vocabulary, model.token_rms, n_kv_heads=model.n_kv_heads or 0)
+        with torch.random.fork_rng(devices=[]):  # a look at it changes none of the caller's numbers
+            return encodings.build(asked.name, shape, asked.options)
+
     def __post_init__(self) -> None:
         refuse_uneven("training.batch_size", self.training.batch_size, self.runtime.processes or 1, "processes")
-        asked, length, is_task = self.evaluation, self.training.train_length, self.data.task is not None
+        data, asked, tracking, attention = self.data, self.evaluation, self.tracking, self.model.attention
+        length, most, is_task = self.training.train_length, self.training.tokens, data.task is not None
+        once = {key: list(dict.fromkeys(values)) for key, values in vars(asked).items() if isinstance(values, tuple)}
+        once |= {key: sorted(once[key]) for key in ("ratios", "at_tokens")}
         protocols = "problems (experiment=tasks)" if is_task else "fixed_target or nonoverlap, since the data is text"
-        most = self.training.tokens
+        shares, lengths = [share for share, _ in self.training.lengths], [each for _, each in self.training.lengths]
+        divide = all(length % each == 0 for each in lengths) and [length] == lengths[-1:] and not is_task
+        rule = f"for text, pairs of a share, ascending from 0, and a length that divides the last one, {length}"
+        at_wandb = tracking.backend == "wandb"  # which would refuse names when the run has begun
+        short = "at most 64 characters, as W&B has it (or tracking=none)"
+        project = r"at most 128 characters, none of them among /\#?%:, as W&B has it (or tracking=none)"
         for key, wrong, expected in (
-            ("targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
-            ("protocols", any((each == "problems") != is_task for each in asked.protocols), protocols),
-            ("offsets", asked.offsets and not is_task, "[]: they are for tasks"),
-            ("tasks", asked.tasks and is_task, "[]: probes are of text"),
-            ("ratios", is_task and asked.ratios[0] < 1, "numbers from 1 on: they are of longest trained problems"),
-            ("at_tokens", asked.at_tokens and is_task, "[] (validate_every_steps measures a task on the way)"),
-            ("at_tokens", max(asked.at_tokens, default=0) > most, f"at most training.tokens, {most:,}"),
+            ("data.path", data.path and data.source != "text", f"data=text: data={data.source} does not read it"),
+            ("data.dataset", data.dataset and data.source != "hub", f"data=hub: data={data.source} does not read it"),
+            ("data.document_mask", data.document_mask and is_task, "false: each problem is a sequence of its own"),
+            ("model.attention.sinks", attention.sinks and attention.window is None, "model.attention.window"),
+            ("training.tokens", self.training.steps < 1, f"at least {self.training.tokens_per_step}, one update"),
+            ("training.lengths", lengths and not (divide and shares == sorted({0.0, *shares})), rule),
+            *((f"evaluation.{key}", list(vars(asked)[key]) != once[key], f"{once[key]}, each once") for key in once),
+            ("evaluation.targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
+            ("evaluation.protocols", any((each == "problems") != is_task for each in asked.protocols), protocols),
+            ("evaluation.offsets", asked.offsets and not is_task, "[]: they are for tasks"),
+            ("evaluation.tasks", asked.tasks and is_task, "[]: probes are of text"),
+            ("evaluation.ratios", asked.ratios[0] < 1 and is_task, "numbers from 1 on, of longest trained problems"),
+            ("evaluation.at_tokens", asked.at_tokens and is_task, "[]: validate_every_steps measures on the way"),
+            ("evaluation.at_tokens", max(asked.at_tokens, default=0) > most, f"at most training.tokens, {most:,}"),
+            ("study", at_wandb and len(self.study) > 64, short),
+            ("tracking.tags", at_wandb and not all(re.fullmatch(".{1,64}", tag) for tag in tracking.tags), short),
+            ("tracking.project", at_wandb and not re.fullmatch(r"[^/\\#?%:]{1,128}", tracking.project), project),
         ):
             if wrong:
-                raise UserError(f"evaluation.{key} is {suggest.as_typed(getattr(asked, key))}: expected {expected}")
-        short, project = (".{1,64}", "1 to 64"), (r"[^/\\#?%:]{1,128}", r"1 to 128, none of them among /\#?%:")
-        names = [("study", self.study, short), ("tracking.project", self.tracking.project, project)]
-        names += [("tracking.tags", tag, short) for tag in self.tracking.tags]
-        for key, name, (pattern, takes) in names if self.tracking.backend == "wandb" else ():
-            if not re.fullmatch(pattern, name):  # W&B would refuse it when the run has begun
-                raise UserError(f"{key} is '{name}', {len(name)} characters: W&B takes {takes} (or tracking=none)")
-        if is_task and (self.data.document_mask or self.training.lengths):
-            raise UserError("data.document_mask and training.lengths are for text: problems are sequences of their own")
-        if self.model.attention.sinks and self.model.attention.window is None:
-            raise UserError(f"model.attention.sinks is {self.model.attention.sinks}: expected model.attention.window")
+                value = functools.reduce(getattr, key.split("."), self)
+                raise UserError(f"{key} is {_as_typed(value)}: expected {expected}")
+
+
+# -- models that were trained elsewhere --------------------------------------------------------------------------------
+
+
+class ModelElsewhere(Section):
+    name: str  # what tables and its folder call it
+    source: str  # where it was found: a folder, or a name on the hub
+    revision: str | None  # hub: the commit
+    sha256: str  # of its configuration, tokenizer and weights
+    kind: str  # the model_type of its configuration
+    n_layers: int
+    n_heads: int | None  # None: it has no attention
+    d_model: int
+
+
+class TrainingElsewhere(Section):  # what is known of it
+    train_length: int  # tokens per sequence
+
+
+class ReadingConfig(Section):  # what it reads beside the text
+    separator: int  # id of the token before each document
+    first: bool  # whether that token also replaces the first one of every window
+
+
+class _Elsewhere(Section, kw_only=True):
+    study: str
+    encoding: EncodingConfig  # how it knows where its tokens are, from now on
+    model: ModelElsewhere  # as it was before
+    reading: ReadingConfig
+    data: DataConfig  # the text it is evaluated on, and trained on
+    evaluation: EvaluationConfig
+
+    def _shaping(self) -> dict[str, Any]:
+        shaping = without_neutral(to_container(self))
+        text = {key: value for key, value in shaping["data"].items() if key not in ("tokenizer", "vocab_size")}
+        return shaping | {"model": self.model.sha256, "data": text}  # which has those two
+
+
+class TrainedElsewhere(_Elsewhere, kw_only=True):
+    """A model that was trained elsewhere, and how it is evaluated."""
+
+    training: TrainingElsewhere
+
+    @property
+    def id(self) -> str:
+        """`<name>-<8 hex digits>`, the digits from all that its numbers follow from: model, reading, text."""
+        shaping = {key: value for key, value in self._shaping().items() if key in ("model", "reading", "data")}
+        shaping["data"] = {"task": None, "offset": 0} | shaping["data"]  # which such ids have always had
+        return f"{self.model.name}-{digest(shaping | {'train_length': self.training.train_length})}"
+
+
+class TrainedOn(_Elsewhere, kw_only=True):
+    """A model that was trained elsewhere and is trained on here."""
+
+    seed: int  # of the order of the text
+    start: TrainingElsewhere  # what is known of its training before
+    training: TrainingConfig
+    tracking: TrackingConfig
+    runtime: RuntimeConfig
+    lora: Count | None = None  # rank of the adapters that are trained; None: all weights are
+
+    @property
+    def id(self) -> str:
+        """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
+        shaping = {key: value for key, value in self._shaping().items() if key != "lora" or value}  # a later key
+        return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"
+
+
+Trains = Config | TrainedOn  # what training and its records know
+AnyConfig = Config | TrainedElsewhere | TrainedOn
 
 
 # -- reading and saving ------------------------------------------------------------------------------------------------
@@ -315,41 +394,65 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
 def kind(hint: Any) -> str:
     """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on for lists, else `yaml`."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        return "yaml" if typing.get_origin(inner[0]) is tuple else f"{kind(inner[0])}s"
-    if origin in (Annotated, typing.Union, types.UnionType):
-        return kind(inner[0])  # of a union, the other is None
-    if hint is str or (origin is Literal and all(isinstance(each, str) for each in inner)):
-        return "text"
-    return {int: "int", float: "float"}.get(hint, "yaml")
+    if origin is Literal:
+        return "text" if all(isinstance(each, str) for each in inner) else "yaml"
+    if origin in (None, dict) or typing.get_origin(inner[0]) is tuple:
+        return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
+    return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])  # of a union, the other is None
 
 
-def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
-    """Make a configuration dataclass of a plain dictionary; UserError of one line for a wrong key, type or range.
-
-    `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are split from its name.
-    """
-    import pydantic
-
+def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
+    """Make a section of plain data, where `encoding` is flat; UserError of one line for a wrong key, type or range."""
     hints, plain = keys(cls), completed(plain) if "encoding" in plain else dict(plain)
     if isinstance(encoding := plain.get("encoding"), Mapping):
         known = {key: encoding.get(key) for key in ("name", *_SOURCE)}
         plain["encoding"] = known | {"options": {key: encoding[key] for key in encoding if key not in known}}
     for key, value in flat(plain).items():  # pydantic would read true as 1
-        items = value if isinstance(value, list) else [value]
-        if kind(hints.get(key)).startswith(("int", "float")) and any(isinstance(item, bool) for item in items):
-            raise suggest.invalid({"loc": (key,), "type": "int", "input": value}, hints, section)
+        if kind(hints.get(key)).startswith(("int", "float")) and re.search("True|False", str(value)):
+            raise UserError(f"{key} is {_as_typed(value)}: expected a number")
+    if cls not in _READERS:  # making one takes longer than all it will read
+        import pydantic
+
+        _READERS[cls] = pydantic.TypeAdapter(cls)
     try:
-        return _reader(cls).validate_python(plain)  # type: ignore[no-any-return, arg-type] # a class is hashable
-    except pydantic.ValidationError as error:
-        raise suggest.invalid(dict(error.errors(include_url=False)[0]), hints, section) from None
+        return _READERS[cls].validate_python(plain)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise _mistake(error, hints) from None
 
 
-@functools.cache  # making one takes longer than all it will read
-def _reader(cls: Any) -> Any:
-    import pydantic
+def _mistake(errors: Any, keys: Collection[str]) -> UserError:
+    """Return the first of pydantic's errors about what has these keys, as the line that a user reads."""
+    error = errors.errors(include_url=False)[0]
+    parts = [part for part in error["loc"] if isinstance(part, str)]  # indices into lists say little
+    key, mistake, value = ".".join(parts), error["type"], error["input"]
+    if mistake == "unexpected_keyword_argument":
+        return unknown("key", key, keys, "'posbench train --cfg' shows all")
+    if mistake in ("missing", "missing_argument") and isinstance(error["loc"][-1], str):
+        return UserError(f"missing key '{key}'")
+    expected = _EXPECTED.get(mistake.partition("_")[0]) or error["msg"].removeprefix("Input should be ")
+    expected = expected.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return UserError(f"{key} is {_as_typed(value)}: expected {expected}")
 
-    return pydantic.TypeAdapter(cls)
+
+def _as_typed(value: Any) -> str:
+    """Return a value as it is typed: null and true, not None and True."""
+    return json.dumps(value, ensure_ascii=False, default=str).replace('"', "'")
+
+
+def load_saved(path: Path) -> AnyConfig:
+    """Read the `config.yaml` of a run, or of results of a model from elsewhere; UserError if it is none."""
+    container = shipped.load(path)
+    kind: type[AnyConfig] = Config
+    if "reading" in container:
+        kind = TrainedOn if "start" in container else TrainedElsewhere
+    known = keys(kind)
+    for section in NOT_IDENTITY:  # of earlier versions, keys that made no other run and are gone
+        if isinstance(settings := container.get(section), dict):
+            container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in known}
+    try:
+        return validate(kind, container)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def to_container(config: Any) -> dict[str, Any]:

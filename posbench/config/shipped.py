@@ -7,7 +7,8 @@ from typing import Any
 from posbench.errors import UserError, unknown
 
 GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")  # of a run's configuration
-NESTED = "*/[!_]*.yaml"  # files in folders within a group, by the name that is typed: task/copy
+# Files of a group, those in folders within it by the name that is typed, task/copy, and both.
+PLAIN, NESTED, EVERY = "[!_]*.yaml", "*/[!_]*.yaml", "**/[!_]*.yaml"
 
 
 def configs_dir() -> Path:
@@ -16,15 +17,10 @@ def configs_dir() -> Path:
     return packaged if (packaged := package / "_configs").is_dir() else package.parent / "configs"
 
 
-def choices(group: str, folders: Sequence[Path] = (), pattern: str = "[!_]*.yaml") -> dict[str, Path]:
+def choices(group: str, folders: Sequence[Path] = (), pattern: str = PLAIN) -> dict[str, Path]:
     """Return the files of a group by name; of one name in several folders, as of --config-dir, the first holds."""
     roots = [folder / group for folder in (configs_dir(), *reversed(folders))]
     return dict(sorted((str(p.relative_to(r).with_suffix("")), p) for r in roots for p in r.glob(pattern)))
-
-
-def every(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
-    """Return all that can be chosen in a group."""
-    return choices(group, folders) | choices(group, folders, NESTED)
 
 
 def chosen(group: str, name: str, own: Path | None = None) -> Path:
@@ -41,10 +37,8 @@ def load(path: Path) -> dict[str, Any]:
 
     try:  # the parser in C takes a tenth of the time; a PyYAML built without it has the one in Python
         content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected keys with values")
     return content

@@ -23,8 +23,7 @@ import tokenizers
 from filelock import FileLock
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from posbench import files
-from posbench.config.built import task_of
+from posbench import files, tasks
 from posbench.config.schema import Config, DataConfig, TrainingConfig
 from posbench.data import batches, hub, text
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
@@ -220,7 +219,7 @@ def data_of(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
     """Return the data of a run, of whatever kind."""
     if config.task is None:
         return prepare(config, cache)
-    task = task_of(config)
+    task = tasks.build(config.task["name"], config.task)
     options = json.dumps({**dataclasses.asdict(task), "name": task.name, "offset": config.offset}, sort_keys=True)
     tested = [batches.fixed_problems(task, "test", length, 64) for length in sorted({task.shortest, task.longest})]
     digest = hashlib.sha256("\n".join([options, *map(batches.problems_sha256, tested)]).encode()).hexdigest()

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from posbench import machine
-from posbench.config.external import Trains
-from posbench.config.overrides import Asked
-from posbench.config.schema import Config, EvaluationConfig
+from posbench.config.schema import Config, EvaluationConfig, Trains
 from posbench.data.batches import united
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.errors import UserError
@@ -29,18 +27,19 @@ from posbench.results.headline import headline
 from posbench.run import TOKENIZER, checkpoint, tracking
 from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row
-from posbench.run.run import Run, load_config, load_record
+from posbench.run.run import Run, load_record
 from posbench.terminal.signals import signals_as_errors
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None:
+def evaluate_run(folder: Path, config: Config, world: World | None = None) -> None:
     """Evaluate a finished run's newest checkpoint; only what is missing is computed.
 
     An evaluation is no attempt: `run.json` keeps the outcome of the training.
 
     Args:
+        config: the run's, with what is asked for.
         world: the processes that evaluate together. All of them do this; rank 0 writes.
 
     Raises:
@@ -49,14 +48,13 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
         Stopped: a signal asked for an end; what was computed is kept.
     """
     world = world or World()
-    config = dataclasses.replace(load_config(folder), evaluation=asked.settings)
-    device = world.device(machine.resolve(asked.device or config.runtime.device))
+    device = world.device(machine.resolve(config.runtime.device))
     check(config)
     trained = checkpoint.trained(folder)
     if trained.step < config.training.steps:  # its rows would stand between those of the training, in another order
         done = f"{trained.step} of {config.training.steps} updates are made"
         raise UserError(f"{folder} is not finished, {done}: go on with '{load_record(folder)['command']}' first")
-    machine.set_threads(asked.threads or config.runtime.threads)
+    machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
     owned = Run.open(folder, config, command=None) if world.rank == 0 else contextlib.nullcontext()
     with owned as run, signals_as_errors():

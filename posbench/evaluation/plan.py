@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from posbench.config.built import build_encoding, check_task
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.encodings import extend
@@ -111,7 +110,6 @@ def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) ->
 
 def check(config: Config) -> None:
     """Raise UserError for settings that cannot be met. What an encoding lacks becomes an `undefined` row instead."""
-    check_task(config)
     settings, train_length = config.evaluation, config.training.train_length
     if config.data.task is None:
         refuse_few_blocks(settings)
@@ -121,7 +119,7 @@ def check(config: Config) -> None:
         method, options = parse_choice(text)
         for length in lengths_of(settings, train_length, train_length):
             with contextlib.suppress(Undefined):
-                extend.extended(build_encoding(config), method, length, train_length, **options)
+                extend.extended(config.build_encoding(), method, length, train_length, **options)
 
 
 def refuse_few_blocks(settings: EvaluationConfig) -> None:

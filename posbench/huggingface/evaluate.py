@@ -12,10 +12,9 @@ import tokenizers
 import torch
 
 from posbench import machine
-from posbench.config import compose
-from posbench.config.external import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
+from posbench.config import compose, schema
 from posbench.config.overrides import pairs, read
-from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig
+from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, ReadingConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import Undefined, UserError
@@ -51,8 +50,8 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     source = find(word)
     asked, bos = asked_of(source, overrides)
     sections = described(source, source.config, asked.data, bos)
-    training = TrainingElsewhere(asked.training.train_length)
-    config = TrainedElsewhere(study=STUDY, training=training, evaluation=asked.evaluation, **sections)
+    training = schema.TrainingElsewhere(asked.training.train_length)
+    config = schema.TrainedElsewhere(study=STUDY, training=training, evaluation=asked.evaluation, **sections)
     device = machine.current(machine.resolve(asked.runtime.device))
     threads = machine.set_threads(asked.runtime.threads)
     subject = subject_of(source, config, precision_of(source, asked.evaluation, device), device)
@@ -96,7 +95,7 @@ def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str
     sizes = (config.num_hidden_layers, getattr(config, "num_attention_heads", None), config.hidden_size)
     return {
         "encoding": EncodingConfig(name or position, json.loads(json.dumps(options))),
-        "model": ModelElsewhere(source.name, place, source.revision, source.sha256(), source.kind, *sizes),
+        "model": schema.ModelElsewhere(source.name, place, source.revision, source.sha256(), source.kind, *sizes),
         "reading": reading_of(source, bos),
         "data": dataclasses.replace(text, tokenizer=str(source.folder / TOKENIZER), vocab_size=int(config.vocab_size)),
     }

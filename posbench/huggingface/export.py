@@ -20,8 +20,7 @@ import yaml
 from torch import Tensor, nn
 
 from posbench import encodings, files
-from posbench.config.external import Trains
-from posbench.config.schema import Config, to_container
+from posbench.config.schema import Config, Trains, to_container
 from posbench.data.tokens import Tokenizer
 from posbench.encodings.base import Encoding
 from posbench.encodings.rope import Rotary

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputing
 
 from posbench import files, machine
-from posbench.config import compose, start
-from posbench.config.external import TrainedOn, TrainingElsewhere
+from posbench.config import compose
 from posbench.config.overrides import pairs, ratios, read, split
-from posbench.config.schema import EvaluationConfig
+from posbench.config.schema import EvaluationConfig, TrainedOn, TrainingElsewhere
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.job import results_of
 from posbench.huggingface import export, rope
@@ -105,7 +104,7 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
     for key in ("training.train_length", "training.tokens"):
         if key not in given:
             raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
-    usual = {"study": start.STUDY, "training.batch_size": "1", "training.accumulation": "1", "at_tokens": "0"}
+    usual = {"study": compose.STUDY, "training.batch_size": "1", "training.accumulation": "1", "at_tokens": "0"}
     usual |= {"training.learning_rate": str(LORA_RATE if lora else RATE)} | given
     base = compose.single([f"{key}={text}" for key, text in usual.items()], config_dir)
     training, evaluation = base.training, base.evaluation

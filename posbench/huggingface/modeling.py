@@ -76,7 +76,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
 
 def _built(config: Any) -> GPT:
     """The model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
-    model, options = validate(ModelConfig, config.model, "model"), dict(config.encoding)
+    model, options = validate(ModelConfig, config.model), dict(config.encoding)
     with local_torch_dtype(torch.float32), torch.device("cpu"):
         more: dict[str, Any] = {"vocabulary": tuple(config.vocabulary), "token_rms": model.token_rms}
         shape = Shape(model.d_model, model.n_heads, model.n_layers, config.train_length, **more)

@@ -71,10 +71,10 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
-    for folder, settings in asked.items():
+    for folder, config in asked.items():
         try:
-            evaluate_run(folder, settings)
-            printed.print_results(folder, settings.settings.split)
+            evaluate_run(folder, config)
+            printed.print_results(folder, config.evaluation.split)
         except PosbenchError as error:
             if len(asked) == 1 or isinstance(error, Stopped):
                 raise

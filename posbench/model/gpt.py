@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from posbench.config.built import encoding_of
 from posbench.config.schema import Config, ModelConfig
 from posbench.encodings.base import Encoding, Layer
 from posbench.model.attention import attention, make_layer, narrower
@@ -222,7 +221,7 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "encoding"))
-        encoding = encoding_of(config, vocabulary)
+        encoding = config.build_encoding(vocabulary)
         gpt = GPT(config.model, vocab_size, encoding)
     gpt.recomputes = config.runtime.checkpointing
     _initialise(gpt, config.model, config.seed)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from posbench import files
-from posbench.config.identity import moved_aside
+from posbench.config.identity import MOVED_ASIDE
 from posbench.errors import UserError
 from posbench.run import CONFIG, RECORD
 from posbench.run.run import owned
@@ -24,7 +24,7 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
             # The runs of a study, without nested ones such as tuning trials; else those of the studies in a folder.
             levels = ([*top.glob(pattern)] for pattern in (RECORD, f"[!.]*/{RECORD}", f"[!.]*/[!.]*/{RECORD}"))
             for record in next(filter(None, levels), []):
-                if not any(map(moved_aside, (record.parent.name, *record.relative_to(top).parts))):
+                if not any(map(MOVED_ASIDE.fullmatch, (record.parent.name, *record.relative_to(top).parts))):
                     folders[record.parent.resolve()] = record.parent
     if not folders:
         raise UserError(f"no run folder in {', '.join(map(str, paths))}: expected folders with a {RECORD} in them")

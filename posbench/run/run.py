@@ -24,8 +24,7 @@ from filelock import FileLock, Timeout
 
 import posbench
 from posbench import encodings, files
-from posbench.config.external import AnyConfig, TrainedElsewhere, Trains, load_saved
-from posbench.config.schema import Config, to_container
+from posbench.config.schema import AnyConfig, Config, TrainedElsewhere, Trains, load_saved, to_container
 from posbench.errors import InUse, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, STABLE, checkpoint
 from posbench.run.rows import plain, read_rows

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posbench.config.external import TrainedElsewhere, Trains, load_saved
-from posbench.config.schema import to_container
+from posbench.config.schema import TrainedElsewhere, Trains, load_saved, to_container
 from posbench.errors import PosbenchError, UserError
 from posbench.run import CONFIG
 from posbench.run.rows import PAIRED, EvaluationRow, number

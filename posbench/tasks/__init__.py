@@ -33,5 +33,5 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """Build a task, whose other options keep their defaults; UserError for one of the wrong name, type or value."""
-    return load(name)().varied(**(options or {}))
+    """Build a task by its options, its `name` beside them or not; UserError for a wrong one. Others keep defaults."""
+    return load(name)().varied(**{key: value for key, value in (options or {}).items() if key != "name"})

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench import machine
-from posbench.config.external import Trains
-from posbench.config.schema import Config, TrainingConfig
+from posbench.config.schema import Config, TrainingConfig, Trains
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed

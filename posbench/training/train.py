@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from posbench import machine
-from posbench.config.external import Trains
-from posbench.config.schema import Config, EvaluationConfig
+from posbench.config.schema import Config, EvaluationConfig, Trains
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.encodings.base import Encoding
