@@ -396,7 +396,7 @@ def kind(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "text" if all(isinstance(each, str) for each in inner) else "yaml"
-    if origin in (None, dict) or typing.get_origin(inner[0]) is tuple:
+    if origin in (None, dict) or (origin is tuple and typing.get_origin(inner[0]) is tuple):
         return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
     return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])  # of a union, the other is None
 
