@@ -102,7 +102,9 @@ def assert_alike(folder: Path, other: Path) -> None:
 def test_several_processes_give_what_one_gives(
     config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
 ) -> None:
-    config = changed(config, "training", accumulation=accumulation, tokens=16 * 8 * STEPS * accumulation)
+    lengths = () if encoding == "task" else ((0.0, 8), (0.5, 16))
+    updates = {"accumulation": accumulation, "tokens": 16 * 8 * STEPS * accumulation, "lengths": lengths}
+    config = changed(config, "training", **updates)
     if encoding == "task":
         encoding, task = "rope", {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
         data = dataclasses.replace(config.data, name="problems", source="task", path=None, task=task)
