@@ -280,7 +280,7 @@ class Config(Section):
         protocols = "problems (experiment=tasks)" if is_task else "fixed_target or nonoverlap, since the data is text"
         shares, lengths = [share for share, _ in self.training.lengths], [each for _, each in self.training.lengths]
         divide = all(length % each == 0 for each in lengths) and [length] == lengths[-1:] and not is_task
-        rule = f"for text, pairs of a share, ascending from 0, and a length that divides the last one, {length}"
+        rule = f"shares ascending from 0, and lengths that divide training.train_length, {length}, the last (of text)"
         at_wandb = tracking.backend == "wandb"  # which would refuse names when the run has begun
         short = "at most 64 characters, as W&B has it (or tracking=none)"
         project = r"at most 128 characters, none of them among /\#?%:, as W&B has it (or tracking=none)"
