@@ -66,6 +66,18 @@ def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -
     assert distances == {"": 64, "experiment=small": 128, "encoding.max_distance=40": 40}  # tuned for the demo
 
 
+def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(tmp_path: Path) -> None:
+    texts = {
+        "experiment": "# @package _global_\ndefaults: [tasks]\n",
+        "tuned": "data=task/copy:\n  training: {tokens: 9e4}\n",
+    }
+    for group, text in texts.items():
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_text(text)
+    for name, data, tokens in (("mine", "copy", 90_000), ("mine", "sort", 1_000_000), ("tasks", "copy", 5_376_000)):
+        assert compose.single([f"experiment={name}", f"data=task/{data}"], tmp_path).training.tokens == tokens
+
+
 # Words | key | its value; "refused" is one line, and a list is what a sweep makes of it.
 TYPED = r"""
 seed=012 | seed | 12
