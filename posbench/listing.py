@@ -13,9 +13,8 @@ import yaml
 from posbench import encodings
 from posbench.config.shipped import choices, chosen, configs_dir
 from posbench.errors import UserError
+from posbench.report.card import DEMO, decision_card
 
-# Parameters are counted at the size of experiment=demo, as the head of their column says.
-DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
 # Ends of docstrings that have a label.
 _LABELS = {"beyond": "Beyond training length", "source": "Source", "checked_against": "Checked against"}
@@ -127,27 +126,23 @@ def page(name: str) -> str:
 
 def describe(name: str) -> dict[str, Any]:
     """The facts on one encoding. Some need it built, at the demo's size; these are None if it cannot be built."""
-    from posbench.encodings.base import Shape
     from posbench.encodings.extend import methods_of
-    from posbench.huggingface.export import architectures
 
     cls, defaults = encodings.load(name), encodings.options_of(name)
     row = _documented(name, encodings.documentation(cls))
     row["paper"] = next((f"arXiv:{number}" for number in _ARXIV.findall(row["source"] or "")), None)
     row["options"] = {key: None if value is inspect.Parameter.empty else value for key, value in defaults.items()}
     try:
-        encoding = encodings.build(name, Shape(**DEMO))
+        encoding = encodings.build(name, DEMO)
     except UserError as error:  # it needs an option without a default
-        built = ("acts", "parameters", "max_length", "length_dependent", "kernels", "cache", "architectures")
+        built = ("acts", "parameters", "max_length", "length_dependent", "kernels", "cache", "architectures", "models")
         return row | dict.fromkeys(built) | {"note": str(error), "extensions": []}
     return row | {
         "acts": encodings.acts(encoding.hooks),
         "parameters": sum(parameter.numel() for parameter in encoding.parameters()),
         "max_length": encoding.max_length,
         "length_dependent": encoding.length_dependent,
-        "kernels": encodings.kernels(encoding),
-        "cache": encodings.cache(encoding),
-        "architectures": ", ".join(architectures(encoding)) or "posbench's class",
+        **decision_card(name),
         "extensions": methods_of(encoding),
     }
 

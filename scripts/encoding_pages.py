@@ -12,7 +12,6 @@ import readme
 
 from posbench import encodings, listing
 from posbench.config.shipped import choices
-from posbench.encodings.base import Shape
 from posbench.encodings.extend import methods, methods_of
 from posbench.encodings.wrapper import Wrapper
 from posbench.show import command
@@ -87,7 +86,7 @@ def _options(name: str) -> str:
 
 
 def _facts(name: str, facts: dict[str, Any]) -> str:
-    built = encodings.build(name, Shape(**listing.DEMO))
+    built = encodings.build(name, listing.DEMO)
     able = [f"`{method}`" for method in methods_of(built)]
     wrapper = issubclass(encodings.load(name), Wrapper)
     acts = "where the inner encodings act" if wrapper else facts["acts"]
@@ -96,13 +95,14 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         f"- Acts on: {acts}",
         f"- Learned parameters in the demo's model: {facts['parameters']:,}",
         f"- Beyond the training length: {facts['beyond']}",
-        f"- Defined up to: {end}, when trained at {listing.DEMO['train_length']}",
+        f"- Defined up to: {end}, when trained at {listing.DEMO.train_length}",
         f"- A longer input changes its beginning: {'yes' if facts['length_dependent'] else 'no'}",
         f"- Extended without training by: {', '.join(able) or 'no method'}"
         + (" ([what they do](index.md#context-extension))" if able else ""),
         f"- Checked against: {facts['checked_against']}",
         f"- Attention kernels: {facts['kernels']}; key-value cache: {facts['cache']}; exports to: "
         f"{facts['architectures']} ([what that means](../python.md#a-key-value-cache))",
+        f"- In transformers: {facts['models'] or 'no model'}",
     ]
     return "## Facts\n\n" + "\n".join(lines) + "\n"
 

@@ -17,6 +17,7 @@ from support import posbench
 from posbench import encodings, listing, tasks
 from posbench.config import compose
 from posbench.config.schema import load_saved
+from posbench.encodings.base import Shape
 from posbench.evaluation import probes
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import load_record
@@ -191,9 +192,10 @@ def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None
     facts = ("title", "beyond", "source", "checked_against")
     assert all(row[fact] for row in shown["encodings"] for fact in facts)
     rows = {row["name"]: row for row in shown["encodings"]}
-    where = {name: tuple(rows[name][key] for key in ("acts", "kernels", "cache", "architectures")) for name in rows}
-    assert where["rope"] == ("queries and keys", "any", "yes", "Llama, GPT-NeoX")
-    assert where["stick_breaking"][1:] == ("own", "yes", "posbench's class")
+    card = ("acts", "kernels", "cache", "architectures", "models")
+    where = {name: tuple(rows[name][key] for key in card) for name in rows}
+    assert where["p_rope"] == ("queries and keys", "any", "yes", "Llama, GPT-NeoX", "gemma4")
+    assert where["stick_breaking"][1:] == ("own", "yes", "posbench's class", "")
     assert (rows["learned"]["parameters"], rows["learned"]["max_length"]) == (8192, 64)
     assert rows["rope"]["paper"] == "arXiv:2104.09864" and "yarn" in rows["rope"]["extensions"]
     assert [row["name"] for row in shown["probes"]] == probes.names()
@@ -203,7 +205,7 @@ def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None
     assert lines[0] == "encodings:" and "sweeps:" in lines and "data:" not in lines
     demo = compose.single(["experiment=demo"])
     sizes = {name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")}
-    assert {**sizes, "train_length": demo.training.train_length} == listing.DEMO
+    assert Shape(**sizes, train_length=demo.training.train_length) == listing.DEMO
 
 
 def test_show_text_prints_all_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:

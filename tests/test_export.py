@@ -31,7 +31,7 @@ MIXED = {"name": "layered", "layers": [{"name": "rope", "window": 5}, {"name": "
 
 # An encoding with its options, and a block.
 EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    *[({"name": name}, block) for name in (*export._ROTARY, "none") for block in (GPT, LLAMA)],
+    *[({"name": name}, block) for name in encodings._STOCK.split() for block in (GPT, LLAMA)],
     ({"name": "rope", "layout": "half", "base": 500.0}, GPT | {"tie_embeddings": False}),
     ({"name": "rope", "layout": "half"}, LLAMA | {"tie_embeddings": True, "d_ff": 48}),
     ({"name": "yarn", "ramp": "rotations", "beta": 2.0}, LLAMA),
@@ -106,7 +106,7 @@ def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_n
     export.export(run, tmp_path / "out", code=True)
     ours, theirs = assert_is_the_run(tmp_path / "out", run)
     assert {k: v.tolist() for k, v in ours.named_buffers()} == {k: v.tolist() for k, v in theirs.model.named_buffers()}
-    if not export.architectures(ours.encoding):
+    if not encodings.architectures(ours.encoding):
         with pytest.raises(UserError, match=f"no stock architecture has '{name}': expected 'rope'.*code=true"):
             export.stock(ours, configured(tiny_config, encoding))
 

@@ -11,10 +11,10 @@ from fake_study import SCHEMES, Truth, begin_run, configured, kept_study, write_
 from rich.console import Console
 from support import posbench
 
-from posbench import report
+from posbench import encodings, report
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.report import charts, tables
+from posbench.report import card, charts, tables
 from posbench.report.render import Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
@@ -60,6 +60,22 @@ def test_columns_drop_until_the_table_fits(study: Path) -> None:
         head, *lines = console.export_text().splitlines()
         assert head.startswith("encoding") and "loss" in head and any("none" in line for line in lines), width
         assert ("at 16x" in head) == (width == 200) and ("adjusted" in head) == (width >= 100), width
+
+
+def test_the_card_has_cost_beside_none_retrieval_and_models_that_transformers_has() -> None:
+    frame = kept_study("six")
+    far = (frame["length_ratio"] == 4) & frame["newest"]
+    asked = frame[far & (frame["label"] == "rope") & (frame["curve"] == "fixed_target")]
+    asked = asked.assign(protocol="task", task="passkey", accuracy=[0.2, 0.4, 0.6, 0.4, 0.4])
+    made = card.card_table(pd.concat([frame, asked], ignore_index=True), compare(frame))
+    names = [column.name for column in made.columns]
+    cells = {row[0]: dict(zip(names, row, strict=True)) for row in made.cells}
+    assert (cells["rope"]["right"], cells["fox"]["right"], cells["none"]["time"]) == ("40%", "", "1.00")
+    fox = ("fox", "2.774", "≥ 8x", "with a bias", "with x")
+    assert tuple(cells["fox"][name] for name in ("encoding", "loss", "holds_to", "kernels", "cache")) == fox
+    auto = pytest.importorskip("transformers").models.auto.configuration_auto
+    named = {word for text in card.MODELS.values() for word in re.sub(r"rope_type \w+:?", "", text).split(", ")}
+    assert card.MODELS.keys() <= {*encodings.names()} and {*map(str.strip, named)} <= {*auto.CONFIG_MAPPING_NAMES, ""}
 
 
 @pytest.mark.slow

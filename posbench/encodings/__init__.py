@@ -41,6 +41,7 @@ EXTENSIONS = (  # methods of `extend`
 )  # fmt: skip
 _modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 _MODULE_OF = {name: module for module in _modules for name in _FAMILIES.get(module, module).split()}
+_STOCK = "none rope partial_rope p_rope pi ntk ntk_by_parts yarn llama3 longrope dynamic_ntk lerope"
 PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # of a class in a file, path/to/file.py:Class
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
 
@@ -157,6 +158,12 @@ def cache(encoding: "Encoding") -> str:
     if encoding.length_dependent or "q" in encoding.history:
         return "no"
     return "with x" if "x" in encoding.history else "yes"
+
+
+def architectures(encoding: "Encoding") -> list[str]:
+    """Return the stock architectures of transformers that hold it; none = code=true."""
+    stock = encoding.name in _STOCK.split() and type(encoding) is load(encoding.name)
+    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []  # not an altered copy
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from posbench import encodings, files
 from posbench.config.schema import Config, Trains, to_container
 from posbench.data.tokens import Tokenizer
-from posbench.encodings.base import Encoding
 from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
 from posbench.huggingface.load import load, transformers
@@ -41,8 +40,6 @@ SHORT = 16  # tokens; rounding is small up to here
 _ROUNDING = 2.0**-24  # error of a number in fp32: transformers computes angles so, beyond some hundred tokens
 _MOST_LOGITS, _MOST_TOKENS = 2**27, 2**13  # of a comparison, which holds two models and scores T x T
 _TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
-_ROTARY = ("rope", "partial_rope", "p_rope", "pi", "ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "dynamic_ntk",
-           "lerope")  # fmt: skip
 _FOLLOW_LENGTH = ("longrope", "dynamic_ntk")  # cached keys would have the frequencies of a shorter input
 _NO_CACHE = " Its frequencies follow the input's length: `use_cache` is false. Load it anew for a shorter input."
 _USE = f"""
@@ -105,19 +102,16 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     return f"{folder}: logits as the run's within {worst(agreements):.1e} of the largest, at {len(agreements)} lengths"
 
 
-def architectures(encoding: Encoding) -> list[str]:
-    """The stock architectures that hold an encoding; none = code=true."""
-    stock = encoding.name in (*_ROTARY, "none") and type(encoding) is encodings.load(encoding.name)
-    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []  # not an altered copy
-
-
 def stock(model: GPT, config: Config) -> Exported:
     """A trained model as the stock architecture that computes the same; UserError if there is none, and why."""
     block = (config.model.norm, config.model.mlp)
     kind = {("rmsnorm", "swiglu"): "llama", ("layernorm", "gelu"): "gpt_neox"}.get(block)
     for wrong, reason in (
         (kind is None, f"model.norm={block[0]} with model.mlp={block[1]}: expected model=llama or model=gpt"),
-        (not architectures(model.encoding), f"'{model.encoding.name}': expected 'rope' and its family, or 'none'"),
+        (
+            not encodings.architectures(model.encoding),
+            f"'{model.encoding.name}': expected 'rope' and its family, or 'none'",
+        ),
         (model.window is not None, f"model.attention.window={model.window}: expected null"),
         (config.model.qk_norm, "model.qk_norm=true: expected false"),
         (config.model.n_kv_heads is not None, f"model.n_kv_heads={config.model.n_kv_heads}: expected null"),

@@ -15,7 +15,7 @@ import pandas as pd
 import posbench
 from posbench import files
 from posbench.errors import UserError
-from posbench.report import answer, tables
+from posbench.report import answer, card, tables
 from posbench.report.render import Table, csv_text
 from posbench.results import compare, tasks
 from posbench.results import frame as frames
@@ -144,8 +144,9 @@ def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, f
             sentences = answer.of_task(same, table)
         else:
             table = compare.compare(same, base, compare.LEAST if least is None else least)
-            main, more = tables.main_table(table), [tables.facts_table(table), *tables.training_tables(same)]
-            sentences, picture = answer.of_text(same, table), charts.of_text(same, table, figure)
+            more = [card.card_table(same, table), tables.facts_table(table), *tables.training_tables(same)]
+            main, sentences = tables.main_table(table), answer.of_text(same, table)
+            picture = charts.of_text(same, table, figure)
         sections.append(Section(heading, facts, sentences, picture, main, [*more, *tables.by_length(same)]))
     return sections
 
