@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 if TYPE_CHECKING:  # what collects nothing, xdist's own process, need not import them
     from posbench.config.schema import Config
@@ -88,6 +89,14 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
     """Skip fsync: it guards against a loss of power, which no test has, and takes milliseconds at each call."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def yaml_is_read_fast() -> Iterator[None]:
+    """Parse with libyaml, which PyYAML's own parser equals: composing is a sixth of all that the tests compute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         yield
 
 

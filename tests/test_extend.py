@@ -178,6 +178,7 @@ def test_self_extend_by_default_meets_no_distance_that_training_did_not(length: 
     assert max(farther(length - 1, j) for j in range(length)) > L - 1  # it is the smallest that suffices
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("method", FAR_PAIRS)
 def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -> None:

@@ -33,7 +33,7 @@ from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows
 
 ROOT = Path(__file__).parent.parent
-TINY = [*support.TINY, "data.path=text.txt", "training.tokens=512", "runtime.cache=cache"]
+TINY = [*support.TINY, "data.path=text.txt", "training.tokens=512", "runtime.cache=cache", "runtime.log_every_steps=2"]
 
 
 @pytest.fixture(scope="module")

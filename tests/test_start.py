@@ -25,7 +25,7 @@ from posbench.training.train import train
 SOURCE = [word for word in TINY if "ratios" not in word] + ["evaluation.ratios=[1,2,8,16]", "training.tokens=512"]
 SOURCE += ["study=short", "runtime.checkpoint_every_steps=4", "data.path=text.txt", "runtime.cache=cache"]
 ON = ["tracking=none", "runtime.device=cpu", "runtime.threads=1", "training.train_length=64", "training.tokens=512"]
-ON += ["runtime.checkpoint_every_steps=2", "runtime.cache=cache"]
+ON += ["runtime.checkpoint_every_steps=2", "runtime.cache=cache", "runtime.validate_every_steps=0"]
 
 
 @pytest.fixture(scope="module")

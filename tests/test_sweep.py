@@ -110,8 +110,8 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({path.stem for path in (configs_dir() / "sweep").glob("*.yaml")} - {"extend"}))
 def test_every_sweep_file_composes(name: str) -> None:
-    todo = plans.resolve(plans.read_sets(name, ["tracking=none"]))
-    assert len(todo) >= 6 and {job.config.study for job in todo} == {name}
+    todo = plans.resolve(plans.read_sets(name, ["tracking=none", "seed=0"]))
+    assert len(todo) >= 3 and {job.config.study for job in todo} == {name}
     names = {job.config.encoding.name for job in todo}
     assert name != "catalogue" or names >= {path.stem for path in configs_dir().glob("encoding/*.yaml")}
 

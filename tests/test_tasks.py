@@ -24,6 +24,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_plain_loops_find_the_answers_of_every_length(name: str, options: dict[str, Any]) -> None:
     task = tasks.build(name, options)

@@ -100,6 +100,7 @@ def only(server: Server) -> ServedRun:
     return run
 
 
+@pytest.mark.slow
 def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
     server: Server, config: Config, tmp_path: Path
 ) -> None:
