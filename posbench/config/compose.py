@@ -46,10 +46,7 @@ def single(words: list[str], config_dir: Path | None = None) -> Config:
 
 
 def configs(words: list[str], config_dir: Path | None = None, several: bool = True) -> list[tuple[list[str], Config]]:
-    """Return every combination of the values in key=value words, as words of its own, with its configuration.
-
-    `config_dir` is a folder of further groups and files; without `several` a key has one value.
-    """
+    """Return each combination of the words' values as words, with its configuration; `config_dir` has further files."""
     folders = (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())
     for path in sorted(config_dir.rglob("*.yaml")) if config_dir else ():
         _composed.cache_clear()  # the files may have changed
@@ -61,20 +58,15 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
         axes[key] = _runs(text) if key == "start" else values(key, text, names)
         if len(axes[key]) > 1 and not several:
             raise UserError(f"{key}={text} gives several values: 'posbench sweep' runs each of them")
-    _refuse_mixed_options(axes)
-    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
-
-
-def _refuse_mixed_options(axes: Mapping[str, list[str]]) -> None:
-    """Refuse an option beside several encodings of which only some have it, with the commands that work."""
-    names = [name for name in axes.get("encoding", []) if name in encodings.names()]
-    for key in (key for key in axes if key.startswith("encoding.")):
-        having = [name for name in names if key.split(".")[1] in encodings.options_of(name)]
-        if having and (without := ",".join(name for name in names if name not in having)):
+    for key in (key for key in axes if key.startswith("encoding.")):  # an option that only some encodings may have
+        known = [name for name in axes.get("encoding", []) if name in encodings.names()]
+        having = [name for name in known if key.split(".")[1] in encodings.options_of(name)]
+        if having and (without := ",".join(name for name in known if name not in having)):
             first, second = f"encoding={','.join(having)} {key}={','.join(axes[key])}", f"encoding={without}"
             commands = " and ".join(f"'posbench sweep {words} study=NAME'" for words in (first, second))
             raise UserError(f"{key} is no option of {without}: {commands} make one comparison")
+    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
 
 
 @functools.lru_cache(maxsize=128)  # all encodings; Hydra takes a tenth of a second for each
@@ -192,9 +184,6 @@ def _check(config: Config) -> None:
         raise UserError(f"data.offset is {data.offset}: '{encoding.name}' chooses positions itself, expected 0")
 
 
-# -- a run that begins from the weights of another, `start=RUN` (docs/longer.md) ---------------------------------------
-
-
 def _runs(pattern: str) -> list[str]:
     """Return the run folders that a glob names, without those that --restart moved aside, or the one of this name."""
     folders = [Path(path) for path in sorted(glob.glob(expanded(pattern)))]
@@ -203,13 +192,13 @@ def _runs(pattern: str) -> list[str]:
 
 
 def _begin(cfg: DictConfig, run: str, given: Mapping[str, str]) -> None:
-    """Give a composed configuration what it takes from a run's folder, before typed values by full key are assigned."""
+    """Give a configuration what it takes from a run (docs/longer.md), before typed values by full key are assigned."""
     for key in given:
         if key.startswith(("model", "experiment", "start.")) and not key.startswith("model.attention."):
             raise UserError(f"{key}: not beside start, which takes it from that run")
 
-    numbers = {key: number for key, text in given.items() if type(number := value(key, text)) in (int, float)}
-    typed = {key: int(number) for key, number in numbers.items() if 1 <= number < 2**63}  # others are refused later
+    asked = {key: value(key, text) for key, text in given.items() if key.startswith("training.")}
+    typed = {key: int(x) for key, x in asked.items() if type(x) in (int, float) and 1 <= x < 2**63}  # refused later
     source, start = _started(run)
     taken, old, before = to_container(source), source.training, source.training.train_length
     cfg.update({name: taken[name] for name in ("encoding", "model", "data", "training") if name not in given})

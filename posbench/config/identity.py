@@ -6,7 +6,6 @@ That value belongs to the past: a new default in the YAML changes nothing here.
 """
 
 import copy
-import glob
 import hashlib
 import json
 import os
@@ -115,11 +114,6 @@ def expanded(path: str) -> str:
     if home.startswith("~") and not os.path.exists(home):
         raise UserError(f"'{path}': there is no user {path.partition('/')[0].lstrip('~')!r}; a file is ./{path}")
     return home
-
-
-def is_there(path: str) -> bool:
-    """Whether there is such a file, folder or glob."""
-    return any(glob.iglob(expanded(path), recursive=True)) or os.path.exists(expanded(path))
 
 
 def spelt(path: str) -> str:

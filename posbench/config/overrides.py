@@ -7,13 +7,15 @@ and only mappings and options of encodings are YAML. Settings of evaluation and 
 
 import contextlib
 import fnmatch
+import glob
 import logging
+import os
 import re
 from collections.abc import Collection
 from typing import Any
 
 from posbench.config import schema
-from posbench.config.identity import is_there
+from posbench.config.identity import expanded
 from posbench.config.schema import Config
 from posbench.config.shipped import EVERY, GROUPS, choices
 from posbench.errors import UserError, nearest
@@ -21,7 +23,7 @@ from posbench.errors import UserError, nearest
 logger = logging.getLogger(__name__)
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
 KEYS = schema.keys()
-FILES = ("data.path", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
+_FILES = ("data.path", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
 OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
 # What may be typed without its section, and the key it stands for.
 WORDS = {key.partition(".")[2]: key for key in KEYS if key.startswith(("evaluation.", "runtime."))}
@@ -107,7 +109,8 @@ def unknown_choice(group: str, name: str, choices: Collection[str]) -> UserError
 
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
     """Return the values of one override: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one."""
-    if key.startswith("evaluation.") or (key in FILES and is_there(text)):
+    path = expanded(text) if key in _FILES else ""
+    if key.startswith("evaluation.") or os.path.exists(path) or any(glob.iglob(path, recursive=True)):
         return [text]  # evaluation makes no other run
     items = _items(text)
     if match := re.fullmatch(r"range\((-?\d+),(-?\d+)\)", text):
@@ -122,9 +125,9 @@ def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
 
 
 def value(key: str, text: str, kind: str = "") -> Any:
-    """Return the value of a full key as it was typed: an existing file's name stands as it is, whatever is in it."""
+    """Return the value of a full key as it was typed."""
     kind = kind or ("ints" if key == LENGTH else schema.kind(KEYS.get(key)))
-    if (key in FILES and is_there(text)) or (kind != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text)):
+    if kind != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text):
         return text  # also 12:30, which YAML takes for a number to base 60
     if kind.endswith("s"):
         items = _items(text.strip().removeprefix("[").removesuffix("]"))

@@ -35,10 +35,9 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where its own sentence says less.
-_EXPECTED = {"int": "a whole number, such as 1e6", "float": "a number", "string": "text"}
-_EXPECTED |= {"dataclass": "keys and values", "tuple": "a list"}
-_EXPECTED["missing"] = "two numbers, such as [0.9,0.95]"  # only betas have a length of their own
-_EXPECTED["predicate"] = "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"
+_EXPECTED = {"int": "a whole number, such as 1e6", "float": "a number", "string": "text", "tuple": "a list",
+             "dataclass": "keys and values", "missing": "two numbers, such as [0.9,0.95]",  # of betas
+             "predicate": "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"}  # fmt: skip
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -308,10 +307,7 @@ class Config(Section):
                 raise UserError(f"{key} is {_as_typed(value)}: expected {expected}")
 
 
-# -- models that were trained elsewhere --------------------------------------------------------------------------------
-
-
-class ModelElsewhere(Section):
+class ModelElsewhere(Section):  # one that was trained elsewhere
     name: str  # what tables and its folder call it
     source: str  # where it was found: a folder, or a name on the hub
     revision: str | None  # hub: the commit
@@ -377,9 +373,6 @@ class TrainedOn(_Elsewhere, kw_only=True):
 
 Trains = Config | TrainedOn  # what training and its records know
 AnyConfig = Config | TrainedElsewhere | TrainedOn
-
-
-# -- reading and saving ------------------------------------------------------------------------------------------------
 
 
 def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
