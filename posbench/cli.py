@@ -319,23 +319,11 @@ def report(
 @app.command()
 def runs(
     paths: Annotated[list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete the runs named, by folder or id.")] = False,
 ) -> None:
-    """List runs: what tells them apart, status, loss at the training length, size.
+    """List runs: what tells them apart, status, loss at the training length, size."""
+    from posbench.report import runs as listed
 
-    --delete deletes runs that are named one by one, and asks nothing.
-    """
-    if not delete:
-        from posbench.report import runs as listed
-
-        listed.main(paths or [Path("outputs")])
-        return
-    from posbench.run import find
-
-    if not paths:
-        raise UserError("which runs? posbench runs RUN --delete")
-    count, freed = find.delete(paths)
-    print(f"deleted {count} runs, {freed / 1e6:,.1f} MB")
+    listed.main(paths or [Path("outputs")])
 
 
 @app.command()

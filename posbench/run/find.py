@@ -1,15 +1,13 @@
-"""Find what a command line names (run folders, studies, globs, ids of runs, external models), and delete runs."""
+"""Find what a command line names (run folders, studies, globs, ids of runs, external models)."""
 
 import glob
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
-from posbench import files
 from posbench.config.identity import MOVED_ASIDE
 from posbench.errors import UserError
-from posbench.run import CONFIG, RECORD
-from posbench.run.run import owned
+from posbench.run import RECORD
 
 
 def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
@@ -49,16 +47,3 @@ def is_model(word: str) -> bool:
         return there and not (path / RECORD).exists()
     on_the_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", word, re.ASCII)
     return on_the_hub is not None and not Path(path.parts[0]).exists()
-
-
-def delete(paths: Iterable[Path]) -> tuple[int, int]:
-    """Delete runs, each named by its folder or its id, none if one of them is no run folder; their number and bytes."""
-    freed, folders = 0, {path.resolve(): path for path in map(of_id, paths)}
-    for folder in folders.values():
-        if folder.is_symlink() or not all((folder / name).is_file() for name in (CONFIG, RECORD)):
-            raise UserError(f"{folder} is no run folder: nothing was deleted; expected runs, by their folders or ids")
-    for folder in folders.values():
-        with owned(folder):
-            freed += files.size(folder)
-            files.delete(folder.rename(files.temporary(folder)))  # half a run is never left under its name
-    return len(folders), freed
