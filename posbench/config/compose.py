@@ -137,15 +137,15 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
 
 def _choose(groups: dict[str, str], folders: Folders) -> DictConfig:
     """Return a composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
-    files, name, own = dict(groups), groups.get("encoding", ""), None
+    files, name, signature = dict(groups), groups.get("encoding", ""), None
     is_class = encodings.PLACE.fullmatch(name) or name in encodings.names()
     if is_class and name not in choices("encoding", folders, EVERY):
-        own = _signature(files.pop("encoding"))
+        signature = _signature(files.pop("encoding"))
     for group, choice in files.items():
         if choice not in (known := choices(group, folders, EVERY)):
             raise unknown_choice(group, choice, known)
     cfg = copy.deepcopy(_composed(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
-    cfg.encoding = own or cfg.encoding
+    cfg.encoding = signature or cfg.encoding
     return cfg
 
 
@@ -196,9 +196,8 @@ def _begin(cfg: DictConfig, run: str, given: Mapping[str, str]) -> None:
     for key in given:
         if key.startswith(("model", "experiment", "start.")) and not key.startswith("model.attention."):
             raise UserError(f"{key}: not beside start, which takes it from that run")
-
     asked = {key: value(key, text) for key, text in given.items() if key.startswith("training.")}
-    typed = {key: int(x) for key, x in asked.items() if type(x) in (int, float) and 1 <= x < 2**63}  # refused later
+    typed = {key: int(n) for key, n in asked.items() if type(n) in (int, float) and 1 <= n < 2**63}  # or refused
     source, start = _started(run)
     taken, old, before = to_container(source), source.training, source.training.train_length
     cfg.update({name: taken[name] for name in ("encoding", "model", "data", "training") if name not in given})

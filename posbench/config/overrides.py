@@ -168,10 +168,7 @@ def _items(text: str) -> list[str]:
 
 
 def apply(config: Config, words: list[str]) -> Config:
-    """Return the configuration of a finished run as it is to be evaluated, with its device and threads.
-
-    New lengths are scored on targets that the run's own lengths allow too, so that all rows are paired.
-    """
+    """Return the configuration of a finished run as it is to be evaluated, with its device and threads."""
     plain, given = schema.to_container(config), pairs(words)
     for key, text in given.items():
         if key not in {WORDS[word] for word in OF_A_FINISHED_RUN}:
@@ -180,7 +177,7 @@ def apply(config: Config, words: list[str]) -> Config:
         plain[section][name] = value(key, text)
     if LENGTH in given:
         plain["evaluation"]["ratios"] = ratios(plain["evaluation"].pop("length"), config)
-    if plain["evaluation"]["longest"] is None:
+    if plain["evaluation"]["longest"] is None:  # new lengths have the targets of the run's own: all rows are paired
         plain["evaluation"]["longest"] = max(1.0, config.evaluation.ratios[-1])
     return schema.validate(Config, plain)
 

@@ -451,9 +451,8 @@ def load_saved(path: Path) -> AnyConfig:
 def to_container(config: Any) -> dict[str, Any]:
     """Return a configuration as plain JSON types, with an encoding's options beside its name."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    options = plain["encoding"].pop("options")
     source = {key: path for key in _SOURCE if (path := plain["encoding"].pop(key))}
-    plain["encoding"] |= options | source
+    plain["encoding"] |= plain["encoding"].pop("options") | source
     return plain
 
 
