@@ -20,6 +20,7 @@ from posbench import installed as posbench_installed
 from posbench.cli import main
 from posbench.config.overrides import WORDS
 
+EVERY = "POSBENCH_EVERY" in os.environ  # each kill and each compiled scheme, of which `slow` else has some
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # A very small model, by its overrides; the files say how many tokens it trains on.
 TINY = [

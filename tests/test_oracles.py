@@ -48,7 +48,7 @@ def _comparisons() -> Iterator[Any]:
     """Every scheme and option set, each in two parts, of which `make test` has the first.
 
     A scheme's first option set has all settings that its oracle can compute, a sixth of them in the first part. Each
-    further option set has half of them, and one small setting in the first part.
+    further option set has half of them, and one small setting in the first part, which `make test` has of every third.
     """
     met = set()
     for turn, case in enumerate(case for case in schemes.cases() if oracles.of(case[0])):
@@ -58,7 +58,8 @@ def _comparisons() -> Iterator[Any]:
         further = case[0] in met
         first = [small[turn % len(small)]] if further else settings[turn % 6 :: 6] or settings[-1:]
         met.add(case[0])
-        yield pytest.param(case, first, id=schemes.label(case))
+        marks = [pytest.mark.slow] * (further and turn % 3 > 0)
+        yield pytest.param(case, first, marks=marks, id=schemes.label(case))
         more = [setting for setting in settings if setting not in first]
         more = more[turn % 2 :: 2] if further else more
         yield pytest.param(case, more, marks=pytest.mark.slow, id=f"{schemes.label(case)}-more")

@@ -94,6 +94,7 @@ def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here:
     assert default.training.tokens == 64  # a tenth of 512 is less than an update
 
 
+@pytest.mark.slow
 def test_a_glob_gives_a_run_for_each(here: Path) -> None:
     given = ["start=outputs/short/rope-*", "evaluation.at_tokens=[0]", *on(here)]
     configs = [plan.config for plan in plans.resolve(plans.read_sets("extend", given))]

@@ -100,7 +100,7 @@ MODULES = ("yaml.py", "torch.py", "json.py", "hydra_plugins/evil.py", "posbench/
 RUN = ["encoding=rope", *TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
 
 
-@pytest.mark.parametrize("command", [["list", "sweeps"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("command", [["--help"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)])
 def test_nothing_is_imported_from_the_current_folder(command: list[str], tmp_path: Path, canary: Path) -> None:
     """Beside a text there are modules that make the file."""
     write_text(tmp_path)

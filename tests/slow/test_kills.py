@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import start_child, write_words
+from support import EVERY, start_child, write_words
 
 from posbench.config.schema import Config
 from posbench.launch import run as launch
@@ -179,7 +179,7 @@ def test_a_kill_at_any_change_of_the_disk_changes_no_number(tiny_config: Config,
 
     assert status_of(start_child(count)) == 0
     n_moments = int((tmp_path / "count").read_text())
-    for at in range(0, n_moments, int(os.environ.get("POSBENCH_KILL_EVERY", "7"))):
+    for at in range(0, n_moments, 1 if EVERY else 7):
         folder = tmp_path / f"kill-{at}"
         assert status_of(start(config, folder, Watch(at).install)) == -signal.SIGKILL
         check_readable(folder, 1)
