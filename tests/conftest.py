@@ -67,35 +67,18 @@ def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
+def one_quick_process() -> Iterator[None]:
+    """Do without what commands do for long runs."""
     import torch
+
+    from posbench import machine
 
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.set_flush_denormal(True)  # as in every command
-
-
-@pytest.fixture(autouse=True, scope="session")
-def freed_memory_goes_back() -> Iterator[None]:
-    """Commands keep freed memory for reuse; this process would keep that of all tests."""
-    from posbench import machine
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "keep_freed_memory", lambda: None)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def nobody_waits_for_the_disk() -> Iterator[None]:
-    """Skip fsync: it guards against a loss of power, which no test has, and takes milliseconds at each call."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def yaml_is_read_fast() -> Iterator[None]:
-    """Parse with libyaml, which PyYAML's own parser equals: composing is a sixth of all that the tests compute."""
-    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "keep_freed_memory", lambda: None)  # here it would be kept of all tests
+        patch.setattr(os, "fsync", lambda _: None)  # milliseconds against a loss of power, which no test has
+        # Composing is a sixth of all that tests compute. PyYAML's two parsers give the same.
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         yield
 
