@@ -136,6 +136,7 @@ device=cuda:1 | runtime.device | 'cuda:1'
 FILES = ["notes (1).txt", "[draft] one=two.txt", "a,b.txt", "c.txt", "it's.txt"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("line", [line for line in TYPED.splitlines() if line])
 def test_a_typed_value_is_what_it_says(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

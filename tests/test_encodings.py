@@ -110,16 +110,11 @@ def test_the_chosen_attention_equals_the_definition(case: Case, again: bool, mon
         assert_same(*results, setting=f"{length} tokens, {kind}, counted {counted}, {limits}")
 
 
-def ends_of_families() -> list[str]:
-    """The first and the last scheme of each file."""
-    files: dict[str, list[str]] = {}
-    for name in schemes.NAMES:
-        files.setdefault(encodings.load(name).__module__, []).append(name)
-    return sorted({name for names in files.values() for name in (names[0], names[-1])})
+OF_EACH_FILE = {encodings.load(name).__module__: name for name in schemes.NAMES}.values()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", schemes.NAMES if support.EVERY else ends_of_families())
+@pytest.mark.parametrize("name", schemes.NAMES if support.EVERY else OF_EACH_FILE)
 def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
     encoding = schemes.build(name, {}, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 16)

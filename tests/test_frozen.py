@@ -76,7 +76,7 @@ def test_every_scheme_has_a_frozen_loss() -> None:
     assert sorted(FROZEN["losses"]) == sorted([*encodings.names(), *PATTERNS])
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", sorted(FROZEN["losses"]))
 def test_a_scheme_reaches_its_frozen_losses(name: str) -> None:
     """Losses at one and two times the training length after eight updates, or "undefined" where the encoding ends.
@@ -136,7 +136,7 @@ def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
     return rows
 
 
-@pytest.mark.parametrize("study", ["six", "six_demo"])
+@pytest.mark.parametrize("study", ["six", pytest.param("six_demo", marks=pytest.mark.slow)])
 def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None:
     """Differences at the training length need no gate; rises do, which rope of six_demo has not passed."""
     table = compare(kept_study(study))

@@ -35,7 +35,11 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "drawn", lambda figure, kind: b"")
 
 
-def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(tmp_path: Path, capsys: Capture) -> None:
+def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = charts.drawn
+    monkeypatch.setattr(charts, "drawn", lambda figure, kind: plain(figure, kind) if kind == "svg" else b"")
     six, frame = tmp_path / "six.parquet", kept_study("six")
     frame[frame["checkpoint_step"] == frame["checkpoint_step"].max()].to_parquet(six)
     report.main([six])

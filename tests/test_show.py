@@ -66,6 +66,7 @@ def test_attention_is_drawn_as_far_as_the_encoding_is_defined(name: str, tiny_co
     assert all(np.isfinite(values[1:3]).all() for values in curves.values())
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn_as_learned_beside_encodings_and_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

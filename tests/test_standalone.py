@@ -24,6 +24,7 @@ def built(case: tuple[str, dict[str, Any]]) -> tuple[Encoding, list[Tensor], Ten
     return encoding, list(schemes.layer_inputs(SHAPE, T)), chosen
 
 
+@pytest.mark.sample(2)
 @CASES
 @torch.no_grad()
 def test_it_is_the_definition_also_in_16_bits(case: tuple[str, dict[str, Any]]) -> None:
@@ -39,6 +40,7 @@ def test_it_is_the_definition_also_in_16_bits(case: tuple[str, dict[str, Any]]) 
     assert float((out - exact).pow(2).mean().sqrt()) < 0.03 * float(exact.pow(2).mean().sqrt())
 
 
+@pytest.mark.sample(2)
 @CASES
 @torch.no_grad()
 def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_earlier_tokens_is_declared(

@@ -188,6 +188,7 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     assert f"2 runs: 0 finished, 2 to do, {tokens:,} tokens" in other
 
 
+@pytest.mark.slow
 def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -220,6 +221,7 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     sweep.sweep(arguments)
 
 
+@pytest.mark.slow
 def test_budgets_of_a_sweep_equal_single_runs_and_a_larger_one_waits_for_the_smaller(
     overrides: list[str], tmp_path: Path
 ) -> None:
