@@ -142,8 +142,7 @@ def load(run: str | Path) -> LoadedRun:
 def runs(*paths: str | Path) -> pd.DataFrame:
     """Return runs as a table, a row each; one that cannot be read is left out with a warning.
 
-    Args:
-        paths: run folders, study folders and globs, `outputs/**`; default: `outputs`.
+    `paths`: run folders, study folders and globs, `outputs/**`; default: `outputs`.
 
     Returns:
         `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the simple readers, whose losses
@@ -173,8 +172,7 @@ def _order(name: str) -> tuple[int, float]:
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:
     """Draw runs that may be compared, as `load` returned them, or their folders, their studies' or globs.
 
-    Args:
-        reference: the encoding or label that the others are compared with. None: `rope`.
+    `reference`: the encoding or label that the others are compared with. None: `rope`.
     """
     frame = results.read([run.folder if isinstance(run, LoadedRun) else Path(run) for run in runs])
     for run in frame[frame["run_status"] == "unreadable"].itertuples():

@@ -54,16 +54,14 @@ SHAPES = {
 def bench(words: list[str], sizes: Sizes, rounds: int = 5, threads: int | None = None) -> pd.DataFrame:
     """Measure encodings side by side.
 
-    Args:
-        words: names of encodings (none: all that need no option), and overrides such as `training.precision=fp32`.
+    `words`: names of encodings (none: all that need no option), and overrides such as `training.precision=fp32`.
 
     Returns:
         A row per encoding: `tokens_per_second` of training, the median over rounds by the wall clock; `of_none`, its
         ratio to `none` within a round, with the quartiles `of_none_low` and `of_none_high`; `peak_bytes`, the most that
         training holds, on CUDA alone. `attrs`: how it was measured.
 
-    Raises:
-        UserError: an unknown name or override.
+    Raises UserError for an unknown name or override.
     """
     names, overrides = [word for word in words if "=" not in word], [word for word in words if "=" in word]
     configs = configurations(names, sizes, threads, overrides)

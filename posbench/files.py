@@ -66,8 +66,7 @@ def write(path: Path, data: bytes) -> None:
 def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; forced to the disk and renamed to it at the end, removed after an error.
 
-    Args:
-        needed: bytes, for the message of a full disk.
+    `needed`: bytes, for the message of a full disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _renamed_into(path, needed) as new:

@@ -22,8 +22,7 @@ def checked(
 ) -> dict[str, Any]:
     """Return options of an owner as their annotations say; a section stands before their names in messages.
 
-    Raises:
-        UserError: there is no such option, or a value has another type.
+    Raises UserError if there is no such option, or a value has another type.
     """
     import pydantic
 

@@ -105,8 +105,7 @@ class Place(NamedTuple):
 def place(processes: int | None) -> Place | None:
     """Return the place that torchrun or srun gave this process, if it is one of several.
 
-    Args:
-        processes: `runtime.processes`; with 1 or None, each task of srun is a run of its own.
+    `processes`: `runtime.processes`; with 1 or None, each task of srun is a run of its own.
     """
     env = os.environ
     if "RANK" in env and int(env.get("WORLD_SIZE", "1")) > 1:

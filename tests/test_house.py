@@ -20,7 +20,7 @@ BUDGETS = {
 COMMANDS = "bench evaluate export list prepare properties report reproduce rope runs sample show sweep sync train"
 PUBLIC = "Encoding LoadedRun attention attention_logits attention_output build_encoding encodings evaluate load plot"
 PUBLIC += " register report runs sweep train"
-SECTIONS = {"encoding": 4, "model": 12, "data": 16, "training": 14, "evaluation": 15, "tracking": 6, "runtime": 12}
+SECTIONS = {"encoding": 4, "model": 12, "data": 16, "training": 14, "evaluation": 15, "tracking": 5, "runtime": 12}
 
 
 def lines(paths: list[Path]) -> int:

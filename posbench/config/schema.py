@@ -187,7 +187,6 @@ class TrackingConfig(Section):
     project: str
     entity: str | None  # team or user; None = W&B's default
     tags: tuple[str, ...]  # beside the encoding's name
-    details: bool = False  # also the host and its use, the repository that the command runs in, and the command line
 
 
 class RuntimeConfig(Section):

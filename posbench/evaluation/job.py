@@ -82,8 +82,7 @@ def evaluate_into(
 ) -> int:
     """Evaluate the model after so many updates into a run folder; return how many rows were missing.
 
-    Args:
-        run: None in a process beyond the first, which computes its share.
+    `run`: None in a process beyond the first, which computes its share.
     """
     world, settings = world or World(), config.evaluation
     precision = config.training.precision if settings.precision == "auto" else settings.precision

@@ -134,9 +134,7 @@ def predicted(
 ) -> Predicted:
     """Return what a model predicts; arguments as of `Subject.logits`.
 
-    Args:
-        candidates: (n, K), tokens that may come next.
-        likeliest: whether the likeliest tokens are wanted, which takes time.
+    `candidates`: (n, K), tokens that may come next; `likeliest`: also find the likeliest tokens, which takes time.
     """
     nll, best, at = [], [torch.empty(0, dtype=torch.int64)], 0
     for logits in subject.logits(ids, scored, first):

@@ -47,9 +47,7 @@ class NGrams:
     def best(self, text: NDArray[np.integer], places: Integers) -> tuple[int, Floats]:
         """The order of 2 or more with the lowest mean on some tokens of a text, and its nats of each.
 
-        Args:
-            text: token ids, always the same.
-            places: (n,) where the tokens stand in it.
+        `text`: token ids, always the same; `places`: (n,) where the tokens stand in it.
         """
         key = places.tobytes()  # curves score the same tokens at every length
         if key not in self._known:
@@ -61,12 +59,7 @@ class NGrams:
     def nll(self, before: NDArray[np.integer], tokens: NDArray[np.integer]) -> Floats:
         """Nats of each token after those before it, by each order.
 
-        Args:
-            before: (n, 4), the tokens before each; the last column is the nearest.
-            tokens: (n,)
-
-        Returns:
-            (5, n), a row for each of `ORDERS`.
+        `before`: (n, 4), the tokens before each, the nearest last; `tokens`: (n,). Returns (5, n), a row per order.
         """
         size, wanted = self.vocab_size, tokens.astype(np.int64)
         places, behind = self._counted()
@@ -118,9 +111,7 @@ class CachedNGrams:
     def nll(self, places: Integers, context: Integers) -> Floats:
         """Return the nats of tokens of the text.
 
-        Args:
-            places: (n,) where they stand.
-            context: (n,) how many tokens before each are in its window, at least one.
+        `places`: (n,) where they stand; `context`: (n,) tokens before each in its window, at least one.
         """
         order, of_ngrams = self.ngrams.best(self.text, places)
         parts = np.stack([np.exp(-of_ngrams), *self._caches[0].shares(places, context)])

@@ -32,11 +32,9 @@ Row = dict[str, Any]
 def print_results(folder: Path, split: str | None = None) -> None:
     """Print a run's curve on one text, what else was measured there, and where the files are.
 
-    Args:
-        split: which text; None: the one that the run asks for.
+    `split`: which text; None: the one that the run asks for.
 
-    Raises:
-        UserError: the run cannot be read.
+    Raises UserError if the run cannot be read.
     """
     out, frame = console.stdout(), frames.read([folder], split)
     run, of_task = frame.iloc[0], bool(frame["trained_task"].notna().any())

@@ -80,8 +80,7 @@ def _answered(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> 
 def choices_of(measurement: plan.Measurement, split: TokenSplit, encode: Encode | None) -> list[Choice]:
     """Return the problems of a row, one in each window.
 
-    Raises:
-        Undefined: the model's tokenizer or the text has no such problems, or they do not fit into the window.
+    Raises Undefined if the model's tokenizer or the text has no such problems, or they do not fit into the window.
     """
     windows = measurement.windows
     assert measurement.poses is not None and windows is not None
@@ -143,8 +142,7 @@ def _posed(task: Task, settings: EvaluationConfig, length: int, variant: str) ->
 def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> list[Asked]:
     """Return all rows asked for: plain, narrowed or extended models, shifted positions, the task's variants.
 
-    Args:
-        train_length: in tokens; beyond it a narrowed model differs from the plain one.
+    `train_length`: in tokens; beyond it a narrowed model differs from the plain one.
     """
     longest = task.longest
     further = [round(ratio * longest) for ratio in settings.ratios]

@@ -65,8 +65,7 @@ Exported = tuple[dict[str, Any], dict[str, Tensor]]  # a model in transformers' 
 def export(run: Path, folder: Path, code: bool = False) -> str:
     """Write a run's newest model into a new folder, and return in one line how far its logits are from the run's.
 
-    Args:
-        code: as posbench's class, for any encoding, instead of a stock architecture.
+    `code`: as posbench's class, for any encoding, instead of a stock architecture.
     """
     config, tokenizer, _ = load_config(run), tokenizer_of(run), transformers()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):

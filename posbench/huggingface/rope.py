@@ -68,8 +68,7 @@ def extension(
 
     Layers with a sliding window and a base of their own are unchanged: they meet no new distances.
 
-    Args:
-        every_length: frequencies follow the input's length. Otherwise they are those of this length, whatever is read.
+    `every_length`: frequencies follow the input's length. Otherwise they are those of this length, whatever is read.
     """
     if position_of(config) != "rope":
         plain = encodings.build("rope", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))

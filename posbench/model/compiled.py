@@ -17,8 +17,7 @@ _R = TypeVar("_R")
 def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
     """Return the function, compiled at its first call; uncompiled, with one warning, if that fails.
 
-    Args:
-        dynamic: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
+    `dynamic`: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
     """
     program: Callable[_P, _R] | None = None
 

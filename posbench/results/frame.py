@@ -69,8 +69,7 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
         has the same setting, scheme and seed), `main` (of the split that its run asks for, on the targets that its
         curve shares), and `newest` (and of the newest checkpoint).
 
-    Raises:
-        UserError: a path that does not exist, or no run at all. A run that cannot be read is a row that says so.
+    Raises UserError for a path that does not exist, or for no run. A run that cannot be read is a row that says so.
     """
     paths = list(dict.fromkeys(map(Path, paths)))
     studies, others = ([path for path in paths if (path.suffix == SUFFIX) == alone] for alone in (True, False))

@@ -149,12 +149,12 @@ def wandb_session(config: Trains, run: Run) -> Any:
         place[key] = os.environ.get(f"WANDB_{key.upper()}") or before.get(key) or getattr(tracking, key)
     run.update(wandb=place)
     logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
-    # What the command line, the environment or the code hold stays here unless it is asked for.
-    details: Any = dict.fromkeys(("disable_git", "x_disable_stats", "x_disable_machine_info"), not tracking.details)
+    # What the command line, the environment or the code hold stays here.
     settings = wandb.Settings(
         silent=True, quiet=True, console="off", init_timeout=60, finish_timeout=60,
         reinit="create_new",  # several runs in one process do not end each other
-        program="", x_disable_meta=True, save_code=False, disable_code=True, x_save_requirements=False, **details,
+        program="", x_disable_meta=True, save_code=False, disable_code=True, x_save_requirements=False,
+        disable_git=True, x_disable_stats=True, x_disable_machine_info=True,
     )  # fmt: skip
     session = wandb.init(
         **{} if in_sweep() else place, name=run.id, group=config.study, job_type="train", resume="allow",

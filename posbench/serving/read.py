@@ -110,8 +110,7 @@ def text_of(settings: Settings) -> Settings:
 def ropes(settings: Settings, engine: str = "transformers 5") -> list[Rope]:
     """Return the RoPE of each kind of layer, as an engine reads a configuration.
 
-    Raises:
-        UserError: no width of a head or no length, an unknown type, or a required key that is missing.
+    Raises UserError for no width of a head, no length, an unknown type, or a required key that is missing.
     """
     text = text_of(settings)
     section: Settings = next((text[name] for name in ENGINES[engine].sections if text.get(name)), {})

@@ -37,8 +37,7 @@ def candidates(ratio: float) -> list[str]:
 def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
     """Return the candidates, best first: `extension`, `loss` and `right` at a length, `loss_at_1x`.
 
-    Args:
-        frame: rows of one run or model on one text; those of undefined candidates have no number.
+    `frame`: rows of one run or model on one text; those of undefined candidates have no number.
     """
     rows = frame[frame["variant"] != "windowed"].assign(extension=frame["extension"].fillna("none"))
 
@@ -60,11 +59,9 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
 def search(subject: str | Path, words: Sequence[str]) -> None:
     """Choose an extension for a run (a path) or a HuggingFace model (its name) on validation text; evaluate it on test.
 
-    Args:
-        words: what was typed, with `extension=search` and one `length=`, in tokens.
+    `words`: what was typed, with `extension=search` and one `length=`, in tokens.
 
-    Raises:
-        UserError: no length beyond training, or no candidate with a number there.
+    Raises UserError if no length is beyond training, or no candidate has a number there.
     """
     console.log_to_terminal()
     machine.keep_freed_memory()

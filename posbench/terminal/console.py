@@ -115,8 +115,7 @@ class Updates:
 def progress(total: int, start: int, full_speed: float | None = None) -> Iterator[Updates]:
     """Show progress over updates `start` .. `total`: a bar on a terminal, elsewhere a line now and then.
 
-    Args:
-        full_speed: tokens per second at the peak of the devices, if that is known: the share of it is shown (MFU).
+    `full_speed`: tokens per second at the peak of the devices, if that is known: the share of it is shown (MFU).
     """
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"))
     bar = Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) if stderr.is_terminal else None
