@@ -247,6 +247,7 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     assert first[: STEPS // 2] == second[: STEPS // 2] and first[STEPS // 2][1] != second[STEPS // 2][1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["rope", "abacus"])  # of which the second is told the share that is done
 def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit(
     config: Config, tmp_path: pathlib.Path, name: str
