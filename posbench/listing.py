@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from posbench import encodings
-from posbench.config.shipped import choices, chosen, configs_dir
+from posbench.config.shipped import EVERY, choices, chosen, configs_dir
 from posbench.errors import UserError
 from posbench.report.card import DEMO, decision_card
 
@@ -92,7 +92,8 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
         "tasks": (task, tasks.names()),
     }
     for group in ("experiment", "model", "sweep", "data"):
-        there[group if group == "data" else f"{group}s"] = (_first_comment, choices(group).items())
+        files = choices(group) if group == "data" else choices(group, (), EVERY)  # tasks have a section of their own
+        there[group if group == "data" else f"{group}s"] = (_first_comment, files.items())
     text = "\n".join(path.read_text(encoding="utf-8") for path in choices("claim").values())
     there["claims"] = (lambda claim: {"name": claim[1], "title": claim[0]}, _CLAIM.findall(text))
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
