@@ -52,7 +52,7 @@ def test_the_average_is_over_tasks_that_have_every_length_and_the_effective_leng
     assert yarn.startswith("RULER with yarn, 3 of 3") and yarn.endswith(": none of these.")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_harness_scores_a_reader_that_finds_the_number_and_a_random_model_that_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
