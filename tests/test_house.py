@@ -10,10 +10,10 @@ from posbench.config.schema import keys
 
 ROOT = Path(__file__).parents[1]
 # Lines of Python of the rooms of posbench, of all of it, of tests and scripts; words of docs. `config` was over its 900
-# when this was written: it may only fall. What `claims` has above 400, `training` above 500, `data` above 850, and
-# `serving` share 1,000 new lines.
+# when this was written: it may only fall. What `claims` has above 400, `training` above 500, and `serving` share
+# 1,000 new lines.
 BUDGETS = {
-    "config": 1064, "launch": 700, "data": 852, "encodings": 3700, "model": 900, "tasks": 600, "training": 560,
+    "config": 1063, "launch": 700, "data": 850, "encodings": 3700, "model": 900, "tasks": 600, "training": 560,
     "run": 850, "evaluation": 1800, "results": 850, "report": 950, "huggingface": 1300, "claims": 480, "show": 550,
     "serving": 890, "posbench": 18_000, "tests": 13_000, "scripts": 800, "docs": 22_000,
 }  # fmt: skip

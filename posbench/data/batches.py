@@ -90,8 +90,7 @@ class TrainingBatches:
     def spans(self, steps: int) -> np.ndarray:
         """(S, 2): the parts of the text that the first `steps` batches hold, first token and end; sorted, disjoint."""
         epochs, rest = divmod(steps * self._batch_size, self.blocks_per_epoch)
-        orders = [self._order(epoch) for epoch in range(epochs)] + [self._order(epochs)[:rest]]
-        starts = np.unique(np.concatenate(orders))
+        starts = np.unique(np.concatenate([*map(self._order, range(epochs)), self._order(epochs)[:rest]]))
         return united([np.stack([starts, starts + self._train_length + 1], 1)])
 
     def _order_of(self, epoch: int) -> np.ndarray:
