@@ -18,8 +18,8 @@ BASES = """\
 def written(page: str) -> str:
     """The page with the table of all claims between its marks."""
     entries = {entry.id: entry for entry in claim.read(["all"])}
-    kept = read([DOCS / "rows" / f"{name}.parquet" for name in ("ledger", "repro")])
-    table = reproduce.table(reproduce.judged([*entries.values()], reproduce.needed([*entries.values()], []), kept))
+    studies = read([DOCS / "rows" / f"{name}.parquet" for name in ("ledger", "repro")])
+    table = reproduce.table(reproduce.judged([*entries.values()], reproduce.needed([*entries.values()], []), studies))
     titles = {row["name"]: row["title"] for row in listing(["claims"])["claims"]}
     rows, not_run = ["| claim | outcome | ours | published |\n|---|---|---|---|\n", BASES], []
     for row in table.frame.to_dict("records"):

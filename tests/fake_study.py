@@ -48,7 +48,7 @@ SCHEMES = {
 
 
 @functools.cache
-def kept_study(name: str) -> pd.DataFrame:
+def rows_of_study(name: str) -> pd.DataFrame:
     """A study of docs/rows."""
     return read([Path(__file__).parents[1] / "docs" / "rows" / f"{name}.parquet"])
 

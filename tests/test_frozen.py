@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from fake_study import kept_study
+from fake_study import rows_of_study
 
 from posbench import encodings
 from posbench.claims import claim, reproduce
@@ -139,7 +139,7 @@ def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
 @pytest.mark.parametrize("study", ["six", pytest.param("six_demo", marks=pytest.mark.slow)])
 def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None:
     """Differences at the training length need no gate; rises do, which rope of six_demo has not passed."""
-    table = compare(kept_study(study))
+    table = compare(rows_of_study(study))
     assert sorted(cells(table)) == sorted(frozen_cells(study, table))
     words = table.set_index("label")[["nll_word", "rise_word"]].drop("rope")
     if study == "six":
@@ -160,7 +160,7 @@ def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None
 def test_claims_have_their_frozen_outcomes() -> None:
     """Outcome and p, before adjustment, of every claim."""
     entries = claim.read([*FROZEN["claims"]])
-    judged = reproduce.judged(entries, reproduce.needed(entries, []), kept_study("ledger"))
+    judged = reproduce.judged(entries, reproduce.needed(entries, []), rows_of_study("ledger"))
     rows = judged[["claim", "outcome", "p"]].itertuples(index=False)
     outcomes = {name: [outcome, None if math.isnan(p) else float(f"{p:.3g}")] for name, outcome, p in rows}
     assert outcomes == FROZEN["claims"]

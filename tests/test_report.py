@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fake_study import SCHEMES, Truth, begin_run, configured, kept_study, write_run, write_study
+from fake_study import SCHEMES, Truth, begin_run, configured, rows_of_study, write_run, write_study
 from rich.console import Console
 from support import posbench
 
@@ -40,7 +40,7 @@ def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(
 ) -> None:
     plain = charts.drawn
     monkeypatch.setattr(charts, "drawn", lambda figure, kind: plain(figure, kind) if kind == "svg" else b"")
-    six, frame = tmp_path / "six.parquet", kept_study("six")
+    six, frame = tmp_path / "six.parquet", rows_of_study("six")
     frame[frame["checkpoint_step"] == frame["checkpoint_step"].max()].to_parquet(six)
     report.main([six])
     lines = capsys.readouterr().out.rstrip().splitlines()
@@ -67,13 +67,13 @@ def test_columns_drop_until_the_table_fits(study: Path) -> None:
 
 
 def test_the_card_has_cost_beside_none_retrieval_and_models_that_transformers_has() -> None:
-    frame = kept_study("six")
+    frame = rows_of_study("six")
     far = (frame["length_ratio"] == 4) & frame["newest"]
     asked = frame[far & (frame["label"] == "rope") & (frame["curve"] == "fixed_target")]
     asked = asked.assign(protocol="task", task="passkey", accuracy=[0.2, 0.4, 0.6, 0.4, 0.4])
-    made = card.card_table(pd.concat([frame, asked], ignore_index=True), compare(frame))
-    names = [column.name for column in made.columns]
-    cells = {row[0]: dict(zip(names, row, strict=True)) for row in made.cells}
+    cards = card.card_table(pd.concat([frame, asked], ignore_index=True), compare(frame))
+    names = [column.name for column in cards.columns]
+    cells = {row[0]: dict(zip(names, row, strict=True)) for row in cards.cells}
     assert (cells["rope"]["right"], cells["fox"]["right"], cells["none"]["time"]) == ("40%", "", "1.00")
     fox = ("fox", "2.774", "≥ 8x", "with a bias", "with x")
     assert tuple(cells["fox"][name] for name in ("encoding", "loss", "holds_to", "kernels", "cache")) == fox
@@ -146,7 +146,7 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
 
 @pytest.mark.slow
 def test_names_at_the_ends_of_curves_do_not_collide() -> None:
-    frame = kept_study("six")
+    frame = rows_of_study("six")
     figure = charts.of_text(frame, compare(frame))
     assert figure is not None and len(figure.axes) == 3
     figure.draw_without_rendering()
@@ -172,7 +172,7 @@ def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(template: C
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_on_a_task_from_a_study_in_one_file(tmp_path: Path, capsys: Capture) -> None:
-    frame = kept_study("ledger")
+    frame = rows_of_study("ledger")
     frame[(frame["trained_task"] == "copy") & (frame["seed"] < 10)].to_parquet(tmp_path / "copy.parquet")
     report.main([tmp_path / "copy.parquet"])
     text = capsys.readouterr().out

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from fake_study import SCHEMES, Truth, configured, headline_of, kept_study, write_run, write_study
+from fake_study import SCHEMES, Truth, configured, headline_of, rows_of_study, write_run, write_study
 
 from posbench.config.schema import Config
 from posbench.errors import UserError
@@ -23,28 +23,28 @@ from posbench.run.rows import read_rows
 
 @pytest.mark.slow
 def test_labels_and_settings_of_a_large_study() -> None:
-    frame = kept_study("ledger")
+    frame = rows_of_study("ledger")
     (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
     table = compare.compare(frame[frame["setting"] == text])
     assert table.attrs["reference"] == "rope base=10000"
     assert {"rope base=128", "drope", "xpos"} < set(table["label"])
     assert set(differing_settings(frame)) == set(frame["setting"])
-    assert {"layered/gemma3", "layered/llama4"} < set(kept_study("catalogue")["label"])
+    assert {"layered/gemma3", "layered/llama4"} < set(rows_of_study("catalogue")["label"])
 
 
 def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() -> None:
-    six = compare.compare(kept_study("six")).set_index("label")
+    six = compare.compare(rows_of_study("six")).set_index("label")
     assert set(six["ngram"].round(3)) == {3.748} and set(six["cached_ngram"].round(3)) == {3.295}
     beats = dict.fromkeys(["fox", "rope", "t5", "alibi"], "yes") | {"sinusoidal": NOT_RESOLVED, "none": "no"}
     assert six["uses_context"].to_dict() == beats
     assert six["uses"].dropna().to_dict() == dict.fromkeys(["fox", "rope", "t5", "alibi"], 128)
-    rows = main_rows(kept_study("six"))  # said only where less was measured
+    rows = main_rows(rows_of_study("six"))  # said only where less was measured
     uses = [compare.uses(Losses(rows[rows["length"] >= least]), "none") for least in (1, 64, 128)]
     assert uses == [64, None, None]
 
 
 def test_a_study_is_kept_in_one_file(tmp_path: Path) -> None:
-    path, demo = tmp_path / "demo.parquet", kept_study("six_demo").drop(columns="folder")
+    path, demo = tmp_path / "demo.parquet", rows_of_study("six_demo").drop(columns="folder")
     demo.to_parquet(path)
     pd.testing.assert_frame_equal(read([path, path]).drop(columns="folder"), demo)
 
@@ -65,7 +65,7 @@ def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
 
 
 def test_what_was_scored_on_other_tokens_is_left_out() -> None:
-    six = kept_study("six")
+    six = rows_of_study("six")
     other = six["targets_sha256"].where(~((six["label"] == "fox") & (six["seed"] == 0)), "other")
     table = compare.compare(six.assign(targets_sha256=other)).set_index("label")
     assert table.loc["fox", ["seeds", "left_out", "nll_why"]].tolist() == [4, 1, "4 of 5 seeds"]
@@ -73,13 +73,13 @@ def test_what_was_scored_on_other_tokens_is_left_out() -> None:
     with pytest.raises(ValueError, match="counts once"):
         Losses(pd.concat([rows, rows]))
     with pytest.raises(ValueError, match="one setting"):
-        compare.compare(kept_study("ledger"))
+        compare.compare(rows_of_study("ledger"))
     with pytest.raises(UserError, match="no scheme is called 'rop'"):
         compare.compare(six, "rop")
 
 
 def test_words_need_seeds_and_documents() -> None:
-    six = kept_study("six")
+    six = rows_of_study("six")
     few = compare.compare(six[six["seed"] < 4]).set_index("label")
     assert set(few["nll_why"].dropna()) == {"4 of 5 seeds", "4 of 8 seeds, which fall in two groups"}
     altered = six.copy()
@@ -124,7 +124,7 @@ def test_intervals_cover_and_wrong_words_are_rare() -> None:
     The level is 5 %. Of 4,000 reports 6.2 % have a wrong "uses" and 3.4 % a wrong "holds": documents are skewed.
     """
     reports, covered, wrong = 250, [], {"nll or rise": 0, "holds_to": 0, "uses": 0}
-    for losses in simulated(kept_study("six"), reports):
+    for losses in simulated(rows_of_study("six"), reports):
         schemes = [compare.numbers(losses, label, 6) for label in losses.seeds]
         pairs = [compare.against(losses, label, "rope", 6, compare.LEAST) for label in losses.seeds if label != "rope"]
         for name in ("nll_difference", "rise_difference"):
@@ -144,7 +144,7 @@ def test_seeds_in_two_groups() -> None:
 
 
 def test_tasks_of_the_kept_rows() -> None:
-    frame = kept_study("ledger")
+    frame = rows_of_study("ledger")
     frame = frame[frame["seed"] < 10]  # of which every scheme has five
     table = tasks.compare_tasks(frame[frame["trained_task"] == "copy"])
     assert list(table["label"]) == ["alibi", "rope", "randomized", "none"]
@@ -163,11 +163,11 @@ def test_tasks_of_the_kept_rows() -> None:
 
 
 def test_one_run_in_a_few_numbers() -> None:
-    six = kept_study("six")
+    six = rows_of_study("six")
     run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
     assert (run["learned"], run["uses_context"], run["cached_ngram"]) == ("yes", "no", pytest.approx(3.295, abs=1e-3))
     assert (run["reach"], run["uses"], run["rise_16x"]) == (128, None, None)
-    ledger = kept_study("ledger")
+    ledger = rows_of_study("ledger")
     answers = headline(ledger[ledger["run"] == ledger.loc[ledger["trained_task"] == "copy", "run"].iloc[0]])
     assert (answers["learned"], answers["accuracy_1x"]) == ("yes", pytest.approx(0.999628))
     assert all(type(value) in (int, float, str, type(None)) for value in [*run.values(), *answers.values()])

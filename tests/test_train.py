@@ -248,14 +248,14 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["rope", "abacus"])  # of which the second is told the share that is done
+@pytest.mark.parametrize("name", ["rope", "abacus"])  # abacus changes with the progress of the training
 def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit(
     config: Config, tmp_path: pathlib.Path, name: str
 ) -> None:
     config = dataclasses.replace(config, encoding=EncodingConfig(name), study="together")
     config = changed(config, training={"schedule": "wsd", "decay_fraction": 0.3, "warmup_tokens": 256})
     config = changed(config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)})
-    begun, made = [], []
+    shared_updates, own_updates = [], []
     for updates in (12, 20, 40):
         longer = changed(config, training={"tokens": updates * 128})
         alone, folder = tmp_path / f"alone-{updates}" / longer.id, tmp_path / "together" / longer.id
@@ -266,9 +266,10 @@ def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit
             train(longer, folder, [])
         assert weights_sha256(folder) == weights_sha256(alone) and losses(folder) == losses(alone)
         assert evaluation_numbers(folder) == evaluation_numbers(alone)
-        begun.append(load_record(folder).get("began_from", {}).get("step"))
-        made.append(len(steps))
-    assert (begun, made) == (([None, 8, 14], [12, 12, 26]) if name == "rope" else ([None] * 3, [12, 20, 40]))
+        shared_updates.append(load_record(folder).get("began_from", {}).get("step"))
+        own_updates.append(len(steps))
+    expected = ([None, 8, 14], [12, 12, 26]) if name == "rope" else ([None] * 3, [12, 20, 40])
+    assert (shared_updates, own_updates) == expected
     other = changed(config, training={"tokens": 60 * 128, "weight_decay": 0.2})  # no sibling fits
     train(other, tmp_path / "together" / other.id, [])
     assert "began_from" not in load_record(tmp_path / "together" / other.id)

@@ -130,8 +130,8 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
         tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
         if strange := [run for run in claim.runs if isinstance(run, str) and run not in shared]:
             raise unknown("run", strange[0], shared, f"runs that claims share: {', '.join(shared)}")
-        made = ({run: shared[run]} if isinstance(run, str) else run for run in claim.runs)
-        runs = dict(pair for each in made for pair in each.items())
+        overrides = ({run: shared[run]} if isinstance(run, str) else run for run in claim.runs)
+        runs = dict(pair for each in overrides for pair in each.items())
         entry = Entry(name, claim, tuple(map(_parsed, tests)), runs, path)
         if claim.seeds and not any(test.within for test in entry.tests):
             raise UserError(f"seeds is {claim.seeds}: expected none, it is for published numbers (= 1.88 ± 0.05)")

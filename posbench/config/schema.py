@@ -207,7 +207,7 @@ class RuntimeConfig(Section):
 
 
 class StartConfig(Section):
-    """The trained run whose weights training begins from, as it was then (`config.start` reads it)."""
+    """The trained run whose weights training begins from, as it was then (`compose` reads it)."""
 
     run: str  # its folder, which makes no other run
     weights_sha256: str  # of the file

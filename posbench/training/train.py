@@ -236,14 +236,14 @@ def _take_stable(run: Run, config: Config, learner: Learner) -> None:
     """Give a run what it would come to itself: rows and checkpoint from before the rate of a smaller budget fell."""
     encodings = [module for module in learner.model.modules() if isinstance(module, Encoding)]
     if any(type(encoding).set_progress is not Encoding.set_progress for encoding in encodings):
-        return  # it is told the share that is done, which depends on the budget
+        return  # their progress is a share of the budget: they change with it
     fitting: list[checkpoint.Checkpoint] = []
     for folder in {path.parent for path in run.folder.parent.glob(f"*/{STABLE}")}:
         with contextlib.suppress(UserError):  # it cannot be read
             smaller, record = load_config(folder), load_record(folder)
             step = updates.stable_steps(smaller.training)
             fits = record["status"] == "done" and updates.begins_from(config, smaller)
-            fits = fits and _made(step, smaller, record, learner) == _made(step, config, run.record, learner)
+            fits = fits and _basis(step, smaller, record, learner) == _basis(step, config, run.record, learner)
             if fits and (saved := checkpoint.newest(folder / STABLE)):
                 fitting.append(saved)
     if newest := max(fitting, default=None):
@@ -254,8 +254,8 @@ def _take_stable(run: Run, config: Config, learner: Learner) -> None:
         logger.info("beginning from %s, whose rate fell after step %d", name, newest.step)
 
 
-def _made(step: int, config: Config, record: Mapping[str, Any], learner: Learner) -> list[Any]:
-    """Return what else weights and rows up to a step follow from."""
+def _basis(step: int, config: Config, record: Mapping[str, Any], learner: Learner) -> list[Any]:
+    """Return what weights and rows up to a step follow from, beside the configuration."""
     early = {at: asked for at, asked in on_the_way(config).items() if at <= step}
     of_run = [record.get(key) for key in ("data", "tokenizer_sha256", "installed_encodings", "versions")]
     of_attempt = [record["attempt"][key] for key in ("device", "dtype", "threads", "processes")]
