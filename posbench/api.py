@@ -221,7 +221,7 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
         with _shown():
             return _logged(evaluate_model(str(run), words)[0])
     folder = run.folder if isinstance(run, LoadedRun) else Path(run)
-    asked = apply(launch.as_far_as_measured(folder), words)
+    asked = apply(launch.config_with_measured_lengths(folder), words)
     with _shown():
         evaluate_run(folder, asked)
         return _logged(folder)

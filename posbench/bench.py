@@ -17,7 +17,7 @@ import torch
 
 from posbench import encodings, machine
 from posbench.config import compose
-from posbench.config.overrides import pairs
+from posbench.config.overrides import by_key
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
@@ -98,7 +98,7 @@ def configurations(names: list[str], sizes: Sizes, threads: int | None, override
     given |= {f"training.{key}": getattr(sizes, key) for key in ("train_length", "batch_size")}
     given |= {"training.tokens": 10**12, "runtime.threads": threads or "null"}  # no fewer than any batch has
     given |= {"evaluation.targets": 1, "runtime.compile": "false"}  # which so many tokens would switch on
-    typed = pairs(overrides)
+    typed = by_key(overrides)
     usual = [f"{key}={value}" for key, value in given.items() if key not in typed]
     configs = {}
     for name in [BASE, *(names or encodings.names())]:

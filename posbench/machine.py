@@ -98,7 +98,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device. The copy to CUDA is asynchronous, and safe if the host changes the tensor meanwhile."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 

@@ -53,7 +53,7 @@ class World:
         signals = torch.zeros(self.size)
         signals[self.rank] = next(iter(self.received), 0)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        parts = [*(g.flatten() for g in gradients), loss.view(1), machine.sent(signals, loss.device)]
+        parts = [*(g.flatten() for g in gradients), loss.view(1), machine.to_device(signals, loss.device)]
         message = torch.cat(parts)
         _exchange(dist.all_reduce, message)
         *sums, total, signals = torch.split(message, [part.numel() for part in parts])

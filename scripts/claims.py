@@ -19,7 +19,8 @@ def written(page: str) -> str:
     """The page with the table of all claims between its marks."""
     entries = {entry.id: entry for entry in claim.read(["all"])}
     studies = read([DOCS / "rows" / f"{name}.parquet" for name in ("ledger", "repro")])
-    table = reproduce.table(reproduce.judged([*entries.values()], reproduce.needed([*entries.values()], []), studies))
+    plans = reproduce.plans_of_claims([*entries.values()], [])
+    table = reproduce.table(reproduce.judge_claims([*entries.values()], plans, studies))
     titles = {row["name"]: row["title"] for row in listing(["claims"])["claims"]}
     rows, not_run = ["| claim | outcome | ours | published |\n|---|---|---|---|\n", BASES], []
     for row in table.frame.to_dict("records"):

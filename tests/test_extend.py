@@ -15,7 +15,7 @@ from torch import Tensor
 from posbench import encodings
 from posbench.config.schema import Config
 from posbench.encodings.base import Shape
-from posbench.encodings.extend import extended, methods, methods_of
+from posbench.encodings.extend import extend_encoding, methods, methods_of
 from posbench.encodings.rope import SCALINGS, RoPE, Rotary
 from posbench.errors import UserError
 from posbench.model.gpt import build
@@ -33,7 +33,7 @@ def rope(head_dim: int = 8, base: float = 10_000.0, train_length: int = L) -> Ro
 
 def spectrum(encoding: RoPE, method: str, length: int, **options: Any) -> tuple[Tensor, float]:
     """Frequencies and attention factor after an extension."""
-    after, _ = extended(encoding, method, length, encoding.shape.train_length, **options)
+    after, _ = extend_encoding(encoding, method, length, encoding.shape.train_length, **options)
     assert isinstance(after, Rotary)
     return after.inv_freq(), after.attention_factor
 
@@ -87,7 +87,7 @@ def test_frequencies_are_those_of_transformers(
 def test_the_encoding_of_a_scaling_is_rope_under_the_extension_of_that_name(length: int, name: str) -> None:
     encoding: Any = encodings.build(name, rope(16).shape, {"factor": 2.5})
     positions = torch.arange(length)[None]
-    extended_rope, _ = extended(rope(16), name, length, L, factor=2.5)
+    extended_rope, _ = extend_encoding(rope(16), name, length, L, factor=2.5)
     torch.testing.assert_close(encoding.make_tables(positions), extended_rope.make_tables(positions), rtol=1e-6, atol=0)
 
 
@@ -111,12 +111,12 @@ def test_rules_that_transformers_does_not_have_are_those_of_their_papers() -> No
 
 
 def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_after() -> None:
-    _, facts = extended(rope(8), "yarn", 4 * L, L)
+    _, facts = extend_encoding(rope(8), "yarn", 4 * L, L)
     assert facts["inv_freq_before"] == [1.0, 0.1, 0.01, 0.001] and facts["inv_freq_after"][-1] == 0.00025
     options = [facts[key] for key in ("factor", "dynamic", "ramp", "alpha", "beta")]
     assert options == [4, True, "index", 1, 32]
     assert facts["attention_factor"] == pytest.approx(1.138629)
-    _, fixed = extended(rope(8), "yarn", L, L, factor=4)
+    _, fixed = extend_encoding(rope(8), "yarn", L, L, factor=4)
     assert fixed["dynamic"] is False and fixed["inv_freq_after"] == facts["inv_freq_after"]
 
 
@@ -165,14 +165,14 @@ FAR_CASES: list[tuple[str, dict[str, Any], Callable[[int, int], float]]] = [
 def test_far_pairs_are_ropes_at_the_papers_distance(
     method: str, options: dict[str, Any], distance: Callable[[int, int], float]
 ) -> None:
-    after, _ = extended(RoPE(SHAPE), method, 40, L, **options)
+    after, _ = extend_encoding(RoPE(SHAPE), method, 40, L, **options)
     q, k, *_ = layer_inputs(SHAPE, 40, batch=1)
     torch.testing.assert_close(attention_logits(after, q, k), at_distances(q, k, distance), atol=5e-6, rtol=5e-6)
 
 
 @pytest.mark.parametrize("length", [17, 40, 256])
 def test_self_extend_by_default_meets_no_distance_that_training_did_not(length: int) -> None:
-    facts = extended(RoPE(SHAPE), "self_extend", length, L)[1]
+    facts = extend_encoding(RoPE(SHAPE), "self_extend", length, L)[1]
     far, farther = (self_extend_distance(facts["window"], max(1, facts["group"] - less)) for less in (0, 1))
     assert max(far(i, j) for i in range(length) for j in range(i + 1)) <= L - 1
     assert max(farther(length - 1, j) for j in range(length)) > L - 1  # it is the smallest that suffices
@@ -182,7 +182,7 @@ def test_self_extend_by_default_meets_no_distance_that_training_did_not(length: 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("method", FAR_PAIRS)
 def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -> None:
-    after, _ = extended(RoPE(SHAPE, layout=layout), method, 40, L)
+    after, _ = extend_encoding(RoPE(SHAPE, layout=layout), method, 40, L)
     q, k, v, _ = layer_inputs(SHAPE, 40)
     positions = torch.stack([torch.arange(40), torch.arange(40) + 3])  # every sequence its own
     whole = attention_output(after, q, k, v, positions=positions)
@@ -196,7 +196,7 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
 
 def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> None:
     learned = encodings.build("learned", SHAPE)
-    after, facts = extended(learned, "interpolate", 61, L)
+    after, facts = extend_encoding(learned, "interpolate", 61, L)
     assert facts == {"factor": 61 / 16, "dynamic": True} and after.max_length == 61
     code, table = after.embed(torch.zeros(1, 61, 16), torch.arange(61)[None])[0], learned.get_parameter("table")
     for i in range(61):  # four positions a row
@@ -217,7 +217,7 @@ def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> 
 )
 def test_what_is_squeezed_is_the_trained_one_at_divided_positions(name: str, method: str, options: Any) -> None:
     trained = encodings.build(name, SHAPE, options)
-    after, _ = extended(trained, method, 4 * L, L)
+    after, _ = extend_encoding(trained, method, 4 * L, L)
     q, k, v, x = layer_inputs(SHAPE, L)
     positions = torch.arange(L)
     stretched = attention_logits(after, q, k, x, positions=4 * positions, layer=1)
@@ -247,7 +247,7 @@ def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_w
     trained, ids = gpt.encoding, torch.randint(257, (2, 16))
     with torch.inference_mode():
         before = gpt(ids)
-        gpt.encoding, facts = extended(trained, method, 40, 16)
+        gpt.encoding, facts = extend_encoding(trained, method, 40, 16)
         assert gpt(torch.randint(257, (2, 40))).isfinite().all() and "dynamic" in facts
         pointers = {p.data_ptr() for p in gpt.encoding.parameters()}
         gpt.encoding = trained
@@ -275,5 +275,5 @@ def test_every_method_has_a_title_a_source_and_a_scheme() -> None:
 )
 def test_a_wrong_choice_is_refused_in_one_line(name: str, method: str, options: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError, match=expected) as error:
-        extended(encodings.build(name, SHAPE), method, 4 * L, L, **options)
+        extend_encoding(encodings.build(name, SHAPE), method, 4 * L, L, **options)
     assert "\n" not in str(error.value)

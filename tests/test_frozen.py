@@ -160,7 +160,7 @@ def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None
 def test_claims_have_their_frozen_outcomes() -> None:
     """Outcome and p, before adjustment, of every claim."""
     entries = claim.read([*FROZEN["claims"]])
-    judged = reproduce.judged(entries, reproduce.needed(entries, []), rows_of_study("ledger"))
+    judged = reproduce.judge_claims(entries, reproduce.plans_of_claims(entries, []), rows_of_study("ledger"))
     rows = judged[["claim", "outcome", "p"]].itertuples(index=False)
     outcomes = {name: [outcome, None if math.isnan(p) else float(f"{p:.3g}")] for name, outcome, p in rows}
     assert outcomes == FROZEN["claims"]

@@ -166,7 +166,7 @@ def test_frequencies_other_than_requested_are_noticed(shelf: Path) -> None:
     made = rope.extension(model.config, "pi", LONG, LENGTH, {})
     assert not rope.turns_as(model.model, made.rotations, LONG) and not rope.turns_as(torch.nn.Linear(2, 2), {}, LONG)
     with pytest.raises(Undefined, match="other frequencies"):
-        rope.extended(model.model, dataclasses.replace(made, config=model.config), LONG)
+        rope.extend_model(model.model, dataclasses.replace(made, config=model.config), LONG)
     with pytest.raises(Undefined, match="other frequencies"):
         subject(on(shelf, "phi3")).varied(Variant(extension="yarn:factor=4"), LONG)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import TINY, posbench, snapshot, write_text
 
-from posbench.data.batches import united
+from posbench.data.batches import merge_spans
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
 from posbench.evaluation.ngrams import NGrams
@@ -130,7 +130,7 @@ def test_a_start_has_the_weights_that_it_had(here: Path) -> None:
 
 def test_the_gate_is_that_of_the_tokens_of_both_runs_and_there_is_none_if_the_text_is_another(here: Path) -> None:
     parts = [np.array([[0, 5], [9, 12]]), np.array([[4, 10], [20, 22]])]
-    assert united(parts).tolist() == [[0, 12], [20, 22]] and united(parts[:1]).tolist() == parts[0].tolist()
+    assert merge_spans(parts).tolist() == [[0, 12], [20, 22]] and merge_spans(parts[:1]).tolist() == parts[0].tolist()
     began = Path(source("rope", 1))
     words = ["seed=0", "protocol=fixed_target", "evaluation.ratios=[0.25,1]", "windowed=false"]
     assert posbench("train", f"start={began}", *on(here, *words)) == 0

@@ -392,7 +392,7 @@ def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_th
     monkeypatch.setattr(sweep, "execute", lambda trials, _: tried.extend(trials))
     for loss, rates in zip(losses, ([0.002, 0.004], [0.002, 0.002]), strict=True):  # without any it keeps its own
         monkeypatch.setattr(pool, "loss_at_train_length", loss)
-        chosen = sweep.tuned(todo, [0.5, 1.0, 2.0], None)
+        chosen = sweep.with_tuned_rates(todo, [0.5, 1.0, 2.0], None)
         assert [job.config.training.learning_rate for job in chosen] == rates
     (warning,) = [message for message in caplog.messages if "edge" in message]
     assert warning.startswith("alibi: learning rate 0.004 ") and "a wider tune_grid" in warning

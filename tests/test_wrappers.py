@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posbench import encodings
 from posbench.encodings.base import Shape
-from posbench.encodings.extend import extended
+from posbench.encodings.extend import extend_encoding
 from posbench.model.standalone import attention_logits, attention_output
 from posbench.training.step import tell_progress
 
@@ -179,14 +179,14 @@ def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_noth
     trained: Any = schemes.build(name, {}, SHAPE)
     q, k, v, x = inputs(32)
     for method in ("pi", "ntk", "ntk_by_parts", "yarn", "llama3"):
-        after, _ = extended(trained, method, 32, 32)
+        after, _ = extend_encoding(trained, method, 32, 32)
         assert torch.equal(attention_output(after, q, k, v, x), attention_output(trained, q, k, v, x)), method
-    after, _ = extended(trained, "pi", 128, 32)
+    after, _ = extend_encoding(trained, "pi", 128, 32)
     places = COUNTED[:, :20]
     q, k, x = q[:, :, :20], k[:, :, :20], x[:, :20]
     ours = attention_logits(after, q, k, x, positions=4 * places)
     torch.testing.assert_close(ours, attention_logits(trained, q, k, x, positions=places), atol=1e-5, rtol=1e-5)
-    after, facts = extended(trained, "yarn", 64, 32)
+    after, facts = extend_encoding(trained, "yarn", 64, 32)
     assert after.attention_factor == pytest.approx(trained.attention_factor * facts["attention_factor"])
 
 
@@ -194,8 +194,8 @@ def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_noth
 def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(method: str) -> None:
     layered = encodings.build("layered", SHAPE, {"layers": [{"name": "rope", "window": 12}, {"name": "none"}]})
     before = [attention(layered, *inputs(), COUNTED, layer) for layer in range(2)]
-    after, facts = extended(layered, method, 128, 32)
-    alone, alone_facts = extended(encodings.build("rope", SHAPE), method, 128, 32)
+    after, facts = extend_encoding(layered, method, 128, 32)
+    alone, alone_facts = extend_encoding(encodings.build("rope", SHAPE), method, 128, 32)
     assert torch.equal(attention(after, *inputs(), COUNTED, 0), attention(alone, *inputs(), COUNTED, 0, window=12))
     assert torch.equal(attention(after, *inputs(), COUNTED, 1), before[1])
     assert torch.equal(attention(layered, *inputs(), COUNTED, 0), before[0])  # the trained one is as it was
@@ -206,13 +206,13 @@ def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() ->
     """A run that began from another has the shape of that one, and a training length of its own."""
     for inner, method, factor in (("rope", "pi", 2.0), ("sinusoidal", "interpolate", 266 / 138)):
         encoding = encodings.build("shape", SHAPE, {"inner": inner, "shift": 10})
-        _, facts = extended(encoding, method, train_length=128, length=256)
+        _, facts = extend_encoding(encoding, method, train_length=128, length=256)
         assert [each["factor"] for each in facts["extended"].values()] == [factor]
 
 
 @pytest.mark.parametrize("inner", [{"inner": "rope"}, {"inner": "canon", "inner_options": {"inner": "rope"}}])
 def test_a_temperature_acts_on_far_pairs_too(inner: dict[str, Any]) -> None:
     trained = schemes.build("temperature", inner, SHAPE)
-    after, _ = extended(trained, "self_extend", train_length=32, length=64, group=1)
+    after, _ = extend_encoding(trained, "self_extend", train_length=32, length=64, group=1)
     ours, expected = (attention(each, *inputs(), COUNTED, 1) for each in (after, trained))
     torch.testing.assert_close(ours, expected, **CLOSE)

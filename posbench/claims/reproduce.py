@@ -49,7 +49,7 @@ def reproduce(
     if not names:
         raise UserError("which claims? posbench reproduce all, or names from 'posbench list claims'")
     entries = claim.read(names, config_dir)
-    plans_of = needed(entries, overrides, config_dir)
+    plans_of = plans_of_claims(entries, overrides, config_dir)
     study_rows = frames.read(studies) if studies else None
     every = {plan.id: plan for runs in plans_of.values() for each in runs.values() for plan in each}  # shared ones once
     todo = [plan for name, plan in every.items() if study_rows is None or name not in set(study_rows["run"])]
@@ -58,7 +58,7 @@ def reproduce(
         print(sweep.cost(todo))
         return
     status = sweep.execute(todo, n_jobs) if todo else {}
-    findings = judged(entries, plans_of, study_rows)
+    findings = judge_claims(entries, plans_of, study_rows)
     table(findings).print(console.stdout())
     path = next(iter(every.values())).folder.parent / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def reproduce(
         raise PosbenchError(f"{len(failed)} of {len(status)} runs not done: {', '.join(failed)}")
 
 
-def needed(entries: Sequence[Entry], overrides: list[str], config_dir: Path | None = None) -> Needed:
+def plans_of_claims(entries: Sequence[Entry], overrides: list[str], config_dir: Path | None = None) -> Needed:
     """Return the runs of claims, of each as many seeds as it takes. Overrides of a claim itself come first."""
     made: dict[str, list[Plan]] = {}
     for text in {text: None for entry in entries for text in entry.runs.values()}:
@@ -82,7 +82,7 @@ def needed(entries: Sequence[Entry], overrides: list[str], config_dir: Path | No
     return {entry.id: {name: made[text][: entry.seeds] for name, text in entry.runs.items()} for entry in entries}
 
 
-def judged(entries: Sequence[Entry], plans_of: Needed, study_rows: pd.DataFrame | None = None) -> pd.DataFrame:
+def judge_claims(entries: Sequence[Entry], plans_of: Needed, study_rows: pd.DataFrame | None = None) -> pd.DataFrame:
     """Judge claims by the rows of kept studies, and by the folders of runs that are not among them."""
     rows = pd.DataFrame(columns=["run", "run_status", "seed", "cpu_seconds"]) if study_rows is None else study_rows
     folders = {plan.folder for runs in plans_of.values() for each in runs.values() for plan in each}

@@ -25,8 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings, installed, tasks
-from posbench.config.identity import MOVED_ASIDE, expanded, spelt, with_paths, written_out
-from posbench.config.overrides import KEYS, LENGTH, WORDS, pairs, ratios, unknown_choice, unknown_key, value, values
+from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults, with_home, with_paths
+from posbench.config.overrides import KEYS, LENGTH, WORDS, by_key, ratios, unknown_choice, unknown_key, value, values
 from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_container, validate
 from posbench.config.shipped import EVERY, GROUPS, choices, configs_dir
 from posbench.errors import UserError
@@ -53,7 +53,7 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
         if re.search(r"^\s*hydra:|/hydra/", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
             logger.warning("%s: keys of Hydra's own part do nothing here", path)
     axes = {}
-    for key, text in pairs(words).items():
+    for key, text in by_key(words).items():
         names = choices(key, folders, EVERY) if key in GROUPS else {}
         axes[key] = _runs(text) if key == "start" else values(key, text, names)
         if len(axes[key]) > 1 and not several:
@@ -127,7 +127,7 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
     another = data["dataset"] != dataset and "data.name" not in given  # than that of the chosen file
     if data["source"] == "hub" and (another or data["name"] == "hub"):
         data["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(data["dataset"])).name).strip("._-")[:128]
-    config = validate(Config, with_paths(written_out(plain)))
+    config = validate(Config, with_paths(spell_defaults(plain)))
     if LENGTH in given:
         lengths = tuple(ratios(value(LENGTH, given[LENGTH]), config))
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=lengths))
@@ -155,7 +155,7 @@ def _signature(name: str) -> DictConfig:
     if match := encodings.PLACE.fullmatch(name):
         from posbench.encodings.own import from_file  # torch comes with it
 
-        path = spelt(match[1])
+        path = relative_path(match[1])
         cls, digest = from_file(path + name.removeprefix(match[1]))
         name, source = encodings.register(cls).name, {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
     options = encodings.options_of(name).items()
@@ -186,7 +186,7 @@ def _check(config: Config) -> None:
 
 def _runs(pattern: str) -> list[str]:
     """Return the run folders that a glob names, without those that --restart moved aside, or the one of this name."""
-    folders = [Path(path) for path in sorted(glob.glob(expanded(pattern)))]
+    folders = [Path(path) for path in sorted(glob.glob(with_home(pattern)))]
     there = (path for path in folders if (path / SAVED).is_file() and not MOVED_ASIDE.fullmatch(path.name))
     return [*map(str, there)] or [pattern]
 

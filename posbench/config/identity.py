@@ -52,7 +52,7 @@ def one_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def completed(container: Mapping[str, Any]) -> dict[str, Any]:
+def add_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with later keys at their former values."""
     whole = copy.deepcopy(dict(container))
     for holder, key, value in _later(whole):
@@ -60,7 +60,7 @@ def completed(container: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def without_neutral(container: Mapping[str, Any]) -> dict[str, Any]:
+def drop_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return what makes a run, without the later keys that mean what was done before them."""
     rest = {key: copy.deepcopy(value) for key, value in container.items() if key not in NOT_IDENTITY}
     for holder, key, value in _later(rest):
@@ -69,7 +69,7 @@ def without_neutral(container: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def written_out(container: dict[str, Any]) -> dict[str, Any]:
+def spell_defaults(container: dict[str, Any]) -> dict[str, Any]:
     """Return a new configuration, in which inner encodings name their options in `FORMER`, at today's defaults."""
     for name, options in _inner(container.get("encoding")):
         for option in FORMER.get(name, {}):
@@ -103,12 +103,12 @@ def with_paths(plain: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with `~` expanded, and each path to a text spelt in one way: one file, one run."""
     data, runtime = plain["data"], plain["runtime"]
     for key in ("path", "tokenizer"):
-        if isinstance(path := data[key], str) and (key == "path" or os.path.exists(expanded(path))):  # or a name
-            data[key] = spelt(path)
-    return plain | {"runtime": runtime | {key: expanded(runtime[key]) for key in ("outputs", "cache") if runtime[key]}}
+        if isinstance(path := data[key], str) and (key == "path" or os.path.exists(with_home(path))):  # or a name
+            data[key] = relative_path(path)
+    return plain | {"runtime": runtime | {key: with_home(runtime[key]) for key in ("outputs", "cache") if runtime[key]}}
 
 
-def expanded(path: str) -> str:
+def with_home(path: str) -> str:
     """Return a path with `~` as the home folder. Raises UserError for an unknown user."""
     home = os.path.expanduser(path)
     if home.startswith("~") and not os.path.exists(home):
@@ -116,9 +116,9 @@ def expanded(path: str) -> str:
     return home
 
 
-def spelt(path: str) -> str:
+def relative_path(path: str) -> str:
     """Return a path relative to the current folder, by its real name or the shell's for it; absolute outside of it."""
-    absolute = Path(os.path.abspath(expanded(path)))
+    absolute = Path(os.path.abspath(with_home(path)))
     for folder in (Path.cwd(), Path(os.environ.get("PWD") or "/")):
         if absolute.is_relative_to(folder) and os.path.samefile(folder, "."):
             return absolute.relative_to(folder).as_posix()

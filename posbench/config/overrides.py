@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import Any
 
 from posbench.config import schema
-from posbench.config.identity import expanded
+from posbench.config.identity import with_home
 from posbench.config.schema import Config
 from posbench.config.shipped import EVERY, GROUPS, choices
 from posbench.errors import UserError, nearest
@@ -74,7 +74,7 @@ def start_of(words: Collection[str]) -> str:
     return next((word[6:] for word in words if word.startswith("start=") and word != "start=null"), "")
 
 
-def pairs(words: Collection[str]) -> dict[str, str]:
+def by_key(words: Collection[str]) -> dict[str, str]:
     """Return typed values by full key. Of a key that is given twice the later value holds, and a line says so."""
     given: dict[str, str] = {}
     words = [re.sub("^extension=", "encoding=", word) for word in words] if start_of(words) else words
@@ -109,7 +109,7 @@ def unknown_choice(group: str, name: str, choices: Collection[str]) -> UserError
 
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
     """Return the values of one override: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one."""
-    path = expanded(text) if key in _FILES else ""
+    path = with_home(text) if key in _FILES else ""
     if key.startswith("evaluation.") or os.path.exists(path) or any(glob.iglob(path, recursive=True)):
         return [text]  # evaluation makes no other run
     items = _items(text)
@@ -169,7 +169,7 @@ def _items(text: str) -> list[str]:
 
 def apply(config: Config, words: list[str]) -> Config:
     """Return the configuration of a finished run as it is to be evaluated, with its device and threads."""
-    plain, given = schema.to_container(config), pairs(words)
+    plain, given = schema.to_container(config), by_key(words)
     for key, text in given.items():
         if key not in {WORDS[word] for word in OF_A_FINISHED_RUN}:
             raise unknown_key(key, OF_A_FINISHED_RUN)

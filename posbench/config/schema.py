@@ -17,7 +17,7 @@ from annotated_types import Ge, Le, Len, Lt, Predicate
 
 from posbench import encodings
 from posbench.config import shipped
-from posbench.config.identity import NOT_IDENTITY, completed, digest, one_number, without_neutral
+from posbench.config.identity import NOT_IDENTITY, add_later_keys, digest, drop_later_keys, one_number
 from posbench.errors import UserError, unknown
 from posbench.options import AtLeast1, Count, NonNegative, Positive, Share
 
@@ -238,7 +238,7 @@ class Config(Section):
     @property
     def id(self) -> str:
         """`<encoding>-s<seed>-<8 hex digits>`, the digits from all that shapes the trained weights."""
-        shaping = without_neutral(to_container(self))
+        shaping = drop_later_keys(to_container(self))
         shaping["encoding"].pop("file", None)  # paths make no other run
         if self.start:
             shaping["start"]["run"] = ""
@@ -335,7 +335,7 @@ class _Elsewhere(Section, kw_only=True):
     evaluation: EvaluationConfig
 
     def _shaping(self) -> dict[str, Any]:
-        shaping = without_neutral(to_container(self))
+        shaping = drop_later_keys(to_container(self))
         text = {key: value for key, value in shaping["data"].items() if key not in ("tokenizer", "vocab_size")}
         return shaping | {"model": self.model.sha256, "data": text}  # which has those two
 
@@ -395,7 +395,7 @@ def kind(hint: Any) -> str:
 
 def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     """Make a section of plain data, where `encoding` is flat; UserError of one line for a wrong key, type or range."""
-    hints, plain = keys(cls), completed(plain) if "encoding" in plain else dict(plain)
+    hints, plain = keys(cls), add_later_keys(plain) if "encoding" in plain else dict(plain)
     if isinstance(encoding := plain.get("encoding"), Mapping):
         known = {key: encoding.get(key) for key in ("name", *_SOURCE)}
         plain["encoding"] = known | {"options": {key: encoding[key] for key in encoding if key not in known}}

@@ -65,7 +65,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; to CUDA asynchronously, from pinned memory."""
-        return self._each(lambda column: machine.sent(column.pin_memory() if device.type == "cuda" else column, device))
+        return self._each(lambda x: machine.to_device(x.pin_memory() if device.type == "cuda" else x, device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         positions = None if self.positions is None else change(self.positions)
@@ -91,7 +91,7 @@ class TrainingBatches:
         """(S, 2): the parts of the text that the first `steps` batches hold, first token and end; sorted, disjoint."""
         epochs, rest = divmod(steps * self._batch_size, self.blocks_per_epoch)
         starts = np.unique(np.concatenate([*map(self._order, range(epochs)), self._order(epochs)[:rest]]))
-        return united([np.stack([starts, starts + self._train_length + 1], 1)])
+        return merge_spans([np.stack([starts, starts + self._train_length + 1], 1)])
 
     def _order_of(self, epoch: int) -> np.ndarray:
         generator = np.random.default_rng([self._seed, epoch])
@@ -100,7 +100,7 @@ class TrainingBatches:
         return offset + self._train_length * generator.permutation(self.blocks_per_epoch)
 
 
-def united(spans: Sequence[np.ndarray]) -> np.ndarray:
+def merge_spans(spans: Sequence[np.ndarray]) -> np.ndarray:
     """(S, 2): all parts of a text that some of several lists of parts hold, sorted, disjoint."""
     every = np.concatenate(spans)
     every = every[every[:, 0].argsort(kind="stable")]

@@ -20,7 +20,7 @@ from posbench.encodings import EXTENSIONS
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, part_of
 from posbench.encodings.distance import FIRE, ALiBi, T5Bias
-from posbench.encodings.rope import SCALINGS, PureRotary, Rotary, Scaling, Spectrum, double, turn
+from posbench.encodings.rope import SCALINGS, PureRotary, Rotary, Scaling, Spectrum, to_fp64, turn
 from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
 from posbench.options import Above1, AtLeast1, Count, Offset, checked
@@ -68,7 +68,7 @@ def methods_of(encoding: Encoding) -> list[str]:
     return [method.name for method in methods().values() if isinstance(encoding, method.accepts)]
 
 
-def extended(encoding: Encoding, method: str, length: int, train_length: int, **options: Any) -> Extended:
+def extend_encoding(encoding: Encoding, method: str, length: int, train_length: int, **options: Any) -> Extended:
     """Return a trained encoding made to reach `length` tokens, sharing its parameters, and facts for result rows."""
     if method not in methods():
         raise unknown("extension", method, methods(), "'posbench list' shows all")
@@ -82,7 +82,7 @@ def extended(encoding: Encoding, method: str, length: int, train_length: int, **
         for number, inner in enumerate(inners):
             if method in methods_of(inner):
                 reached = vars(encoding.reached(inner, stretch))
-                inners[number], facts[f"{inner.name} {number}"] = extended(inner, method, **reached, **options)
+                inners[number], facts[f"{inner.name} {number}"] = extend_encoding(inner, method, **reached, **options)
         return encoding.around(inners), {"dynamic": any(each["dynamic"] for each in facts.values()), "extended": facts}
     try:
         copied, facts = chosen.apply(encoding, stretch, **chosen.options | options)
@@ -144,7 +144,7 @@ class FarPairs(Encoding):
         return self.rope.make_tables(positions)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Pairs:
-        far = [map(self.rope.make_tables, pair) for pair in self.far(double(layer.positions))]
+        far = [map(self.rope.make_tables, pair) for pair in self.far(to_fp64(layer.positions))]
         return [(turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)) for of_q, of_k in far]
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -238,7 +238,7 @@ class Squeezed(Encoding):
         return self.inner.token_dim()
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        return self.inner.embed(x, (double(positions) / self.factor).to(positions.device), ids)
+        return self.inner.embed(x, (to_fp64(positions) / self.factor).to(positions.device), ids)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         return self.inner.distance_bias(distance / self.factor, layer)

@@ -31,14 +31,14 @@ def frequencies(width: int, base: float) -> Tensor:
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
-def double(positions: Tensor) -> Tensor:
+def to_fp64(positions: Tensor) -> Tensor:
     """Return positions in fp64, as fp32 angles are off by 2e-4 at position 65k; on the CPU for MPS, which has none."""
     return positions.cpu().double() if positions.device.type == "mps" else positions.double()
 
 
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
     """Return positions (1|B, T) times frequencies (P,), or (1|B, 1, P) of each sequence: (1|B, T, P) fp64."""
-    return (places := double(positions)[..., None]) * machine.sent(inv_freq, places.device)
+    return (places := to_fp64(positions)[..., None]) * machine.to_device(inv_freq, places.device)
 
 
 def turns(angles: Tensor, device: torch.device) -> Tensor:
@@ -83,16 +83,16 @@ class Rotary(Encoding):
 
     def trained(self, length: Tensor) -> Tensor:
         """Return the frequencies without an extension for inputs of `length`, () or (N, 1): (P,) or (N, P) fp64."""
-        return machine.sent(frequencies(self.width, self.base), length.device)
+        return machine.to_device(frequencies(self.width, self.base), length.device)
 
     def inv_freq(self, length: Tensor | float | None = None) -> Tensor:
         """Return the radians per position of each pair for inputs of `length`, by default that of training."""
         f = self.trained(torch.as_tensor(self.shape.train_length if length is None else length, dtype=torch.float64))
-        return f * machine.sent(self.ratio, f.device)
+        return f * machine.to_device(self.ratio, f.device)
 
     def angles(self, positions: Tensor) -> Tensor:
         """Return the angle of each pair at positions (1|B, T): (1|B, T, P) fp64."""
-        lengths = double(positions).amax(-1, keepdim=True) + 1
+        lengths = to_fp64(positions).amax(-1, keepdim=True) + 1
         return angles(positions, self.inv_freq(lengths)[..., None, :])
 
     def make_tables(self, positions: Tensor) -> Tensor:

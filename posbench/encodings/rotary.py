@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.contextual import Start, causal_convolution, draw_layers
 from posbench.encodings.positions import places
-from posbench.encodings.rope import Layout, Rotary, angles, check_pairs, double, frequencies, turn, turned, turns
+from posbench.encodings.rope import Layout, Rotary, angles, check_pairs, frequencies, to_fp64, turn, turned, turns
 from posbench.errors import Undefined
 from posbench.options import Above1, Count, NonNegative, Offset, Positive
 
@@ -42,7 +42,7 @@ class XPos(Rotary):
 
     def decay(self, positions: Tensor) -> Tensor:
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
-        i, d = double(positions), self.shape.head_dim
+        i, d = to_fp64(positions), self.shape.head_dim
         first, last = i.amin(-1, keepdim=True), i.amax(-1, keepdim=True)
         defined = last - first < self.span
         if i.device.type == "cpu" and not torch.compiler.is_compiling() and not defined.all():
@@ -266,7 +266,7 @@ class CARoPE(Summed):
         self.step = nn.Parameter(torch.zeros(shape.n_layers, shape.n_heads, shape.d_model))
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
-        sizes = double((x @ self.step[layer].mT).mT)  # (B, H, T)
+        sizes = to_fp64((x @ self.step[layer].mT).mT)  # (B, H, T)
         logs = (1 + F.softplus(sizes + self.constant)).log()
         return (-torch.arange(self.shape.head_dim // 2, device=logs.device) * logs[..., None]).exp()
 
@@ -307,7 +307,7 @@ class SelectiveRoPE(Summed):
         phi = phi.view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
         if self.gate is not None:
             phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
-        return (phi := double(phi)) * frequencies(self.shape.head_dim, self.base).to(phi.device)
+        return (phi := to_fp64(phi)) * frequencies(self.shape.head_dim, self.base).to(phi.device)
 
 
 class RePo(Rotary):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posbench.encodings.absolute import check_whole
 from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.rope import check_pairs, double, frequencies, turned
+from posbench.encodings.rope import check_pairs, frequencies, to_fp64, turned
 from posbench.options import Above1, Count, Positive
 
 Block = Annotated[int, Ge(2)]
@@ -42,8 +42,8 @@ class Skew(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if self.block == 2:
-            above = double(self.above[layer.index % len(self.above)]).mT
-            angles = -double(layer.positions)[:, None, :, None] * above / self.unit
+            above = to_fp64(self.above[layer.index % len(self.above)]).mT
+            angles = -to_fp64(layer.positions)[:, None, :, None] * above / self.unit
             rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(q.device)
             return turned(q, k, rotation, "interleaved")
         digits, steps = layer.tables
@@ -52,7 +52,7 @@ class Skew(Encoding):
 
     def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
         """Return exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each the square of the one before."""
-        above = double(self.above[layer % len(self.above)])
+        above = to_fp64(self.above[layer % len(self.above)])
         row, column = torch.triu_indices(self.block, self.block, 1, device=above.device)
         generator = above.new_zeros(*above.shape[:-1], self.block, self.block)
         generator[..., row, column] = above
@@ -145,7 +145,7 @@ class SPE(Encoding):
         self.gate = nn.Parameter(torch.randn(channels)) if gated else None
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        places = double(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
+        places = to_fp64(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
         frequency, phase = (each[layer.index].to(places.device).double() for each in (self.frequency, self.phase))
         angles = math.pi * frequency.sigmoid()[:, None] * places  # (1|B, H, T, Dh, K)
         size = F.softplus(self.gain[layer.index]) / math.sqrt(2 * self.gain.shape[-1])  # (H, Dh, K)

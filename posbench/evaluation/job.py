@@ -12,7 +12,7 @@ import torch
 
 from posbench import machine
 from posbench.config.schema import Config, EvaluationConfig, Trains
-from posbench.data.batches import united
+from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
@@ -138,7 +138,7 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
         spans.append(tokens.batches(before, start.seed).spans(start.steps))
     if not spans:
         return None
-    ngrams = NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size)
+    ngrams = NGrams(tokens.train.ids, merge_spans(spans), tokens.tokenizer.vocab_size)
     return CachedNGrams(ngrams, text, tokens.validation.ids)
 
 

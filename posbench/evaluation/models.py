@@ -203,8 +203,8 @@ class TrainedGPT:
 
     @torch.inference_mode()
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
-        encoding, inputs = self._encoding, machine.sent(torch.from_numpy(ids[:, :-1]), self.device)
-        length, last, positions = scored.shape[1], last_of(scored), None
+        encoding, inputs = self._encoding, machine.to_device(torch.from_numpy(ids[:, :-1]), self.device)
+        length, last, positions = scored.shape[1], tail_length(scored), None
         if self.offset:
             positions = torch.arange(self.offset, self.offset + length, device=inputs.device)[None]
         if "positions" in encoding.hooks:  # each window's are drawn from a stream of its own
@@ -215,7 +215,7 @@ class TrainedGPT:
             hidden = self.model.hidden(inputs, positions, last=last if last < length else None, reading=self.reading)
         hidden = hidden.flatten(0, 1)
         if not (chosen := scored[:, -last:].ravel()).all():
-            hidden = hidden[machine.sent(torch.from_numpy(np.flatnonzero(chosen)), self.device)]
+            hidden = hidden[machine.to_device(torch.from_numpy(np.flatnonzero(chosen)), self.device)]
         for states in torch.split(hidden.float(), HEAD_ROWS):  # logits are the largest tensor of all
             yield self.model.logits(states)
 
@@ -224,7 +224,7 @@ class TrainedGPT:
         facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
         if variant.extension is not None:
             method, options = parse_choice(variant.extension)
-            encoding, facts = extend.extended(encoding, method, length, self.train_length, **options)
+            encoding, facts = extend.extend_encoding(encoding, method, length, self.train_length, **options)
         check_length(encoding, length)
         reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
         return Varied(dataclasses.replace(self, reading=reading), facts)
@@ -239,6 +239,6 @@ class TrainedGPT:
         return self.model.encoding if self.reading.encoding is None else self.reading.encoding
 
 
-def last_of(scored: Bools) -> int:
+def tail_length(scored: Bools) -> int:
     """Return how many tokens, at the end of windows, have all that is scored (B, C)."""
     return int(scored.shape[1] - scored.any(axis=0).argmax())

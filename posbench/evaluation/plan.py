@@ -119,7 +119,7 @@ def check(config: Config) -> None:
         method, options = parse_choice(text)
         for length in lengths_of(settings, train_length, train_length):
             with contextlib.suppress(Undefined):
-                extend.extended(config.build_encoding(), method, length, train_length, **options)
+                extend.extend_encoding(config.build_encoding(), method, length, train_length, **options)
 
 
 def refuse_few_blocks(settings: EvaluationConfig) -> None:

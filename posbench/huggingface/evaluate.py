@@ -13,7 +13,7 @@ import torch
 
 from posbench import machine
 from posbench.config import compose, schema
-from posbench.config.overrides import pairs, read
+from posbench.config.overrides import by_key, read
 from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, ReadingConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
@@ -48,8 +48,8 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     """Compute the missing rows of one model; returns the folder of results, and the name of the text."""
     source = find(word)
-    asked, bos = asked_of(source, overrides)
-    sections = described(source, source.config, asked.data, bos)
+    asked, bos = parse_words(source, overrides)
+    sections = sections_of(source, source.config, asked.data, bos)
     training = schema.TrainingElsewhere(asked.training.train_length)
     config = schema.TrainedElsewhere(study=STUDY, training=training, evaluation=asked.evaluation, **sections)
     device = machine.current(machine.resolve(asked.runtime.device))
@@ -69,9 +69,9 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     return folder, asked.evaluation.split
 
 
-def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
+def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     """What was typed, as a run's configuration (data, training length, evaluation and runtime count), and `bos`."""
-    given = pairs(words)
+    given = by_key(words)
     length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
     for key in given:
         of_the_model = key in ("data.tokenizer", "data.vocab_size", "runtime.processes")
@@ -87,7 +87,7 @@ def asked_of(source: Source, words: list[str]) -> tuple[Config, str | None]:
     return compose.single([f"{key}={text}" for key, text in (usual | given).items()]), bos
 
 
-def described(source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None) -> dict[str, Any]:
+def sections_of(source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None) -> dict[str, Any]:
     """The sections about a model, whose configuration may be extended, and its text, for a folder of results."""
     position, config = position_of(config), config.get_text_config()
     options = {"parameters": config.rope_parameters} if position == "rope" else {}

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint as recomputing
 
 from posbench import files, machine
 from posbench.config import compose
-from posbench.config.overrides import pairs, ratios, read, split
+from posbench.config.overrides import by_key, ratios, read, split
 from posbench.config.schema import EvaluationConfig, TrainedOn, TrainingElsewhere
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.job import results_of
 from posbench.huggingface import export, rope
-from posbench.huggingface.evaluate import described, evaluate_into, precision_of, record, subject_of, text_of
+from posbench.huggingface.evaluate import evaluate_into, precision_of, record, sections_of, subject_of, text_of
 from posbench.huggingface.load import DTYPES, LENGTHS, TESTED, Source, find, library, position_of, transformers
 from posbench.huggingface.subject import forward
 from posbench.randomness import derive
@@ -52,7 +52,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     subject, precision = subject_of(source, config, "fp32", device), precision_of(source, config.evaluation, device)
     model = subject.model
     if extension:
-        model = rope.extended(model, extension, config.training.train_length)
+        model = rope.extend_model(model, extension, config.training.train_length)
         model.config = extension.config
     tokens = text_of(config, config.runtime.cache)
     with Run.open(folder, config, ["posbench", "train", *overrides], restart=restart) as run, signals_as_errors():
@@ -68,7 +68,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 return copy.deepcopy(model).merge_and_unload() if config.lora else model
 
             def evaluated(step: int, settings: EvaluationConfig) -> None:  # with the weights that its folder has
-                saved = rounded(merged(), DTYPES[source.precision], DTYPES[precision])
+                saved = cast_weights(merged(), DTYPES[source.precision], DTYPES[precision])
                 now = dataclasses.replace(subject, model=saved, precision=precision)
                 evaluate_into(run, now, tokens, settings, step, step * config.training.tokens_per_step)
 
@@ -92,7 +92,7 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
         raise UserError(f"{place}: {source.kind} models can be evaluated, not trained further: expected {known}")
     if wrong := next((key for key in typed if key in _OTHERS or key.startswith("model.")), None):
         raise UserError(f"{wrong}: not beside {place}, a HuggingFace model that is trained as it is")
-    given = pairs(words)
+    given = by_key(words)
     method = given.pop("encoding", None)
     del given["start"]
     options = {key.partition(".")[2]: read(given.pop(key)) for key in list(given) if key.startswith("encoding.")}
@@ -119,7 +119,7 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
         evaluation = dataclasses.replace(evaluation, ratios=tuple(lengths))
     extension = _extension(source, length, before, method, options)
     shared: dict[str, Any] = {name: getattr(base, name) for name in ("study", "seed", "tracking", "runtime")}
-    shared |= described(source, extension.config if extension else source.config, base.data, bos, method)
+    shared |= sections_of(source, extension.config if extension else source.config, base.data, bos, method)
     settings = {"start": TrainingElsewhere(before), "training": training, "evaluation": evaluation, "lora": lora}
     return TrainedOn(**shared, **settings), extension
 
@@ -182,7 +182,7 @@ def with_adapters(model: Any, rank: int, seed: int) -> Any:
         return peft.get_peft_model(model, config)
 
 
-def rounded(model: Any, *dtypes: torch.dtype, device: torch.device | None = None) -> Any:
+def cast_weights(model: Any, *dtypes: torch.dtype, device: torch.device | None = None) -> Any:
     """A copy whose weights took these dtypes one after the other; the model itself if that changes nothing."""
     device = device or model.device
     if device == model.device and all(dtype == model.dtype for dtype in dtypes):
@@ -199,7 +199,7 @@ def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
     dtype, cpu, length = DTYPES[source.precision], torch.device("cpu"), config.training.train_length
     needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
     with files.atomic_folder(run.folder / MODEL, needed) as new:
-        saved = copy.copy(rounded(model, dtype, device=cpu))
+        saved = copy.copy(cast_weights(model, dtype, device=cpu))
         saved.config = library = copy.deepcopy(saved.config)
         every = library.rope_parameters if position_of(library) == "rope" else {}
         kind = every.get("full_attention", every).get("rope_type")
@@ -217,7 +217,7 @@ def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
                 if name in changes:
                     content = json.dumps(json.loads(content) | changes[name], indent=2).encode()
                 (new / name).write_bytes(content)
-        trained = rounded(model, dtype, torch.float32, device=cpu)
+        trained = cast_weights(model, dtype, torch.float32, device=cpu)
         lengths = [min(each, length) for each in (1, export.SHORT, config.start.train_length, length)]
         agreements = export.compare(new, lambda ids: forward(trained, ids), config.data.vocab_size, lengths)
         about = (

@@ -72,7 +72,7 @@ def extension(
     """
     if position_of(config) != "rope":
         plain = encodings.build("rope", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))
-        extend.extended(plain, method, length, train_length, **options)  # a mistyped one is an error here, too
+        extend.extend_encoding(plain, method, length, train_length, **options)  # a mistyped one is an error here, too
         raise Undefined(f"{config.model_type} has no rotary encoding: transformers extends only these")
     parts: dict[str | None, Any] = {None: config.rope_parameters}
     if "rope_type" not in parts[None]:
@@ -80,7 +80,7 @@ def extension(
     layers = "full_attention" if "full_attention" in parts else next(iter(parts))
     rotations = {kind: _rotary(config, part, train_length) for kind, part in parts.items()}
     parameters, plain = parts[layers], rotations[layers]
-    extended, facts = extend.extended(plain, method, length, train_length, **options)
+    extended, facts = extend.extend_encoding(plain, method, length, train_length, **options)
     if parameters["rope_type"] != "default":
         raise Undefined(f"its RoPE is already extended (type '{parameters['rope_type']}')")
     if not isinstance(extended, Rotary):
@@ -88,7 +88,7 @@ def extension(
     name, given, long = method, facts, extended.inv_freq()
     short = long
     if every_length and method == "longrope":
-        within, _ = extend.extended(plain, method, train_length, train_length, **options)
+        within, _ = extend.extend_encoding(plain, method, train_length, train_length, **options)
         short = cast(Rotary, within).inv_freq()
     elif not every_length and method == "dynamic_ntk":
         factor = facts["factor"]
@@ -111,7 +111,7 @@ def _rotary(config: Any, parameters: dict[str, Any], train_length: int) -> Rotar
     return cast(Rotary, encodings.build("rope", shape, {"base": float(parameters["rope_theta"]), "layout": "half"}))
 
 
-def extended(model: nn.Module, extension: Extension, length: int) -> Any:
+def extend_model(model: nn.Module, extension: Extension, length: int) -> Any:
     """A copy of a model that shares all weights, and turns as an extension does; Undefined if it cannot."""
     copied = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     for parent in list(copied.modules()):

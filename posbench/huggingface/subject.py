@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posbench import machine
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.models import Bools, Variant, Varied, last_of, parse_choice
+from posbench.evaluation.models import Bools, Variant, Varied, parse_choice, tail_length
 from posbench.evaluation.protocols import Integers
 from posbench.huggingface import rope
 from posbench.huggingface.load import TESTED, library_errors, position_of, transformers
@@ -44,10 +44,10 @@ class HuggingFaceModel:
 
     @torch.no_grad()
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
-        last, size = last_of(scored), int(self.config.vocab_size)
+        last, size = tail_length(scored), int(self.config.vocab_size)
         at_once = max(1, _MOST_LOGITS // (last * size))  # windows of which logits are held at once
         for start in range(0, len(ids), at_once):
-            windows = machine.sent(torch.from_numpy(ids[start : start + at_once, :-1]), self.model.device)
+            windows = machine.to_device(torch.from_numpy(ids[start : start + at_once, :-1]), self.model.device)
             chosen = torch.from_numpy(scored[start : start + at_once, -last:]).to(windows.device)
             logits = self.read(windows, last)
             yield logits.flatten(0, 1) if chosen.all() else logits[chosen]
@@ -86,7 +86,7 @@ class HuggingFaceModel:
             method, options = parse_choice(variant.extension)
             with library_errors(f"transformers cannot extend this model by '{variant.extension}'", Undefined):
                 extension = rope.extension(self.config, method, length, self.train_length, options)
-                model, facts = rope.extended(model, extension, length), extension.facts
+                model, facts = rope.extend_model(model, extension, length), extension.facts
         return Varied(dataclasses.replace(self, model=model, window=variant.window, sinks=variant.sinks), facts)
 
     def refuse_not_causal(self) -> None:

@@ -57,7 +57,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
             work(world)
         return world.rank == 0
     try:
-        start(size, runtime.threads, work)
+        start_processes(size, runtime.threads, work)
     except RunFailed as error:  # rank 0 knows at most that another has ended
         with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
             run.ended_by(error)
@@ -67,7 +67,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
 
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     """Evaluate finished runs one after the other and print their curves. A run that fails does not stop the others."""
-    asked = {folder: apply(as_far_as_measured(folder), overrides) for folder in folders}
+    asked = {folder: apply(config_with_measured_lengths(folder), overrides) for folder in folders}
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
@@ -84,7 +84,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
         raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
 
 
-def as_far_as_measured(folder: Path) -> Config:
+def config_with_measured_lengths(folder: Path) -> Config:
     """Return a run's configuration with the lengths of its curve, so that what is asked for next pairs with that."""
     config = load_config(folder)
     asked, steps = config.evaluation, config.training.steps
@@ -98,7 +98,7 @@ def as_far_as_measured(folder: Path) -> Config:
 # -- ranks of this machine ---------------------------------------------------------------------------------------------
 
 
-def start(size: int, threads: int | None, work: Callable[[World], object]) -> None:
+def start_processes(size: int, threads: int | None, work: Callable[[World], object]) -> None:
     """Do work in so many processes; RunFailed says which one failed and why, SystemExit that rank 0 has said it."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     environment = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}", **os.environ}

@@ -58,14 +58,14 @@ def sweep(
     for line in dict.fromkeys([*changed, *(no_verdicts(todo) if missing else [])]):
         logger.warning("%s", line)
     if dry_run:
-        print(cost([*trials(todo, grid), *todo]))
+        print(cost([*rate_trials(todo, grid), *todo]))
         return todo
     prepare_all([plan.config for plan in missing])
     if slurm_options is not None and missing:
         slurm.submit(missing, shlex.split(slurm_options))
         return todo
     if grid:
-        todo = tuned(todo, grid, n_jobs)
+        todo = with_tuned_rates(todo, grid, n_jobs)
     status = execute(todo, n_jobs)
     if any(pool.is_trained(plan) for plan in todo):
         from posbench import report
@@ -148,7 +148,7 @@ def _grid(of_sweep: dict[str, str]) -> list[float]:
     return sorted(map(float, grid)) if tune == "true" else []
 
 
-def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
+def rate_trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
     """Return each encoding at each multiple of its learning rate, with seed 0, as runs in the folder `tuning`."""
     made: dict[str, Plan] = {}
     for plan, factor in itertools.product(todo, grid):
@@ -160,12 +160,12 @@ def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
     return list(made.values())
 
 
-def tuned(todo: list[Plan], grid: list[float], n_jobs: int | None) -> list[Plan]:
+def with_tuned_rates(todo: list[Plan], grid: list[float], n_jobs: int | None) -> list[Plan]:
     """Return the runs of a sweep at their best learning rates, after running the trials that the choice needs."""
-    execute(trials(todo, grid), n_jobs)
+    execute(rate_trials(todo, grid), n_jobs)
     best: dict[str, float] = {}  # by the id of an encoding's first trial
     for plan in todo:
-        tried = trials([plan], grid)
+        tried = rate_trials([plan], grid)
         if tried[0].id in best:
             continue
         losses = {trial.config.training.learning_rate: pool.loss_at_train_length(trial) for trial in tried}
@@ -176,4 +176,4 @@ def tuned(todo: list[Plan], grid: list[float], n_jobs: int | None) -> list[Plan]
         advice = ", at the edge of the grid: a wider tune_grid may find a better one" if edge else ""
         logger.info("%s: learning rate %g (nats/token: %s)%s", plan.config.encoding.name, rate, shown, advice)
         best[tried[0].id] = rate
-    return [plan.changed(_RATE, best[trials([plan], grid)[0].id]) for plan in todo]
+    return [plan.changed(_RATE, best[rate_trials([plan], grid)[0].id]) for plan in todo]

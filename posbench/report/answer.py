@@ -43,11 +43,11 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
         further = " at least" if row["holds_further"] is True and ratio > 1 else ""
         held.setdefault(f"to{further} {ratio:g}x", []).append(row["label"])
     if held:
-        first = "; ".join(f"{listed(labels)} {far}" for far, labels in held.items())
+        first = "; ".join(f"{list_names(labels)} {far}" for far, labels in held.items())
         words = _words(judged, "rise", ("rises less", "rises more"), f"at {ENDPOINT_RATIO}x ")
         lines.append(f"Holds: {first}.{words}")
     if len(less := judged[judged["uses_context"].isin(NOT_BEATEN)]):
-        lines.append(f"Not shown to use more context than a cached n-gram model: {listed(less['label'])}.")
+        lines.append(f"Not shown to use more context than a cached n-gram model: {list_names(less['label'])}.")
     seeds, tokens = int(shown["seeds"].min()), frame["trained_tokens"].max()
     if table.attrs["largest_document"] >= HALF:
         part = f"{table.attrs['largest_document']:.0%}"
@@ -58,7 +58,7 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     if unlearned.any():
         loss = f" ({shown['ngram'].median():.3f})".replace(" (nan)", "")
         longer = "" if pd.isna(tokens) else command(frame, {"training.tokens": str(int(tokens) * LONGER)})
-        names = listed(shown.loc[unlearned, "label"])
+        names = list_names(shown.loc[unlearned, "label"])
         lines.append(f"Not shown to have learned more than an n-gram model{loss}: {names}.{longer}")
     return lines
 
@@ -68,7 +68,7 @@ def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     if not len(table):
         return ["No run was tested on its problems yet." + command(frame, {}, "To continue, type")]
     ranked = table[table["ranked"]]
-    lines = [f"Learned by most seeds: {listed(ranked['label']) or 'none'}."]
+    lines = [f"Learned by most seeds: {list_names(ranked['label']) or 'none'}."]
     measured = [name for name in ("accuracy_4x", "accuracy_2x") if name in ranked and ranked[name].notna().any()]
     for name in measured[:1]:
         best = ranked.loc[ranked[name].idxmax()]
@@ -88,7 +88,7 @@ def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -
         form = " {:+.3f}" if name in ("nll", "rise") and word != NOT_RESOLVED else ""
         names = [cut(row["label"]) + form.format(row[f"{name}_difference"]) for row in rows]
         than = "" if word == NOT_RESOLVED else f" than {table.attrs['reference']}"
-        parts += [f"{word}{than}: {listed(names)}"] if names else []
+        parts += [f"{word}{than}: {list_names(names)}"] if names else []
     text = at + "; ".join(parts)
     return f" {text[0].upper()}{text[1:]}." if parts else ""
 
@@ -108,7 +108,7 @@ def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type
     return f" {invitation}:\n  posbench sweep {shlex.join(f'{key}={value}' for key, value in merged.items())}"
 
 
-def listed(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """Return names in one phrase, of many only the first: `fox, alibi and 17 more`."""
     every = [cut(name) for name in names]
     more = len(every) - MOST_NAMED

@@ -6,7 +6,7 @@ from posbench import encodings
 from posbench.encodings.base import Shape
 from posbench.errors import UserError
 from posbench.report.render import Column, Table
-from posbench.report.tables import between, main_table
+from posbench.report.tables import interval_cell, main_table
 from posbench.run.rows import PLAIN
 
 DEMO = Shape(d_model=128, n_heads=4, n_layers=4, train_length=64)  # of experiment=demo
@@ -46,7 +46,7 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
     shown = table.join(pd.concat([cost / cost.reindex([BESIDE]).iloc[0], right, facts], axis=1), on="label")
     columns = [
         *(column for column in main_table(table).columns if column.name in ("encoding", "loss", "holds_to")),
-        Column("interval", "95 %", between("low", "high", ".3f"), of="nll"),
+        Column("interval", "95 %", interval_cell("low", "high", ".3f"), of="nll"),
         Column("right", f"{PROBE} at {FARTHER}x", ".0%"),
         *(Column(name, f"{name} of {BESIDE}", ".2f") for name in ("time", "memory")),
         *(Column(name, name, text=True) for name in ("kernels", "cache")),

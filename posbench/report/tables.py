@@ -21,14 +21,14 @@ def cut(text: str, longest: int = LONGEST_LABEL) -> str:
     return text if len(text) <= longest else f"{text[: longest - half - 3]}...{text[-half:]}"
 
 
-def whole(row: Row, name: str) -> str:
+def compact(row: Row, name: str) -> str:
     """Return a large number in few characters: 1.05M."""
     value = float(number(row, name, "") or math.nan)
     units = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (0, ""))
     return next((f"{value / (size or 1):.3g}{unit}" for size, unit in units if value >= size), "")
 
 
-def known(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
+def or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
     """Return a cell that has the status in place of a number that is not known."""
 
     def shown(row: Row, name: str) -> str:
@@ -38,7 +38,7 @@ def known(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
     return shown
 
 
-def with_half(row: Row, name: str) -> str:
+def plus_minus(row: Row, name: str) -> str:
     """Return a number with half of its 95 % interval, and a mark where its seeds fall into two groups."""
     if not (text := number(row, name, "+.3f")):
         return ""
@@ -47,7 +47,7 @@ def with_half(row: Row, name: str) -> str:
     return f"{text}{interval}{GROUPED if row[f'{name}_groups'] is True else ''}"
 
 
-def between(low: str = "min", high: str = "max", form: str = "+.3f") -> Callable[[Row, str], str]:
+def interval_cell(low: str = "min", high: str = "max", form: str = "+.3f") -> Callable[[Row, str], str]:
     """Return the cell of an interval, [-0.35, +0.14], whose ends are columns; of seeds empty where there is one."""
 
     def cell(row: Row, name: str) -> str:
@@ -65,7 +65,7 @@ def word(row: Row, name: str) -> str:
 
 def share(row: Row, name: str) -> str:
     """Return a median share of seeds, with the lowest and highest where they differ."""
-    apart = between(form=".2f")(row, name) if row[f"{name}_min"] != row[f"{name}_max"] else ""
+    apart = interval_cell(form=".2f")(row, name) if row[f"{name}_min"] != row[f"{name}_max"] else ""
     return f"{number(row, name, '.2f')} {apart}".rstrip()
 
 
@@ -78,7 +78,7 @@ def runs(row: Row, name: str) -> str:
 ENCODING = Column("encoding", "encoding", lambda row, name: cut(row[name]), text=True, of="label")
 RUNS = Column("runs", "runs", runs, spare=8, text=True, of="seeds")
 LEARNED = Column("learned", "learned", word, text=True, note="learned: below the n-gram model")
-ADJUSTED = between("adjusted_low", "adjusted_high")
+ADJUSTED = interval_cell("adjusted_low", "adjusted_high")
 
 
 def main_table(table: pd.DataFrame) -> Table:
@@ -101,7 +101,7 @@ def main_table(table: pd.DataFrame) -> Table:
     rises = []
     for at, ratio in enumerate(ratios):
         note, spare = ("", 9 + at) if ratio != main_ratio else (f"at {ratio:g}x: what that context adds", 2)
-        rises.append(Column(f"rise_{ratio:g}x", f"at {ratio:g}x", known(with_half), spare, note=note))
+        rises.append(Column(f"rise_{ratio:g}x", f"at {ratio:g}x", or_status(plus_minus), spare, note=note))
         rises += [Column("rise_word", "", word, 4, text=True)] if ratio == ENDPOINT_RATIO else []
     columns = [
         ENCODING,
@@ -125,9 +125,9 @@ def facts_table(table: pd.DataFrame) -> Table:
     for measure, head in (("nll", "above"), ("rise", f"at {ENDPOINT_RATIO}x above")):
         name = f"{measure}_difference"
         columns += [
-            Column(name, f"{head} {table.attrs['reference']}", with_half),
+            Column(name, f"{head} {table.attrs['reference']}", plus_minus),
             Column(f"{name}_adjusted", "adjusted", ADJUSTED, of=name),
-            Column(f"{name}_seeds", "seeds", between(), of=name),
+            Column(f"{name}_seeds", "seeds", interval_cell(), of=name),
             Column(f"{measure}_word", "", text=True),
             Column(f"{measure}_why", "", text=True),
         ]
@@ -138,12 +138,12 @@ def facts_table(table: pd.DataFrame) -> Table:
         Column("bits_per_byte", "bits/byte", ".3f"),
         Column("ngram", "n-gram", ".3f"),
         LEARNED,
-        Column("above_windowed", "above windowed", with_half),
-        Column("parameters", "parameters", whole),
-        Column("encoding_parameters", "of the encoding", whole),
-        Column("trained_tokens", "tokens", whole),
+        Column("above_windowed", "above windowed", plus_minus),
+        Column("parameters", "parameters", compact),
+        Column("encoding_parameters", "of the encoding", compact),
+        Column("trained_tokens", "tokens", compact),
         Column("learning_rate", "learning rate", "g"),
-        Column("tokens_per_second", "tokens/s", whole),
+        Column("tokens_per_second", "tokens/s", compact),
     ]
     note = (
         "Differences are paired by seed and document; below 0 is better. ±: half of a 95 % interval over seeds and "
@@ -165,8 +165,8 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
         return []
     rows = pd.concat(stages, ignore_index=True).sort_values(["label", "after"], ignore_index=True)
     rises = [name.removesuffix("_status") for name in rows if name.endswith("_status")]
-    columns = [ENCODING, Column("after", "tokens", whole), Column("seeds", "seeds"), Column("nll", "loss", ".3f")]
-    columns += [LEARNED, *(Column(name, f"at {name[5:]}", known(with_half)) for name in rises)]
+    columns = [ENCODING, Column("after", "tokens", compact), Column("seeds", "seeds"), Column("nll", "loss", ".3f")]
+    columns += [LEARNED, *(Column(name, f"at {name[5:]}", or_status(plus_minus)) for name in rises)]
     return [Table("Over training", rows, [*columns, Column("uses", "uses", ".0f")])]
 
 
@@ -193,7 +193,7 @@ def task_table(table: pd.DataFrame) -> Table:
     columns = [
         ENCODING,
         Column("learned", "learned", lambda row, name: f"{row[name]} of {row['seeds']}", note=learned),
-        Column("interval", "95 %", between("low", "high", ".2f"), 5, of="learned"),
+        Column("interval", "95 %", interval_cell("low", "high", ".2f"), 5, of="learned"),
         Column("learned_word", "", word, 4, text=True),
         Column("steps", "steps", lambda row, name: number(row, name, ".0f").replace("inf", "never"), 6,
                of="steps_to_gate", note="steps: until then"),
@@ -202,7 +202,7 @@ def task_table(table: pd.DataFrame) -> Table:
         name, spare = f"accuracy_{ratio:g}x", {1.0: 3, 2.0: 0, 4.0: 1}.get(ratio, 9)
         first = ratio == (2 if 2 in ratios else ratios[0])
         shares = f"at {ratio:g}x: right tokens at {ratio:g} times the longest trained length, median [lowest, highest]"
-        columns.append(Column(name, f"at {ratio:g}x", known(share), spare, note=shares if first else ""))
+        columns.append(Column(name, f"at {ratio:g}x", or_status(share), spare, note=shares if first else ""))
         columns.append(Column(f"{name}_word", "", word, spare + 1, text=True, note=against if first else ""))
     trivial = [(ratio, table[f"accuracy_{ratio:g}x_trivial"].median()) for ratio in ratios if ratio in (1, 2, 4)]
     readers = ", ".join(f"{ratio:g}x {accuracy:.2f}" for ratio, accuracy in trivial if not pd.isna(accuracy))

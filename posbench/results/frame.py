@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import shipped
-from posbench.config.identity import NOT_IDENTITY, completed, one_number
+from posbench.config.identity import NOT_IDENTITY, add_later_keys, one_number
 from posbench.config.schema import flat
 from posbench.errors import UserError
 from posbench.run import CONFIG
@@ -113,7 +113,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     """Return the facts of a run; no encoding is imported for it."""
     record, container = load_record(folder), shipped.load(folder / CONFIG)
     elsewhere = "reading" in container and _START not in container  # a model that was only evaluated here
-    settings = one_number(flat(container if elsewhere else completed(container)))
+    settings = one_number(flat(container if elsewhere else add_later_keys(container)))
     settings = {key: value for key, value in settings.items() if value is not None}
     if "start.run" in settings:
         settings["start.encoding"] = match[1] if (match := _RUN_NAME.match(Path(settings["start.run"]).name)) else None
@@ -166,7 +166,7 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with the columns that depend on what else is in it."""
     runs = frame.drop_duplicates("folder").set_index("folder")
     settings = [json.loads(text) if text else {} for text in runs["settings"]]
-    asked = [_json(_asked(of_run)) for of_run in settings]
+    asked = [_json(_comparable(of_run)) for of_run in settings]
     texts = [*zip(runs["text_sha256"], runs["text_split"], runs["tokenizer_sha256"], strict=True)]
     known = {key: text for key, text in zip(asked, texts, strict=True) if any(text[:2])}
     runs["scheme"] = [_json(_scheme(of_run)) for of_run in settings]
@@ -188,7 +188,7 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([frame, derived.set_axis(frame.index)], axis=1).assign(curve=curves)
 
 
-def _asked(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must be equal in runs that are compared: model, initialisation, budget, kind of text."""
     asked = {k: v for k, v in settings.items() if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)}
     if "start.tokens" in settings:  # compared with training as long from 0
@@ -240,7 +240,7 @@ def _patterns() -> dict[str, str]:
     """Return the names of configuration choices such as `layered/gemma3` by their options."""
     named = {}
     for name, path in shipped.choices("encoding", pattern=shipped.NESTED).items():
-        options = one_number(flat(completed({"encoding": shipped.load(path)})))
+        options = one_number(flat(add_later_keys({"encoding": shipped.load(path)})))
         named[_json({k: v for k, v in options.items() if k.startswith("encoding.") and v is not None})] = name
     return named
 
@@ -249,7 +249,7 @@ def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Return, by setting, the values of the compared keys that are not the same in all settings of the frame."""
     runs = frame[frame["settings"].notna()].drop_duplicates("setting").set_index("setting")
     texts = runs[["text_sha256", "text_split", "tokenizer_sha256"]].to_dict("index")
-    asked = {str(setting): _asked(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
+    asked = {str(setting): _comparable(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
     keys = _differing([*asked.values()])
     return {setting: {key: shown(values.get(key)) for key in keys} for setting, values in asked.items()}
 

@@ -47,14 +47,14 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
     configurations = [settings_of(name, given) for name in names]
     lengths = [int(length) for length in given.get("length", "").split(",") if length]
     for name, settings in zip(names, configurations, strict=True):
-        print("\n".join(described(name, settings, lengths)))
+        print("\n".join(describe_ropes(name, settings, lengths)))
     if len(names) == 2:
-        print("\n".join(compared(names, [read.ropes(each) for each in configurations])))
+        print("\n".join(compare_ropes(names, [read.ropes(each) for each in configurations])))
     if png:
         files.write(png, charts.drawn(picture(read.ropes(configurations[0]), lengths), "png"))
         print(png)
     if folder:
-        print("\n".join(written(folder, configurations[0], names[0])))
+        print("\n".join(write_instructions(folder, configurations[0], names[0])))
 
 
 def settings_of(name: str, given: dict[str, str]) -> Settings:
@@ -100,7 +100,7 @@ def _extended(settings: Settings, extension: str, length: str | None) -> Setting
     shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
     encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
     longest = int(length or 0) or round(rope.train_length * float(options.get("factor") or 4.0))
-    extended, facts = extend.extended(encoding, method, longest, rope.train_length, **options)
+    extended, facts = extend.extend_encoding(encoding, method, longest, rope.train_length, **options)
     long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
     text = {key: value for key, value in read.text_of(settings).items() if key not in ("rope_scaling", "rope_theta")}
@@ -109,7 +109,7 @@ def _extended(settings: Settings, extension: str, length: str | None) -> Setting
     return {**text, "rope_parameters": {**sections, rope.layers: part} if nested else part}
 
 
-def described(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
+def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
     """Return lines that say what a configuration means, and what engines make of it."""
     ropes = read.ropes(settings)
     text = read.text_of(settings)
@@ -159,7 +159,7 @@ def stretches(rope: Rope, f: Tensor) -> str:
     return ", ".join(parts)
 
 
-def compared(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
+def compare_ropes(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
     """Return lines that say where two configurations turn otherwise."""
     lines = ["", f"{names[0]} and {names[1]}"]
     for first, second in zip(*both, strict=False):
@@ -172,7 +172,7 @@ def compared(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
     return lines
 
 
-def written(folder: Path, settings: Settings, model: str) -> list[str]:
+def write_instructions(folder: Path, settings: Settings, model: str) -> list[str]:
     """Write what tells each engine this RoPE, and return it as lines."""
     lines: list[str] = []
     for engine, instruction, differences in instructions(settings, model):

@@ -65,7 +65,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     """
     console.log_to_terminal()
     machine.keep_freed_memory()
-    typed = overrides.pairs(words)
+    typed = overrides.by_key(words)
     typed.pop("evaluation.extensions")
     wanted = typed.pop(overrides.LENGTH, "")
     given = [f"{key}={text}" for key, text in typed.items() if key not in ("evaluation.tasks", "evaluation.split")]
