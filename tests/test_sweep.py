@@ -186,6 +186,9 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
     assert tuned == f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on."
     other = shown("encoding=rope,alibi", "evaluation.ratios=[1,3]")[-1]
     assert f"2 runs: 0 finished, 2 to do, {tokens:,} tokens" in other
+    (done.folder / "checkpoint").rename(tmp_path / "weights")  # without them it trains again
+    before = snapshot(tmp_path)
+    assert f"to do, {2 * tokens:,} tokens" in shown("encoding=rope,alibi", "evaluation.ratios=[1,3]")[-1]
 
 
 @pytest.mark.slow
@@ -219,6 +222,10 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     assert [{folder.parent for folder in asked} for asked in reports] == [{tmp_path / "outputs/demo"}]
     monkeypatch.setattr(pool, "start", None)  # a second sweep starts no process
     sweep.sweep(arguments)
+    monkeypatch.setattr(sweep, "execute", lambda todo, n_jobs: dict.fromkeys((plan.id for plan in todo), pool.WAITING))
+    with pytest.raises(PosbenchError, match="2 runs of 2 not done"):
+        sweep.sweep(arguments)
+    assert len(reports) == 3  # of what is done, whatever more was asked for
 
 
 @pytest.mark.slow
@@ -352,6 +359,7 @@ SLOTS = """
 8 - null null null null | 2 * 4
 2 - 4 null null null | 1 * 4
 8 - null null 4 1 | 4 * 2
+8 - 2 null null 1 | 1 * 2
 6 - null 2 null null | 1 * 3
 6 2,5 3 null null null | 2 2 5 2
 6 2,5,6,7,8 null 2 null null | 1 2,5 6,7

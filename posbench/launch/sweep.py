@@ -64,8 +64,7 @@ def sweep(
     if slurm_options is not None and missing:
         slurm.submit(missing, shlex.split(slurm_options))
         return todo
-    if grid:
-        todo = with_tuned_rates(todo, grid, n_jobs)
+    todo = with_tuned_rates(todo, grid, n_jobs) if grid else todo
     status = execute(todo, n_jobs)
     if any(pool.is_trained(plan) for plan in todo):
         from posbench import report
@@ -82,7 +81,8 @@ def sweep(
 def cost(todo: list[Plan]) -> str:
     """Return the commands of plans that are not finished, one per line, then how many runs and tokens those are."""
     left = [plan for plan in todo if not pool.is_finished(plan)]
-    training = [plan.config.training for plan in left if not pool.is_trained(plan)]
+    trained = [plan for plan in left if pool.is_trained(plan) and any(plan.folder.glob("checkpoint/step-*"))]
+    training = [plan.config.training for plan in left if plan not in trained]
     tokens = sum(each.steps * each.tokens_per_step for each in training)
     commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
     counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
