@@ -29,6 +29,7 @@ from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
 from posbench.evaluation.ngrams import CachedNGrams, NGrams
 from posbench.evaluation.protocols import targets_of
+from posbench.launch.run import config_with_measured_lengths
 from posbench.model.gpt import build
 from posbench.results import compare
 from posbench.results.frame import read
@@ -303,6 +304,7 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained: Tra
     assert {row.status for row in every} == {"ok", "too_short"} and headline_of(folder) == before
     evaluate_run(folder, apply(config, ["length=16,32,64,128", "extension=pi"]))
     assert headline_of(folder)["rise_8x"] is not None
+    assert config_with_measured_lengths(folder).evaluation.ratios == (1, 2, 4, 8)  # later rows pair with it
     curves = compare.curves(read([folder])).set_index(["variant", "length"])
     assert curves.loc[("pi", 128), "rise"] != 0  # an extension pairs with the curve
 

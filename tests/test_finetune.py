@@ -88,7 +88,7 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["extension=dynamic_ntk"], ["extension=yarn", "lora=4"]], ids=["all", "adapters"])
+@pytest.mark.parametrize("words", [["extension=longrope"], ["extension=yarn", "lora=4"]], ids=["all", "adapters"])
 def test_after_a_failure_it_goes_on_to_the_same_bits(
     here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
@@ -106,6 +106,7 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
     cut = trained(here / "cut", name, *words)
     assert (cut / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
     assert [nlls(cut, step) for step in (0, 6)] == [nlls(whole, step) for step in (0, 6)]
+    assert ('"use_cache": false' in (cut / "model/config.json").read_text()) is ("lora=4" not in words)
 
 
 @pytest.mark.sample(17)
@@ -127,6 +128,7 @@ def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
     assert ended[length] < began[length]  # type: ignore[operator]
     asked = [f"train_length={length}", "longest=1", f"length={LENGTH},{length}"]
     assert evaluated(here / "b", str(folder / "model"), *asked) == ended
+    assert [*(here / "b" / "models").glob(f"{folder.name}-*")], "a model that a run trained has the run's name"
     old, new = (load_file(path / "model.safetensors") for path in (Path(name), folder / "model"))
     changes = {key: (new[key] - old[key]).double() for key in old if not torch.equal(new[key], old[key])}
     assert changes and old.keys() == new.keys()
@@ -144,6 +146,9 @@ def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> N
     assert (training.batch_size, training.accumulation, training.steps) == (1, 6, 400)
     assert config.encoding.options["parameters"]["factor"] == LONG / LENGTH
     assert [ratio * LONG for ratio in config.evaluation.ratios] == [LENGTH, LONG, 2 * LONG, 4 * LONG]
+    longrope = finetune._asked(load.find(model("llama")), [*TEXT, *words.replace("yarn", "longrope").split()], None)[0]
+    parameters = longrope.encoding.options["parameters"]  # up to the trained length a model turns as it did
+    assert parameters["short_factor"] == [1.0] * 4 != parameters["long_factor"]
 
 
 @pytest.mark.sample(7)
@@ -178,6 +183,7 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
         (llama, ["model.n_layers=3"], "model.n_layers: not beside start="),
         (llama, ["extension=rerope"], "transformers has no configuration for 'rerope'"),
         (llama, ["lora=0"], "expected lora=N, which is 0"),
+        (llama, ["data.path=nix.txt"], "no file matches 'nix.txt'"),
         (model("gpt2"), [], "gpt2 has a table of 48 positions"),
         (mamba, [], "mamba models can be evaluated, not trained further"),
     ):

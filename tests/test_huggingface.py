@@ -165,6 +165,9 @@ def test_frequencies_other_than_requested_are_noticed(shelf: Path) -> None:
     model = subject(on(shelf, "llama"))
     made = rope.extension(model.config, "pi", LONG, LENGTH, {})
     assert not rope.turns_as(model.model, made.rotations, LONG) and not rope.turns_as(torch.nn.Linear(2, 2), {}, LONG)
+    (rotary,) = rope.extension(model.config, "abf", LONG, LENGTH, {"base": 1e4}).rotations.values()
+    slower = rotary.rescaled(rotary.inv_freq() * torch.tensor([1, 1, 1, 0.995]), 1.0)  # of the slowest pair
+    assert [rope.turns_as(model.model, {None: each}, LONG) for each in (rotary, slower)] == [True, False]
     with pytest.raises(Undefined, match="other frequencies"):
         rope.extend_model(model.model, dataclasses.replace(made, config=model.config), LONG)
     with pytest.raises(Undefined, match="other frequencies"):
@@ -230,6 +233,7 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
     (pickled, "pickled weights may run code"),
     (lambda f: changed(f, quantization_config={"bits": 4}), "quantised"),
     (lambda f: changed(f, auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
+    (lambda f: (t := f / "tokenizer.json").write_text(t.read_text().replace(" 130", " 999")), "it gives id 999, its"),
     (lambda f: (f / "adapter_config.json").write_text("{}"), "adapter"),
     (lambda f: changed(f, use_bidirectional_attention=True), "is no causal model: later tokens"),  # of gemma3_text
 ]

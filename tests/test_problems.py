@@ -98,9 +98,6 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str
         assert config.evaluation.offsets == (config.training.train_length,)
 
 
-# Words | the error.
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name: str) -> None:

@@ -160,8 +160,9 @@ OOM, KILL = "raise posbench.errors.RunFailed('no room', reason='oom')", "os.kill
 
 
 def act(event: str, *_: Any) -> None:
-    """In the place of training: the second rank does something, and the first waits for it."""
-    exec(event if _[-1].rank == 1 else "world.from_first()", {**globals(), "world": _[-1]})
+    """In the place of training: the second rank does something, and the first waits for it, or for something else."""
+    waits = "world.from_first()" if event == KILL else "time.sleep(200)"
+    exec(event if _[-1].rank == 1 else waits, {**globals(), "world": _[-1]})
 
 
 @pytest.mark.slow
@@ -174,10 +175,10 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
 ) -> None:
     monkeypatch.setattr(launch.training, "train", functools.partial(act, event))
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)  # a busy machine ends processes slowly
-    plan = Plan(changed(config, "runtime", processes=2), tmp_path / "run", ())
+    plan, began = Plan(changed(config, "runtime", processes=2), tmp_path / "run", ()), time.monotonic()
     assert exits.run(lambda: launch.run(plan)) == code
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert errors == [f"error: {text}"] and not multiprocessing.active_children()
+    assert errors == [f"error: {text}"] and not multiprocessing.active_children() and time.monotonic() - began < 150
     record = load_record(tmp_path / "run")
     assert (record["status"], record["message"]) == ("failed", text)
 

@@ -132,6 +132,7 @@ for names in (
     "x/my-training/a.txt x/my-dev/a.txt x/Testing/a.txt", "train/test_1.txt valid/train_1.txt test/dev.txt",
 ):  # fmt: skip
     FILES[f"splits {names}"] = (dict(zip(names.split(), "xyz", strict=True)), ".", SPLITS)
+FILES["a glob over splits"] = ({"train/a.txt": "x", "valid/a.txt": "y", "test/a.txt": "z"}, "*/a.txt", SPLITS)
 
 
 @pytest.mark.parametrize("case", FILES)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 
@@ -128,12 +129,18 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
 ) -> None:
     study = write_study(tmp_path / "fake", template, {"rope": Truth(3.6, 0.1)}, seeds=2)
     data = {"name": "text", "sha256": "d00d" + "0" * 60, "split": "document", "revision": None, "tokens": {}}
-    write_run(study, configured(template, "alibi", 0), Truth(3.7, 0.0), data=data)
+    for seed in range(2):
+        code = {"own": f"digest {seed}"}
+        write_run(study, configured(template, "alibi", seed), Truth(3.7, 0.0), data=data, installed_encodings=code)
+    with next(study.glob("rope-s0-*/rows.jsonl")).open("r+") as file:
+        apart = {"length": 640, "length_ratio": 10, "targets_sha256": "b2"}
+        file.write(json.dumps(json.loads(file.readlines()[0]) | apart) + "\n")
     broken = next(study.glob("rope-s1-*"))
     (broken / "run.json").write_text("{")
     report.main([study])
     text = capsys.readouterr().out
     assert "Set 1: text_sha256 " in text and "Set 2: text_sha256 " in text
+    assert "targets than the curve of their run, of 1 of 4 runs" in text and "'own' was trained with 2 versions" in text
     assert (study / "report" / "set-2" / "curves.png").exists() and f"Left out, unreadable: {broken}" in text
     with pytest.raises(UserError, match="these runs may not be compared, they differ in text_sha256"):
         charts.of_runs(read(study.glob("*-s0-*")))

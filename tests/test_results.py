@@ -69,6 +69,11 @@ def test_what_was_scored_on_other_tokens_is_left_out() -> None:
     other = six["targets_sha256"].where(~((six["label"] == "fox") & (six["seed"] == 0)), "other")
     table = compare.compare(six.assign(targets_sha256=other)).set_index("label")
     assert table.loc["fox", ["seeds", "left_out", "nll_why"]].tolist() == [4, 1, "4 of 5 seeds"]
+    of_rope = six["label"] == "rope"
+    several = six["label"].mask(of_rope, "rope b").mask(of_rope & (six["seed"] == 0), "rope a")
+    assert compare.reference_label(six.assign(label=several)) == "rope b"  # of several schemes that with most seeds
+    short = six.assign(status=six["status"].mask(six["length_ratio"] == 8, "too_short"))  # as the text is, for all
+    assert compare.compare(short).set_index("label").loc["fox", ["holds_to", "holds_further"]].tolist() == [512, True]
     rows = main_rows(six)
     with pytest.raises(ValueError, match="counts once"):
         Losses(pd.concat([rows, rows]))

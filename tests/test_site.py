@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import support
 
-from posbench.config.schema import keys
-
 ROOT = Path(__file__).parents[1]
 SMALL = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
 
@@ -31,15 +29,6 @@ def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     exec(code, names)
     assert names["logits"].dim() == 3 and names["run"].status == "done"
     assert len(names["layers"]) == 2 and names["output"].shape == (2, 8, 16, 64) and names["generated"].shape == (1, 16)
-
-
-def test_the_configuration_page_explains_every_key() -> None:
-    text = support.script("configuration_pages").page()
-    rows = {row[0].strip("| `"): row for row in (line.strip("| ").split(" | ") for line in text.splitlines()) if row}
-    for key in keys():
-        if not key.startswith(("encoding", "start")):
-            assert key in rows, f"no row for {key}"
-            assert len(rows[key]) == 4 and rows[key][3].strip(), f"no meaning beside {key} in configs/"
 
 
 @pytest.mark.slow

@@ -89,6 +89,7 @@ def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here:
     stretched = begun("extension=yarn")
     assert (stretched.encoding.name, stretched.encoding.options["factor"]) == ("yarn", 4)
     assert build(stretched, 257).encoding.shape.train_length == 16  # from which it stretches, although 64 is trained
+    assert begun("evaluation=extrapolation").evaluation.ratios != one.evaluation.ratios
     assert begun("extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
     default = resolve_one([f"start={source('rope')}"]).config
     assert default.training.tokens == 64  # a tenth of 512 is less than an update

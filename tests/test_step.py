@@ -118,6 +118,8 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
     assert after.read()[0] > 0  # itself it was finite
     with pytest.raises(RunFailed, match="loss is nan at step 2: a lower training"):
         lost.read()
+    with pytest.raises(RunFailed, match="loss is nan at step 1: check the encoding's hooks"):
+        lost._replace(step=0).read()
     assert torch.equal(weights(fresh), before)
     torch.testing.assert_close(fresh.optimizer.state_dict()["state"], state, rtol=0, atol=0)
 

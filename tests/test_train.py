@@ -11,6 +11,7 @@ import pathlib
 import signal
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from support import snapshot, until, write_words
 from posbench import machine
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import validation_batches
-from posbench.data.tokens import VALIDATION_SIZE, prepare
+from posbench.data.tokens import VALIDATION_SIZE, prepare, raw_bytes
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.model.gpt import GPT, build
 from posbench.results.frame import read
@@ -142,6 +143,8 @@ def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config)
     values = [learning_rate(step, 101, constant) for step in range(101)]
     assert set(values[4:80]) == {1.0} and values[100] == pytest.approx(0.1) and values[80] < 1
     assert values[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
+    for share, step in ((0.0, 100), (1.0, 4)):  # it stays to the end, or falls from the end of the warm-up on
+        assert learning_rate(step, 101, dataclasses.replace(constant, decay_fraction=share)) == 1.0
     short = dataclasses.replace(schedule, warmup_tokens=61440, tokens=20 * 128)  # the warm-up is cut to a tenth
     assert [learning_rate(step, short.steps, short) for step in range(3)] == [0.5, 1.0, 1.0]
 
@@ -235,7 +238,7 @@ def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
 def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_continued_run(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
-    config = changed(config, evaluation={"ratios": (1,), "windowed": False})
+    config = changed(config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)})
     drope = dataclasses.replace(config, encoding=EncodingConfig("drope", {"drop_at": 0.5}))
     train(drope, tmp_path / "whole", [])
     stop_after(8, drope, tmp_path / "cut", KeyboardInterrupt)
@@ -245,6 +248,8 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     train(config, tmp_path / "rope", [])
     first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
     assert first[: STEPS // 2] == second[: STEPS // 2] and first[STEPS // 2][1] != second[STEPS // 2][1]
+    (early, *_), (with_rope, *_) = (evaluation_numbers(tmp_path / name) for name in ("whole", "rope"))
+    assert early[:2] == with_rope[:2] and early != with_rope  # of equal weights: rows on the way are without positions
 
 
 @pytest.mark.sample(2)
@@ -327,6 +332,11 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(config: Config,
         seen_updates(patch, raised_at(6, number))
         train(config, tmp_path / "run", [])
     assert e.value.exit_code == 128 + number
+    save = checkpoint.save
+    raised = lambda *given: save(*given) and given[1] == STEPS and signal.raise_signal(number)  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match=f"after step {STEPS}; saved"):
+        patch.setattr(checkpoint, "save", raised)  # as the last checkpoint is written
+        train(config, tmp_path / "run", [])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match=f"stopped by {number.name}"):
         patch.setattr("posbench.training.train.evaluate_into", lambda *_: signal.raise_signal(number))
         train(config, tmp_path / "run", [])
@@ -342,6 +352,10 @@ def test_signals_are_collected_or_end_what_has_nothing_to_save() -> None:
     # It is no error that a library may outlive: a tracker costs a warning where it fails.
     with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors(), contextlib.suppress(Exception):
         signal.raise_signal(signal.SIGTERM)
+    tokenizer = raw_bytes()
+    tokenizer._inner = Mock(encode_batch_fast=lambda *_, **given: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors():  # and no fault of the tokenizer
+        tokenizer.encode(["a text"])
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(

@@ -156,6 +156,7 @@ def test_digits_have_the_papers_rows_and_in_training_begin_anywhere(
     # A draw follows from the share of the updates, so a continued run draws alike.
     assert drawn[100:] == [drawn[99], drawn[7]]
     assert torch.equal(row_of(encoding.eval(), x, ids), places)
+    assert name == "coupling" or not encodings.build(name, SHAPE).table[0].any()  # of tokens that are no digits
 
 
 # -- heads -------------------------------------------------------------------------------------------------------------
@@ -204,8 +205,10 @@ def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_
 
 def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() -> None:
     """A run that began from another has the shape of that one, and a training length of its own."""
-    for inner, method, factor in (("rope", "pi", 2.0), ("sinusoidal", "interpolate", 266 / 138)):
-        encoding = encodings.build("shape", SHAPE, {"inner": inner, "shift": 10})
+    cases: list[Any] = [("shape", {"inner": "rope", "shift": 10}, "pi", 2.0), ("temperature", {}, "pi", 2.0)]
+    cases.append(("shape", {"inner": "sinusoidal", "shift": 10}, "interpolate", 266 / 138))
+    for name, options, method, factor in cases:
+        encoding = encodings.build(name, SHAPE, options)
         _, facts = extend_encoding(encoding, method, train_length=128, length=256)
         assert [each["factor"] for each in facts["extended"].values()] == [factor]
 
