@@ -1,12 +1,10 @@
 """What the documents say exists, exists: commands, files, numbers, and the contributors' example."""
 
+import json
 import math
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 
@@ -87,18 +85,26 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
 
 
 @pytest.mark.slow
-def test_the_tables_of_six_schemes_are_those_of_the_rows_beside_the_page() -> None:
-    """Losses, rises, reach, uses, differences and adjusted intervals of each scheme."""
-    table = compare(read([ROOT / "docs" / "rows" / "six.parquet"]))
-    known = {cell.replace("[", r"\[").replace("]", r"\]") for row in cells_of(table) for cell in row}
+@pytest.mark.parametrize("place", ["six results ### Beyond the", "six results ### Against", "patterns longer ## Which"])
+def test_a_table_is_that_of_the_rows_beside_the_page(place: str) -> None:
+    """Losses, rises, reach, uses, differences and adjusted intervals of each scheme; of patterns also cached keys."""
+    study, page, title = place.split(" ", 2)
+    frame, text = read([ROOT / f"docs/rows/{study}.parquet"]), text_of(f"docs/{page}.md")
+    table, settings = compare(frame), frame.groupby("label")["settings"].first().map(json.loads)
+    known: dict[str, set[str]] = {label: set() for label in table["label"]}
+    for label, *cells in cells_of(table):
+        known[label] |= {cell.replace("[", r"\[").replace("]", r"\]") for cell in cells}
     for row in table.to_dict("records"):
-        for name in ("nll_difference", "rise_difference"):
-            known.add(f"{row[f'{name}_adjusted_low']:+.3f} to {row[f'{name}_adjusted_high']:+.3f}")
-    section = re.split(r"^## ", text_of("docs/results.md"), flags=re.M)[1]
-    for title in ("Beyond the training length", "Against rope"):
-        lines = rows_of(section[section.index(f"### {title}") :].split("\n\n")[1])[2:]
-        numbers = [cell for line in lines for cell in line if re.match(r"[-+\d≥]", cell)]
-        assert len(lines) >= 5 and len(numbers) >= 20 and set(numbers) <= known
+        label, half = row["label"], (row["nll_high"] - row["nll_low"]) / 2
+        keys = [min(layer.get("window", 1024), 1024) for layer in settings[label].get("encoding.layers", [{}])]
+        known[label] |= {f"{row['nll']:.3f} ±{half:.3f}", f"{100 * sum(keys) / len(keys) / 1024:.0f} %"}
+        for name in ("nll_difference_adjusted", "rise_difference_adjusted"):
+            known[label].add(f"{row[f'{name}_low']:+.3f} to {row[f'{name}_high']:+.3f}")
+    lines = rows_of(next(part for part in text[text.index(title) :].split("\n\n") if part.startswith("|")))[2:]
+    for name, *cells in lines:
+        label = f"layered layers={name.split('`')[1]}" if "=" in name else name.strip("`")
+        numbers = {cell for cell in cells if re.match(r"[-+\d≥]", cell)}
+        assert len(lines) >= 5 and len(numbers) >= 4 and numbers <= known[label], (name, numbers - known[label])
 
 
 @pytest.mark.slow
@@ -122,14 +128,6 @@ def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
 
 
 PACKAGE = ROOT / "examples" / "posbench-log-bias"
-
-
-def run(*words: str, folder: pathlib.Path, path: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    """Python in a folder, with another on its path; fails the test where it fails."""
-    environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def test_the_example_package_is_what_the_contributors_guide_shows() -> None:

@@ -49,10 +49,9 @@ class Losses:
         self.seeds: dict[str, int] = rows.groupby("label")["seed"].nunique().to_dict()
         rows = rows.sort_values("seed", ignore_index=True)
         ok = rows[rows["status"] == "ok"]
-        first = ok.iloc[:1]
-        self.tokens: Floats = np.array([*first["unit_tokens"], [1]][0], dtype=np.float64)
+        self.tokens: Floats = np.array([*ok["unit_tokens"][:1], [1]][0], dtype=np.float64)
         self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)  # of a nat
-        documents = [self.tokens[each == at] for each in first["unit_documents"].dropna() for at in np.unique(each)]
+        documents = [self.tokens[each == at] for each in ok["unit_documents"][:1].dropna() for at in np.unique(each)]
         self.largest_document = max((float(part.sum() / self.tokens.sum()) for part in documents), default=0.0)
         self.statuses: dict[tuple[str, str, int], str] = {}
         self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
@@ -163,10 +162,9 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
     """
     if frame["setting"].nunique() > 1:
         raise ValueError("schemes are compared in one setting")
-    base = reference_label(frame, reference)
     losses = Losses(main_rows(frame))
     shown = [label for label in losses.seeds if losses.level(label, losses.train_length) is not None]
-    base = base if base in shown else None
+    base = named if (named := reference_label(frame, reference)) in shown else None
     facts = ["label", "encoding", "parameters", "encoding_parameters", "trained_tokens", "learning_rate"]
     schemes = []
     for label, runs in frame[~frame["repeated"]].drop_duplicates("folder").groupby("label"):
@@ -175,13 +173,10 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
         row["not_done"] = ", ".join(f"{count} {status}" for status, count in not_done.value_counts().items())
         row["left_out"] = len(done) - losses.seeds.get(label, 0)
         row["tokens_per_second"] = (done["trained_tokens"].astype("float64") / done["train_seconds"]).median()
-        if label in shown:
-            row |= numbers(losses, label, len(shown))
-            row |= against(losses, label, base, len(shown), least) if base not in (None, label) else {}
+        row |= numbers(losses, label, len(shown))
+        row |= against(losses, label, base, len(shown), least) if base and label in shown and label != base else {}
         schemes.append(row)
-    table = pd.DataFrame(schemes)
-    if shown:
-        table = table.sort_values(["nll", "label"], na_position="last", ignore_index=True)
+    table = pd.DataFrame(schemes).sort_values(["nll", "label"] if shown else ["label"], ignore_index=True)
     ratios = [length / losses.train_length for length in losses.lengths() if length > losses.train_length]
     table.attrs = {"reference": base, "train_length": losses.train_length, "ratios": ratios, "schemes": len(shown)}
     table.attrs["largest_document"] = losses.largest_document

@@ -7,6 +7,7 @@ keeps one row. What is undefined has its `status` and no number. Whatever is pri
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 import typing
@@ -19,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import shipped
-from posbench.config.identity import NOT_IDENTITY, add_later_keys, one_number
+from posbench.config.identity import LATER, LATER_OPTIONS, NOT_IDENTITY, add_later_keys, one_number
 from posbench.config.schema import flat
 from posbench.errors import UserError
 from posbench.run import CONFIG
@@ -49,6 +50,7 @@ _RATE, _START = "training.learning_rate", "start"
 _SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
 _NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
 _TEXT = ("data.name", "data.task", "data.offset")  # the digest of the text stands for the rest of `data`
+_FORMER = flat(LATER)  # what kept runs lack
 _OFF = ("null", "false", "0")  # as JSON: an option that is off, or left as it is
 _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
@@ -190,7 +192,8 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must be equal in runs that are compared: model, initialisation, budget, kind of text."""
-    asked = {k: v for k, v in settings.items() if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)}
+    given = {key: value for key, value in settings.items() if value != _FORMER.get(key, ...)}
+    asked = {k: v for k, v in given.items() if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)}
     if "start.tokens" in settings:  # compared with training as long from 0
         asked["training.tokens"] = settings["start.tokens"] + settings["training.tokens"]
         asked["training.warmup_tokens"] = settings["start.warmup_tokens"]
@@ -199,7 +202,8 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what makes a run's scheme: the encoding's options, its learning rate, where it began."""
-    options = {key: value for key, value in settings.items() if key.startswith(_SCHEME)}
+    later = one_number(flat({"encoding": LATER_OPTIONS.get(settings.get("encoding.name", ""), {})}))
+    options = {k: v for k, v in (later | settings).items() if k.startswith(_SCHEME) and v is not None}
     if "start.tokens" in settings:
         options |= {f"start.{name}": settings[f"start.{name}"] for name in ("encoding", "tokens")}
         options |= {_START: settings["start.train_length"], "start.warmup_tokens": settings["training.warmup_tokens"]}
@@ -255,7 +259,11 @@ def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
 
 
 def shown(value: Any) -> str:
-    """Return a setting as text, digests by their first digits."""
+    """Return a setting as text: digests by their first digits, layers as `3 rope window=64 + none`."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        words = [[f"{key}={shown(each[key])}" for key in sorted(each, key=lambda key: key != "name")] for each in value]
+        groups = [(len([*same]), " ".join(layer).removeprefix("name=")) for layer, same in itertools.groupby(words)]
+        return " + ".join(f"{count} {layer}" if count > 1 else layer for count, layer in groups)
     return _DIGEST.sub(r"\1", value if isinstance(value, str) else _json(value))
 
 

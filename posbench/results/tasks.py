@@ -34,13 +34,12 @@ def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """
     once = frame[~frame["repeated"]]
     rows = once[(once["protocol"] == "problems") & once["newest"] & (once["run_status"] == "done")]
-    measured = rows["status"] == "ok"
     rows = rows.assign(
         of_task=[task.partition(":")[2] for task in rows["task"]],
         offset=rows["offset"].fillna(0),
         as_trained=as_trained(rows),
         steps_to_gate=rows["steps_to_gate"].astype("float64"),
-        **{name: rows[name].where(measured) for name in ("accuracy", "exact_match")},
+        **{name: rows[name].where(rows["status"] == "ok") for name in ("accuracy", "exact_match")},
     )
     trained = rows[rows["as_trained"] & (rows["length_ratio"] <= 1)]
     rows["seed_learned"] = ~rows["folder"].isin(trained.loc[~(trained["accuracy"] >= GATE), "folder"])
@@ -62,8 +61,7 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
         shares = same["accuracy"] if status == "ok" else same["accuracy"] * math.nan
         row = {"label": label, **dict(zip(_PLACE, place, strict=True)), "status": status, "seeds": len(same)}
         row |= {name: same[name].iloc[0] for name in ("as_trained", "trivial")}
-        row |= {"accuracy": shares.median(), "accuracy_min": shares.min(), "accuracy_max": shares.max()}
-        places.append(row)
+        places.append(row | {"accuracy": shares.median(), "accuracy_min": shares.min(), "accuracy_max": shares.max()})
     return pd.DataFrame(places)
 
 
