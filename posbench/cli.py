@@ -1,7 +1,6 @@
 """The command line. Heavy modules are imported only by commands that need them: help and completion are fast."""
 
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -237,10 +236,6 @@ def evaluate(
     """
     from posbench.run import find
 
-    if any(re.fullmatch(r"(evaluation\.)?tasks?=.*\bruler\b.*", word) for word in words):
-        from posbench.serving import ruler
-
-        ruler.register()
     models = [word for word in words if "=" not in word and find.is_model(word)]
     if "extension=search" in words:
         from posbench.serving import search

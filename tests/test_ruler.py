@@ -11,7 +11,7 @@ import pytest
 from support import posbench
 
 from posbench.data.tokens import from_file, train_bpe
-from posbench.evaluation import printed, probes
+from posbench.evaluation import printed
 from posbench.run.rows import EvaluationRow, evaluation_rows
 from posbench.serving import ruler
 
@@ -23,7 +23,6 @@ ASKED = ["evaluate", "./llama", "data=text", "data.path=text.txt", "protocol=fix
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Llama of random weights, whose tokenizer knows words of this file, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(probes, "BENCHMARKS", {})
     words = Path(__file__).read_text() + "special magic number mentioned in the provided text 0123456789 " * 9
     tokenizer = train_bpe([words], 1000)
     hf_models.save("llama", Path("llama"), vocab_size=tokenizer.vocab_size, max_position_embeddings=512)
@@ -53,9 +52,7 @@ def test_the_average_is_over_tasks_that_have_every_length_and_the_effective_leng
 
 
 @pytest.mark.slow
-def test_the_harness_scores_a_reader_that_finds_the_number_and_a_random_model_that_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_finds_the_number_and_a_random_model_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval")
     (tmp_path / "nltk/tokenizers/punkt_tab").mkdir(parents=True)  # what is there is not downloaded
     monkeypatch.setenv("NLTK_DATA", str(tmp_path / "nltk"))

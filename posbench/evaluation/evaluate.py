@@ -58,7 +58,7 @@ class Evaluation(AnyEvaluation):
     def planned(self) -> list[Planned]:
         nll_of = functools.cache(functools.partial(_nll, self))  # what rows share is computed for the first of them
         asked = measurements(self.settings, self.split, self.subject.train_length)
-        others = [probes.BENCHMARKS[task](self) for task in self.settings.tasks if task in probes.BENCHMARKS]
+        others = [probes.benchmark(task).planned(self) for task in self.settings.tasks if task in probes.BENCHMARKS]
         return sum(others, [_planned(self, measurement, nll_of) for measurement in asked])
 
 

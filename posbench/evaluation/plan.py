@@ -115,6 +115,8 @@ def check(config: Config) -> None:
         refuse_few_blocks(settings)
     for text in settings.tasks:
         probes.of(text, [], settings.targets, train_length)
+        if text in probes.BENCHMARKS:
+            probes.benchmark(text).check(settings, train_length)
     for text in settings.extensions:  # at every length: the allowed options can depend on it
         method, options = parse_choice(text)
         for length in lengths_of(settings, train_length, train_length):

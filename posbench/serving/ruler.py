@@ -21,9 +21,9 @@ import numpy as np
 import tokenizers
 import torch
 
+from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import Tokenizer
 from posbench.errors import Undefined, UserError
-from posbench.evaluation import probes
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.models import AS_TRAINED, Subject, Variant
 from posbench.evaluation.plan import Planned, lengths_of
@@ -36,19 +36,20 @@ TASKS += ["niah_multiquery", "niah_multivalue", "vt", "cwe", "fwe", "qa_squad", 
 LEAST, BEYOND = 512, 192  # tokens: the shortest length; by how much a prompt and its answer may exceed theirs
 
 
-def register() -> None:
-    """Let `ruler` be a task; UserError if the harness is not installed."""
+def check(settings: EvaluationConfig, train_length: int) -> list[int]:
+    """Return the lengths to evaluate; UserError if none is long enough, or if the harness is not installed."""
     if not all(map(importlib.util.find_spec, ("lm_eval", "nltk", "wonderwords"))):
         raise UserError("task=ruler needs lm-evaluation-harness: pip install 'lm_eval[ruler]>=0.4.13'")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    probes.BENCHMARKS[RULER] = planned
+    if not (lengths := lengths_of(settings, train_length, LEAST)):
+        raise UserError(f"task=ruler needs a length of {LEAST} tokens or more, such as length=4096,8192")
+    return lengths
 
 
 def planned(evaluation: Evaluation) -> list[Planned]:
-    """Return the rows of all tasks at every length, as trained and with each extension; UserError if none is long."""
+    """Return the rows of all tasks at every length, as trained and with each extension."""
     settings, train_length, rows = evaluation.settings, evaluation.subject.train_length, list[Planned]()
-    if not (lengths := lengths_of(settings, train_length, LEAST)):
-        raise UserError(f"task=ruler needs a length of {LEAST} tokens or more, such as length=4096,8192")
+    lengths = check(settings, train_length)
     digest = hashlib.sha256(f"{metadata.version('lm_eval')} {settings.blocks}".encode()).hexdigest()
     variants = [AS_TRAINED, *(Variant(extension=text) for text in settings.extensions)]
     for variant, length in ((variant, length) for variant in variants for length in lengths):

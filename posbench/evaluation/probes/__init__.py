@@ -23,8 +23,8 @@ from posbench.randomness import derive
 
 Ids = NDArray[np.int64]
 Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]  # token ids of each text
-# Benchmarks that are no probes, by what they are called among the tasks: what plans their rows of an evaluation.
-BENCHMARKS: dict[str, Callable[[Any], list[Any]]] = {}
+# Benchmarks that are no probes: the module whose `check` refuses settings, and whose `planned` has the rows.
+BENCHMARKS = {"ruler": "posbench.serving.ruler"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +74,11 @@ def names() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
 
 
+def benchmark(name: str) -> Any:
+    """Return the module of a benchmark, which stands above this one and is imported only where it is asked for."""
+    return importlib.import_module(BENCHMARKS[name])
+
+
 def options_of(name: str) -> dict[str, Any]:
     """Return a task's options with their defaults."""
     rows = importlib.import_module(f"{__name__}.{name}").rows
@@ -86,7 +91,7 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
         return []
     name, given = parse_choice(text, "shuffle:keep=32")
     if name not in names():
-        raise unknown("task", name, names())
+        raise unknown("task", name, [*names(), *BENCHMARKS])
     rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
     return rows(lengths, targets, train_length, **checked(given, typing.get_type_hints(rows), options_of(name), name))
 
