@@ -371,9 +371,3 @@ def test_a_saved_file_that_is_no_configuration_is_one_line(
     with pytest.raises(UserError) as caught:
         load_saved(path)
     assert str(path) in str(caught.value) and message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_saved_configuration_is_read_back(tmp_path: Path, tiny_config: Config) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_bytes(b"\xef\xbb\xbf" + yaml.safe_dump(to_container(tiny_config)).encode())  # a byte order mark
-    assert load_saved(path) == tiny_config

@@ -22,7 +22,6 @@ from posbench.model.standalone import attention_output
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.parameters())
-NAMES = pytest.mark.parametrize("name", schemes.NAMES)
 CONFIGS = Path(__file__).parents[1] / "configs" / "encoding"
 Case = tuple[str, dict[str, Any]]
 
@@ -211,7 +210,7 @@ def test_a_finite_gradient_reaches_every_parameter_trained_or_not(case: Case) ->
                 assert reached.any() if schemes.declared(case[0], "PARTLY_UNUSED", "") else reached.all(), key
 
 
-@NAMES
+@pytest.mark.parametrize("name", schemes.NAMES)
 def test_a_scheme_has_a_yaml_of_its_defaults_and_a_docstring_with_source_behaviour_and_check(name: str) -> None:
     assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == schemes.NAMES
     text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")

@@ -86,6 +86,8 @@ def test_what_was_scored_on_other_tokens_is_left_out() -> None:
 def test_words_need_seeds_and_documents() -> None:
     six = rows_of_study("six")
     few = compare.compare(six[six["seed"] < 4]).set_index("label")
+    two = compare.compare(six[six["seed"] < 2]).set_index("label")  # what is said of each of these goes by documents
+    assert two.loc["t5", ["uses_context", "holds_to"]].tolist() == ["yes", 1024]
     assert set(few["nll_why"].dropna()) == {"4 of 5 seeds", "4 of 8 seeds, which fall in two groups"}
     altered = six.copy()
     altered["unit_documents"] = [None if each is None else np.minimum(each, 1) for each in altered["unit_documents"]]

@@ -13,7 +13,7 @@ from support import in_child, snapshot
 from posbench import encodings
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
-from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows
+from posbench.run.rows import EvaluationRow, evaluation_rows, on_shared_targets, read_rows
 from posbench.run.run import ADDING, Run, in_use, load_config, load_record, other_code
 
 COMMAND = ["posbench", "train"]
@@ -132,6 +132,7 @@ def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
         for logged in (row(16, 1.0), row(32, 2.0), row(16, 3.0, units=units), row(16, 4.0, window=16)):
             run.log(logged.to_json())
         run.log(row(64, float("nan")).to_json())
+        run.log(row(32, float("nan"), status="too_short", targets_sha256=None).to_json())  # replaces no number
     assert evaluation_rows(run.folder)[:3] == [row(16, 3.0, units=units), row(32, 2.0), row(16, 4.0, window=16)]
     lines = read_rows(run.folder)
     assert " ".join(lines[2]) == (
@@ -141,6 +142,12 @@ def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
         "ngram_nll ngram_order targets_sha256 seconds peak_memory_bytes units"
     )
     assert lines[2]["units"] == units and "units" not in lines[0] and lines[4]["nll"] is None
+
+
+def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones() -> None:
+    lengths = {"ab": (16, 32, 64), "cd": (32, 64, 128, 256), "ef": (2, 4, 8, 16)}
+    rows = [row(length, 1.0, targets_sha256=targets) for targets, each in lengths.items() for length in each]
+    assert on_shared_targets(rows) == rows[:3]
 
 
 def test_another_version_of_an_own_encodings_file_is_told(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

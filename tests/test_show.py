@@ -15,7 +15,6 @@ from posbench.show import command, panels
 from posbench.show.panels import Panel
 
 PHRASE = "my daughter called her brother last night"
-LENGTH = 16  # that tiny_config is trained at
 TEXT = torch.from_numpy(np.random.default_rng(0).integers(0, 257, 20 * 70))
 
 

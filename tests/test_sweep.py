@@ -208,8 +208,6 @@ def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
 
 # -- running -----------------------------------------------------------------------------------------------------------
 
-ONE = {"OMP_NUM_THREADS": "1"}
-
 
 def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     overrides: list[str], reports: list[list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,7 @@ from posbench.results.frame import read
 from posbench.run import checkpoint
 from posbench.run.model import sample
 from posbench.run.rows import evaluation_rows, read_rows, training_rows
-from posbench.run.run import Run, load_record
+from posbench.run.run import Run, load_config, load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.step import Outcome, begin_update, learning_rate
 from posbench.training.train import train
@@ -243,7 +243,8 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     train(drope, tmp_path / "whole", [])
     stop_after(8, drope, tmp_path / "cut", KeyboardInterrupt)
     assert status(tmp_path / "cut") == ("stopped", "signal")
-    train(drope, tmp_path / "cut", [])
+    train(changed(drope, evaluation={"ratios": (1, 2)}), tmp_path / "cut", [])
+    assert load_config(tmp_path / "cut").evaluation.ratios == (1, 2)  # what it was evaluated at in the end
     assert weights_sha256(tmp_path / "cut") == weights_sha256(tmp_path / "whole")
     train(config, tmp_path / "rope", [])
     first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
@@ -332,8 +333,7 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(config: Config,
         seen_updates(patch, raised_at(6, number))
         train(config, tmp_path / "run", [])
     assert e.value.exit_code == 128 + number
-    save = checkpoint.save
-    raised = lambda *given: save(*given) and given[1] == STEPS and signal.raise_signal(number)  # noqa: E731
+    raised = lambda *given, save=checkpoint.save: save(*given) and given[1] == STEPS and signal.raise_signal(number)  # noqa: E731
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match=f"after step {STEPS}; saved"):
         patch.setattr(checkpoint, "save", raised)  # as the last checkpoint is written
         train(config, tmp_path / "run", [])
