@@ -118,12 +118,14 @@ def entry(*tests: str) -> claim.Entry:
         (["alibi 4x - alibi 1x < 0.05", "rope 4x - rope 1x < 0.1"], "contradicted", " and "),
         (["alibi 1x = 3.66 ± 0.05"], "reproduced", ", 5 seeds)"),
         (["none 4x - alibi 4x = 0.4 ± 0.05"], "not reproduced", "0.5"),
+        (["alibi/nonoverlap 4x - alibi/nonoverlap 1x < 0.05"], "supported", ""),
         (["alibi 32x = 3.66 ± 0.05"], "not run", "alibi has no value at 32x"),
     ],
 )
 def test_outcomes(tests: list[str], outcome: str, ours: str, runs: dict[str, pd.DataFrame]) -> None:
     asked = entry(*tests)
-    (finding,) = judge([(asked, {name: runs[name] for name in asked.runs})]).to_dict("records")
+    rows = {name: pd.concat([runs[name], runs[name].assign(protocol="nonoverlap")]) for name in asked.runs}
+    (finding,) = judge([(asked, rows)]).to_dict("records")
     assert finding["outcome"] == outcome and ours in finding["ours"]
 
 

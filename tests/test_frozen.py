@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from fake_study import rows_of_study
+from schemes import cases, label, untrained
 
 from posbench import encodings
 from posbench.claims import claim, reproduce
@@ -24,6 +25,7 @@ from posbench.config.compose import single
 from posbench.config.schema import to_container
 from posbench.config.shipped import configs_dir
 from posbench.data import tokens
+from posbench.encodings.base import Shape
 from posbench.errors import Undefined
 from posbench.model.gpt import build
 from posbench.results.compare import NOT_RESOLVED, compare
@@ -72,8 +74,14 @@ def test_the_built_in_text_gives_the_same_splits_and_tokens(tokenizer: str, tmp_
         assert hashlib.sha256(stream).hexdigest() == frozen
 
 
-def test_every_scheme_has_a_frozen_loss() -> None:
+def test_every_scheme_has_a_frozen_loss_and_begins_with_its_frozen_parameters() -> None:
     assert sorted(FROZEN["losses"]) == sorted([*encodings.names(), *PATTERNS])
+    sums = {}  # of absolute values
+    for case in cases():
+        torch.manual_seed(0)
+        parameters = untrained(*case, Shape(32, 4, 2, 32)).parameters()
+        sums[label(case)] = float(sum(each.detach().double().abs().sum() for each in parameters))
+    assert {name: total for name, total in sums.items() if total} == pytest.approx(FROZEN["start"], rel=1e-5)
 
 
 @pytest.mark.sample(16)

@@ -73,6 +73,9 @@ def test_few_documents_are_cut_into_segments_which_are_the_stretches_that_were_h
     assert made.units == 16 and (made.low(), made.high()) == t_interval(values.reshape(16, 8).mean(1))
     two = over_text(values, np.repeat([4, 9], [96, 32]))
     assert (two.units, two.error) == (16, pytest.approx(made.error, rel=1e-12))
+    assert over_text(values, np.repeat([4, 9], [126, 2])).units == 17  # none has no share
+    pair = estimate(np.array([[3.0, 5.0]]), np.ones(2))
+    assert (pair.low(), pair.high()) == t_interval(np.array([3.0, 5.0]))
     held_out = over_text(values, alone, stretches=np.arange(128) // 4)
     assert held_out.units == 32 and (held_out.low(), held_out.high()) == t_interval(values.reshape(32, 4).mean(1))
 

@@ -10,8 +10,6 @@ import yaml
 from posbench.config.schema import Config, to_container
 from posbench.evaluation import printed
 
-LENGTHS = [16, 32, 64, 128, 256, 512, 1024]
-
 
 def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
     status = "ok" if nll is not None else "undefined"
@@ -45,17 +43,6 @@ def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw: Any) -> No
     lines = [line for line in out.splitlines() if line.endswith("x)") or "x)  " in line]
     assert [" ".join(line.split()[:3]) for line in lines[:3]] == ["16 (1x) 4.000", "32 (2x) 4.500", "64 (4x) 5.000"]
     assert [line.count("▇") for line in lines] == [1, 9, 17, 0]
-
-
-@pytest.mark.parametrize("width", [40, 100])
-def test_every_line_of_a_table_fits_the_console(draw: Any, width: int) -> None:
-    rows = [row(length, 4.0 + index / 10) for index, length in enumerate(LENGTHS)]
-    rows += [row(length, 4.0, window=16) for length in LENGTHS[1:]]
-    rows += [row(length, 4.1, extension="yarn") for length in LENGTHS]
-    lines = draw(rows, width).splitlines()
-    heads, lines = lines[1].split(), [line for line in lines if "x)" in line or "yarn" in line]
-    assert len(lines) == len(LENGTHS) + 1 and max(map(len, lines)) <= width
-    assert ("perplexity" in heads) == (width >= 80) and heads[:2] == ["context", "loss"]
 
 
 def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:

@@ -43,6 +43,8 @@ def test_frequencies_equal_those_of_transformers(section: dict[str, Any]) -> Non
 
     config = transformers.LlamaConfig(**{**LLAMA, "rope_scaling": dict(section)})
     (rope,) = ropes({**LLAMA, "rope_scaling": section})
+    longest = {"dynamic": 1024, "llama3": 1024, "longrope": 128 * section.get("factor", 4)}
+    assert reach(rope) == longest.get(section["rope_type"], 512)
     for length in (64, 129, 512, 2000):
         f, factor = ROPE_INIT_FUNCTIONS[section["rope_type"]](config, torch.device("cpu"), seq_len=length)
         ours, our_factor = rope.at(length)
@@ -91,7 +93,8 @@ def test_what_users_met_is_said_by_name(thread: str) -> None:
 
 
 def test_a_wrong_configuration_is_refused_in_one_line() -> None:
-    assert remarks({**LLAMA, "rope_scaling": None}) == []
+    for fitting in ({"rope_scaling": None}, {"rope_scaling": YARN, "max_position_embeddings": 512}):
+        assert remarks({**LLAMA, **fitting}) == []
     with pytest.raises(UserError, match="did you mean 'yarn'"):
         ropes({**LLAMA, "rope_scaling": {"type": "yarm", "factor": 2}})
 

@@ -1,6 +1,5 @@
 """The documentation site: its Python runs, and it builds."""
 
-import os
 import re
 import subprocess
 import sys
@@ -33,8 +32,6 @@ def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_the_site_builds_with_all_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.environ.get("POSBENCH_REQUIRE_ORACLES") != "1":  # `make test` has it
-        pytest.importorskip("zensical")
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     support.script("docs").write(tmp_path, pictures=False)
     config = tmp_path / "mkdocs.yml"

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from posbench.errors import RunFailed
 from posbench.model.gpt import GPT, build
 from posbench.model.loss import IGNORED
 from posbench.processes import World
-from posbench.training.step import Learner, begin_update, is_compiled
+from posbench.training.step import Clock, Learner, begin_update, is_compiled
+from posbench.training.train import validate
 
 V, B, T = 50, 6, 16
 CPU = torch.device("cpu")
@@ -192,3 +194,29 @@ def test_auto_compiles_where_it_pays(tiny_config: Config, monkeypatch: pytest.Mo
         runtime=dataclasses.replace(tiny_config.runtime, compile="auto"),
     )
     assert is_compiled(config, torch.device(device), World()) == (expected == "True")
+
+
+def test_a_validation_counts_tokens_and_whole_problems(tiny_config: Config) -> None:
+    trained, ids = learner(tiny_config), batch().ids
+    with torch.no_grad():
+        labels = trained.model.eval().logits(trained.model.hidden(ids)).argmax(-1)
+    labels[:, : T // 2] = IGNORED
+    labels[0, -1] = (labels[0, -1] + 1) % V
+    numbers = validate(trained, [Batch.of(ids, labels)], answers=True)
+    assert numbers["val/accuracy"] == 1 - 2 / (B * T) and numbers["val/exact_match"] == (B - 1) / B
+
+
+def test_a_clock_counts_all_attempts_and_tokens_since_the_last_row(tiny_config: Config, monkeypatch: Any) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: now[0] / 2)
+    (trained := learner(tiny_config)).world = World(0, 2)
+    per_step = trained.training.tokens_per_step
+    clock = Clock(trained, 10 * per_step, {"train_seconds": 5.0, "cpu_seconds": 1.0})
+    now[0] = 4.0
+    assert clock.speed(20) == {"train/tokens_per_second": 10 * per_step / 4, "seconds": 9.0}
+    with clock.paused():
+        now[0] = 50.0
+    now[0] = 51.0
+    assert clock.speed(30)["train/tokens_per_second"] == 10 * per_step
+    assert [clock.spent()[name] for name in Clock.NAMES[:2]] == [10.0, 1 + 2 * (4 + 1) / 2]

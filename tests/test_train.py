@@ -253,8 +253,8 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     assert early[:2] == with_rope[:2] and early != with_rope  # of equal weights: rows on the way are without positions
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["rope", "abacus"])  # abacus changes with the progress of the training
+# Abacus changes with the progress of the training.
+@pytest.mark.parametrize("name", ["rope", pytest.param("abacus", marks=pytest.mark.slow)])
 def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit(
     config: Config, tmp_path: pathlib.Path, name: str
 ) -> None:

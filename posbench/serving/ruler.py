@@ -10,7 +10,6 @@ import functools
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ def check(settings: EvaluationConfig, train_length: int) -> list[int]:
     """Return the lengths to evaluate; UserError if none is long enough, or if the harness is not installed."""
     if not all(map(importlib.util.find_spec, ("lm_eval", "nltk", "wonderwords"))):
         raise UserError("task=ruler needs lm-evaluation-harness: pip install 'lm_eval[ruler]>=0.4.13'")
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if not (lengths := lengths_of(settings, train_length, LEAST)):
         raise UserError(f"task=ruler needs a length of {LEAST} tokens or more, such as length=4096,8192")
     return lengths
@@ -88,7 +86,6 @@ def _samples(evaluation: Evaluation, subject: Subject, row: EvaluationRow, folde
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager, ruler
 
-    evaluator.get_git_commit_hash = str  # git would print that there is no repository
     tokenizer, name = cast(Tokenizer, evaluation.tokenizer), str(row.task)
     name = name if name.startswith("niah") else f"ruler_{name}"
 
