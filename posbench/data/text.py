@@ -131,14 +131,10 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
     splits["train"] = Texts(train.document, np.delete(train.parts, dropped, axis=0))
     if not all(map(len, splits.values())):
         raise UserError(f"data '{config.name}': a split is empty: documents share {PASSAGE_WORDS} words (a licence?)")
-    return splits, counts | {
-        "name": config.name,
-        "revision": source[0],
-        "split": kind,
-        "copies": {"every": every, "shared": round(shared, 6), "dropped_documents": len(dropped)},
-        "sha256": _digest(part for split in SPLITS for part in (split.encode(), *map(str.encode, splits[split]))),
-        "documents": {split: len(splits[split]) for split in SPLITS},
-    }
+    about_copies = {"every": every, "shared": round(shared, 6), "dropped_documents": len(dropped)}
+    digest = _digest(part for split in SPLITS for part in (split.encode(), *map(str.encode, splits[split])))
+    record = {"name": config.name, "revision": source[0], "split": kind, "copies": about_copies, "sha256": digest}
+    return splits, counts | record | {"documents": {split: len(splits[split]) for split in SPLITS}}
 
 
 def _write(path: Path, texts: Iterable[str]) -> Texts:
@@ -253,7 +249,11 @@ def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
     for name, file in files.items():
         words = re.split(r"[-._ 0-9/]+", name.lower())
         splits.setdefault(next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), ""), {})[name] = file
-    return {"": files} if "" in splits or "train" not in splits else splits
+    if 0 < 2 * len(strays := splits.get("", {})) < len(files) and "train" in splits and len(splits) > 2:
+        raise UserError(
+            f"data.path: '{next(iter(strays))}' is of no split, others are: move it, or leave it out by a glob"
+        )
+    return {"": files} if strays or "train" not in splits else splits
 
 
 def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
