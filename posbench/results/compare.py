@@ -55,16 +55,16 @@ class Losses:
         self.largest_document = max((float(part.sum() / self.tokens.sum()) for part in documents), default=0.0)
         self.statuses: dict[tuple[str, str, int], str] = {}
         self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
-        for (label, variant, length), same in rows.groupby(["label", "variant", "length"]):
-            bad = [status for status in same["status"] if status != "ok"]
+        sums = ok[["seed", "unit_nll", *(f"unit_{reader}" for reader in READERS)]]  # to take all columns is slow
+        for (label, variant, length), same in rows.groupby(["label", "variant", "length"])["status"]:
+            bad = [status for status in same if status != "ok"]
             status = bad[0] if bad else "ok" if len(same) == self.seeds[label] else "missing"
             self.statuses[label, variant, int(length)] = status
-            by_unit = ok.loc[same.index if not bad else []].set_index("seed")
+            by_unit = sums.loc[same.index if not bad else []]
             for kind in (variant, *READERS) if variant == PLAIN else (variant,):
-                sums_of_seeds = by_unit[f"unit_{kind if kind in READERS else 'nll'}"]
-                if len(by_unit) and sums_of_seeds.notna().all():
-                    values = np.stack(list(sums_of_seeds)).astype(np.float64)
-                    self.sums[label, kind, int(length)] = pd.DataFrame(values, by_unit.index)
+                nats = by_unit[f"unit_{kind if kind in READERS else 'nll'}"]
+                if len(by_unit) and nats.notna().all():
+                    self.sums[label, kind, int(length)] = pd.DataFrame(np.stack([*nats]), by_unit["seed"], dtype=float)
 
     def lengths(self, label: str | None = None) -> list[int]:
         """Return the lengths, in tokens, that any scheme was asked for, or all seeds of one; no text was too short."""
