@@ -58,6 +58,7 @@ def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
     (runs[1] / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (runs[2] / "run.json").write_text(json.dumps({"status": "failed", "reason": "oom", "message": "no memory"}))
     frame = read([tmp_path])
+    pd.concat([frame, rows_of_study("six")]).to_parquet(tmp_path / "both.parquet")  # numbers of one type
     statuses = frame.drop_duplicates("folder").set_index("folder")["run_status"]
     assert list(statuses[map(str, runs)]) == ["unreadable", "done", "oom", "done"]
     table = compare.compare(frame[frame["setting"] == frame["setting"].mode()[0]]).set_index("label")

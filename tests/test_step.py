@@ -200,8 +200,7 @@ def test_a_validation_counts_tokens_and_whole_problems(tiny_config: Config) -> N
     trained, ids = learner(tiny_config), batch().ids
     with torch.no_grad():
         labels = trained.model.eval().logits(trained.model.hidden(ids)).argmax(-1)
-    labels[:, : T // 2] = IGNORED
-    labels[0, -1] = (labels[0, -1] + 1) % V
+    labels[:, : T // 2], labels[0, -1] = IGNORED, (labels[0, -1] + 1) % V
     numbers = validate(trained, [Batch.of(ids, labels)], answers=True)
     assert numbers["val/accuracy"] == 1 - 2 / (B * T) and numbers["val/exact_match"] == (B - 1) / B
 

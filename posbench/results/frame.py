@@ -78,8 +78,7 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     rows = [row for folder in (run_folders(others) if others or not studies else []) for row in _rows(folder, split)]
     parts = [*map(_load, studies), *([_typed(pd.DataFrame(rows, columns=_COLUMNS))] if rows else [])]
     frame = _with_derived(pd.concat(parts, ignore_index=True))
-    if frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any():
-        raise ValueError("a run has two rows of one key")
+    assert not frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any(), "a run has two rows of one key"
     return frame
 
 
@@ -97,6 +96,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     marks = {name: frame[name].eq(True) for name in ("main", "newest")}
     others = [name for name in _COLUMNS if name not in _TYPES and name not in marks]
     texts = {name: frame[name].astype("object").where(frame[name].notna(), None) for name in others}
+    texts |= {name: texts[name].map(np.float64, na_action="ignore") for name in _UNITS}  # one type: a file has one
     return frame.astype(_TYPES).assign(**texts, **marks)
 
 
