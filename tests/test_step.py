@@ -194,6 +194,8 @@ def test_auto_compiles_where_it_pays(tiny_config: Config, monkeypatch: pytest.Mo
         runtime=dataclasses.replace(tiny_config.runtime, compile="auto"),
     )
     assert is_compiled(config, torch.device(device), World()) == (expected == "True")
+    always = dataclasses.replace(config.runtime, compile=True)
+    assert is_compiled(dataclasses.replace(config, runtime=always), CPU, World())
 
 
 def test_a_validation_counts_tokens_and_whole_problems(tiny_config: Config) -> None:
@@ -209,8 +211,7 @@ def test_a_clock_counts_all_attempts_and_tokens_since_the_last_row(tiny_config: 
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "process_time", lambda: now[0] / 2)
-    (trained := learner(tiny_config)).world = World(0, 2)
-    per_step = trained.training.tokens_per_step
+    (trained := learner(tiny_config)).world, per_step = World(0, 2), tiny_config.training.tokens_per_step
     clock = Clock(trained, 10 * per_step, {"train_seconds": 5.0, "cpu_seconds": 1.0})
     now[0] = 4.0
     assert clock.speed(20) == {"train/tokens_per_second": 10 * per_step / 4, "seconds": 9.0}
