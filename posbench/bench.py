@@ -23,7 +23,7 @@ from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
 from posbench.model.gpt import build
 from posbench.report.render import Column, Table
-from posbench.training.step import Learner, Outcome, begin_update
+from posbench.training.step import Outcome, Trainer, begin_update
 
 logger = logging.getLogger(__name__)
 
@@ -121,14 +121,14 @@ def place(config: Config) -> tuple[torch.device, torch.dtype]:
 
 def update_of(model: torch.nn.Module, config: Config, vocab_size: int) -> Callable[[], None]:
     """Return the update of `posbench train`, on the same random tokens whenever it is called."""
-    training, learner = config.training, Learner(model, config, *place(config))
+    training, trainer = config.training, Trainer(model, config, *place(config))
     ids = np.random.default_rng(0).integers(vocab_size, size=training.tokens_per_step + 1, dtype=np.uint16)
     sequences = training.batch_size * training.accumulation
     batch = TrainingBatches(ids, training.train_length, sequences, seed=0).batch(0)
     outcomes: list[Outcome] = []
 
     def update() -> None:
-        outcomes.append(begin_update(learner, batch, 0, rate=1e-4))  # low: random tokens teach nothing
+        outcomes.append(begin_update(trainer, batch, 0, rate=1e-4))  # low: random tokens teach nothing
         if len(outcomes) > 1:
             outcomes.pop(0).read()  # one update late, as `posbench train` on CUDA
 

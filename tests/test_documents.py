@@ -9,7 +9,7 @@ import torch
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import TrainingBatches
 from posbench.model.gpt import build
-from posbench.training.step import Learner, begin_update
+from posbench.training.step import Trainer, begin_update
 
 V, T, SEPARATOR = 50, 16, 7
 
@@ -31,9 +31,9 @@ def test_an_update_is_that_of_each_document_alone(tiny_config: Config, name: str
     torch.stack(losses).sum().backward()
 
     for size in (1, 2):  # processes, which share the rows and add their gradients
-        learners = [Learner(build(config, V), config, torch.device("cpu"), torch.float32) for _ in range(size)]
+        trainers = [Trainer(build(config, V), config, torch.device("cpu"), torch.float32) for _ in range(size)]
         shares = [batch.share(2, rank, size) for rank in range(size)]
-        of_each = [begin_update(*pair, 0, 0.0).read()[0] for pair in zip(learners, shares, strict=True)]
+        of_each = [begin_update(*pair, 0, 0.0).read()[0] for pair in zip(trainers, shares, strict=True)]
         assert len(losses) > len(batch.ids) and sum(of_each) == pytest.approx(float(sum(losses).detach()), rel=1e-5)
-        for wanted, *parts in zip(alone.parameters(), *(each.model.parameters() for each in learners), strict=True):
+        for wanted, *parts in zip(alone.parameters(), *(each.model.parameters() for each in trainers), strict=True):
             torch.testing.assert_close(sum(part.grad for part in parts), wanted.grad, atol=2e-6, rtol=1e-4)

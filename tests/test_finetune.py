@@ -94,10 +94,10 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
 ) -> None:
     plain, name = train.begin_update, model("smollm3")
 
-    def failing(learner: Any, batch: Any, at: int, rate: float) -> Any:
+    def failing(trainer: Any, batch: Any, at: int, rate: float) -> Any:
         if at == 5:
             raise RuntimeError("the lights went out")
-        return plain(learner, batch, at, rate)
+        return plain(trainer, batch, at, rate)
 
     whole = trained(here / "whole", name, *words)
     with monkeypatch.context() as patch:
@@ -162,17 +162,17 @@ def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> 
     loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     for recomputed in (False, True):
-        learner = Learning(load.load(source.folder, source.config, "fp32"), None, recomputed).train()
-        ours = learner(ids[:, :-1], ids[:, 1:], n_scored=2 * LENGTH)
+        trainer = Learning(load.load(source.folder, source.config, "fp32"), None, recomputed).train()
+        ours = trainer(ids[:, :-1], ids[:, 1:], n_scored=2 * LENGTH)
         ours.backward()
         torch.testing.assert_close(ours, loss, atol=1e-5, rtol=1e-5)
         grads = dict(theirs.named_parameters())
-        for name, parameter in learner.model.named_parameters():
+        for name, parameter in trainer.model.named_parameters():
             torch.testing.assert_close(parameter.grad, grads[name].grad, atol=1e-5, rtol=1e-3)
     begun = ids.clone()
-    begun[:, 0] = learner.first_token = 5
+    begun[:, 0] = trainer.first_token = 5
     wanted = cross_entropy(theirs(begun[:, :-1], use_cache=False).logits.flatten(0, 1), ids[:, 1:].flatten())
-    torch.testing.assert_close(learner(ids[:, :-1], ids[:, 1:]), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(trainer(ids[:, :-1], ids[:, 1:]), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

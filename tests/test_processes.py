@@ -26,7 +26,7 @@ from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.run import load_record
 from posbench.terminal import exits
-from posbench.training.step import Learner
+from posbench.training.step import Trainer
 from posbench.training.train import train
 
 STEPS = 12
@@ -125,11 +125,11 @@ def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
     """Send SIGTERM to one process at an update."""
     plain = posbench.training.train.begin_update
 
-    def update(learner: Learner, batch: Any, number: int, rate: float) -> Any:
-        assert len(batch.ids) * learner.world.size == learner.training.batch_size, "it reads the rows that it computes"
-        if (number, learner.world.rank) == (step, rank):
+    def update(trainer: Trainer, batch: Any, number: int, rate: float) -> Any:
+        assert len(batch.ids) * trainer.world.size == trainer.training.batch_size, "it reads the rows that it computes"
+        if (number, trainer.world.rank) == (step, rank):
             os.kill(os.getpid(), signal.SIGTERM)
-        return plain(learner, batch, number, rate)
+        return plain(trainer, batch, number, rate)
 
     patch.setattr(posbench.training.train, "begin_update", update)
 

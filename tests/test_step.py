@@ -16,7 +16,7 @@ from posbench.errors import RunFailed
 from posbench.model.gpt import GPT, build
 from posbench.model.loss import IGNORED
 from posbench.processes import World
-from posbench.training.step import Clock, Learner, begin_update, is_compiled
+from posbench.training.step import Clock, Trainer, begin_update, is_compiled
 from posbench.training.train import validate
 
 V, B, T = 50, 6, 16
@@ -33,29 +33,29 @@ def batch(step: int = 0, scored: list[int] | None = None) -> Batch:
     return Batch.of(ids, labels)
 
 
-def learner(
+def trainer(
     config: Config, accumulation: int = 1, dtype: torch.dtype = torch.float32, encoding: str = "", **runtime: Any
-) -> Learner:
+) -> Trainer:
     training = dataclasses.replace(config.training, accumulation=accumulation)
     config = dataclasses.replace(config, training=training, runtime=dataclasses.replace(config.runtime, **runtime))
     config = dataclasses.replace(config, encoding=EncodingConfig(encoding) if encoding else config.encoding)
-    return Learner(build(config, V), config, CPU, dtype)
+    return Trainer(build(config, V), config, CPU, dtype)
 
 
-def weights(learner: Learner) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in learner.model.parameters()])
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
-def update(learner: Learner, batch: Batch, step: int = 0, rate: float = 1e-2) -> tuple[float, float]:
-    return begin_update(learner, batch, step, rate).read()
+def update(trainer: Trainer, batch: Batch, step: int = 0, rate: float = 1e-2) -> tuple[float, float]:
+    return begin_update(trainer, batch, step, rate).read()
 
 
-def trained(learner: Learner, steps: int = 3) -> tuple[list[tuple[float, float]], torch.Tensor]:
+def trained(trainer: Trainer, steps: int = 3) -> tuple[list[tuple[float, float]], torch.Tensor]:
     """What updates return, and the weights after them."""
-    return [update(learner, batch(step), step) for step in range(steps)], weights(learner)
+    return [update(trainer, batch(step), step) for step in range(steps)], weights(trainer)
 
 
-def assert_gradients_are_close(first: Learner, second: Learner, relative: float = 1e-4) -> None:
+def assert_gradients_are_close(first: Trainer, second: Trainer, relative: float = 1e-4) -> None:
     for (name, p), q in zip(first.model.named_parameters(), second.model.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, atol=1e-6, rtol=relative, msg=lambda t, n=name: f"{n}: {t}")
 
@@ -64,18 +64,18 @@ def assert_gradients_are_close(first: Learner, second: Learner, relative: float 
 def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
     tiny_config: Config, parts: int, scored: list[int]
 ) -> None:
-    whole, divided = learner(tiny_config), learner(tiny_config, accumulation=parts)
+    whole, divided = trainer(tiny_config), trainer(tiny_config, accumulation=parts)
     assert update(divided, batch(0, scored)) == pytest.approx(update(whole, batch(0, scored)), rel=1e-5)
     assert_gradients_are_close(whole, divided)
 
 
 def test_parts_share_the_random_positions_of_the_whole(tiny_config: Config) -> None:
-    whole, parts = (update(learner(tiny_config, parts, encoding="randomized"), batch(0))[0] for parts in (1, 6))
+    whole, parts = (update(trainer(tiny_config, parts, encoding="randomized"), batch(0))[0] for parts in (1, 6))
     assert parts == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(tiny_config: Config) -> None:
-    ours, theirs, resumed = (learner(tiny_config, encoding="t5") for _ in range(3))  # whose table has its own rate
+    ours, theirs, resumed = (trainer(tiny_config, encoding="t5") for _ in range(3))  # whose table has its own rate
     theirs.optimizer = torch.optim.AdamW(theirs.optimizer.param_groups, fused=True)
     assert trained(ours)[0] == trained(theirs)[0]
     state = copy.deepcopy(theirs.optimizer.state_dict())
@@ -88,7 +88,7 @@ def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(tiny_config
 
 
 def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config: Config) -> None:
-    fresh = learner(dataclasses.replace(tiny_config, encoding=EncodingConfig("temperature", {"inner": "t5"})))
+    fresh = trainer(dataclasses.replace(tiny_config, encoding=EncodingConfig("temperature", {"inner": "t5"})))
     before = {name: p.detach().clone() for name, p in fresh.model.named_parameters()}
     update(fresh, batch(), rate=1e-3)
     # AdamW's first update moves a number by the rate, whatever its gradient; what has none stays.
@@ -98,7 +98,7 @@ def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config: Config) -> None:
 
 
 def test_weight_decay_spares_norms_and_the_encodings_parameters(tiny_config: Config) -> None:
-    fresh = learner(tiny_config, encoding="learned")
+    fresh = trainer(tiny_config, encoding="learned")
     decayed = {id(p) for group in fresh.optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     names = {name for name, p in fresh.model.named_parameters() if id(p) in decayed}
     named = fresh.model.named_parameters()
@@ -109,7 +109,7 @@ def test_weight_decay_spares_norms_and_the_encodings_parameters(tiny_config: Con
 def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_late_it_is_looked_at(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh = learner(tiny_config)
+    fresh = trainer(tiny_config)
     update(fresh, batch(0))
     before, state = weights(fresh), copy.deepcopy(fresh.optimizer.state_dict()["state"])
     with monkeypatch.context() as patch:
@@ -129,7 +129,7 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
 def test_a_gradient_that_overflows_fp16_halves_the_scale_and_one_that_no_scale_mends_ends_the_run(
     tiny_config: Config,
 ) -> None:
-    fresh = learner(tiny_config, dtype=torch.float16)
+    fresh = trainer(tiny_config, dtype=torch.float16)
     assert fresh.scale is not None
     fresh.scale.load_state_dict(fresh.scale.state_dict() | {"scale": 2.0**40})
     before = weights(fresh)
@@ -147,7 +147,7 @@ def test_a_gradient_that_overflows_fp16_halves_the_scale_and_one_that_no_scale_m
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox"])
 def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(tiny_config: Config, encoding: str) -> None:
-    kept, again = (learner(tiny_config, encoding=encoding, checkpointing=chosen) for chosen in (False, True))
+    kept, again = (trainer(tiny_config, encoding=encoding, checkpointing=chosen) for chosen in (False, True))
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():  # zeros would hide errors
         for one, other in zip(kept.model.encoding.parameters(), again.model.encoding.parameters(), strict=True):
@@ -170,7 +170,7 @@ def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothin
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         with torch.compiler.set_stance(force_backend="aot_eager"):
-            plain, compiled = learner(config), learner(config, compile=True, checkpointing=encoding == "fire")
+            plain, compiled = trainer(config), trainer(config, compile=True, checkpointing=encoding == "fire")
             assert update(compiled, batch()) == pytest.approx(update(plain, batch()), rel=1e-5)
             assert_gradients_are_close(plain, compiled)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -199,7 +199,7 @@ def test_auto_compiles_where_it_pays(tiny_config: Config, monkeypatch: pytest.Mo
 
 
 def test_a_validation_counts_tokens_and_whole_problems(tiny_config: Config) -> None:
-    trained, ids = learner(tiny_config), batch().ids
+    trained, ids = trainer(tiny_config), batch().ids
     with torch.no_grad():
         labels = trained.model.eval().logits(trained.model.hidden(ids)).argmax(-1)
     labels[:, : T // 2], labels[0, -1] = IGNORED, (labels[0, -1] + 1) % V
@@ -211,7 +211,7 @@ def test_a_clock_counts_all_attempts_and_tokens_since_the_last_row(tiny_config: 
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "process_time", lambda: now[0] / 2)
-    (trained := learner(tiny_config)).world, per_step = World(0, 2), tiny_config.training.tokens_per_step
+    (trained := trainer(tiny_config)).world, per_step = World(0, 2), tiny_config.training.tokens_per_step
     clock = Clock(trained, 10 * per_step, {"train_seconds": 5.0, "cpu_seconds": 1.0})
     now[0] = 4.0
     assert clock.speed(20) == {"train/tokens_per_second": 10 * per_step / 4, "seconds": 9.0}

@@ -70,9 +70,9 @@ def status(folder: pathlib.Path) -> tuple[str, str | None]:
 def seen_updates(patch: pytest.MonkeyPatch, see: Callable[[int], object]) -> None:
     """`see` is called with the steps made before each update."""
 
-    def seen(learner: Any, batch: Any, step: int, rate: float) -> Outcome:
+    def seen(trainer: Any, batch: Any, step: int, rate: float) -> Outcome:
         see(step)
-        return begin_update(learner, batch, step, rate)
+        return begin_update(trainer, batch, step, rate)
 
     patch.setattr("posbench.training.train.begin_update", seen)
 
@@ -294,7 +294,7 @@ def test_lengths_change_within_a_run_at_the_same_update_however_it_is_stopped(
     def batches(config: Config, name: str) -> list[torch.Tensor]:
         seen: list[torch.Tensor] = []
         with pytest.MonkeyPatch.context() as patch:
-            update = lambda learner, batch, *rest: (seen.append(batch.ids), begin_update(learner, batch, *rest))[1]  # noqa: E731
+            update = lambda trainer, batch, *rest: (seen.append(batch.ids), begin_update(trainer, batch, *rest))[1]  # noqa: E731
             patch.setattr("posbench.training.train.begin_update", update)
             train(config, tmp_path / name, [])
         return seen

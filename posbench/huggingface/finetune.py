@@ -29,7 +29,7 @@ from posbench.randomness import derive
 from posbench.run import MODEL, TOKENIZER, tracking
 from posbench.run.run import Run
 from posbench.terminal.signals import signals_as_errors
-from posbench.training.step import Learner
+from posbench.training.step import Trainer
 from posbench.training.train import begin, end, fit
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             if config.lora:
                 model = with_adapters(model, config.lora, config.seed)
-            learner = Learner(Learning(model, subject.first_token, config.runtime.checkpointing), config, device, dtype)
+            trainer = Trainer(Learning(model, subject.first_token, config.runtime.checkpointing), config, device, dtype)
 
             def merged() -> Any:
                 return copy.deepcopy(model).merge_and_unload() if config.lora else model
@@ -73,8 +73,8 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 evaluate_into(run, now, tokens, settings, step, step * config.training.tokens_per_step)
 
             batches = tokens.batches(config.training, config.seed)
-            fit(learner, batches, tokens, config, run, evaluated)
-        learner.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
+            fit(trainer, batches, tokens, config, run, evaluated)
+        trainer.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
             evaluated(config.training.steps, config.evaluation)
             if not (run.folder / MODEL).exists():

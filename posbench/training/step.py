@@ -95,7 +95,7 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Ada
     return _AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
 
 
-class Learner:
+class Trainer:
     """A model, on its device already, and all that its updates share."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Outcome(NamedTuple):
     step: int
     numbers: Tensor  # loss, gradient norm, whether an update failed up to this one; then the processes' signals
     arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
-    learner: Learner
+    trainer: Trainer
 
     def read(self) -> tuple[float, float]:
         """The mean loss in nats per scored token and the gradient norm before clipping; now the world hears of signals.
@@ -149,9 +149,9 @@ class Outcome(NamedTuple):
         if self.arrived is not None:
             self.arrived.synchronize()
         loss, norm, failed, *signals = self.numbers.tolist()
-        self.learner.world.hear(signals)
-        if self.learner.scale is not None and not math.isfinite(norm):
-            failed = failed or self.learner.scale.get_scale() < 1  # else a smaller scale may mend it
+        self.trainer.world.hear(signals)
+        if self.trainer.scale is not None and not math.isfinite(norm):
+            failed = failed or self.trainer.scale.get_scale() < 1  # else a smaller scale may mend it
         hint = "a lower training.learning_rate usually helps" if self.step else "check the encoding's hooks"
         for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
             if not math.isfinite(number):
@@ -159,32 +159,32 @@ class Outcome(NamedTuple):
         return loss, norm
 
 
-def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outcome:
+def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outcome:
     """Launch one optimizer step; the host does not wait for its result.
 
     Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone. Of
     several processes each has its rows of the batch (`Batch.share`). Random positions are drawn from `step`, from 0.
     """
-    tell_progress(learner.model, step / learner.training.steps)
-    loss = torch.zeros((), device=learner.device)
-    learner.optimizer.zero_grad(set_to_none=True)
-    for part in [part.to(learner.device) for part in batch.parts(learner.training.accumulation)]:
+    tell_progress(trainer.model, step / trainer.training.steps)
+    loss = torch.zeros((), device=trainer.device)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    for part in [part.to(trainer.device) for part in batch.parts(trainer.training.accumulation)]:
         # The number of such parts in the batch. Dividing by it is exact when parts are equal.
         times = batch.n_scored / part.n_scored if part.n_scored else math.inf
-        with machine.autocast(learner.device, learner.dtype):
-            draw = generator(learner.seed, "positions", step, device=learner.device)  # the same for all parts
+        with machine.autocast(trainer.device, trainer.dtype):
+            draw = generator(trainer.seed, "positions", step, device=trainer.device)  # the same for all parts
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
-            of_part: Tensor = learner.model(part.ids, part.labels, **given) / times
-        (of_part if learner.scale is None else learner.scale.scale(of_part)).backward()  # type: ignore[no-untyped-call]
+            of_part: Tensor = trainer.model(part.ids, part.labels, **given) / times
+        (of_part if trainer.scale is None else trainer.scale.scale(of_part)).backward()  # type: ignore[no-untyped-call]
         loss += of_part.detach()
-    loss, signals = learner.world.sum_gradients(list(learner.model.parameters()), loss)
-    for group in learner.optimizer.param_groups:
+    loss, signals = trainer.world.sum_gradients(list(trainer.model.parameters()), loss)
+    for group in trainer.optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
-    numbers, arrived = torch.cat((_step(learner, loss), signals)), None
+    numbers, arrived = torch.cat((_step(trainer, loss), signals)), None
     if numbers.device.type == "cuda":
         numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-    return Outcome(step, numbers, arrived, learner)
+    return Outcome(step, numbers, arrived, trainer)
 
 
 def tell_progress(model: nn.Module, done: float) -> None:
@@ -194,15 +194,15 @@ def tell_progress(model: nn.Module, done: float) -> None:
             module.set_progress(done)
 
 
-def _step(learner: Learner, loss: Tensor) -> Tensor:
+def _step(trainer: Trainer, loss: Tensor) -> Tensor:
     """Clip, and step if all is finite; returns the first three of `Outcome.numbers`."""
-    scale, optimizer = learner.scale, learner.optimizer
+    scale, optimizer = trainer.scale, trainer.optimizer
     if scale is not None:
         scale.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(list(learner.model.parameters()), learner.training.clip)
+    norm = torch.nn.utils.clip_grad_norm_(list(trainer.model.parameters()), trainer.training.clip)
     lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
-    learner.failed.copy_(learner.failed.maximum(lost if scale is not None else lost.maximum(infinite)))
-    left_out = infinite.maximum(learner.failed)
+    trainer.failed.copy_(trainer.failed.maximum(lost if scale is not None else lost.maximum(infinite)))
+    left_out = infinite.maximum(trainer.failed)
     if scale is not None:
         scale.step(optimizer)  # unless a gradient overflowed
         scale.update()
@@ -210,7 +210,7 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
         if loss.device.type != "mps":  # no word on whether its fused optimizer looks at this
             optimizer.found_inf = left_out  # type: ignore[attr-defined]
         optimizer.step()
-    return torch.stack((loss, norm, learner.failed))
+    return torch.stack((loss, norm, trainer.failed))
 
 
 class Clock:
@@ -221,26 +221,26 @@ class Clock:
 
     NAMES = ("train_seconds", "cpu_seconds", "peak_memory_bytes")
 
-    def __init__(self, learner: Learner, tokens: int, before: Mapping[str, Any]) -> None:
-        self._learner, self._began = learner, (time.monotonic(), time.process_time())
+    def __init__(self, trainer: Trainer, tokens: int, before: Mapping[str, Any]) -> None:
+        self._trainer, self._began = trainer, (time.monotonic(), time.process_time())
         self._wall, self._cpu, self._memory = (before.get(name, 0) for name in self.NAMES)  # of earlier attempts
         self._last_row = tokens, self._wall
-        peak, model = machine.peak_flops(learner.device, learner.dtype), learner.model
-        flops = train_flops_per_token(model, learner.training.train_length) if isinstance(model, GPT) else None
-        self.full_speed = peak * learner.world.size / flops if peak and flops else None  # tokens per second
+        peak, model = machine.peak_flops(trainer.device, trainer.dtype), trainer.model
+        flops = train_flops_per_token(model, trainer.training.train_length) if isinstance(model, GPT) else None
+        self.full_speed = peak * trainer.world.size / flops if peak and flops else None  # tokens per second
 
     def spent(self) -> dict[str, float]:
         """Wall and CPU seconds and bytes so far."""
         (wall, cpu), self._began = self._began, (time.monotonic(), time.process_time())
         self._wall += self._began[0] - wall
-        self._cpu += (self._began[1] - cpu) * self._learner.world.size
-        self._memory = max(self._memory, machine.peak_memory(self._learner.device))
+        self._cpu += (self._began[1] - cpu) * self._trainer.world.size
+        self._memory = max(self._memory, machine.peak_memory(self._trainer.device))
         return dict(zip(self.NAMES, (round(self._wall, 3), round(self._cpu, 3), self._memory), strict=True))
 
     def speed(self, step: int) -> dict[str, float]:
         """Tokens per second since the last call, the share of the device's peak if that is known, and all seconds."""
         self.spent()
-        before, self._last_row = self._last_row, (step * self._learner.training.tokens_per_step, self._wall)
+        before, self._last_row = self._last_row, (step * self._trainer.training.tokens_per_step, self._wall)
         speed = (self._last_row[0] - before[0]) / (self._wall - before[1])
         share = {"train/mfu": speed / self.full_speed} if self.full_speed else {}
         return {"train/tokens_per_second": speed, **share, "seconds": round(self._wall, 3)}
@@ -251,4 +251,4 @@ class Clock:
         self.spent()
         yield
         self._began = time.monotonic(), time.process_time()
-        machine.reset_peak_memory(self._learner.device)
+        machine.reset_peak_memory(self._trainer.device)

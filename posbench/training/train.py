@@ -34,7 +34,7 @@ from posbench.run.run import Run, load_config, load_record
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training import step as updates
-from posbench.training.step import Clock, Learner, Outcome, begin_update, learning_rate, tell_progress
+from posbench.training.step import Clock, Outcome, Trainer, begin_update, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
 _MORE_ROOM = "a smaller training.batch_size, with more training.accumulation, or runtime.checkpointing=true"
@@ -78,9 +78,9 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             return evaluate_into(run, model, tokens, now, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
-            learner = Learner(model, config, device, dtype, world)
+            trainer = Trainer(model, config, device, dtype, world)
             batches = tokens.batches(config.training, config.seed)
-            n_updates = fit(learner, batches, tokens, config, run, evaluate)
+            n_updates = fit(trainer, batches, tokens, config, run, evaluate)
         n_rows = evaluate(config.training.steps, config.evaluation)
         if run:
             end(run, config)
@@ -114,7 +114,7 @@ def end(run: Run, config: Trains) -> None:
 
 
 def fit(
-    learner: Learner,
+    trainer: Trainer,
     batches: TrainingBatches | ProblemBatches,
     tokens: Tokens | TaskData,
     config: Trains,
@@ -122,12 +122,12 @@ def fit(
     evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
     """Train to the token budget from wherever the run stands; returns the number of updates made now."""
-    training, world = config.training, learner.world
+    training, world = config.training, trainer.world
     total, parts, per_step = training.steps, training.accumulation, training.tokens_per_step
-    began, state = _resume(learner, config, run)
+    began, state = _resume(trainer, config, run)
     if began == total:
         return 0
-    step, clock = began, Clock(learner, began * per_step, state)
+    step, clock = began, Clock(trainer, began * per_step, state)
     config = world.from_first(run.as_begun(config) if run else None)
     evaluations, validate_every = on_the_way(config), config.runtime.validate_every_steps
     validation = _validation(tokens, config)
@@ -164,66 +164,66 @@ def fit(
     bars = console.progress(total, step, clock.full_speed) if run else contextlib.nullcontext()
     with stop_signals(second_interrupts=True) as world.received, bars as bar:
         while step < total:
-            learner.model.train()
+            trainer.model.train()
             rate = learning_rate(step, total, training)
             batch = batches.batch(step).cut(updates.length_at(step, training)).share(parts, world.rank, world.size)
-            launched.append(begin_update(learner, batch, step, rate))
+            launched.append(begin_update(trainer, batch, step, rate))
             step += 1
             to_log, to_validate, to_save = (every and (step % every == 0 or step == total) for every in cadences)
             wanted = to_log or to_validate or to_save or step == stable or step in evaluations
-            loss, norm = read(0 if wanted else _AHEAD.get(learner.device.type, 0))
+            loss, norm = read(0 if wanted else _AHEAD.get(trainer.device.type, 0))
             if stopped := world.stopped_by():  # all processes have read the same updates: it is the same one in all
                 read(0)
             if to_log:
                 numbers = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": rate}
                 log({name: float(f"{value:.7g}") for name, value in (numbers | clock.speed(step)).items()})
             if to_validate:
-                log(validate(learner, validation, isinstance(tokens, TaskData)))
+                log(validate(trainer, validation, isinstance(tokens, TaskData)))
             evaluate_on_the_way()  # before a checkpoint, from which a resumed run would not come back here
             stopped = stopped or world.stopped_by()
             if run and step == stable:
-                _save(run, learner, step, clock, run.folder / STABLE)
+                _save(run, trainer, step, clock, run.folder / STABLE)
             if run and (to_save or stopped):
-                _save(run, learner, step, clock, run.folder)
+                _save(run, trainer, step, clock, run.folder)
             if stopped:
                 break
         # No other ends before rank 0 has saved, whatever started them may then end it; a signal may come as it saves.
         stopped = world.from_first(stopped or next(iter(world.received), None))
     if stopped:
         raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
-    tell_progress(learner.model, 1.0)
+    tell_progress(trainer.model, 1.0)
     return step - began
 
 
-def _save(run: Run, learner: Learner, step: int, clock: Clock, folder: Path) -> None:
+def _save(run: Run, trainer: Trainer, step: int, clock: Clock, folder: Path) -> None:
     """Write a checkpoint into a folder, after the rows up to it. Raises RunFailed if there is no room."""
     run.sync()
-    spent = {"tokens": step * learner.training.tokens_per_step, **clock.spent()}
+    spent = {"tokens": step * trainer.training.tokens_per_step, **clock.spent()}
     run.update(**spent)  # before the checkpoint: after the last nothing is left to record
-    state: dict[str, Any] = spent | {"dtype": machine.dtype_name(learner.dtype)}
-    if learner.scale is not None:
-        state["loss_scale"] = learner.scale.state_dict()
-    checkpoint.save(folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
+    state: dict[str, Any] = spent | {"dtype": machine.dtype_name(trainer.dtype)}
+    if trainer.scale is not None:
+        state["loss_scale"] = trainer.scale.state_dict()
+    checkpoint.save(folder, step, trainer.model.state_dict(), trainer.optimizer.state_dict(), state)
 
 
-def _resume(learner: Learner, config: Trains, run: Run | None) -> tuple[int, dict[str, Any]]:
-    """Give the learner the state that training goes on from; returns the updates made so far, and what was saved."""
-    step, weights, optimizer, state = learner.world.from_first(_saved(learner, config, run) if run else None)
+def _resume(trainer: Trainer, config: Trains, run: Run | None) -> tuple[int, dict[str, Any]]:
+    """Give the trainer the state that training goes on from; returns the updates made so far, and what was saved."""
+    step, weights, optimizer, state = trainer.world.from_first(_saved(trainer, config, run) if run else None)
     if weights is not None:
-        learner.model.load_state_dict(weights)
+        trainer.model.load_state_dict(weights)
     if optimizer is not None:
-        learner.optimizer.load_state_dict(optimizer)
-    if learner.scale is not None and "loss_scale" in state:
-        learner.scale.load_state_dict(state["loss_scale"])
+        trainer.optimizer.load_state_dict(optimizer)
+    if trainer.scale is not None and "loss_scale" in state:
+        trainer.scale.load_state_dict(state["loss_scale"])
     return step, state
 
 
-def _saved(learner: Learner, config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
+def _saved(trainer: Trainer, config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
     """Updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back."""
     if trained := checkpoint.at(run.folder, config.training.steps):
         return trained.step, trained.weights(), None, {}
     if isinstance(config, Config) and not checkpoint.every(run.folder):
-        _take_stable(run, config, learner)
+        _take_stable(run, config, trainer)
     newest = checkpoint.newest(run.folder)
     run.cut(newest.step if newest else 0)
     if newest:
@@ -232,9 +232,9 @@ def _saved(learner: Learner, config: Trains, run: Run) -> tuple[int, Any, Any, d
     return 0, weights_of(config.start) if isinstance(config, Config) and config.start else None, None, {}
 
 
-def _take_stable(run: Run, config: Config, learner: Learner) -> None:
+def _take_stable(run: Run, config: Config, trainer: Trainer) -> None:
     """Give a run what it would come to itself: rows and checkpoint from before the rate of a smaller budget fell."""
-    encodings = [module for module in learner.model.modules() if isinstance(module, Encoding)]
+    encodings = [module for module in trainer.model.modules() if isinstance(module, Encoding)]
     if any(type(encoding).set_progress is not Encoding.set_progress for encoding in encodings):
         return  # their progress is a share of the budget: they change with it
     fitting: list[checkpoint.Checkpoint] = []
@@ -243,7 +243,7 @@ def _take_stable(run: Run, config: Config, learner: Learner) -> None:
             smaller, record = load_config(folder), load_record(folder)
             step = updates.stable_steps(smaller.training)
             fits = record["status"] == "done" and updates.begins_from(config, smaller)
-            fits = fits and _basis(step, smaller, record, learner) == _basis(step, config, run.record, learner)
+            fits = fits and _basis(step, smaller, record, trainer) == _basis(step, config, run.record, trainer)
             if fits and (saved := checkpoint.newest(folder / STABLE)):
                 fitting.append(saved)
     if newest := max(fitting, default=None):
@@ -254,12 +254,12 @@ def _take_stable(run: Run, config: Config, learner: Learner) -> None:
         logger.info("beginning from %s, whose rate fell after step %d", name, newest.step)
 
 
-def _basis(step: int, config: Config, record: Mapping[str, Any], learner: Learner) -> list[Any]:
+def _basis(step: int, config: Config, record: Mapping[str, Any], trainer: Trainer) -> list[Any]:
     """Return what weights and rows up to a step follow from, beside the configuration."""
     early = {at: asked for at, asked in on_the_way(config).items() if at <= step}
     of_run = [record.get(key) for key in ("data", "tokenizer_sha256", "installed_encodings", "versions")]
     of_attempt = [record["attempt"][key] for key in ("device", "dtype", "threads", "processes")]
-    return [early, updates.is_compiled(config, learner.device, learner.world), *of_run, *of_attempt]
+    return [early, updates.is_compiled(config, trainer.device, trainer.world), *of_run, *of_attempt]
 
 
 def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
@@ -274,18 +274,18 @@ def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
 
 
 @torch.inference_mode()
-def validate(learner: Learner, batches: list[Batch], answers: bool) -> dict[str, float]:
+def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str, float]:
     """Return `val/loss`, the mean in nats per token over a fixed part of the validation data, at the training length.
 
     With `answers`, for problems, also `val/accuracy`, the share of scored tokens that the model finds likeliest, and
     `val/exact_match`, the share of problems whose scored tokens all are.
     """
-    model: Any = learner.model.eval()
+    model: Any = trainer.model.eval()
 
     def sums(batch: Batch) -> Tensor:
         """The sum of nll, and of problems the numbers of correct tokens and of wholly correct problems."""
-        batch = batch.to(learner.device)
-        with machine.autocast(learner.device, learner.dtype):
+        batch = batch.to(trainer.device)
+        with machine.autocast(trainer.device, trainer.dtype):
             nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored).cpu().double()
             hidden = model.hidden(batch.ids) if answers else None
         if hidden is None:
@@ -294,7 +294,7 @@ def validate(learner: Learner, batches: list[Batch], answers: bool) -> dict[str,
         right = (model.logits(hidden.float()).argmax(-1) == batch.labels) & scored
         return torch.stack((nll * batch.n_scored, right.sum().cpu(), (right == scored).all(1).sum().cpu()))
 
-    total = torch.stack(learner.world.map(sums, batches)).sum(0).tolist()
+    total = torch.stack(trainer.world.map(sums, batches)).sum(0).tolist()
     n_tokens, n_problems = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
     names = ("val/loss", "val/accuracy", "val/exact_match")
     return {name: value / n for name, value, n in zip(names, total, (n_tokens, n_tokens, n_problems), strict=False)}

@@ -19,7 +19,7 @@ from posbench.evaluation.models import TrainedGPT, nll_of
 from posbench.model.gpt import GPT, build
 from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
-from posbench.training.step import Learner, begin_update
+from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train
 
 DEVICE, CPU = torch.device("cuda"), torch.device("cpu")
@@ -52,8 +52,8 @@ def batch(step: int = 0) -> Batch:
     return Batch.of(ids, labels)
 
 
-def learner(config: Config, dtype: torch.dtype) -> Learner:
-    return Learner(model_for(config, DEVICE), config, DEVICE, dtype)
+def trainer(config: Config, dtype: torch.dtype) -> Trainer:
+    return Trainer(model_for(config, DEVICE), config, DEVICE, dtype)
 
 
 def update(*given: Any) -> tuple[float, float]:
@@ -87,7 +87,7 @@ def test_loss_and_gradients_are_those_of_the_cpu(tiny_config: Config, name: str,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", encodings.names())
 def test_every_scheme_trains_in_half_precision(tiny_config: Config, name: str, dtype: torch.dtype) -> None:
-    one = learner(configured(tiny_config, name), dtype)
+    one = trainer(configured(tiny_config, name), dtype)
     losses = [update(one, batch(), step, 3e-3)[0] for step in range(12)]
     assert losses[-1] < losses[0] and all(map(math.isfinite, losses))
 
@@ -97,11 +97,11 @@ def test_every_scheme_trains_in_half_precision(tiny_config: Config, name: str, d
 def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config: Config, name: str, changes: list[str]) -> None:
     eager = configured(tiny_config, name)
     other = dataclasses.replace(eager, runtime=dataclasses.replace(eager.runtime, **dict.fromkeys(changes, True)))
-    learners = [learner(config, torch.float32) for config in (eager, other)]
+    trainers = [trainer(config, torch.float32) for config in (eager, other)]
     for step in range(3):
-        expected, computed = (update(each, batch(step), step, 1e-3) for each in learners)
+        expected, computed = (update(each, batch(step), step, 1e-3) for each in trainers)
         assert computed == pytest.approx(expected, rel=1e-3)
-    assert learners[1].model.recomputes is ("checkpointing" in changes)
+    assert trainers[1].model.recomputes is ("checkpointing" in changes)
 
 
 @pytest.mark.parametrize("vocabulary", [50257, 50304])
@@ -127,7 +127,7 @@ def test_the_loss_from_the_head_on_is_torchs(vocabulary: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(encodings.names()) - WAITS))
 def test_a_step_never_makes_the_host_wait(tiny_config: Config, name: str) -> None:
-    one = learner(configured(tiny_config, name), torch.bfloat16)
+    one = trainer(configured(tiny_config, name), torch.bfloat16)
     for step in range(2):  # compiles, and makes the optimizer's state
         update(one, batch(step), step, 1e-3)
     torch.cuda.set_sync_debug_mode("error")
@@ -146,7 +146,7 @@ def test_two_trainings_are_the_same_to_the_bit(tiny_config: Config, name: str, a
     """ALiBi in any case: nothing in it is summed by atomic additions, in no fixed order."""
     machine.be_deterministic(DEVICE, asked)
     try:
-        runs = [learner(configured(tiny_config, name), torch.bfloat16) for _ in range(2)]
+        runs = [trainer(configured(tiny_config, name), torch.bfloat16) for _ in range(2)]
         first, second = ([update(each, batch(step), step, 1e-3)[0] for step in range(5)] for each in runs)
     finally:
         machine.be_deterministic(DEVICE, False)
@@ -167,10 +167,10 @@ def test_a_run_goes_on_where_it_stopped(
     train(config, tmp_path / "whole", [])
     plain = begin_update
 
-    def stopping(learner: Learner, batch: Batch, at: int, rate: float) -> Any:
+    def stopping(trainer: Trainer, batch: Batch, at: int, rate: float) -> Any:
         if at == 6:
             raise Stopped(15, "the test stopped it")
-        return plain(learner, batch, at, rate)
+        return plain(trainer, batch, at, rate)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr("posbench.training.train.begin_update", stopping)

@@ -10,7 +10,7 @@ from posbench.data import tokens
 from posbench.data.batches import TrainingBatches
 from posbench.model.gpt import build
 from posbench.model.standalone import attention_output
-from posbench.training.step import Learner, begin_update, learning_rate
+from posbench.training.step import Trainer, begin_update, learning_rate
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +24,11 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     config = compose.single([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])
     corpus = tokens.prepare(config.data, config.runtime.cache)
     gpt = build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
-    learner = Learner(gpt, config, CPU, dtype)
+    trainer = Trainer(gpt, config, CPU, dtype)
     batches = TrainingBatches(corpus.train.ids, LENGTH, BATCH, config.seed)
     rates = [learning_rate(step, STEPS, config.training) for step in range(STEPS)]
     return torch.tensor(
-        [begin_update(learner, batches.batch(step), step, rate).read()[0] for step, rate in enumerate(rates)]
+        [begin_update(trainer, batches.batch(step), step, rate).read()[0] for step, rate in enumerate(rates)]
     )
 
 
