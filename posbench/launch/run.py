@@ -135,7 +135,7 @@ def start_processes(size: int, threads: int | None, work: Callable[[World], obje
 
 
 def _rank(here: Place, work: Callable[[World], object]) -> None:
-    """Do work as one of several processes; exit silently if another has ended: `start` says which, and why."""
+    """Do work as one of several processes; exit silently if another has ended: `start_processes` says which."""
     console.log_to_terminal()
     machine.keep_freed_memory()
     try:
