@@ -138,8 +138,7 @@ def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x
 
 
 @pytest.mark.parametrize(
-    ("documents", "starts"),
-    [("doc", [*range(0, 2700, 300), 2700]), ("concat", [0, 700, 720, 1500, 2700])],
+    ("documents", "starts"), [("doc", [*range(0, 2700, 300), 2700]), ("concat", [0, 700, 720, 1500, 2700])]
 )
 def test_a_row_holds_its_sums_by_document(
     config: Config, documents: Literal["doc", "concat"], starts: list[int]
@@ -158,6 +157,8 @@ def test_a_row_holds_its_sums_by_document(
         assert sum(row.units["tokens"]) == row.n_tokens == 4 * row.n_blocks
         assert sum(row.units["nll"]) / row.n_tokens == pytest.approx(row.nll, abs=1e-4)
         assert row.ci_low <= row.nll <= row.ci_high
+    stretches = TokenSplit(split.ids, np.arange(0, 2701, 270), np.repeat([0, 1], 5))  # held out of two documents
+    assert {len(row.units["tokens"]) for row in rows_of(Planted(3 * L), stretches, wanted)} <= {9, 10}
 
 
 def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:

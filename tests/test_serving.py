@@ -69,8 +69,7 @@ def test_a_saved_configuration_means_what_the_models_own_rotary_modules_compute(
     assert windows == ({20} if kind == "mistral" else {20, None} if "sliding_attention" in str(config) else {None})
 
 
-# Configurations of the threads that are named, and what is said of them.
-THREADS = {
+THREADS = {  # configurations, and what is said of them
     "vllm 48621": ({"rope_parameters": {**YARN, "mscale": 1, "mscale_all_dim": 1, "rope_theta": 1e4}},
                    "vLLM 0.25 multiplies q and k by 1.1386, not 1.0000: it does not read mscale and mscale_all_dim"),
     "transformers 38224": ({"rope_scaling": YARN, "max_position_embeddings": 160},
@@ -93,8 +92,8 @@ def test_what_users_met_is_said_by_name(thread: str) -> None:
 
 
 def test_a_wrong_configuration_is_refused_in_one_line() -> None:
-    for fitting in ({"rope_scaling": None}, {"rope_scaling": YARN, "max_position_embeddings": 512}):
-        assert remarks({**LLAMA, **fitting}) == []
+    assert remarks({**LLAMA, "rope_scaling": None}) == remarks({**LLAMA, "rope_scaling": YARN}) == []
+    assert [rope.window for rope in ropes({**LLAMA, "sliding_window": 20, "sliding_window_pattern": 2})] == [20, None]
     with pytest.raises(UserError, match="did you mean 'yarn'"):
         ropes({**LLAMA, "rope_scaling": {"type": "yarm", "factor": 2}})
 
