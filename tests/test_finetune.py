@@ -162,17 +162,17 @@ def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> 
     loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     for recomputed in (False, True):
-        trainer = Learning(load.load(source.folder, source.config, "fp32"), None, recomputed).train()
-        ours = trainer(ids[:, :-1], ids[:, 1:], n_scored=2 * LENGTH)
+        learning = Learning(load.load(source.folder, source.config, "fp32"), None, recomputed).train()
+        ours = learning(ids[:, :-1], ids[:, 1:], n_scored=2 * LENGTH)
         ours.backward()
         torch.testing.assert_close(ours, loss, atol=1e-5, rtol=1e-5)
         grads = dict(theirs.named_parameters())
-        for name, parameter in trainer.model.named_parameters():
+        for name, parameter in learning.model.named_parameters():
             torch.testing.assert_close(parameter.grad, grads[name].grad, atol=1e-5, rtol=1e-3)
     begun = ids.clone()
-    begun[:, 0] = trainer.first_token = 5
+    begun[:, 0] = learning.first_token = 5
     wanted = cross_entropy(theirs(begun[:, :-1], use_cache=False).logits.flatten(0, 1), ids[:, 1:].flatten())
-    torch.testing.assert_close(trainer(ids[:, :-1], ids[:, 1:]), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(learning(ids[:, :-1], ids[:, 1:]), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

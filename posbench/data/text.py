@@ -250,9 +250,7 @@ def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
         words = re.split(r"[-._ 0-9/]+", name.lower())
         splits.setdefault(next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), ""), {})[name] = file
     if 0 < 2 * len(strays := splits.get("", {})) < len(files) and "train" in splits and len(splits) > 2:
-        raise UserError(
-            f"data.path: '{next(iter(strays))}' is of no split, others are: move it, or leave it out by a glob"
-        )
+        raise UserError(f"data.path: '{next(iter(strays))}' is of no split, others are: move it, or use a glob")
     return {"": files} if strays or "train" not in splits else splits
 
 

@@ -25,6 +25,7 @@ from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
 from posbench.launch.run import run
 from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
+from posbench.run import checkpoint
 from posbench.run.run import other_code
 from posbench.terminal import console, exits
 
@@ -81,8 +82,7 @@ def sweep(
 def cost(todo: list[Plan]) -> str:
     """Return the commands of plans that are not finished, one per line, then how many runs and tokens those are."""
     left = [plan for plan in todo if not pool.is_finished(plan)]
-    trained = [plan for plan in left if pool.is_trained(plan) and any(plan.folder.glob("checkpoint/step-*"))]
-    training = [plan.config.training for plan in left if plan not in trained]
+    training = [plan.config.training for plan in left if not (pool.is_trained(plan) and checkpoint.every(plan.folder))]
     tokens = sum(each.steps * each.tokens_per_step for each in training)
     commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
     counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
