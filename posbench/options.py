@@ -14,7 +14,7 @@ Above1 = Annotated[float, Gt(1)]
 AtLeast1 = Annotated[float, Ge(1)]
 Share = Annotated[float, Ge(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
-Offset = Annotated[int, Ge(0)]
+Natural = Annotated[int, Ge(0)]
 
 
 def checked(

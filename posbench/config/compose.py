@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings, installed, tasks
-from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults, with_home, with_paths
+from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults, with_paths
 from posbench.config.overrides import KEYS, LENGTH, WORDS, by_key, ratios, unknown_choice, unknown_key, value, values
 from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_container, validate
 from posbench.config.shipped import EVERY, GROUPS, choices, configs_dir
@@ -37,7 +38,6 @@ _OPEN = ("encoding.", "data.task.", "data.splits.")  # where encodings, tasks an
 _WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")  # chosen by groups alone
 STUDY = "extend"  # of runs that begin from another
 RATE = 1 / 6  # of the peak there: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens (docs/longer.md)
-Folders = tuple[Path, ...]  # where YAML files are beside ours, the first one above the others
 
 
 def single(words: list[str], config_dir: Path | None = None) -> Config:
@@ -47,7 +47,7 @@ def single(words: list[str], config_dir: Path | None = None) -> Config:
 
 def configs(words: list[str], config_dir: Path | None = None, several: bool = True) -> list[tuple[list[str], Config]]:
     """Return each combination of the words' values as words, with its configuration; `config_dir` has further files."""
-    folders = (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())
+    folders = (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())  # the first above others
     for path in sorted(config_dir.rglob("*.yaml")) if config_dir else ():
         _composed.cache_clear()  # the files may have changed
         if re.search(r"^\s*hydra:|/hydra/", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
@@ -70,7 +70,7 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
 
 
 @functools.lru_cache(maxsize=128)  # all encodings; Hydra takes a tenth of a second for each
-def _composed(chosen: tuple[str, ...], folders: Folders) -> DictConfig:
+def _composed(chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
     """Return what Hydra makes of the chosen files, without its own: a third of the time. Restore a caller's Hydra."""
     theirs = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -102,7 +102,7 @@ def _mistakes_as_one_line(place: str = "") -> Iterator[None]:
         raise UserError(f"{place}: {line}".removeprefix(": ")) from None
 
 
-def _config(given: dict[str, str], folders: Folders) -> Config:
+def _config(given: dict[str, str], folders: tuple[Path, ...]) -> Config:
     """Return the checked configuration of typed values by their full keys."""
     groups = {key: text for key, text in given.items() if key in GROUPS}
     cfg = _choose(groups, folders)
@@ -136,7 +136,7 @@ def _config(given: dict[str, str], folders: Folders) -> Config:
     return config
 
 
-def _choose(groups: dict[str, str], folders: Folders) -> DictConfig:
+def _choose(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfig:
     """Return a composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
     files, name, signature = dict(groups), groups.get("encoding", ""), None
     is_class = encodings.PLACE.fullmatch(name) or name in encodings.names()
@@ -187,7 +187,7 @@ def _check(config: Config) -> None:
 
 def _runs(pattern: str) -> list[str]:
     """Return the run folders that a glob names, without those that --restart moved aside, or the one of this name."""
-    folders = map(Path, sorted(glob.glob(with_home(pattern))))
+    folders = map(Path, sorted(glob.glob(os.path.expanduser(pattern))))
     return [str(run) for run in folders if (run / SAVED).is_file() and not MOVED_ASIDE.fullmatch(run.name)] or [pattern]
 
 

@@ -11,19 +11,18 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
 from posbench import encodings
-from posbench.errors import UserError
 
 MOVED_ASIDE = re.compile(r".+\.old-\d+")  # the name of a folder that `--restart` put beside the new run's
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that make no other run
 # Beside the options of encodings; their dataclasses have the same values as defaults.
 LATER: dict[str, dict[str, Any]] = {
     "data": {"task": None, "offset": 0, "test_pieces": None, "document_mask": False},
-    "model": {"n_kv_heads": None, "qk_norm": False},
-    "training": {"lengths": []},
+    "model": {"n_kv_heads": None, "qk_norm": False}, "training": {"lengths": []},
 }  # fmt: skip
 _ALIKE: dict[str, dict[str, Any]] = {
     "abacus": {"others": "random"}, "dape": {"per_layer": False}, "dape_v2": {"per_layer": False}, "t5": {"rate": 1.0},
@@ -103,22 +102,14 @@ def with_paths(plain: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with `~` expanded, and each path to a text spelt in one way: one file, one run."""
     data, runtime = plain["data"], plain["runtime"]
     for key in ("path", "tokenizer"):
-        if isinstance(path := data[key], str) and (key == "path" or os.path.exists(with_home(path))):  # or a name
+        if isinstance(path := data[key], str) and (key == "path" or os.path.exists(expanduser(path))):  # or a name
             data[key] = relative_path(path)
-    return plain | {"runtime": runtime | {key: with_home(runtime[key]) for key in ("outputs", "cache") if runtime[key]}}
-
-
-def with_home(path: str) -> str:
-    """Return a path with `~` as the home folder. Raises UserError for an unknown user."""
-    home = os.path.expanduser(path)
-    if home.startswith("~") and not os.path.exists(home):
-        raise UserError(f"'{path}': there is no user {path.partition('/')[0].lstrip('~')!r}; a file is ./{path}")
-    return home
+    return plain | {"runtime": runtime | {k: expanduser(runtime[k]) for k in ("outputs", "cache") if runtime[k]}}
 
 
 def relative_path(path: str) -> str:
     """Return a path relative to the current folder, by its real name or the shell's for it; absolute outside of it."""
-    absolute = Path(os.path.abspath(with_home(path)))
+    absolute = Path(os.path.abspath(expanduser(path)))
     for folder in (Path.cwd(), Path(os.environ.get("PWD") or "/")):
         if absolute.is_relative_to(folder) and os.path.samefile(folder, "."):
             return absolute.relative_to(folder).as_posix()

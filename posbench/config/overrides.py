@@ -15,7 +15,6 @@ from collections.abc import Collection
 from typing import Any
 
 from posbench.config import schema
-from posbench.config.identity import with_home
 from posbench.config.schema import Config
 from posbench.config.shipped import EVERY, GROUPS, choices
 from posbench.errors import UserError, nearest
@@ -109,7 +108,7 @@ def unknown_choice(group: str, name: str, choices: Collection[str]) -> UserError
 
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
     """Return the values of one override: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one."""
-    path = with_home(text) if key in _FILES else ""
+    path = os.path.expanduser(text) if key in _FILES else ""
     if key.startswith("evaluation.") or os.path.exists(path) or any(glob.iglob(path, recursive=True)):
         return [text]  # evaluation makes no other run
     items = _items(text)

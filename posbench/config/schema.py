@@ -11,7 +11,7 @@ import re
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Le, Len, Lt, Predicate
 
@@ -19,17 +19,13 @@ from posbench import encodings
 from posbench.config import shipped
 from posbench.config.identity import NOT_IDENTITY, add_later_keys, digest, drop_later_keys, one_number
 from posbench.errors import UserError, unknown
-from posbench.options import AtLeast1, Count, NonNegative, Positive, Share
-
-if TYPE_CHECKING:
-    from posbench.encodings.base import Encoding
+from posbench.options import AtLeast1, Count, Natural, NonNegative, Positive, Share
 
 SAVED = "config.yaml"  # its file in a run folder
 _SOURCE = ("file", "file_sha256")  # of an encoding in a file of one's own
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # also the name of a folder
-Natural = Annotated[int, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 _Section = TypeVar("_Section")
@@ -253,7 +249,7 @@ class Config(Section):
         """Tokens per sequence that the weights were first trained with: what encodings take as the training length."""
         return self.start.train_length if self.start else self.training.train_length
 
-    def build_encoding(self, vocabulary: tuple[str, ...] = ()) -> "Encoding":
+    def build_encoding(self, vocabulary: tuple[str, ...] = ()) -> "encodings.base.Encoding":
         """Build its encoding, with token texts by id if there is a tokenizer; UserError for an option that is wrong."""
         import torch
 

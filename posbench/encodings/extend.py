@@ -23,7 +23,7 @@ from posbench.encodings.distance import FIRE, ALiBi, T5Bias
 from posbench.encodings.rope import SCALINGS, PureRotary, Rotary, Scaling, Spectrum, to_fp64, turn
 from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
-from posbench.options import Above1, AtLeast1, Count, Offset, checked
+from posbench.options import Above1, AtLeast1, Count, Natural, checked
 
 Pairs = list[tuple[Tensor, Tensor]]  # of queries and of keys
 
@@ -116,7 +116,7 @@ def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
     return rope.f * (base / rope.base) ** (-pair / len(rope.f)), 1.0
 
 
-def clipped_rope(rope: Spectrum, pairs: Offset | None = None) -> Scaling:
+def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
     """Clipped RoPE (its authors' "CoPE"): pairs slower than the training length are slowed, the last one to a halt.
 
     The factor falls as half a cosine wave over the last `pairs` pairs, by default those with a longer period.

@@ -13,7 +13,7 @@ from posbench.encodings.base import Encoding, Shape, Stretch, check_length
 from posbench.encodings.distance import default_slopes
 from posbench.encodings.wrapper import NO_OPTIONS, Wrapper
 from posbench.errors import UserError
-from posbench.options import AtLeast1, Count, NonNegative, Offset, Positive
+from posbench.options import AtLeast1, Count, Natural, NonNegative, Positive
 from posbench.randomness import generator
 from posbench.tasks.base import ANSWER, SEPARATOR
 
@@ -183,7 +183,7 @@ class Abacus(Textual):
 
     def __init__(
         self, shape: Shape, inner: str = "none", inner_options: dict[str, Any] = NO_OPTIONS,
-        rows: int = 1024, max_offset: Offset = 99, others: Literal["zero", "random"] = "zero",
+        rows: int = 1024, max_offset: Natural = 99, others: Literal["zero", "random"] = "zero",
     ) -> None:  # fmt: skip
         self.expect(rows >= max_offset + 2, "rows", rows, f"at least max_offset + 2, {max_offset + 2}")
         super().__init__(shape, rows, inner, inner_options)
@@ -222,7 +222,7 @@ class PositionCoupling(Textual):
 
     def __init__(
         self, shape: Shape, inner: str = "none", inner_options: dict[str, Any] = NO_OPTIONS,
-        answer: Literal["reversed", "plain"] = "reversed", longer: Offset = 1, max_position: int | None = None,
+        answer: Literal["reversed", "plain"] = "reversed", longer: Natural = 1, max_position: int | None = None,
     ) -> None:  # fmt: skip
         begin = 2 if answer == "reversed" else 2 + longer  # the position where a number begins
         last = 2 * shape.train_length if max_position is None else max_position

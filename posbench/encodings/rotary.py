@@ -13,7 +13,7 @@ from posbench.encodings.contextual import Start, causal_convolution, draw_layers
 from posbench.encodings.positions import places
 from posbench.encodings.rope import Layout, Rotary, angles, check_pairs, frequencies, to_fp64, turn, turned, turns
 from posbench.errors import Undefined
-from posbench.options import Above1, Count, NonNegative, Offset, Positive
+from posbench.options import Above1, Count, Natural, NonNegative, Positive
 
 
 class XPos(Rotary):
@@ -323,7 +323,7 @@ class RePo(Rotary):
     history = frozenset({"x"})
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", first: Offset | None = None
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", first: Natural | None = None
     ) -> None:
         super().__init__(shape, base, layout)
         width, self.first = max(1, shape.d_model // 8), round(shape.n_layers * 5 / 16) if first is None else first
