@@ -457,3 +457,15 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in container.items():
         out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return out
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `flat` was given. It dropped empty dictionaries: those of inner encodings' options come back."""
+    whole: dict[str, Any] = {}
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        section = functools.reduce(lambda outer, part: outer.setdefault(part, {}), sections, whole)
+        section[name] = value
+        if name == "inner":
+            section.setdefault("inner_options", {})
+    return whole

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import shipped
-from posbench.config.identity import LATER, LATER_OPTIONS, NOT_IDENTITY, add_later_keys, one_number
-from posbench.config.schema import flat
+from posbench.config.identity import NOT_IDENTITY, add_later_keys, drop_later_keys, one_number
+from posbench.config.schema import flat, nested
 from posbench.errors import UserError
 from posbench.run import CONFIG
 from posbench.run import rows as run_rows
@@ -50,7 +50,6 @@ _RATE, _START = "training.learning_rate", "start"
 _SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
 _NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
 _TEXT = ("data.name", "data.task", "data.offset")  # the digest of the text stands for the rest of `data`
-_FORMER = flat(LATER)  # what kept runs lack
 _OFF = ("null", "false", "0")  # as JSON: an option that is off, or left as it is
 _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
@@ -115,8 +114,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     """Return the facts of a run; no encoding is imported for it."""
     record, container = load_record(folder), shipped.load(folder / CONFIG)
     elsewhere = "reading" in container and _START not in container  # a model that was only evaluated here
-    settings = one_number(flat(container if elsewhere else add_later_keys(container)))
-    settings = {key: value for key, value in settings.items() if value is not None}
+    settings = {key: value for key, value in one_number(flat(container)).items() if value is not None}
     if "start.run" in settings:
         settings["start.encoding"] = match[1] if (match := _RUN_NAME.match(Path(settings["start.run"]).name)) else None
     status, task = record["status"], settings.get("data.task.name")
@@ -192,7 +190,7 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must be equal in runs that are compared: model, initialisation, budget, kind of text."""
-    given = {key: value for key, value in settings.items() if value != _FORMER.get(key, ...)}
+    given = flat(drop_later_keys(nested(settings)))
     asked = {k: v for k, v in given.items() if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)}
     if "start.tokens" in settings:  # compared with training as long from 0
         asked["training.tokens"] = settings["start.tokens"] + settings["training.tokens"]
@@ -202,8 +200,8 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what makes a run's scheme: the encoding's options, its learning rate, where it began."""
-    later = one_number(flat({"encoding": LATER_OPTIONS.get(settings.get("encoding.name", ""), {})}))
-    options = {k: v for k, v in (later | settings).items() if k.startswith(_SCHEME) and v is not None}
+    whole = one_number(flat(add_later_keys(nested(settings))))
+    options = {k: v for k, v in whole.items() if k.startswith(_SCHEME) and v is not None}
     if "start.tokens" in settings:
         options |= {f"start.{name}": settings[f"start.{name}"] for name in ("encoding", "tokens")}
         options |= {_START: settings["start.train_length"], "start.warmup_tokens": settings["training.warmup_tokens"]}
@@ -242,11 +240,8 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
 @functools.cache
 def _patterns() -> dict[str, str]:
     """Return the names of configuration choices such as `layered/gemma3` by their options."""
-    named = {}
-    for name, path in shipped.choices("encoding", pattern=shipped.NESTED).items():
-        options = one_number(flat(add_later_keys({"encoding": shipped.load(path)})))
-        named[_json({k: v for k, v in options.items() if k.startswith("encoding.") and v is not None})] = name
-    return named
+    paths = shipped.choices("encoding", pattern=shipped.NESTED)
+    return {_json(_scheme(flat({"encoding": shipped.load(path)}))): name for name, path in paths.items()}
 
 
 def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
