@@ -62,11 +62,9 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
     tests = ["0.5*a/nonoverlap .25x + b:yarn:factor=4 16x - a 1x > -0.02", "b 8x < .1"]
     (entry,) = claim.read(["mine"], write(tmp_path, runs=[{"a": "encoding=rope", "b": "encoding=alibi"}], test=tests))
     first, second = entry.tests
-    assert first.terms == (
-        Term(0.5, "a", 0.25, "nonoverlap", "plain"),
-        Term(1.0, "b", 16.0, "fixed_target", "yarn:factor=4"),
-        Term(-1.0, "a", 1.0, "fixed_target", "plain"),
-    )
+    stretched = Term(1.0, "b", 16.0, "fixed_target", "yarn:factor=4")
+    plain = Term(0.5, "a", 0.25, "nonoverlap", "plain"), Term(-1.0, "a", 1.0, "fixed_target", "plain")
+    assert first.terms == (plain[0], stretched, plain[1])
     assert (first.direction, first.margin, second.direction, second.margin) == (1, -0.02, -1, 0.1)
 
 
@@ -198,9 +196,8 @@ def test_a_strangers_claim_is_trained_judged_and_written(
     monkeypatch.setattr(sweep, "execute", execute)
     write(write(tmp_path), "other", test="alibi 1x - rope 1x > 0.5", runs=["alibi", "rope"])
     reproduce.reproduce(["mine", "other", "experiment=demo"], config_dir=tmp_path)
-    assert sorted((plan.config.encoding.name, plan.config.seed) for plan in made) == [
-        (name, seed) for name in ("alibi", "rope") for seed in range(5, 10)
-    ]
+    wanted = [(name, seed) for name in ("alibi", "rope") for seed in range(5, 10)]
+    assert sorted((plan.config.encoding.name, plan.config.seed) for plan in made) == wanted
     shown = capsys.readouterr().out
     assert "2 claims: " in shown and shown.index("contradicted") < shown.index("supported")
     content = pd.read_csv(tmp_path / "outputs/ledger/claims.csv").set_index("claim")

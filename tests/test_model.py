@@ -57,6 +57,7 @@ def test_parameters_are_counted_apart_and_a_concatenated_code_narrows_the_token_
     assert counts["encoding"] == tiny_config.training.train_length * d
     assert counts["total"] == V * d + layers * block + d + counts["encoding"]
     assert counts["non_embedding"] == counts["total"] - V * d
+    assert parameter_counts(built(tiny_config, "none", V, {"d_ff": 0}))["non_embedding"] == d + layers * (d + 4 * d * d)
     model = built(tiny_config, "sinusoidal", combine="concat")
     assert model.tokens.weight.shape == (V, d - d // 4)
     assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, V)

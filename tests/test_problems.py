@@ -125,8 +125,7 @@ def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_traini
     assert int(batch.positions.max()) == 49
     answer = batch.labels != IGNORED
     assert (batch.positions.diff(dim=1)[answer[:, 1:]] == 1).all()
-    halves = batch.parts(2)
-    assert torch.equal(torch.cat([half.positions for half in halves]), batch.positions)  # type: ignore[misc]
+    assert torch.equal(torch.cat([half.positions for half in batch.parts(2)]), batch.positions)  # type: ignore[misc]
 
 
 def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import task_solvers
-from scipy import stats
+from scipy import optimize, stats
 
 from posbench import tasks
 from posbench.errors import Undefined, UserError
@@ -63,20 +63,33 @@ def test_places_and_bits_are_drawn_as_often_as_the_definition_says() -> None:
         instructions = drawn("flip_flop", 102, 1000, ignore=ignore)[:, 3:-2:2]
         counts.append(np.bincount(instructions.flatten(), minlength=4)[1:])  # writes, reads, ignored
         expected.append(np.array([(1 - ignore) / 2, (1 - ignore) / 2, ignore]) * instructions.size)
-    assert [len(each) for each in counts] == [10, 8, 10, 2, 13, 3, 3, 3]
+    for power in (0.01, 0.5, 1.0):  # the second pair of recall draws from the slots that are left
+        ids = drawn("recall", 2, power=power, slots=5)
+        counts += [np.bincount((ids[:, 5::2] == ids[:, at, None]).argmax(axis=1), minlength=10) for at in (1, 3)]
+        law = np.arange(1, 11) ** (power - 1) / sum(np.arange(1, 11) ** (power - 1))
+        after_first = [sum(law[i] * law[j] / (1 - law[i]) for i in range(10) if i != j) for j in range(10)]
+        expected += [law * 20_000, np.array(after_first) * 20_000]
+    assert [len(each) for each in counts] == [10, 8, 10, 2, 13, 3, 3, 3, *[10] * 6]
     assert all(stats.chisquare(*each).pvalue > 1e-3 for each in zip(counts, expected, strict=True))
 
 
-def test_questions_of_recall_follow_the_power_law() -> None:
-    """Of a pair's first draw; the second pair draws from the slots that are left."""
-    for power in (0.01, 0.5, 1.0):
-        ids = drawn("recall", 2, power=power, slots=5)
-        slots = [(ids[:, 5::2] == ids[:, at, None]).argmax(axis=1) for at in (1, 3)]
-        law = np.arange(1, 11) ** (power - 1)
-        law = law / law.sum()
-        after_first = [sum(law[i] * law[j] / (1 - law[i]) for i in range(10) if i != j) for j in range(10)]
-        for slot, expected in zip(slots, (law, np.array(after_first)), strict=True):
-            assert stats.chisquare(np.bincount(slot, minlength=10), expected * 20_000).pvalue > 1e-3
+def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines() -> None:
+    """Wen et al. (2026), arXiv:2607.16072, Theorems 3.1 and 4.1, of attention alone: of tokens that whose sum over keys
+    is the largest is said. A term depends on query, key and distance. With lines, `=` ends one.
+    """
+    for longest, line, status in ((4, 0, 0), (5, 0, 2), (5, 20, 0)):  # 0: there are such terms; 2: there are none
+        larger = []  # sums of terms that have to be above 0
+        for length in range(1, longest + 1):
+            places = np.arange(2 * length + 2)
+            places[length + 2 :] += line and line - length - 2
+            for ids in np.unique(drawn("copy", length, 512, vocabulary=2), axis=0):
+                for t in range(length + 1, 2 * length + 2):
+                    terms, answers = np.zeros((4, 4, 32)), np.eye(4)
+                    terms[ids[t], ids[: t + 1], places[t] - places[: t + 1]] = 1
+                    gaps = answers[ids[t + 1]] - answers[[each for each in (0, 2, 3) if each != ids[t + 1]]]
+                    larger += [np.kron(gap, terms.ravel()) for gap in gaps]
+        program = optimize.linprog(np.zeros(2048), -np.array(larger), -np.ones(len(larger)), bounds=(None, None))
+        assert program.status == status
 
 
 @pytest.mark.parametrize(

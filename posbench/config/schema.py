@@ -66,7 +66,7 @@ class ModelConfig(Section):
     n_layers: Count  # blocks
     n_heads: Count  # per block; divides d_model
     d_model: Count  # channels
-    d_ff: Count | None  # channels of the feed-forward part; None = 4 x d_model, swiglu 8/3 x d_model
+    d_ff: Natural | None  # channels of the feed-forward part, 0 = none; None = 4 x d_model, swiglu 8/3 x d_model
     norm: Literal["layernorm", "rmsnorm"]
     mlp: Literal["gelu", "swiglu"]
     tie_embeddings: bool  # the head is the token table
@@ -83,7 +83,8 @@ class ModelConfig(Section):
     @property
     def hidden_width(self) -> int:
         """Channels of the feed-forward part: SwiGLU's three matrices have about the weights of two of 4 x d_model."""
-        return self.d_ff or (-(-8 * self.d_model // 96) * 32 if self.mlp == "swiglu" else 4 * self.d_model)
+        defaults = {"gelu": 4 * self.d_model, "swiglu": -(-8 * self.d_model // 96) * 32}
+        return defaults[self.mlp] if self.d_ff is None else self.d_ff
 
     def __post_init__(self) -> None:
         refuse_uneven("model.d_model", self.d_model, self.n_heads, "heads")

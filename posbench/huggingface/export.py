@@ -112,6 +112,7 @@ def stock(model: GPT, config: Config) -> Exported:
             f"'{model.encoding.name}': expected 'rope' and its family, or 'none'",
         ),
         (model.window is not None, f"model.attention.window={model.window}: expected null"),
+        (config.model.d_ff == 0, "model.d_ff=0: expected null, or a number from 1 on"),
         (config.model.qk_norm, "model.qk_norm=true: expected false"),
         (config.model.n_kv_heads is not None, f"model.n_kv_heads={config.model.n_kv_heads}: expected null"),
     ):

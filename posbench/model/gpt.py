@@ -145,8 +145,8 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = _norm(config)
         self.attention = Attention(config)
-        self.mlp_norm = _norm(config)
-        self.mlp = MLP(config)
+        self.mlp_norm = _norm(config) if config.hidden_width else None
+        self.mlp = MLP(config) if config.hidden_width else None
 
     def forward(self, x: Tensor, attend: Callable[..., Tensor], compiles: bool = False) -> Tensor:
         """Return the block's output for states (B, T, D), (B, T, D) or the last rows of it.
@@ -168,7 +168,7 @@ def _before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     """Return the block's output for states (B, T, D) and what attention gave, (B, H, T, Dh) or the last rows of it."""
     x = x[:, -attended.shape[2] :] + block.attention.out(attended.transpose(1, 2).flatten(2))
-    return x + block.mlp(block.mlp_norm(x))  # type: ignore[no-any-return]
+    return x + block.mlp(block.mlp_norm(x)) if block.mlp and block.mlp_norm else x
 
 
 # Attention itself stays outside: the compiler would make a graph of it for every length, window and block of rows.
