@@ -99,9 +99,7 @@ def tiny_config() -> "Config":
     return validate(
         Config,
         {
-            "study": "test",
-            "seed": 0,
-            "encoding": {"name": "rope"},
+            "study": "test", "seed": 0, "encoding": {"name": "rope"},
             "model": {
                 "n_layers": 2, "n_heads": 2, "d_model": 32, "d_ff": None, "norm": "layernorm", "mlp": "gelu",
                 "tie_embeddings": True, "init": "fan_in", "attention": {"window": None},
@@ -120,9 +118,7 @@ def tiny_config() -> "Config":
                 "protocols": ["fixed_target", "nonoverlap"], "ratios": [1, 2, 4], "windowed": True, "split": "test",
                 "documents": "auto", "targets": 8, "blocks": 16, "batch_tokens": 4096,
             },
-            "tracking": {
-                "backend": "none", "mode": "offline", "project": "posbench", "entity": None, "tags": [],
-            },
+            "tracking": {"backend": "none", "mode": "offline", "project": "posbench", "entity": None, "tags": []},
             "runtime": {
                 "outputs": "outputs", "cache": None, "device": "cpu", "threads": 1, "compile": False,
                 "log_every_steps": 1, "validate_every_steps": 0, "checkpoint_every_steps": 5,

@@ -24,22 +24,11 @@ EVERY = "POSBENCH_EVERY" in os.environ  # each kill and each compiled scheme, of
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # A very small model, by its overrides; the files say how many tokens it trains on.
 TINY = [
-    "tracking=none",
-    "data=text",
-    "data.tokenizer=bytes",
-    "model.n_layers=1",
-    "model.d_model=16",
-    "model.n_heads=2",
-    "training.train_length=16",
-    "training.batch_size=4",
-    "training.warmup_tokens=0",
-    "evaluation.ratios=[1,2]",
-    "evaluation.targets=8",
-    "evaluation.blocks=8",
-    "runtime.device=cpu",
-    "runtime.threads=1",
+    "tracking=none", "data=text", "data.tokenizer=bytes", "model.n_layers=1", "model.d_model=16", "model.n_heads=2",
+    "training.train_length=16", "training.batch_size=4", "training.warmup_tokens=0", "evaluation.ratios=[1,2]",
+    "evaluation.targets=8", "evaluation.blocks=8", "runtime.device=cpu", "runtime.threads=1",
     "runtime.validate_every_steps=0",
-]
+]  # fmt: skip
 
 
 class Largest(TorchDispatchMode):

@@ -63,8 +63,7 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
         having = [name for name in known if key.split(".")[1] in encodings.options_of(name)]
         if having and (without := ",".join(name for name in known if name not in having)):
             first, second = f"encoding={','.join(having)} {key}={','.join(axes[key])}", f"encoding={without}"
-            commands = " and ".join(f"'posbench sweep {words} study=NAME'" for words in (first, second))
-            raise UserError(f"{key} is no option of {without}: {commands} make one comparison")
+            raise UserError(f"{key} is no option of {without}: sweep '{first}' and '{second}', both with study=NAME")
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
 
