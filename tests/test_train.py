@@ -280,11 +280,11 @@ def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit
     assert "began_from" not in load_record(tmp_path / "together" / other.id)
 
 
-def test_lengths_change_within_a_run_at_the_same_update_however_it_is_stopped(
+def test_lengths_and_windows_change_within_a_run_at_the_same_update_however_it_is_stopped(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
     config = changed(config, evaluation={"ratios": (1,), "windowed": False})
-    grown = changed(config, training={"lengths": ((0.0, 4), (0.25, 8), (0.5, 16))})
+    grown = changed(config, training={"lengths": ((0.0, 4, 2), (0.25, 8), (0.5, 16, 5), (0.75, 16))})
     train(grown, tmp_path / "whole", [])
     for step in (6, 8):
         stop_after(step, grown, tmp_path / f"cut-{step}")

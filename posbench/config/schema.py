@@ -28,6 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # also the name of a folder
 Fraction = Annotated[float, Ge(0), Le(1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Stage = tuple[Share, Count, Count] | tuple[Share, Count]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where its own sentence says less.
@@ -135,7 +136,7 @@ class TrainingConfig(Section):
     weight_decay: NonNegative  # per update and unit of learning rate, on matrices of the model
     clip: Positive  # longest gradient: norm over all parameters
     precision: Precision  # of matrix products
-    lengths: tuple[tuple[Share, Count], ...] = ()  # from a share of the updates on: tokens per sequence; () = all alike
+    lengths: tuple[Stage, ...] = ()  # from a share of the updates: tokens per sequence, a window if any; () = all alike
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
@@ -273,19 +274,19 @@ class Config(Section):
         once = {key: list(dict.fromkeys(values)) for key, values in vars(asked).items() if isinstance(values, tuple)}
         once |= {key: sorted(once[key]) for key in ("ratios", "at_tokens")}
         protocols = "problems (experiment=tasks)" if is_task else "fixed_target or nonoverlap, since the data is text"
-        shares, lengths = [share for share, _ in self.training.lengths], [each for _, each in self.training.lengths]
-        divide = all(length % each == 0 for each in lengths) and [length] == lengths[-1:] and not is_task
-        rule = f"shares ascending from 0, and lengths that divide training.train_length, {length}, the last (of text)"
+        stages, shares = self.training.lengths, [stage[0] for stage in self.training.lengths]
+        fits = all(length % stage[1] == 0 and stage[2:] <= stage[1:2] for stage in stages) and not is_task
+        fits = fits and [stage[1:] for stage in stages[-1:]] == [(length,)] and shares == sorted({0.0, *shares})
+        rule = f"shares ascending from 0, lengths that divide {length}, windows up to them, at last {length} with none"
         at_wandb = tracking.backend == "wandb"  # which would refuse names when the run has begun
-        short = "at most 64 characters, as W&B has it (or tracking=none)"
-        project = r"at most 128 characters, none of them among /\#?%:, as W&B has it (or tracking=none)"
+        short = r"at most 64 characters, of a project 128 without /\#?%:, as W&B has it (or tracking=none)"
         for key, wrong, expected in (
             ("data.path", data.path and data.source != "text", f"data=text: data={data.source} does not read it"),
             ("data.dataset", data.dataset and data.source != "hub", f"data=hub: data={data.source} does not read it"),
             ("data.document_mask", data.document_mask and is_task, "false: each problem is a sequence of its own"),
             ("model.attention.sinks", attention.sinks and attention.window is None, "model.attention.window"),
             ("training.tokens", self.training.steps < 1, f"at least {self.training.tokens_per_step}, one update"),
-            ("training.lengths", lengths and not (divide and shares == sorted({0.0, *shares})), rule),
+            ("training.lengths", stages and not fits, "[], since the data is a task" if is_task else rule),
             *((f"evaluation.{key}", list(vars(asked)[key]) != once[key], f"{once[key]}, each once") for key in once),
             ("evaluation.targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
             ("evaluation.protocols", any((each == "problems") != is_task for each in asked.protocols), protocols),
@@ -296,7 +297,7 @@ class Config(Section):
             ("evaluation.at_tokens", max(asked.at_tokens, default=0) > most, f"at most training.tokens, {most:,}"),
             ("study", at_wandb and len(self.study) > 64, short),
             ("tracking.tags", at_wandb and not all(re.fullmatch(".{1,64}", tag) for tag in tracking.tags), short),
-            ("tracking.project", at_wandb and not re.fullmatch(r"[^/\\#?%:]{1,128}", tracking.project), project),
+            ("tracking.project", at_wandb and not re.fullmatch(r"[^/\\#?%:]{1,128}", tracking.project), short),
         ):
             if wrong:
                 value = functools.reduce(getattr, key.split("."), self)
@@ -385,7 +386,7 @@ def kind(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "text" if all(isinstance(each, str) for each in inner) else "yaml"
-    if origin in (None, dict) or (origin is tuple and typing.get_origin(inner[0]) is tuple):
+    if origin in (None, dict) or (origin is tuple and inner[0] == Stage):
         return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
     return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])  # of a union, the other is None
 
@@ -412,7 +413,7 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
 def _mistake(errors: Any, keys: Collection[str]) -> UserError:
     """Return the first of pydantic's errors about what has these keys, as the line that a user reads."""
     error = errors.errors(include_url=False)[0]
-    parts = [part for part in error["loc"] if isinstance(part, str)]  # indices into lists say little
+    parts = [part for part in error["loc"] if isinstance(part, str) and "[" not in part]  # indices, types say little
     key, mistake, value = ".".join(parts), error["type"], error["input"]
     if mistake == "unexpected_keyword_argument":
         return unknown("key", key, keys, "'posbench train --cfg' shows all")

@@ -109,6 +109,8 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
     base = compose.single([f"{key}={text}" for key, text in usual.items()], config_dir)
     training, evaluation = base.training, base.evaluation
     length, tokens = training.train_length, training.tokens
+    if any(len(stage) > 2 for stage in training.lengths):
+        raise UserError(f"training.lengths: expected [share,length] alone, without windows, beside {place}")
     if "training.accumulation" not in given:
         accumulation = max(1, round(tokens / UPDATES / length / training.batch_size))
         training = dataclasses.replace(training, accumulation=accumulation)

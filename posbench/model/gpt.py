@@ -26,7 +26,7 @@ RMS_EPS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A change of how a trained model reads: the baselines and extensions of an evaluation."""
+    """A change of how a model reads: baselines and extensions of an evaluation, windows of stages of training."""
 
     encoding: Encoding | None = None  # in place of the model's own, of the same shape
     window: int | None = None  # keys a query may see, where the model does not see fewer anyway
@@ -60,6 +60,7 @@ class GPT(nn.Module):
         n_scored: int | None = None,
         positions: Tensor | None = None,
         generator: torch.Generator | None = None,
+        reading: Reading = _AS_TRAINED,
     ) -> Tensor:
         """Return logits (B, T, vocab_size), or with labels their mean negative log-likelihood in nats; of none it is 0.
 
@@ -67,9 +68,9 @@ class GPT(nn.Module):
             ids: (B, T).
             labels: (B, T), what should follow each token, or `IGNORED` where that is not scored.
             n_scored: how many labels are scored; None: they are counted, for which the host waits for its device.
-            positions, generator: as for `hidden`.
+            positions, generator, reading: as for `hidden`.
         """
-        hidden = self.hidden(ids, positions, generator)
+        hidden = self.hidden(ids, positions, generator, reading=reading)
         return self.logits(hidden) if labels is None else self.loss(hidden, labels, n_scored)
 
     def hidden(

@@ -19,7 +19,7 @@ from posbench.config.schema import Config, TrainingConfig, Trains
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
-from posbench.model.gpt import GPT, train_flops_per_token
+from posbench.model.gpt import GPT, Reading, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
 
@@ -49,10 +49,11 @@ def stable_steps(training: TrainingConfig) -> int:
     return training.steps - math.ceil(_fall(training.steps, training)) if falls else 0
 
 
-def length_at(step: int, training: TrainingConfig) -> int:
-    """Tokens per sequence in an update; where they are shorter than `train_length`, an update has more sequences."""
-    begun = [length for share, length in training.lengths if step >= share * training.steps]
-    return begun[-1] if begun else training.train_length
+def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
+    """Tokens per sequence in an update, of which it has more where they are short, and its window if there is one."""
+    begun = [stage[1:] for stage in training.lengths if step >= stage[0] * training.steps]
+    length, *window = begun[-1] if begun else [training.train_length]
+    return length, window[0] if window else None
 
 
 def _fall(total: int, training: TrainingConfig) -> float:
@@ -166,14 +167,14 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
     several processes each has its rows of the batch (`Batch.share`). Random positions are drawn from `step`, from 0.
     """
     tell_progress(trainer.model, step / trainer.training.steps)
-    loss = torch.zeros((), device=trainer.device)
+    loss, reading = torch.zeros((), device=trainer.device), Reading(window=stage_at(step, trainer.training)[1])
     trainer.optimizer.zero_grad(set_to_none=True)
     for part in [part.to(trainer.device) for part in batch.parts(trainer.training.accumulation)]:
         # The number of such parts in the batch. Dividing by it is exact when parts are equal.
         times = batch.n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(trainer.device, trainer.dtype):
             draw = generator(trainer.seed, "positions", step, device=trainer.device)  # the same for all parts
-            given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
+            given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw, "reading": reading}
             of_part: Tensor = trainer.model(part.ids, part.labels, **given) / times
         (of_part if trainer.scale is None else trainer.scale.scale(of_part)).backward()  # type: ignore[no-untyped-call]
         loss += of_part.detach()

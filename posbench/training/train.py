@@ -166,7 +166,7 @@ def fit(
         while step < total:
             trainer.model.train()
             rate = learning_rate(step, total, training)
-            batch = batches.batch(step).cut(updates.length_at(step, training)).share(parts, world.rank, world.size)
+            batch = batches.batch(step).cut(updates.stage_at(step, training)[0]).share(parts, world.rank, world.size)
             launched.append(begin_update(trainer, batch, step, rate))
             step += 1
             to_log, to_validate, to_save = (every and (step % every == 0 or step == total) for every in cadences)
