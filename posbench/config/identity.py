@@ -52,18 +52,19 @@ def one_number(value: Any) -> Any:
 
 
 def add_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with later keys at their former values."""
+    """Return a configuration with later options of encodings at their former values; dataclasses have the others."""
     whole = copy.deepcopy(dict(container))
-    for holder, key, value in _later(whole):
-        holder.setdefault(key, copy.deepcopy(value))
+    for options, key, value in _later_options(whole.get("encoding")):
+        options.setdefault(key, copy.deepcopy(value))
     return whole
 
 
 def drop_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return what makes a run, without the later keys that mean what was done before them."""
     rest = {key: copy.deepcopy(value) for key, value in container.items() if key not in NOT_IDENTITY}
-    for holder, key, value in _later(rest):
-        if holder.get(key, ...) == value:
+    later = [(rest.get(section), key, value) for section, keys in LATER.items() for key, value in keys.items()]
+    for holder, key, value in [*_later_options(rest.get("encoding")), *later, (rest, "start", None)]:
+        if isinstance(holder, dict) and holder.get(key, ...) == value:
             del holder[key]
     return rest
 
@@ -76,15 +77,11 @@ def spell_defaults(container: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-def _later(config: dict[str, Any]) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return what holds a later key, the key and its former value; inner encodings first, so that those may empty."""
-    encoding, elsewhere = config.get("encoding"), "reading" in config
-    name = encoding.get("name") if isinstance(encoding, dict) else None
-    holders: list[tuple[Any, dict[str, Any]]] = [(each, FORMER.get(inner, {})) for inner, each in _inner(encoding)]
-    holders += [(encoding, LATER_OPTIONS.get(str(name), {})), (config.get("data"), LATER["data"])]
-    holders += [] if elsewhere else [(config.get("model"), LATER["model"]), (config, {"start": None})]
-    holders += [(config.get("training"), LATER["training"])] if "seed" in config else []  # else trained elsewhere
-    return [(holder, *later) for holder, keys in holders if isinstance(holder, dict) for later in keys.items()]
+def _later_options(encoding: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return options with a later key, the key and its former value; inner encodings first, so that those may empty."""
+    holders = [(options, FORMER.get(name, {})) for name, options in _inner(encoding)]
+    holders += [(encoding, LATER_OPTIONS.get(str(encoding.get("name")), {}))] if isinstance(encoding, dict) else []
+    return [(options, *later) for options, keys in holders for later in keys.items()]
 
 
 def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -393,7 +393,7 @@ def kind(hint: Any) -> str:
 
 def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     """Make a section of plain data, where `encoding` is flat; UserError of one line for a wrong key, type or range."""
-    hints, plain = keys(cls), add_later_keys(plain) if "encoding" in plain else dict(plain)
+    hints, plain = keys(cls), add_later_keys(plain)
     if isinstance(encoding := plain.get("encoding"), Mapping):
         known = {key: encoding.get(key) for key in ("name", *_SOURCE)}
         plain["encoding"] = known | {"options": {key: encoding[key] for key in encoding if key not in known}}
