@@ -8,10 +8,12 @@ from posbench.results.frame import read
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- claims: written by `python scripts/claims.py` -->\n", "<!-- end of claims -->\n"
-# Of heads of 128; tests/test_serving.py computes them.
-BASES = """\
+# Of heads of 128, and of one head alone; tests/test_serving.py and tests/test_tasks.py compute them.
+UNTRAINED = """\
 | RoPE's smallest bases for 1k, 2k ... 32k tokens, untrained | 3 of 6 reproduced \
 | 4.3e3, 1.6e4, 2.9e4, 8.4e4, 3.5e5, 6.3e5 | 4.3e3, 1.6e4, 2.7e4, 8.4e4, 3.1e5, 6.4e5 (Men et al. 2024, Table 2) |
+| One layer whose logits depend on distances [cannot copy five bits](#copying-five-bits) \
+| reproduced | 4 bits, by a linear program | fewer than 5 (Wen et al. 2026, Theorem 3.1) |
 """
 
 
@@ -22,7 +24,7 @@ def written(page: str) -> str:
     plans = reproduce.plans_of_claims([*entries.values()], [])
     table = reproduce.table(reproduce.judge_claims([*entries.values()], plans, studies))
     titles = {row["name"]: row["title"] for row in listing(["claims"])["claims"]}
-    rows, not_run = ["| claim | outcome | ours | published |\n|---|---|---|---|\n", BASES], []
+    rows, not_run = ["| claim | outcome | ours | published |\n|---|---|---|---|\n", UNTRAINED], []
     for row in table.frame.to_dict("records"):
         entry = entries[row["claim"]]
         name = f"[{entry.id}](../configs/claim/{entry.path.name})"
@@ -31,12 +33,7 @@ def written(page: str) -> str:
             continue
         note = f" Deviates: {entry.claim.note}." if "reproduced" in row["outcome"] else ""
         minutes = f", {row['cpu_minutes']:.0f} CPU-minutes" if note else ""
-        cells = (
-            f"{name}: {titles[entry.id]}{note}",
-            row["outcome"],
-            f"{row['ours']}{minutes}",
-            row["published"],
-        )
+        cells = (f"{name}: {titles[entry.id]}{note}", row["outcome"], f"{row['ours']}{minutes}", row["published"])
         rows.append(f"| {' | '.join(cells)} |\n")
     before, _, rest = page.partition(BEGIN)
     text = f"{table.notes}\n\n{''.join(rows)}\nNot run: {', '.join(not_run)}.\n"
