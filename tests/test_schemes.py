@@ -39,7 +39,7 @@ def test_options_that_are_not_finite_and_bases_below_1_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("rop", {}, r"unknown encoding 'rop': did you mean 'rope'\? \('posbench list' shows all\)"),
+        ("rop", {}, r"unknown encoding 'rop': did you mean 'rope'\? \('posbench list' shows all;"),
         ("alibi", {"base": 1}, "'alibi' has no option 'base': it accepts slopes"),
         ("alibi", {"slopes": [1.0]}, r"encoding.slopes is \[1.0\] for 'alibi': expected 4 numbers, one per head"),
         ("t5", {"max_distance": 16}, "encoding.max_distance is 16 for 't5': expected more than half of num_buckets"),

@@ -106,7 +106,7 @@ def load(name: str) -> "type[Encoding]":
         fits = [each for each in classes if name == each.name or name.replace("_", "") == each.__name__.lower()]
         return _named((fits or classes[-1:])[0], name)
     if (point := installed.points(installed.ENCODINGS).get(name)) is None:
-        raise unknown("encoding", name, names(), "'posbench list' shows all")
+        raise unknown("encoding", name, names(), "'posbench list' shows all; a class of yours: encoding=FILE.py:CLASS")
     try:
         return _named(point.load(), name)
     except Exception as error:  # whatever its module raises
