@@ -81,9 +81,9 @@ def _beside(published: Inequality, runs: Runs) -> dict[str, Any]:
     total: Any = 0
     for term in published.terms:
         rows = runs[term.run].assign(label=term.run, repeated=False)
-        if term.protocol == "problems":
+        if column := {"problems": "accuracy", "exact": "exact_match"}.get(term.protocol):
             rows = tasks.task_rows(rows).query("offset == 0 and variant == 'plain'")
-            rows = rows.assign(variant=rows["of_task"].replace("", "plain"), nll=rows["accuracy"])
+            rows = rows.assign(variant=rows["of_task"].replace("", "plain"), nll=rows[column])
         else:
             rows = compare.main_rows(rows, term.protocol)
         rows = rows[(rows["variant"] == term.kind) & (rows["length_ratio"] == term.ratio)]
