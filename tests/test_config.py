@@ -187,9 +187,11 @@ def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path: Path, monkeypat
     spellings = ["texts/a.txt", "./texts//a.txt", f"{tmp_path}/desk/texts/a.txt", f"{tmp_path}/linked/texts/a.txt"]
     assert {composed(f"data.path={path}").data.path for path in [*spellings, "~/texts/a.txt"]} == {"texts/a.txt"}
     assert {composed(f"data.path={path}").data.path for path in ("../a", f"{tmp_path}/a")} == {f"{tmp_path}/a"}
-    names = composed("data.dataset='roneneldan/Tiny Stories'", "data.tokenizer=~/texts").data
-    assert (names.dataset, names.tokenizer, names.name) == ("roneneldan/Tiny Stories", "texts", "Tiny-Stories")
-    assert composed("runtime.outputs=~/runs").runtime.outputs == f"{tmp_path}/desk/runs"
+    config = composed("data.dataset='a/Tiny Stories'", "data.tokenizer=~/texts", "runtime.outputs=~/runs")
+    assert (config.data.dataset, config.data.tokenizer, config.data.name) == ("a/Tiny Stories", "texts", "Tiny-Stories")
+    assert config.runtime.outputs == f"{tmp_path}/desk/runs"
+    answers = [refused(f"{key}=~nobody-here/x") for key in ("data.path", "runtime.outputs", "data.tokenizer", "start")]
+    assert all("there is no user 'nobody-here'" in answer for answer in answers)
 
 
 def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_stays(tmp_path: Path) -> None:
@@ -200,10 +202,9 @@ def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_sta
     (tmp_path / "experiment").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "data/mine.yaml").write_text("defaults: [_base]\nname: mine\nsource: text\ncolumn: body\n")
-    own = "# @package _global_\ndefaults: [demo, {override /data: mine}]\nstudy: own\n"
-    (tmp_path / "experiment/own.yaml").write_text(own)
-    config = compose.single(["experiment=own", "data.path=a.jsonl"], tmp_path)
-    assert (config.data.name, config.data.column) == ("mine", "body")
+    (tmp_path / "experiment/own.yaml").write_text("# @package _global_\ndefaults: [demo, {override /data: mine}]\n")
+    data = compose.single(["experiment=own", "data.path=a.jsonl"], tmp_path).data
+    assert (data.name, data.column) == ("mine", "body")
 
 
 NUMBERS = [key for key, hint in schema.keys().items() if schema.kind(hint).startswith(("int", "float"))]
@@ -234,8 +235,7 @@ def test_a_run_is_what_shapes_its_weights(tiny_config: Config) -> None:
 
 
 def at_the_former_rate(*words: str) -> Config:
-    """Of the time of the names below: later experiment=demo moved to twice this rate."""
-    return composed("training.learning_rate=0.003", *words)
+    return composed("training.learning_rate=0.003", *words)  # of the time of the names below; today it is twice that
 
 
 TEXT = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]

@@ -432,10 +432,8 @@ def _as_typed(value: Any) -> str:
 def load_saved(path: Path) -> AnyConfig:
     """Read the `config.yaml` of a run, or of results of a model from elsewhere; UserError if it is none."""
     container = shipped.load(path)
-    kind: type[AnyConfig] = Config
-    if "reading" in container:
-        kind = TrainedOn if "start" in container else TrainedElsewhere
-    known = keys(kind)
+    elsewhere: type[AnyConfig] = TrainedOn if "start" in container else TrainedElsewhere
+    known = keys(kind := elsewhere if "reading" in container else Config)
     for section in NOT_IDENTITY:  # of earlier versions, keys that made no other run and are gone
         if isinstance(settings := container.get(section), dict):
             container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in known}
