@@ -294,8 +294,8 @@ def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_tod
     for option in former:  # files of before lack what was not given
         saved["encoding"].get("inner_options", {}).pop(option.partition("=")[0].rpartition(".")[2], None)
     assert validate(Config, saved) == before
-    kept = identity.add_later_keys(schema.nested(schema.flat(saved)))  # a row of a study in one file
-    assert kept["encoding"] == to_container(before)["encoding"]
+    settings = schema.nested(schema.flat(saved))  # a Parquet study keeps the settings of its runs flat
+    assert identity.add_later_keys(settings)["encoding"] == to_container(before)["encoding"]
 
 
 def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs() -> None:

@@ -62,7 +62,7 @@ class Claim(Section):
     runs: list[str | dict[str, str]]  # names of shared runs, and others as name: overrides
     prediction: Prediction | None = None
     # A sum of losses and its margin, nats per token; of several all must hold. Or a published number, a loss or a share
-    # of right answers (RUN/problems:VARIANT; RUN/exact: of whole problems), and the difference that is reproduced.
+    # of right answers (RUN/problems:VARIANT; of problems RUN/exact), and the difference that counts as reproduced.
     test: str | list[str] | None = None
     seeds: int | None = None  # how many each run needs, of a published number
     more_seeds: MoreSeeds | None = None

@@ -279,7 +279,7 @@ class Config(Section):
         fits = fits and [stage[1:] for stage in stages[-1:]] == [(length,)] and shares == sorted({0.0, *shares})
         rule = f"shares ascending from 0, lengths that divide {length}, windows up to them, at last {length} with none"
         at_wandb = tracking.backend == "wandb"  # which would refuse names when the run has begun
-        short = r"at most 64 characters, of a project 128 without /\#?%:, as W&B has it (or tracking=none)"
+        short = r"at most 64 characters for W&B (a project: 128, none of them among /\#?%:), or tracking=none"
         for key, wrong, expected in (
             ("data.path", data.path and data.source != "text", f"data=text: data={data.source} does not read it"),
             ("data.dataset", data.dataset and data.source != "hub", f"data=hub: data={data.source} does not read it"),

@@ -50,7 +50,7 @@ def stable_steps(training: TrainingConfig) -> int:
 
 
 def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
-    """Tokens per sequence in an update, of which it has more where they are short, and its window if there is one."""
+    """Return an update's tokens per sequence (the fewer, the more sequences), and its window; None if it has none."""
     begun = [stage[1:] for stage in training.lengths if step >= stage[0] * training.steps]
     length, *window = begun[-1] if begun else [training.train_length]
     return length, window[0] if window else None
