@@ -69,9 +69,9 @@ def nearest(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str | Non
     return by_bare[close[0]] if close else None
 
 
-def did_you_mean(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if none is near."""
-    close = nearest(name, choices, cutoff)
+    close = nearest(name, choices)
     return f": did you mean '{close}'?" if close else ""
 
 

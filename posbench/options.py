@@ -1,7 +1,7 @@
 """Options that come from outside, against what a function or a class declares: the same check for all that has some."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NoReturn
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Lt
 
@@ -29,7 +29,8 @@ def checked(
     values = {}
     for key, value in given.items():
         if key not in defaults:
-            reject(key, owner, defaults)
+            near = did_you_mean(key, defaults).replace(":", ";", 1)
+            raise UserError(f"'{owner}' has no option '{key}': it accepts {', '.join(defaults) or 'none'}{near}")
         try:
             values[key] = pydantic.TypeAdapter(hints[key], config={"allow_inf_nan": False}).validate_python(value)
         except pydantic.ValidationError as error:
@@ -37,13 +38,6 @@ def checked(
             wrong = f"is {value!r} for '{owner}': {message[0].lower()}{message[1:]} (default {defaults[key]!r})"
             raise OptionError(f"{section}{key}", wrong) from None
     return values
-
-
-def reject(option: str, owner: str, accepted: Iterable[str], otherwise: str = "") -> NoReturn:
-    """Raise the UserError that there is no such option, with the nearest one, or else what is said otherwise."""
-    accepted = list(accepted)
-    near = did_you_mean(option, accepted).replace(":", ";", 1) or otherwise
-    raise UserError(f"'{owner}' has no option '{option}': it accepts {', '.join(accepted) or 'none'}{near}")
 
 
 def plain(value: object) -> str:

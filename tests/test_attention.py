@@ -155,8 +155,6 @@ def test_logits_of_hidden_keys_that_are_no_numbers_hide_nothing_else() -> None:
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), [q, k, v]))
 
 
-# -- the definition, as it is offered to others ------------------------------------------------------------------------
-
 EQUAL_TO_NONE = {"none", "drope", "cope"}  # docs/python.md says so: cope's table begins at zero
 AT_THE_INPUT = {
     "abacus", "binary", "cape", "index", "learned", "minmax", "coupling", "shape", "sine", "sinusoidal",

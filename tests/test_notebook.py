@@ -58,9 +58,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / run.folder
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_curve_is_the_rows_of_the_file_the_headline_first_and_what_is_undefined_is_nan(study: Path) -> None:
     run = posbench.load(next(study.glob("alibi-s0-*")))
     frame, rows = run.curve(), evaluation_rows(run.folder)
@@ -114,9 +111,6 @@ def test_what_is_no_run_or_of_another_one_is_refused(trained: Path, tmp_path: Pa
     record.write_text(json.dumps(json.loads(record.read_text()) | {"tokenizer_sha256": "0" * 64}))
     with pytest.raises(UserError, match="is not the tokenizer that the run was trained with"):
         posbench.load(tmp_path / "run").model()
-
-
-# -- training and evaluation -------------------------------------------------------------------------------------------
 
 
 def _state() -> dict[str, Any]:
@@ -213,9 +207,6 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
     for name in ("none", "rope", "mine"):
         assert f"{name},done" in done.stdout
     assert len(list((tmp_path / "outputs/demo").glob("[!.]*-s0-*"))) == 3 and (tmp_path / "again/index.html").is_file()
-
-
-# -- the notebook ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

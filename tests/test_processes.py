@@ -93,9 +93,6 @@ def assert_alike(folder: Path, other: Path) -> None:
     assert rows(other, "val/accuracy") == rows(folder, "val/accuracy")
 
 
-# -- the same as one ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("size", "accumulation", "encoding"), [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.slow)]
 )
@@ -116,9 +113,6 @@ def test_several_processes_give_what_one_gives(
     assert_alike(tmp_path / "one", tmp_path / "several")
     record = load_record(tmp_path / "several")
     assert (record["status"], record["attempt"]["processes"]) == ("done", size) and record["cpu_seconds"] > 0
-
-
-# -- how it ends -------------------------------------------------------------------------------------------------------
 
 
 def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
@@ -153,8 +147,6 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
     assert resumed.step == whole.step == STEPS
     torch.testing.assert_close(resumed.weights(), whole.weights(), rtol=0, atol=0)
 
-
-# -- who starts them ---------------------------------------------------------------------------------------------------
 
 OOM, KILL = "raise posbench.errors.RunFailed('no room', reason='oom')", "os.kill(os.getpid(), signal.SIGKILL)"
 

@@ -51,9 +51,6 @@ def row_of(encoding: Any, x: Tensor, ids: Tensor) -> Tensor:
     return added[:, :, None].sub(encoding.table).abs().sum(-1).argmin(-1)
 
 
-# -- layered -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("consecutive", [False, True])
 def test_a_layer_of_layered_is_its_encoding_under_its_window(consecutive: bool) -> None:
     layered = schemes.build("layered", {"layers": MIXED}, SHAPE)
@@ -64,9 +61,6 @@ def test_a_layer_of_layered_is_its_encoding_under_its_window(consecutive: bool) 
         free, narrow = (attention(alone, *inputs(), COUNTED, 0, each, consecutive=consecutive) for each in windows)
         assert torch.equal(attention(layered, *inputs(), COUNTED, layer, consecutive=consecutive), narrow)
         assert torch.allclose(free, narrow, **CLOSE) != ("window" in entry)
-
-
-# -- starting values and schedules -------------------------------------------------------------------------------------
 
 
 def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length() -> None:
@@ -88,8 +82,6 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() ->
             ours, theirs = attention(encoding, *given), attention(expected, *given, window)
             assert torch.equal(ours, theirs), done
 
-
-# -- other positions ---------------------------------------------------------------------------------------------------
 
 IDS = torch.zeros(3, 30, dtype=torch.long)
 
@@ -124,8 +116,6 @@ def test_cape_moves_jitters_and_stretches_positions_in_training_alone() -> None:
     assert torch.equal(alone.eval().positions(IDS, None), torch.arange(30)[None])
 
 
-# -- texts of tokens ---------------------------------------------------------------------------------------------------
-
 DIGITS = tuple("0123456789+=")
 ADDED = ("<|endoftext|>", *DIGITS)
 
@@ -159,9 +149,6 @@ def test_digits_have_the_papers_rows_and_in_training_begin_anywhere(
     assert name == "coupling" or not encodings.build(name, SHAPE).table[0].any()  # of tokens that are no digits
 
 
-# -- heads -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", schemes.NAMES)
 def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_values(name: str) -> None:
@@ -170,9 +157,6 @@ def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_val
     expected = attention_output(encoding, q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), x, 1, positions)
     out = attention(encoding, q, k, v, x, positions, 1, consecutive="positions" not in encoding.hooks)
     torch.testing.assert_close(out, expected, **CLOSE)
-
-
-# -- extensions --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["partial_rope", "lerope", "grape_m", "pope", "repo"])

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +123,6 @@ def raw_bytes() -> Tokenizer:
     return Tokenizer(_byte_level(models.BPE(vocab=vocab, merges=[])))
 
 
-def of_symbols(symbols: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer of a task: each symbol, the separator first, is a word and has its place as id."""
-    inner = tokenizers.Tokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(symbols)}))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return Tokenizer(inner)
-
-
 def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | None]:
     """Return the tokenizer of a `tokenizer.json`, its folder, or a model on the hub, and the hub's commit."""
     path, revision = Path(os.path.expanduser(setting)), None
@@ -224,7 +217,10 @@ def data_of(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
     tested = [batches.fixed_problems(task, "test", length, 64) for length in sorted({task.shortest, task.longest})]
     digest = hashlib.sha256("\n".join([options, *map(batches.problems_sha256, tested)]).encode()).hexdigest()
     record = {"name": config.name, "sha256": digest, "task": config.task, "offset": config.offset}
-    return TaskData(task, config.offset, of_symbols(task.symbols), record)
+    # Each symbol, the separator first, is a word and has its place as id.
+    words = tokenizers.Tokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(task.symbols)}))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return TaskData(task, config.offset, Tokenizer(words), record)
 
 
 def prepare(config: DataConfig, cache: str | Path | None, separator: int | None = None) -> Tokens:

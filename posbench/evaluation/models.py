@@ -65,9 +65,6 @@ def parse_choice(text: str, example: str = "yarn:factor=4") -> tuple[str, dict[s
     return name, options
 
 
-# -- the interface -----------------------------------------------------------------------------------------------------
-
-
 class Varied(NamedTuple):
     """A model that was changed."""
 
@@ -106,9 +103,6 @@ class Subject(Protocol):
 
     def shifted(self, offset: int) -> "Subject":
         """Return this model with positions that begin at `offset`; raises Undefined if it has no such positions."""
-
-
-# -- scoring -----------------------------------------------------------------------------------------------------------
 
 
 class NotFinite(Exception):
@@ -183,9 +177,6 @@ def in_batches(world: World, count: int, length: int, batch_tokens: int, work: C
     """Return the results of `work` for batches of windows, given their numbers, in order; arguments as of `score`."""
     per_batch = max(1, batch_tokens // length)
     return world.map(lambda first: work(slice(first, first + per_batch)), range(0, count, per_batch))
-
-
-# -- our own models ----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

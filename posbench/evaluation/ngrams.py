@@ -62,7 +62,9 @@ class NGrams:
         `before`: (n, 4), the tokens before each, the nearest last; `tokens`: (n,). Returns (5, n), a row per order.
         """
         size, wanted = self.vocab_size, tokens.astype(np.int64)
-        places, behind = self._counted()
+        lengths = self.spans[:, 1] - self.spans[:, 0]
+        behind = np.concatenate([np.arange(length) for length in lengths])[:COUNTED]  # tokens of its span before each
+        places = np.repeat(self.spans[:, 0], lengths)[:COUNTED] + behind
         unigrams = np.bincount(self.ids[places], minlength=size)
         different = np.count_nonzero(unigrams)
         by_order: list[Floats] = [(unigrams[wanted] + different / size) / (unigrams.sum() + different)]
@@ -83,12 +85,6 @@ class NGrams:
             mixed = (hits + kinds * by_order[-1]) / np.maximum(of + kinds, 1)
             by_order.append(np.where(of > 0, mixed, by_order[-1]))
         return -np.log(np.stack(by_order))
-
-    def _counted(self) -> tuple[Integers, Integers]:
-        """The places of the first `COUNTED` tokens of the spans, and how many of its span stand before each."""
-        lengths = self.spans[:, 1] - self.spans[:, 0]
-        behind = np.concatenate([np.arange(length) for length in lengths])[:COUNTED]
-        return np.repeat(self.spans[:, 0], lengths)[:COUNTED] + behind, behind
 
 
 def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bool_]]:

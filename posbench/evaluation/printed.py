@@ -124,9 +124,6 @@ def _others(rows: pd.DataFrame, length: str) -> Table:
     return _table("", list(by_curve.values()), ["measured", *lengths, "chance", "trivial"], note)
 
 
-# -- remarks -----------------------------------------------------------------------------------------------------------
-
-
 def _about_task(numbers: Headline) -> Iterator[str]:
     step = numbers["steps_to_gate"]
     when = "" if step is None else f", in validation first after step {step:,}"
@@ -180,9 +177,6 @@ def _about_ruler(rows: pd.DataFrame) -> Iterator[str]:
         number = f"{len(scores)} of {same['task'].nunique()} tasks"
         what = f"the longest with {ENOUGH:.1%}, which Llama-2-7b has at 4,096 tokens"
         yield f"RULER{extended}, {number}: {by_length or 'no scores'}. Effective length ({what}): {effective}."
-
-
-# -- cells -------------------------------------------------------------------------------------------------------------
 
 
 def _loss(row: Row) -> str:

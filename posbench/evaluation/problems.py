@@ -74,9 +74,6 @@ def _answered(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> 
     return dataclasses.replace(row, ci_low=interval.low(), ci_high=interval.high(), ci_over="problems")
 
 
-# -- of a probe --------------------------------------------------------------------------------------------------------
-
-
 def choices_of(measurement: plan.Measurement, split: TokenSplit, encode: Encode | None) -> list[Choice]:
     """Return the problems of a row, one in each window.
 
@@ -115,9 +112,6 @@ def ranked(row: EvaluationRow, subject: Subject, choices: list[Choice], evaluati
         exact_match=float((likeliest == ids[:, -1]).mean()),
     )
     return _answered(row, nll[number, right], nll[number, right] < others.min(axis=1), number)
-
-
-# -- of a task ---------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

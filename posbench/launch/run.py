@@ -95,9 +95,6 @@ def config_with_measured_lengths(folder: Path) -> Config:
     return dataclasses.replace(config, evaluation=farther)
 
 
-# -- ranks of this machine ---------------------------------------------------------------------------------------------
-
-
 def start_processes(size: int, threads: int | None, work: Callable[[World], object]) -> None:
     """Do work in so many processes; RunFailed says which one failed and why, SystemExit that rank 0 has said it."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
