@@ -166,6 +166,11 @@ def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(of: Any, tha
     runs = {"copy_alibi": task_runs(*of), "copy_rope": task_runs(*than)}
     (finding,) = judge([(asked, runs)]).to_dict("records")
     assert finding["outcome"] == outcome and finding["cpu_minutes"] == of[2] + than[2]
+    ended = {seed: "diverged" if seed == 9 else "done" for seed in range(10)}
+    lost = {name: rows.assign(run_status=rows["seed"].map(ended)) for name, rows in runs.items()}
+    assert list(judge([(asked, lost)])["outcome"]) == [outcome]  # a seed that diverged has no answer right
+    longer = {name: rows[rows["length_ratio"] > 1] for name, rows in runs.items()}
+    assert list(judge([(asked, longer)])["outcome"]) == ["not run"]
 
 
 def test_a_published_share_of_right_answers_is_a_mean_over_seeds() -> None:

@@ -232,8 +232,9 @@ def test_budgets_of_a_sweep_equal_single_runs_and_a_larger_one_waits_for_the_sma
 ) -> None:
     words = [word for word in overrides if word != "training.tokens=512"]
     arguments = ["encoding=rope", "training.schedule=wsd", "training.tokens=4096,1024,2048", *words]
-    sweep.sweep(arguments, n_jobs=3)
     todo = plans.resolve([arguments])
+    assert f"{(64 - 25 + 16 + 32 - 12) * 64:,} tokens to train on" in sweep.cost(todo)
+    sweep.sweep(arguments, n_jobs=3)
     begun = [pool.record(plan).get("began_from", {}).get("step") for plan in todo]
     assert begun == [25, None, 12]  # of 64, 16 and 32 updates
     assert_as_single_runs(todo, tmp_path / "single")

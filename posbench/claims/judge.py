@@ -29,7 +29,8 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
     """
     rows = []
     for entry, runs in entries:
-        done = {name: rows[rows["run_status"] == "done"] for name, rows in runs.items()}
+        ended = ("done", "diverged") if entry.claim.more_seeds else ("done",)  # on a task it has no answer right
+        done = {name: rows[rows["run_status"].isin(ended)] for name, rows in runs.items()}
         seconds = sum(float(rows.drop_duplicates("folder")["cpu_seconds"].sum()) for rows in done.values())
         row: dict[str, Any] = {"claim": entry.id, "sentence": entry.claim.sentence, "p": None, **_tested(entry, done)}
         row["cpu_minutes"] = round(seconds / 60, 1)
@@ -135,8 +136,8 @@ def _of_task(asked: MoreSeeds, runs: Runs, few: str) -> dict[str, Any]:
             return {"outcome": "not learned", "ours": f"{int(learned.sum())} of {len(learned)} seeds of {name} learned"}
         plain = (rows["variant"] == "plain") & (rows["offset"] == 0)
         right = rows.loc[plain & (rows["of_task"] == asked.variant) & (rows["length_ratio"] == asked.at), "accuracy"]
-        if right.isna().any() or len(right) < len(learned):
-            return {"outcome": "not run", "ours": f"{name} was not tested at {asked.at:g}x"}
+        if right.isna().any() or len(right) < max(1, len(learned)):
+            return {"outcome": "not run", "ours": f"{name} was not tested at {asked.at if len(learned) else 1:g}x"}
         shares.append((int((right >= asked.right).sum()), len(right)))
     (more, of), (than, of_than) = shares
     ours = f"{more} of {of} against {than} of {of_than} seeds"

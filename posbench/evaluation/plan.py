@@ -72,7 +72,8 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
 
     @functools.cache  # rows with equal windows share their forward passes
     def plan(protocol: str, targets: int = settings.targets) -> dict[int, Windows]:
-        wanted, of_text = every if protocol == "fixed_target" else lengths, (settings.blocks, settings.documents)
+        read = sorted({*every, train_length}) if settings.tasks else every  # `offset` reads training lengths alone
+        wanted, of_text = read if protocol == "fixed_target" else lengths, (settings.blocks, settings.documents)
         return protocols.plan(protocol, split, wanted, targets, *of_text, longest, train_length)
 
     below = [(AS_TRAINED, length) for length in every if length < train_length]

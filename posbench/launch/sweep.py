@@ -28,6 +28,7 @@ from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
 from posbench.run import checkpoint
 from posbench.run.run import other_code
 from posbench.terminal import console, exits
+from posbench.training.step import begins_from, stable_steps
 
 logger = logging.getLogger(__name__)
 LEARNING_TAKES = 2_000_000  # tokens: with fewer most of sweep=six do not beat the n-gram model (docs/results.md)
@@ -82,8 +83,11 @@ def sweep(
 def cost(todo: list[Plan]) -> str:
     """Return the commands of plans that are not finished, one per line, then how many runs and tokens those are."""
     left = [plan for plan in todo if not pool.is_finished(plan)]
-    training = [plan.config.training for plan in left if not (pool.is_trained(plan) and checkpoint.every(plan.folder))]
-    tokens = sum(each.steps * each.tokens_per_step for each in training)
+    training = [plan.config for plan in left if not (pool.is_trained(plan) and checkpoint.every(plan.folder))]
+    tokens = sum(config.training.steps * config.training.tokens_per_step for config in training)
+    for config in training:  # it begins where the rate of a smaller budget fell
+        smaller = (stable_steps(plan.config.training) for plan in todo if begins_from(config, plan.config))
+        tokens -= max(smaller, default=0) * config.training.tokens_per_step
     commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
     counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
     return "\n".join([*commands, f"{counts}, {tokens:,} tokens to train on.", "Nothing was run or written."])

@@ -71,8 +71,9 @@ def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     lines = [f"Learned by most seeds: {list_names(ranked['label']) or 'none'}."]
     measured = [name for name in ("accuracy_4x", "accuracy_2x") if name in ranked and ranked[name].notna().any()]
     for name in measured[:1]:
-        best = ranked.loc[ranked[name].idxmax()]
-        lines[0] += f" At {name[9:]} the longest trained problem {best['label']} is best, {best[name]:.0%} right."
+        best = ranked[ranked[name] == ranked[name].max()]
+        first = f"{list_names(best['label'])} {'is' if len(best) == 1 else 'are'} best, {best[name].max():.0%} right"
+        lines[0] += f" At {name[9:]} the longest trained problem {first}."
     words = [_words(table, f"accuracy_{ratio}", ("better", "worse"), f"at {ratio} ") for ratio in ("2x", "4x")]
     lines += [text.lstrip() for text in words if text]
     if table["seeds"].min() < ENOUGH_SEEDS:

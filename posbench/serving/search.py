@@ -25,7 +25,7 @@ from posbench.terminal import console
 METHODS = ("yarn", "ntk_by_parts", "llama3", "ntk", "pi")
 MORE = (1, 2)  # factors, in multiples of N / training length
 PROBE = "passkey"
-_LEAN = ("protocol=fixed_target", "evaluation.windowed=false")
+_LEAN = ("protocol=fixed_target", "evaluation.windowed=false", "evaluation.sinks=0")
 
 
 def candidates(ratio: float) -> list[str]:
@@ -39,7 +39,7 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
 
     `frame`: rows of one run or model on one text; those of undefined candidates have no number.
     """
-    rows = frame[frame["variant"] != "windowed"].assign(extension=frame["extension"].fillna("none"))
+    rows = frame[~frame["variant"].isin(("windowed", "sinks"))].assign(extension=frame["extension"].fillna("none"))
 
     def column(name: str, where: "pd.Series[bool]") -> "pd.Series[float]":
         return rows[where].drop_duplicates("extension", keep="last").set_index("extension")[name]

@@ -227,7 +227,8 @@ class Clock:
         self._wall, self._cpu, self._memory = (before.get(name, 0) for name in self.NAMES)  # of earlier attempts
         self._last_row = tokens, self._wall
         peak, model = machine.peak_flops(trainer.device, trainer.dtype), trainer.model
-        flops = train_flops_per_token(model, trainer.training.train_length) if isinstance(model, GPT) else None
+        lengths = [stage_at(step, trainer.training)[0] for step in range(trainer.training.steps if peak else 1)]
+        flops = train_flops_per_token(model, round(sum(lengths) / len(lengths))) if isinstance(model, GPT) else None
         self.full_speed = peak * trainer.world.size / flops if peak and flops else None  # tokens per second
 
     def spent(self) -> dict[str, float]:
