@@ -158,5 +158,5 @@ def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text
     )
     frame["protocol"], frame["task"] = ["fixed_target"] * 3 + ["task"] * 3, [None] * 3 + ["passkey"] * 3
     frame["nll"], frame["accuracy"] = [1.0, 1.1, 1.2, *[None] * 3], [*[None] * 3, 0.1, 0.5, 0.4]
-    frame = pd.concat([frame, frame.assign(variant="sinks", extension="sinks")])  # no extension
+    frame = pd.concat([frame, frame.assign(variant="sinks", extension="sinks")], ignore_index=True)  # no extension
     assert list(ranked(frame, 192)["extension"]) == ["pi", "none", "yarn"]
