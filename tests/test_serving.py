@@ -1,5 +1,6 @@
 """`posbench rope`: frequencies against transformers, what engines read otherwise, and what is written for them."""
 
+import importlib
 import json
 import re
 import shlex
@@ -13,8 +14,9 @@ import torch
 from support import posbench
 
 from posbench.errors import UserError
+from posbench.serving.command import compare_ropes, settings_of
 from posbench.serving.engines import instructions, reach, remarks
-from posbench.serving.read import NOPE, bound_by_base, first_difference, ropes
+from posbench.serving.read import bound_by_base, first_difference, ropes, rotating
 from posbench.serving.search import ranked
 
 transformers = pytest.importorskip("transformers")
@@ -52,21 +54,61 @@ def test_frequencies_equal_those_of_transformers(section: dict[str, Any]) -> Non
         assert our_factor == pytest.approx(factor)
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "mistral", "qwen2", "smollm3", "gemma2", "gemma3_text"])
-def test_a_saved_configuration_means_what_the_models_own_rotary_modules_compute(kind: str, tmp_path: Path) -> None:
-    config = hf_models.configuration(kind)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    config.save_pretrained(tmp_path)
-    (module,) = [each for name, each in model.named_modules() if name.endswith("rotary_emb")][:1]
-    for rope in ropes(json.loads((tmp_path / "config.json").read_text())):
-        if rope.type == NOPE:
-            continue
-        layers = [rope.layers] if hasattr(module, f"{rope.layers}_inv_freq") else []
-        cos, _ = module(torch.zeros(1), torch.tensor([[1, 40]]), *layers)
-        expected = (torch.tensor([[1.0], [40.0]]) * rope.at(48)[0].float()).cos()
-        torch.testing.assert_close(cos[0, :, : expected.shape[1]], expected, rtol=1e-5, atol=1e-6)
-    windows = {rope.window for rope in ropes(config.to_dict())}
-    assert windows == ({20} if kind == "mistral" else {20, None} if "sliding_attention" in str(config) else {None})
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "head_dim": 16,
+         "max_position_embeddings": 4096, "intermediate_size": 64, "vocab_size": 64, "pad_token_id": 0}  # fmt: skip
+KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 20}
+MLA = {
+    "head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+}
+STEEP = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, **ORIGINAL}
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+PUBLISHED: dict[str, dict[str, Any]] = {  # as authors spell them: kinds of layers, parts of heads, defaults of a class
+    "gpt_oss": {**KINDS, "rope_theta": 1.5e5, "rope_scaling": {**YARN, "truncate": False}},
+    "gemma3_text": {**KINDS, "rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "gemma4_text": {**KINDS, "global_head_dim": 32, "rope_parameters": {
+        "sliding_attention": {**HALF, "partial_rotary_factor": 1.0},
+        "full_attention": {**HALF, "rope_type": "proportional", "partial_rotary_factor": 0.25}}},
+    "olmo3": {**KINDS, "rope_theta": 5e5, "rope_scaling": YARN},
+    "deepseek_v3": {**MLA, "rope_theta": 1e4, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    "llama4_text": {"rope_theta": 5e5, "no_rope_layers": [], "rope_scaling": STEEP},
+    "exaone4": {"layer_types": ["full_attention"] * 6, "sliding_window": None, "rope_theta": 1e6},
+    "glm4": {"rope_parameters": HALF},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 3, "rope_parameters": HALF},
+}  # fmt: skip
+SAVED = ("gpt_neox", "mistral", "qwen2", "smollm3", "gemma2")
+
+
+def own_rotary(settings: dict[str, Any]) -> dict[str, tuple[torch.Tensor, float]]:
+    """Return by kind of layer the frequencies and the factor on queries and keys of a model's own rotary module."""
+    config = transformers.AutoConfig.for_model(**json.loads(json.dumps(settings)))
+    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
+    names = [name for name in vars(module) if name.endswith("RotaryEmbedding") and "Vision" not in name]
+    rotary = getattr(module, min(names, key=len))(config=config)
+    buffers = {name[:-8]: buffer for name, buffer in rotary.named_buffers() if "original" not in name}  # inv_freq
+    return {of[:-1]: (buffer, getattr(rotary, f"{of}attention_scaling")) for of, buffer in buffers.items()}
+
+
+@pytest.mark.parametrize("kind", [*PUBLISHED, *SAVED])
+def test_configurations_mean_what_the_models_own_rotary_modules_compute_as_they_are_and_as_written(kind: str) -> None:
+    saved = hf_models.configuration(kind).to_dict() if kind in SAVED else {**SIZES, "model_type": kind}
+    settings = saved | PUBLISHED.get(kind, {})
+    bare = {key: value for key, value in settings.items() if not key.startswith("rope_")}
+    turning = rotating(ropes(settings))
+    for spelling in (settings, bare | json.loads(instructions(settings)[0].text)):
+        theirs = own_rotary(spelling)
+        for rope in turning:
+            f, factor = theirs.get(rope.layers) or theirs[""]
+            torch.testing.assert_close(rope.at(64)[0].float(), f, rtol=1e-5, atol=1e-9)
+            assert rope.at(64)[1] == pytest.approx(factor)
+    assert sum(rope.number for rope in turning) == sum(rope.number for rope in ropes(settings)) - {
+        "llama4_text": 1, "smollm3": 1, "qwen3_next": 3}.get(kind, 0)  # fmt: skip
+    windows = {rope.window for rope in ropes(settings)}
+    assert windows == ({20} if kind == "mistral" else {20, None} if "sliding_attention" in str(settings) else {None})
 
 
 THREADS = {  # configurations, and what is said of them
@@ -132,12 +174,31 @@ def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys:
     first, second = str(tmp_path / "one.json"), str(tmp_path / "other.json")
     assert posbench("rope", first, second, "--png", str(tmp_path / "a.png"), "--write", str(tmp_path / "out")) == 0
     assert "all layers: differ from position" in capsys.readouterr().out
+    gemma = ropes({**SIZES, **PUBLISHED["gemma3_text"], "model_type": "gemma3_text"})
+    for both, kinds in (([gemma, gemma[::-1]], [True, True]), ([gemma, ropes(LLAMA)], [True, False])):
+        assert ["turn alike" in line for line in compare_ropes(["a", "b"], both)[2:]] == kinds
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "out/transformers5.json").read_text())["rope_parameters"]["rope_theta"] == 1e4
     assert posbench("rope", first, "extension=yarn:factor=8", "length=4096") == 0
     assert posbench("rope", "yarn", "factor=8", "head_dim=64", "train_length=1024") == 0
     assert capsys.readouterr().out.count("slowed 8 times") == 2
-    assert posbench("rope", "alibi") == 2
+    assert [posbench("rope", name) for name in ("alibi", "pope", "xpos")] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["glm4", "gemma3", "mistral"])
+def test_an_extension_keeps_what_it_does_not_extend_and_serves_the_length_asked_for(kind: str, tmp_path: Path) -> None:
+    settings = {**SIZES, "sliding_window": 20, "model_type": kind, "rope_parameters": HALF}
+    if kind == "gemma3":
+        settings = {"text_config": {**SIZES, **KINDS, "model_type": "gemma3_text", "rope_theta": 1e6}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    for extension in ("yarn", "ntk", "pi:factor=2"):
+        extended = settings_of(str(tmp_path), {"extension": extension, "length": "8192,10000"})
+        assert all("10000" in text for _, text, _ in instructions(extended, length=10000)[2:4])
+        assert extended.keys() == settings.keys()
+        before, after = rotating(ropes(settings)), rotating(ropes(extended))
+        assert [rope.width for rope in before] == [rope.width for rope in after]
+        assert [not torch.equal(a.at(64)[0], b.at(64)[0]) for a, b in zip(before, after, strict=True)][-1]
+        assert before[0].at(64)[0].equal(after[0].at(64)[0]) == (kind == "gemma3")
 
 
 @pytest.mark.slow

@@ -362,10 +362,10 @@ def ntk_by_parts(
     Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
     Checked against: transformers, rope_type `yarn` without its factor (index); rope_type `llama3` (rotations).
     """
-    expect(alpha < beta, "beta", beta, f"a number above alpha, {alpha:g}")  # of llama3: its high and low factors
+    expect(alpha <= beta, "beta", beta, f"at least alpha, {alpha:g}")  # of llama3: its high and low factors
     pairs, most = len(rope.f), rope.train_length / (2 * math.pi)
     if ramp == "rotations":
-        share = 1 - ((most * rope.f - alpha) / (beta - alpha)).clamp(0, 1)
+        share = 1 - ((most * rope.f - alpha) / (beta - alpha or 1e-9)).clamp(0, 1)
     else:
         # From the pair with beta rotations to that with alpha, whole pairs. Others clamp one side of each end.
         ends = [pairs * math.log(most / rotations) / math.log(rope.base) for rotations in (beta, alpha)]

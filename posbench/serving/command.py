@@ -24,6 +24,7 @@ from posbench.huggingface.export import parameters_of
 from posbench.huggingface.rope import rope_parameters
 from posbench.report import charts
 from posbench.run import find
+from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config
 from posbench.serving import read
 from posbench.serving.engines import instructions, reach, remarks
@@ -54,14 +55,15 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
         files.write(png, charts.drawn(picture(read.ropes(configurations[0]), lengths), "png"))
         print(png)
     if folder:
-        print("\n".join(write_instructions(folder, configurations[0], names[0])))
+        asked = _longest(given, configurations[0]) if given.get("extension") else max(lengths, default=0)
+        print("\n".join(write_instructions(folder, configurations[0], names[0], asked)))
 
 
 def settings_of(name: str, given: dict[str, str]) -> Settings:
     """Return the content of a config.json: read from a file, a model or a run, or made for an encoding with options."""
     path = find.of_id(Path(name))
     if (path / "run.json").is_file():
-        settings = _of_encoding(load_config(path))
+        settings = _of_encoding(load_config(path), path)
     elif path.suffix == ".json" or (path / "config.json").is_file():
         try:
             settings = json.loads((path if path.suffix == ".json" else path / "config.json").read_bytes())
@@ -74,39 +76,52 @@ def settings_of(name: str, given: dict[str, str]) -> Settings:
         settings = _of_encoding(compose.single([f"encoding={name}", *options, *size]))
     else:
         settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
-    return _extended(settings, given["extension"], given.get("length")) if given.get("extension") else settings
+    return _extended(settings, given) if given.get("extension") else settings
 
 
-def _of_encoding(config: Config) -> dict[str, Any]:
-    """Return the settings of a model with a run's encoding."""
-    model, length = config.model, config.original_length
-    shape = Shape(model.d_model, model.n_heads, model.n_layers, length)
-    rope = encodings.build(config.encoding.name, shape, config.encoding.options)
-    if not isinstance(rope, Rotary):
-        raise UserError(f"'{config.encoding.name}' is no rotary encoding with frequencies: expected rope or its family")
-    settings = {"model_type": "posbench", "num_hidden_layers": model.n_layers, "head_dim": shape.head_dim}
-    original = getattr(rope, "original_length", length)
+def _of_encoding(config: Config, run: Path | None = None) -> dict[str, Any]:
+    """Return the settings of a model with an encoding, whose frequencies a run may have learned."""
+    rope = config.build_encoding()
+    if run and [*rope.parameters()]:
+        rope = model_of(run, config, tokenizer_of(run)).encoding
+    if not isinstance(rope, Rotary) or not encodings.architectures(rope):
+        raise UserError(f"'{config.encoding.name}' has no configuration of RoPE: expected rope or its family")
+    settings = {"model_type": "posbench", "num_hidden_layers": config.model.n_layers, "head_dim": rope.shape.head_dim}
+    original = getattr(rope, "original_length", config.original_length)
     return {**settings, "max_position_embeddings": original, "rope_parameters": parameters_of(rope, partly=True)}
 
 
-def _extended(settings: Settings, extension: str, length: str | None) -> Settings:
+def _longest(given: dict[str, str], settings: Settings) -> int:
+    """Return the longest input in tokens that an extension is for: the length asked for, else its factor times L."""
+    lengths = [int(length) for length in given.get("length", "").split(",") if length]
+    factor = float(parse_choice(given["extension"])[1].get("factor") or 4.0)
+    return max(lengths, default=round(factor * read.ropes(settings)[0].train_length))
+
+
+def _extended(settings: Settings, given: dict[str, str]) -> Settings:
     """Return settings whose plain RoPE is extended: `method:option=value:option=value`."""
-    method, options = parse_choice(extension)
-    plain = [rope for rope in read.rotating(read.ropes(settings)) if not rope.window]
+    method, options = parse_choice(given["extension"])
+    turning = read.rotating(read.ropes(settings))
+    plain = [rope for rope in turning if not rope.window] or turning
     if not plain or any(rope.type != "default" for rope in plain):
         types = ", ".join(rope.type for rope in plain)
         raise UserError(f"extension={method}: only plain RoPE is extended, and this is {types}")
     rope = plain[0]
     shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
     encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
-    longest = int(length or 0) or round(rope.train_length * float(options.get("factor") or 4.0))
+    longest = _longest(given, settings)
     extended, facts = extend.extend_encoding(encoding, method, longest, rope.train_length, **options)
     long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
-    text = {key: value for key, value in read.text_of(settings).items() if key not in ("rope_scaling", "rope_theta")}
-    sections = text.get("rope_parameters") or {}
-    nested = rope.layers in sections
-    return {**text, "rope_parameters": {**sections, rope.layers: part} if nested else part}
+    text = read.text_of(settings)
+    before = read.section_of(text, "transformers 5", rope.layers)
+    part = {key: before[key] for key in ("partial_rotary_factor", *read.BESIDE) if key in before} | part
+    sections = {key: each for key, each in (text.get("rope_parameters") or {}).items() if isinstance(each, dict)}
+    if text.get("model_type") in read.LOCAL:
+        sections = {each.layers: {"rope_type": "default", "rope_theta": each.base} for each in turning} | sections
+    text = {key: value for key, value in text.items() if key not in ("rope_scaling", "rope_theta")}
+    text["rope_parameters"] = {**sections, rope.layers: part} if sections else part
+    return {**settings, "text_config": text} if "text_config" in settings else text
 
 
 def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
@@ -135,7 +150,7 @@ def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> lis
         upto = f"up to {apart:,} of" if apart < longest else "at all"
         lines.append(f"  equal tokens stand out of random ones {upto} {longest:,} tokens (Men et al. 2024)")
     findings = remarks(settings)
-    alike = [name for name in read.ENGINES if not any(line.startswith(name) for line in findings)]
+    alike = [name for name in read.ENGINES if not any(line.startswith(f"{name} ") for line in findings)]
     return [*lines, "", f"read alike by {', '.join(alike)}", *(f"! {line}" for line in findings)]
 
 
@@ -162,20 +177,22 @@ def stretches(rope: Rope, f: Tensor) -> str:
 def compare_ropes(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
     """Return lines that say where two configurations turn otherwise."""
     lines = ["", f"{names[0]} and {names[1]}"]
-    for first, second in zip(*both, strict=False):
+    alike = [(a, b) for a, b in itertools.product(*both) if a.layers == b.layers or 1 in map(len, both)]
+    for first, second in alike or zip(*both, strict=False):
         length = max(reach(first), reach(second))
         place = read.first_difference(first, second, length)
         turning = f"differ from position {place[0]:,} on, pair {place[1]} first" if place else "turn alike"
         a, b = first.at(length)[1], second.at(length)[1]
         factors = "" if a == b else f"; q and k times {a:.4g} and {b:.4g}"
-        lines.append(f"  {first.layers}: {turning} within {length:,} tokens{factors}")
+        layers = first.layers if len(both[0]) > 1 else second.layers
+        lines.append(f"  {layers}: {turning} within {length:,} tokens{factors}")
     return lines
 
 
-def write_instructions(folder: Path, settings: Settings, model: str) -> list[str]:
-    """Write what tells each engine this RoPE, and return it as lines."""
+def write_instructions(folder: Path, settings: Settings, model: str, length: int = 0) -> list[str]:
+    """Write what tells each engine this RoPE for inputs of a length, and return it as lines."""
     lines: list[str] = []
-    for engine, instruction, differences in instructions(settings, model):
+    for engine, instruction, differences in instructions(settings, model, length):
         lines += ["", engine, *filter(None, [instruction]), *(f"! it still {line}" for line in differences)]
         if engine.startswith("transformers") and instruction:
             folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def remarks(settings: Settings) -> list[str]:
     for engine in list(read.ENGINES)[1:]:
         try:
             others = read.ropes(settings, engine)
-            lines += [f"{engine} {line}" for line in _differences(reference, others, engine, text)]
+            lines += [f"{engine} {line}" for line in _differences(reference, others, engine, text, 0)]
         except UserError as error:
             lines.append(f"{engine} refuses it: {error}")
     return lines
@@ -64,10 +64,10 @@ def _of_section(name: str, section: Settings, text: Settings) -> Iterator[str]:
             yield f"vLLM and SGLang read up to {reach}: right only if max_position_embeddings is the trained length"
 
 
-def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Settings) -> Iterator[str]:
+def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Settings, longest: int) -> Iterator[str]:
     """Yield how an engine turns otherwise than the reference, for each kind of layer."""
     for wanted, given in zip(reference, ropes, strict=True):
-        lengths = dict.fromkeys((wanted.train_length, reach(wanted)))
+        lengths = dict.fromkeys((wanted.train_length, reach(wanted), longest or reach(wanted)))
         a, b = wanted.at(reach(wanted))[1], given.at(reach(wanted))[1]
         places = {n: place for n in lengths if (place := read.first_difference(wanted, given, n))}
         turns = ""
@@ -83,9 +83,8 @@ def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Se
 def _reason(engine: str, rope: Rope, text: Settings) -> str:
     """Return why an engine reads a configuration otherwise."""
     facts = read.ENGINES[engine]
-    section = next((text[name] for name in facts.sections if text.get(name)), None)
-    part = {} if section is None else section.get(rope.layers, section)
-    if section is None or (engine.startswith("transformers 4") and "rope_theta" not in text):
+    part = read.section_of(text, engine, rope.layers)
+    if not part or (engine.startswith("transformers 4") and "rope_theta" not in text):
         return "it reads rope_scaling and the rope_theta beside it, not rope_parameters"
     if engine == "transformers 4.55" and rope.type == "yarn":
         return f"its factor is max_position_embeddings / original_max_position_embeddings, {rope.options['factor']:g}"
@@ -93,7 +92,7 @@ def _reason(engine: str, rope: Rope, text: Settings) -> str:
         return f"it has no type '{rope.type if rope.type != 'default' else part.get('rope_type', part.get('type'))}'"
     if rope.fixed_length:
         return f"it keeps the frequencies of {rope.fixed_length:,} tokens for every input"
-    if passed := [key for key in facts.unread if part.get(key) is not None]:
+    if passed := [key for key in read.unread(engine, text) if part.get(key) is not None]:
         return f"it does not read {' and '.join(passed)}"
     return f"{' and '.join(key for key in facts.multiplies if part.get(key))} multiplies its own factor"
 
@@ -115,47 +114,53 @@ class Instruction(NamedTuple):
     differs: list[str]  # how the engine still turns otherwise, when it reads that
 
 
-def instructions(settings: Settings, model: str = "MODEL") -> list[Instruction]:
-    """Return for each engine what tells it the RoPE that transformers 5 reads, each read back and compared."""
+def instructions(settings: Settings, model: str = "MODEL", length: int = 0) -> list[Instruction]:
+    """Return for each engine what tells it the RoPE that transformers 5 reads, for inputs up to a length or longer."""
     text = read.text_of(settings)
     reference = read.rotating(read.ropes(settings))
-    longest = max(map(reach, reference))
+    longest = max(length, *map(reach, reference))
     bare = {key: value for key, value in text.items() if key not in (*_SECTIONS, "rope_theta", "rope_local_base_freq")}
     every: list[Instruction] = []
     for engine in ("transformers 5", "transformers 4", "vLLM 0.25", "SGLang", "llama.cpp"):
-        parts = {rope.layers: _parameters(rope, engine) for rope in reference}
-        section = parts if len(parts) > 1 else next(iter(parts.values()))
-        keys: dict[str, Any] = {"rope_parameters": section}
-        if any(rope.type in _STRETCHED for rope in reference):
+        parts = {rope.layers: _parameters(rope, engine, text) for rope in reference}
+        first = next(iter(parts.values()))
+        alike = all(part == first for part in parts.values())
+        keys: dict[str, Any] = {"rope_parameters": first if alike else parts}
+        if not any(rope.type in ("linear", "dynamic") for rope in reference):  # for which it is the trained length
             keys["max_position_embeddings"] = longest
         if engine == "transformers 4":
-            if len(parts) > 1:
+            if not alike and text.get("model_type") not in read.LOCAL:
                 every.append(Instruction(engine, "", ["has one section for all kinds of layers"]))
                 continue
-            theta = section.pop("rope_theta")
-            keys = {key: value for key, value in keys.items() if key != "rope_parameters"}
-            keys |= {"rope_theta": theta} | ({} if section == {"rope_type": "default"} else {"rope_scaling": section})
+            del keys["rope_parameters"]
+            section = first if alike else parts["full_attention"]
+            keys |= {key: section.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in section}
+            keys |= {} if alike else {"rope_local_base_freq": parts["sliding_attention"]["rope_theta"]}
+            keys |= {} if section == {"rope_type": "default"} else {"rope_scaling": section}
         written = json.dumps({"text_config": keys} if "text_config" in settings else keys)
-        differs = [*_differences(reference, read.rotating(read.ropes(bare | keys, engine)), engine, bare | keys)]
+        changed = read.rotating(read.ropes(bare | keys, engine))
+        differs = [*_differences(reference, changed, engine, bare | keys, longest)]
         if engine.startswith("vLLM"):
             written = f"vllm serve {model} --hf-overrides {shlex.quote(written)} --max-model-len {longest}"
         elif engine == "SGLang":
             server = f"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python -m sglang.launch_server --model-path {model}"
             written = f"{server} --json-model-override-args {shlex.quote(written)} --context-length {longest}"
         elif engine == "llama.cpp":
-            written, differs = _flags(reference, longest, differs)
+            written, differs = _flags(first if alike else {}, longest, differs)
         every.append(Instruction(engine, written, differs))
     return every
 
 
-def _parameters(rope: Rope, engine: str) -> dict[str, Any]:
+def _parameters(rope: Rope, engine: str, text: Settings) -> dict[str, Any]:
     """Return a section that an engine reads as this RoPE, with `rope_theta` in it."""
-    options = {key: value for key, value in rope.options.items() if key not in ("mscale", "mscale_all_dim", "share")}
+    given = read.section_of(text, "transformers 5", rope.layers)
+    options = {key: value for key, value in rope.options.items() if key != "share"}
     if rope.type == "yarn":
+        counts = [key for key in ("factor", *read.MSCALE) if key in options and key not in read.unread(engine, text)]
+        default = read.temperature({key: options[key] for key in counts}, ())
         plain = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True}
         options = {key: value for key, value in options.items() if plain.get(key) != value and key != "attn_factor"}
-        default, factor = read.temperature({"factor": rope.options["factor"]}, ()), options.pop("attention_factor")
-        if abs(factor - default) > 1e-9:
+        if abs((factor := options.pop("attention_factor")) - default) > 1e-9:
             key = "attention_factor" if engine.startswith("transformers") else "attn_factor"
             options[key] = factor if key == "attention_factor" else factor / default
     if rope.type in _STRETCHED:
@@ -164,15 +169,14 @@ def _parameters(rope: Rope, engine: str) -> dict[str, Any]:
         options["partial_rotary_factor"] = rope.options["share"]
     elif rope.width != rope.head_dim:
         options["partial_rotary_factor"] = rope.width / rope.head_dim
-    return {"rope_type": rope.type, "rope_theta": rope.base, **options}
+    beside = {key: given[key] for key in read.BESIDE if key in given}
+    return {"rope_type": rope.type, "rope_theta": rope.base, **options, **beside}
 
 
-def _flags(reference: list[Rope], longest: int, differs: list[str]) -> tuple[str, list[str]]:
+def _flags(part: Settings, longest: int, differs: list[str]) -> tuple[str, list[str]]:
     """Return llama.cpp's flags for a model that is converted already; it has them for one plain kind of layer."""
-    rope = reference[0]
-    if len(reference) > 1 or rope.type not in ("default", "linear", "yarn"):
+    if part.get("rope_type") not in ("default", "linear", "yarn"):
         return "", differs or ["has no flags for it: convert a model with the keys of transformers 5"]
-    part = {key: value for key, value in _parameters(rope, "llama.cpp").items() if value != "default"}
-    flags = [word for key, flag in FLAGS.items() if key in part for word in (flag, part[key])]
+    flags = [word for key, flag in FLAGS.items() if part.get(key, "default") != "default" for word in (flag, part[key])]
     words = ["llama-server", "-m", "MODEL.gguf", "-c", longest, *flags]
     return shlex.join(f"{word:.9g}" if isinstance(word, float) else str(word) for word in words), differs

@@ -21,7 +21,8 @@ ALL = "all layers"
 NOPE = "none"  # the type of layers without positions
 TOLERANCE = 1e-3  # of cosines that count as equal
 _BETAS = {"beta_slow": 1.0, "beta_fast": 32.0}
-_ATTENTION = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
+MSCALE = ("mscale", "mscale_all_dim")
+_ATTENTION = ("attention_factor", "attn_factor", *MSCALE)
 # The keys of each type, the required ones first; then how many these are.
 KEYS: dict[str, tuple[tuple[str, ...], int]] = {
     "default": ((), 0),
@@ -32,7 +33,11 @@ KEYS: dict[str, tuple[tuple[str, ...], int]] = {
     "longrope": (("short_factor", "long_factor", "original_max_position_embeddings", "attention_factor", "factor"), 2),
     "proportional": (("factor",), 0),
 }
-OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+# Keys of any type that say nothing of frequencies: of several axes, or read by the models' own attention.
+BESIDE = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta", "short_mscale", "long_mscale")
+OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *BESIDE)
+# Kinds of models whose layers with windows have plain RoPE, and its base if that is not the others'.
+LOCAL: dict[str, float | None] = {"gemma3_text": 10_000.0, "olmo3": None}
 OTHER_NAMES = {"su": "longrope", "deepseek_yarn": "yarn", "mrope": "default"}
 
 
@@ -47,14 +52,13 @@ class Engine(NamedTuple):
 
 
 _EITHER = ("rope_parameters", "rope_scaling")
-_MSCALE = ("mscale", "mscale_all_dim")
 ENGINES = {
     "transformers 5": Engine(("rope_scaling", "rope_parameters"), ("attn_factor",)),
-    "transformers 4": Engine(("rope_scaling",), ("attn_factor",)),
-    "transformers 4.55": Engine(("rope_scaling",), ("attn_factor",)),
-    "vLLM 0.25": Engine(_EITHER, ("attention_factor", *_MSCALE), ("attn_factor",), one_length=True),
+    "transformers 4": Engine(("rope_scaling",), ("attn_factor",), without=("proportional",)),
+    "transformers 4.55": Engine(("rope_scaling",), ("attn_factor",), without=("proportional",)),
+    "vLLM 0.25": Engine(_EITHER, ("attention_factor", *MSCALE), ("attn_factor",), one_length=True),
     "SGLang": Engine(_EITHER, ("attention_factor",), ("attn_factor",), one_length=True),
-    "llama.cpp": Engine(_EITHER, (*_MSCALE, "truncate"), ("attention_factor", "attn_factor"), True, ("dynamic",)),
+    "llama.cpp": Engine(_EITHER, (*MSCALE, "truncate"), ("attention_factor", "attn_factor"), True, ("dynamic",)),
 }
 
 
@@ -113,34 +117,47 @@ def ropes(settings: Settings, engine: str = "transformers 5") -> list[Rope]:
     Raises UserError for no width of a head, no length, an unknown type, or a required key that is missing.
     """
     text = text_of(settings)
+    return [_rope(text, engine, *kind, count) for kind, count in _layers(text).items()]
+
+
+def section_of(text: Settings, engine: str, layers: str) -> Settings:
+    """Return the section that an engine reads for a kind of layers; empty if there is none where it looks."""
     section: Settings = next((text[name] for name in ENGINES[engine].sections if text.get(name)), {})
-    return [_rope(text, section, engine, *kind, count) for kind, count in _layers(text).items()]
+    return section[layers] if isinstance(section.get(layers), Mapping) else section
+
+
+def unread(engine: str, text: Settings) -> tuple[str, ...]:
+    """Return the keys of a section that an engine passes over; in DeepSeek's kind of attention all read MSCALE."""
+    keys = ENGINES[engine].unread
+    return tuple(key for key in keys if key not in MSCALE) if text.get("qk_rope_head_dim") else keys
 
 
 def _layers(text: Settings) -> Counter[tuple[str, bool]]:
     """Return how many layers are of each kind, and turn queries and keys or not."""
     count = text.get("num_hidden_layers") or text.get("n_layer") or 1
-    period = text.get("sliding_window_pattern") or (2 if str(text.get("model_type")).startswith("gemma2") else None)
+    period = text.get("sliding_window_pattern") or {"gemma2": 2, "olmo3": 4}.get(str(text.get("model_type")))
     kinds = text.get("layer_types") or [ALL] * count
     if kinds[0] == ALL and isinstance(period, int) and period > 1:
         kinds = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)]
-    interval = text.get("no_rope_layer_interval")
+    interval = text.get("no_rope_layer_interval") or (4 if text.get("model_type") == "llama4_text" else None)
     turning = text.get("no_rope_layers") or [not interval or (layer + 1) % interval for layer in range(count)]
-    if text.get("model_type") in ("cohere2", "exaone4"):  # whose global layers have no positions
-        turning = [kind == "sliding_attention" for kind in kinds]
-    return Counter((kind, bool(turns)) for kind, turns in zip(kinds, turning, strict=False))
+    if text.get("model_type") in ("cohere2", "exaone4") and text.get("sliding_window"):
+        turning = [kind == "sliding_attention" for kind in kinds]  # their global layers have no positions
+    pairs = zip(kinds, turning, strict=False)
+    return Counter((kind, bool(turns) and kind != "linear_attention") for kind, turns in pairs)
 
 
-def _rope(text: Settings, section: Settings, engine: str, layers: str, turns: bool, count: int) -> Rope:
-    part: Settings = section[layers] if isinstance(section.get(layers), Mapping) else section
+def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> Rope:
+    part = section_of(text, engine, layers)
     outside = text.get("rope_theta") or text.get("rotary_emb_base") or 10_000.0
     base = outside if "transformers 4" in engine else part.get("rope_theta") or outside
-    if layers == "sliding_attention" and text.get("rope_local_base_freq"):  # Gemma 3, whose local layers are plain
-        part, base = {}, text["rope_local_base_freq"]
+    local, model = text.get("rope_local_base_freq"), str(text.get("model_type"))
+    if layers == "sliding_attention" and "rope_theta" not in part and (local or model in LOCAL):
+        part, base = {}, local or LOCAL[model] or base
     longest = next((text[key] for key in LENGTHS if isinstance(text.get(key), int)), None)
     if longest is None:
         raise UserError(f"no length of a sequence: expected {LENGTHS[0]}")
-    head_dim, width = _widths(text, part)
+    head_dim, width = _widths(text, {} if "transformers 4" in engine else part, layers)
     kind = str(part.get("rope_type") or part.get("type") or "default")
     kind = OTHER_NAMES.get(kind, kind)
     if kind not in KEYS:
@@ -154,7 +171,7 @@ def _rope(text: Settings, section: Settings, engine: str, layers: str, turns: bo
     facts = ENGINES[engine]
     if kind in facts.without:
         kind = "default"
-    options = {key: part[key] for key in keys if part.get(key) is not None and key not in facts.unread}
+    options = {key: part[key] for key in keys if part.get(key) is not None and key not in unread(engine, text)}
     options.pop("original_max_position_embeddings", None)
     fixed = None
     if kind == "yarn":
@@ -163,7 +180,8 @@ def _rope(text: Settings, section: Settings, engine: str, layers: str, turns: bo
         options = {**_BETAS, "truncate": True, **options}
         options["attention_factor"] = temperature(options, facts.multiplies)
     elif kind == "longrope":
-        options.setdefault("factor", max(1.0, longest / original))
+        if facts.one_length or "factor" not in options:
+            options["factor"] = max(1.0, longest / original)
         fixed = max(longest, original) if facts.one_length else None
     elif kind == "dynamic":
         fixed = int(longest * options["factor"]) if facts.one_length else None
@@ -191,10 +209,11 @@ def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
     return temperature * float(next((options[key] for key in multiplies if options.get(key) is not None), 1.0))
 
 
-def _widths(text: Settings, part: Settings) -> tuple[int, int]:
+def _widths(text: Settings, part: Settings, layers: str) -> tuple[int, int]:
     """Return the channels of a head, and how many of them turn."""
     hidden, heads = text.get("hidden_size") or text.get("n_embd"), text.get("num_attention_heads") or text.get("n_head")
-    head_dim = text.get("qk_rope_head_dim") or text.get("head_dim") or (hidden and heads and hidden // heads)
+    head_dim = text.get("qk_rope_head_dim") or (layers == "full_attention" and text.get("global_head_dim"))
+    head_dim = head_dim or text.get("head_dim") or (hidden and heads and hidden // heads)
     if not head_dim:
         raise UserError("no width of a head: expected head_dim, or hidden_size and num_attention_heads")
     shares = (part.get("partial_rotary_factor"), text.get("partial_rotary_factor"), text.get("rotary_pct"))
