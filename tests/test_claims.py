@@ -43,9 +43,6 @@ def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
     return folder
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/results.md").read_text(encoding="utf-8"), flags=re.S)
@@ -78,8 +75,6 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"several.yaml: fewer: seeds is 2: expected none, it is for published numbers"):
         claim.read(["fewer"], write(tmp_path, "fewer", seeds=2))
 
-
-# -- outcomes ----------------------------------------------------------------------------------------------------------
 
 TRUTHS = {
     "alibi": Truth(3.66, 0.001, ngram=4.0),
@@ -180,9 +175,6 @@ def test_a_published_share_of_right_answers_is_a_mean_over_seeds() -> None:
     judged = judge(asked)
     assert list(judged["outcome"] + judged["published"]) == ["reproduced (within 0.2)", "not reproduced (within 0.1)"]
     assert list(judged["ours"]) == ["0.900 (0.000 to 1.000, 10 seeds)"] * 2
-
-
-# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_strangers_claim_is_trained_judged_and_written(

@@ -38,8 +38,6 @@ def spectrum(encoding: RoPE, method: str, length: int, **options: Any) -> tuple[
     return after.inv_freq(), after.attention_factor
 
 
-# -- frequency rules ---------------------------------------------------------------------------------------------------
-
 # Method, type in transformers, its options beside the factor, and theirs; lists have a number for each of 64 pairs.
 _LISTS = {
     name: [1 + step * pair for pair in range(64)] for name, step in (("long_factor", 0.3), ("short_factor", 0.01))
@@ -120,9 +118,6 @@ def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_af
     assert fixed["dynamic"] is False and fixed["inv_freq_after"] == facts["inv_freq_after"]
 
 
-# -- far pairs, against their distances -------------------------------------------------------------------------------
-
-
 def at_distances(q: Tensor, k: Tensor, distance: Callable[[int, int], float]) -> Tensor:
     """Causal logits of which pair (i, j) is rope's at `distance(i, j)`, channels (2p, 2p + 1) as complex numbers."""
     length, pairs = q.shape[2], q.shape[3] // 2
@@ -191,9 +186,6 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
         torch.testing.assert_close(out, whole, atol=2e-6, rtol=2e-6)  # fp32 sums in another order
 
 
-# -- other schemes -----------------------------------------------------------------------------------------------------
-
-
 def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> None:
     learned = encodings.build("learned", SHAPE)
     after, facts = extend_encoding(learned, "interpolate", 61, L)
@@ -227,8 +219,6 @@ def test_what_is_squeezed_is_the_trained_one_at_divided_positions(name: str, met
     x = x[..., : after.token_dim()]
     torch.testing.assert_close(after.embed(x, 4 * positions[None]), trained.embed(x, positions[None]))
 
-
-# -- what holds for every method ---------------------------------------------------------------------------------------
 
 OF_METHOD = {"alibi_pi": ["alibi", "learned_sinks"], "interpolate": ["learned", "t5", "fire", "shape"]}
 

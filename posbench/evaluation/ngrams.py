@@ -93,9 +93,6 @@ def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bo
     return at, np.append(ascending, -1)[at] == items
 
 
-# -- with a cache of the window ----------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachedNGrams:
     """The best n-gram model mixed with a cache of the tokens in the window."""

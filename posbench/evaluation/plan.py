@@ -106,9 +106,6 @@ def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) ->
     return [(v, length) for v in variants for length in lengths if v.window is None or length > v.window]
 
 
-# -- before any work ---------------------------------------------------------------------------------------------------
-
-
 def check(config: Config) -> None:
     """Raise UserError for settings that cannot be met. What an encoding lacks becomes an `undefined` row instead."""
     settings, train_length = config.evaluation, config.training.train_length

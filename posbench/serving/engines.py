@@ -103,9 +103,6 @@ def reach(rope: Rope) -> int:
     return max(rope.longest, round(factor * rope.train_length))
 
 
-# -- telling engines ---------------------------------------------------------------------------------------------------
-
-
 class Instruction(NamedTuple):
     """What tells an engine a RoPE."""
 

@@ -68,9 +68,6 @@ def with_gradients(config: Config, device: torch.device) -> dict[str, torch.Tens
     return {name: value.detach().cpu() for name, value in {"loss": loss, **gradients}.items()}
 
 
-# -- the same numbers --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("name", encodings.names())
 def test_loss_and_gradients_are_those_of_the_cpu(tiny_config: Config, name: str, window: int | None) -> None:
@@ -122,9 +119,6 @@ def test_the_loss_from_the_head_on_is_torchs(vocabulary: int) -> None:
             assert float((made - expected).norm()) < close * float(expected.norm()), dtype
 
 
-# -- the host does not wait --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted(set(encodings.names()) - WAITS))
 def test_a_step_never_makes_the_host_wait(tiny_config: Config, name: str) -> None:
     one = trainer(configured(tiny_config, name), torch.bfloat16)
@@ -136,9 +130,6 @@ def test_a_step_never_makes_the_host_wait(tiny_config: Config, name: str) -> Non
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(math.isfinite(number) for outcome in outcomes for number in outcome.read())
-
-
-# -- determinism and resuming ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "asked"), [("alibi", False), *((name, True) for name in encodings.names())])
@@ -181,9 +172,6 @@ def test_a_run_goes_on_where_it_stopped(
     weights = computed.weights()
     for name, weight in expected.weights().items():
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=1e-4)
-
-
-# -- what is measured and printed --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["none", "rope", "alibi", "t5", "fox", "fire", "shaw"])

@@ -66,9 +66,6 @@ class Take(torch.nn.Module):
         return x[..., self.start : self.stop].contiguous()
 
 
-# -- rotations ---------------------------------------------------------------------------------------------------------
-
-
 def frequencies(kind, shape, base, train_length=None, length=None, **parameters):
     """inv_freq (Dh/2,) and attention factor of a rope_type of transformers."""
     train_length = train_length or shape.train_length
@@ -109,8 +106,6 @@ def powers(base, width):
     """base^(-2p/width) for p = 0 .. width/2-1, in fp64."""
     return torch.tensor([base ** (-2 * p / width) for p in range(width // 2)], dtype=torch.float64)
 
-
-# -- the encoding inside a wrapper -------------------------------------------------------------------------------------
 
 _ROPE = {"base": 10000.0, "layout": "interleaved"}
 # Of the options that the oracles read.

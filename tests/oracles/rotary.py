@@ -256,9 +256,6 @@ class repo:
         return turned(q, k, angles.cos(), angles.sin(), options["layout"])
 
 
-# -- learned -----------------------------------------------------------------------------------------------------------
-
-
 def generator(entries, width):
     """A skew-symmetric matrix, from what stands above its diagonal, row by row."""
     matrix, rest = torch.zeros(width, width, dtype=entries.dtype), iter(entries)
