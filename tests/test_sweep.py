@@ -196,7 +196,7 @@ def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for words, *expected in (
-        ("seed=0,1 experiment=demo", "Verdicts need 5 seeds, here 2: type seed=range(0,5).", "After 1,000,000 tokens"),
+        ("seed=0,1 experiment=demo", "Verdicts need 5 seeds, here 2: type seed=0,1,2,3,4.", "After 1,000,000 tokens"),
         ("encoding=none,alibi experiment=reader seed=range(0,5)", "Schemes are compared with rope, which is not among"),
         ("experiment=reader seed=range(0,5)",),
     ):

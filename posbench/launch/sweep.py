@@ -102,7 +102,7 @@ def no_verdicts(todo: list[Plan]) -> list[str]:
     on_text = [config for config in configs if config.data.task is None]
     lines = []
     if (fewest := min(seeds.values())) < ENOUGH_SEEDS:
-        lines.append(f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=range(0,{ENOUGH_SEEDS}).")
+        lines.append(f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=0,1,2,3,4.")
     if on_text and REFERENCE not in {config.encoding.name for config in configs}:
         lines.append(f"Schemes are compared with {REFERENCE}, which is not among these: add it to encoding=.")
     trained = [config.training.tokens for config in on_text if config.start is None]

@@ -103,7 +103,8 @@ def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type
             return ""
         for key, _, value in (word.partition("=") for word in words[2:]):
             asked[key] = [*dict.fromkeys([*asked.get(key, []), value])]
-    if not asked or any("," in value or "[" in value for given in asked.values() for value in given):
+    of_some = len(asked.get("encoding", [])) > 1 and "encoding." in " ".join(asked)  # others lack the option
+    if not asked or of_some or any("," in value or "[" in value for given in asked.values() for value in given):
         return ""
     merged = {key: ",".join(given) for key, given in asked.items()} | values
     return f" {invitation}:\n  posbench sweep {shlex.join(f'{key}={value}' for key, value in merged.items())}"

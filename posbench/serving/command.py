@@ -56,7 +56,8 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
         print(png)
     if folder:
         asked = _longest(given, configurations[0]) if given.get("extension") else max(lengths, default=0)
-        print("\n".join(write_instructions(folder, configurations[0], names[0], asked)))
+        model = names[0].removesuffix("config.json") or "."
+        print("\n".join(write_instructions(folder, configurations[0], model, asked)))
 
 
 def settings_of(name: str, given: dict[str, str]) -> Settings:
@@ -109,8 +110,7 @@ def _extended(settings: Settings, given: dict[str, str]) -> Settings:
     rope = plain[0]
     shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
     encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
-    longest = _longest(given, settings)
-    extended, facts = extend.extend_encoding(encoding, method, longest, rope.train_length, **options)
+    extended, facts = extend.extend_encoding(encoding, method, _longest(given, settings), rope.train_length, **options)
     long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
     text = read.text_of(settings)

@@ -9,7 +9,7 @@ from posbench.errors import UserError, did_you_mean
 from posbench.serving import read
 from posbench.serving.read import Rope, Settings
 
-_STRETCHED = ("yarn", "llama3", "longrope")  # whose trained length is a key of its own
+_STRETCHED = ("yarn", "longrope", "llama3")  # whose trained length is a key of its own; Llama 3.1 was trained beyond
 _SECTIONS = ("rope_scaling", "rope_parameters")
 FLAGS = {  # of llama.cpp, by the keys of a section
     "rope_theta": "--rope-freq-base",
@@ -57,7 +57,7 @@ def _of_section(name: str, section: Settings, text: Settings) -> Iterator[str]:
         if kind in _STRETCHED and longest and not original:
             missing = f"{place} has no original_max_position_embeddings"
             yield f"{missing}: max_position_embeddings, {longest:,}, counts as the trained length; llama.cpp refuses it"
-        elif kind in _STRETCHED and longest and factor and longest not in (original, round(factor * original)):
+        elif kind in _STRETCHED[:2] and longest and factor and longest not in (original, round(factor * original)):
             yield f"max_position_embeddings is {longest:,}: neither the trained {original:,} nor {factor:g} times that"
         elif kind in ("linear", "dynamic") and longest and factor:
             reach = f"max_position_embeddings times factor, {longest * factor:,.0f} tokens"
