@@ -171,9 +171,6 @@ def outcome(plan: Plan, code: int, before: dict[str, Any], received: Sequence[in
     return status
 
 
-# -- one process -------------------------------------------------------------------------------------------------------
-
-
 def start(
     context: BaseContext, work: Callable[[], object], environment: Mapping[str, str], output: Path | None
 ) -> BaseProcess:

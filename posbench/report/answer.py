@@ -71,9 +71,8 @@ def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     lines = [f"Learned by most seeds: {list_names(ranked['label']) or 'none'}."]
     measured = [name for name in ("accuracy_4x", "accuracy_2x") if name in ranked and ranked[name].notna().any()]
     for name in measured[:1]:
-        best = ranked[ranked[name] == ranked[name].max()]
-        first = f"{list_names(best['label'])} {'is' if len(best) == 1 else 'are'} best, {best[name].max():.0%} right"
-        lines[0] += f" At {name[9:]} the longest trained problem {first}."
+        best, names = ranked[name].max(), list_names(ranked.loc[ranked[name] == ranked[name].max(), "label"])
+        lines[0] += f" Best at {name[9:]} the longest trained problem: {names}, {best:.0%} right."
     words = [_words(table, f"accuracy_{ratio}", ("better", "worse"), f"at {ratio} ") for ratio in ("2x", "4x")]
     lines += [text.lstrip() for text in words if text]
     if table["seeds"].min() < ENOUGH_SEEDS:
@@ -99,12 +98,11 @@ def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type
     asked: dict[str, list[str]] = {}
     for text in frame.drop_duplicates("folder")["command"].dropna().unique():
         words = shlex.split(text)
-        if words[:2] != ["posbench", "train"] or any(word.startswith("-") for word in words):
+        if words[:2] != ["posbench", "train"] or any(word.startswith(("-", "encoding.")) for word in words):
             return ""
         for key, _, value in (word.partition("=") for word in words[2:]):
             asked[key] = [*dict.fromkeys([*asked.get(key, []), value])]
-    of_some = len(asked.get("encoding", [])) > 1 and "encoding." in " ".join(asked)  # others lack the option
-    if not asked or of_some or any("," in value or "[" in value for given in asked.values() for value in given):
+    if not asked or any("," in value or "[" in value for given in asked.values() for value in given):
         return ""
     merged = {key: ",".join(given) for key, given in asked.items()} | values
     return f" {invitation}:\n  posbench sweep {shlex.join(f'{key}={value}' for key, value in merged.items())}"
