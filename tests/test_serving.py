@@ -83,8 +83,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # as authors spell them: kinds of laye
 SAVED = ("gpt_neox", "mistral", "qwen2", "smollm3", "gemma2")
 
 
-def own_rotary(settings: dict[str, Any]) -> dict[str, tuple[torch.Tensor, float]]:
-    """Return by kind of layer the frequencies and the factor on queries and keys of a model's own rotary module."""
+def rotary_module_frequencies(settings: dict[str, Any]) -> dict[str, tuple[torch.Tensor, float]]:
+    """Return the frequencies of a model's rotary module, and its factor on queries and keys, by kind of layer."""
     config = transformers.AutoConfig.for_model(**json.loads(json.dumps(settings)))
     module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
     names = [name for name in vars(module) if name.endswith("RotaryEmbedding") and "Vision" not in name]
@@ -100,7 +100,7 @@ def test_configurations_mean_what_the_models_own_rotary_modules_compute_as_they_
     bare = {key: value for key, value in settings.items() if not key.startswith("rope_")}
     turning = rotating(ropes(settings))
     for spelling in (settings, bare | json.loads(instructions(settings)[0].text)):
-        theirs = own_rotary(spelling)
+        theirs = rotary_module_frequencies(spelling)
         for rope in turning:
             f, factor = theirs.get(rope.layers) or theirs[""]
             torch.testing.assert_close(rope.at(64)[0].float(), f, rtol=1e-5, atol=1e-9)
