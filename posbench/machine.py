@@ -31,7 +31,8 @@ def resolve(name: str) -> torch.device:
 def current(device: torch.device) -> torch.device:
     """Return a device; a CUDA device is the current one from now on, where Triton and NCCL work, without TF32."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        if device.index is not None:  # "cuda" alone is the current one, and torch refuses it here
+            torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False
     return device
 

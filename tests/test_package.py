@@ -10,7 +10,6 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-
 COMMANDS = """
 import sys
 from posbench.cli import main

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support import write_words
+from torch.cuda._utils import _get_device_index
 
 import posbench.training.train
 from posbench.config.schema import Config, EncodingConfig
@@ -191,9 +192,10 @@ def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch:
 
 def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     current: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda given: current.append(given) or _get_device_index(given))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    World().device(torch.device("cuda:1")), World(5, 8, 1).device(torch.device("cuda"))
+    for world, name in ((World(), "cuda"), (World(), "cuda:1"), (World(5, 8, 1), "cuda")):
+        world.device(torch.device(name))
     assert current == [torch.device("cuda:1")] * 2 and World(0, 2).device(torch.device("cpu")).type == "cpu"
     with pytest.raises(UserError, match="device is mps: 2 processes run on cpu, or on cuda with a GPU each"):
         World(0, 2).device(torch.device("mps"))

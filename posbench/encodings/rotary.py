@@ -307,7 +307,7 @@ class SelectiveRoPE(Summed):
         phi = phi.view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
         if self.gate is not None:
             phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
-        return (phi := to_fp64(phi)) * frequencies(self.shape.head_dim, self.base).to(phi.device)
+        return angles(phi, frequencies(self.shape.head_dim, self.base)[:, None]).squeeze(-1)
 
 
 class RePo(Rotary):

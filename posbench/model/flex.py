@@ -78,10 +78,21 @@ def _compiled(training: bool) -> Callable[..., Tensor]:
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # what an evaluation made first, training may keep
 def block_mask(length: int, window: int | None, sinks: int, device: torch.device) -> "BlockMask":
-    """Return which blocks of queries see which blocks of keys, under a window and sinks."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """Return which blocks of queries see which blocks of keys, under a window and sinks; no pair of tokens is kept."""
+    from torch.nn.attention.flex_attention import BlockMask
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return i >= j if window is None else (i >= j) & ((i - j < window) | (j < sinks))
 
-    return create_block_mask(visible, None, None, length, length, device=str(device), BLOCK_SIZE=BLOCK)
+    first = torch.arange(0, length, BLOCK, device=device)  # token of each block
+    apart = first[:, None] - first
+    # Of the pairs of two blocks are visible. A last block of fewer queries is masked pair by pair.
+    some, every = apart >= 0, (apart > 0) & (first[:, None] + BLOCK <= length)
+    if window is not None:
+        some &= (apart - BLOCK < window - 1) | (first < sinks)
+        every &= (apart + BLOCK <= window) | (first + BLOCK <= sinks)
+    masked, whole = (  # how many blocks each block of queries sees, then which
+        (each.sum(-1).int()[None, None], each.int().argsort(descending=True).int()[None, None])
+        for each in (some & ~every, every)
+    )
+    return BlockMask.from_kv_blocks(*masked, *whole, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))

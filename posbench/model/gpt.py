@@ -53,15 +53,9 @@ class GPT(nn.Module):
         self.head = None if config.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
 
     def forward(
-        self,
-        ids: Tensor,
-        labels: Tensor | None = None,
-        *,
-        n_scored: int | None = None,
-        positions: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        reading: Reading = _AS_TRAINED,
-    ) -> Tensor:
+        self, ids: Tensor, labels: Tensor | None = None, *, n_scored: int | None = None,
+        positions: Tensor | None = None, generator: torch.Generator | None = None, reading: Reading = _AS_TRAINED,
+    ) -> Tensor:  # fmt: skip
         """Return logits (B, T, vocab_size), or with labels their mean negative log-likelihood in nats; of none it is 0.
 
         Args:
@@ -74,13 +68,9 @@ class GPT(nn.Module):
         return self.logits(hidden) if labels is None else self.loss(hidden, labels, n_scored)
 
     def hidden(
-        self,
-        ids: Tensor,
-        positions: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        last: int | None = None,
-        reading: Reading = _AS_TRAINED,
-    ) -> Tensor:
+        self, ids: Tensor, positions: Tensor | None = None, generator: torch.Generator | None = None,
+        last: int | None = None, reading: Reading = _AS_TRAINED,
+    ) -> Tensor:  # fmt: skip
         """Return final normalised states (B, T, D), what the head reads.
 
         Args:
@@ -90,10 +80,7 @@ class GPT(nn.Module):
             reading: another encoding, or a narrower window.
         """
         encoding = self.encoding if reading.encoding is None else reading.encoding
-        limits: dict[str, Any] = {
-            "window": narrower(self.window, reading.window),
-            "sinks": max(self.sinks, reading.sinks),
-        }
+        window, sinks = narrower(self.window, reading.window), max(self.sinks, reading.sinks)
         consecutive = positions is None and "positions" not in encoding.hooks
         with torch.autocast(ids.device.type, enabled=False):
             if positions is None:
@@ -103,7 +90,8 @@ class GPT(nn.Module):
         trains = torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             rows = last if index == len(self.blocks) - 1 else None
-            attend = functools.partial(_attention, encoding, layer.replace(index=index), last=rows, **limits)
+            limits: dict[str, Any] = {"window": window, "sinks": sinks, "last": rows}
+            attend = functools.partial(_attention, encoding, layer.replace(index=index), **limits)
             given = x, attend, self.compiles and trains
             if self.recomputes and trains:  # Chen et al. (2016), arXiv:1604.06174
                 # What is compiled saves its tensors at once, at its end: an early stop would be inside of it.
