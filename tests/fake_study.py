@@ -92,9 +92,8 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     usual = {
         "schema": 1, "id": config.id, "study": config.study, "encoding": name, "seed": config.seed, "status": status,
-        "tokens": config.training.tokens,
-        "command": f"posbench train encoding={name} seed={config.seed}", "tokenizer_sha256": "beef" + "0" * 60,
-        "train_seconds": 40.0 if name == "none" else 44.0,
+        "tokens": config.training.tokens, "command": f"posbench train encoding={name} seed={config.seed}",
+        "tokenizer_sha256": "beef" + "0" * 60, "train_seconds": 40.0 if name == "none" else 44.0,
         "data": {"name": "text", "revision": None, "sha256": "c0ffee" + "0" * 58, "split": "document", "tokens": {}},
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(usual | record))

@@ -186,8 +186,7 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(set_of_the_hub: dict[s
         return record["split"], [*record["documents"].values()]
 
     set_of_the_hub["a/b"] = rows_of(tmp_path / "alone", train=40)
-    assert loaded() == ("document", [36, 2, 2])
-    assert loaded(max_documents=25)[1] == [23, 1, 1]
+    assert loaded() == ("document", [36, 2, 2]) and loaded(max_documents=25)[1] == [23, 1, 1]
     set_of_the_hub["a/b"] = rows_of(tmp_path / "two", train=40, dev=40)
     assert loaded() == ("given", [40, 20, 20])
     cells = "text,n\n" + "".join(f"text {i},NA\n" for i in range(30)) + "NA,1\nnull,2\nNone,3\n"
@@ -334,8 +333,7 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     folder = write(tmp_path / "one", {"a.txt": "w69999 w65536 w1 " * 100})
     made = tokens.prepare(config(path=folder, tokenizer=str(saved(inner, tmp_path))), tmp_path / "cache")
-    assert made.train.ids.dtype == np.uint32
-    assert made.train.ids[:4].tolist() == [70_001, 69_999, 65_536, 1]
+    assert made.train.ids.dtype == np.uint32 and made.train.ids[:4].tolist() == [70_001, 69_999, 65_536, 1]
     assert made.tokenizer.token_bytes is None
 
 

@@ -264,8 +264,7 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(mistake: str, monkeypa
     encodings.register(Slopes)
     with pytest.raises(UserError, match=MISTAKES[mistake]) if mistake else contextlib.nullcontext():
         encoding = encodings.build("slopes", SHAPE, {"mistake": mistake})
-        output = attention_output(encoding, *schemes.layer_inputs(SHAPE, 20))
-        assert output.shape == (2, 4, 20, 8)
+        assert attention_output(encoding, *schemes.layer_inputs(SHAPE, 20)).shape == (2, 4, 20, 8)
 
 
 def test_an_encoding_that_cannot_be_imported_says_where(tmp_path: Path) -> None:

@@ -92,8 +92,7 @@ def test_the_encoding_of_a_scaling_is_rope_under_the_extension_of_that_name(leng
 def test_rules_that_transformers_does_not_have_are_those_of_their_papers() -> None:
     encoding = rope(32, train_length=64)
     before = encoding.inv_freq()
-    slow = [2 * math.pi / f > 64 for f in before.tolist()]
-    assert sum(slow) == 11
+    assert sum(2 * math.pi / f > 64 for f in before.tolist()) == 11
     wave = [0.5 * (1 + math.cos(math.pi * (pair - 5) / 10)) if pair >= 5 else 1.0 for pair in range(16)]
     after = spectrum(encoding, "clipped_rope", 128)[0]
     torch.testing.assert_close(after, before * torch.tensor(wave, dtype=torch.float64))
@@ -112,8 +111,7 @@ def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_af
     _, facts = extend_encoding(rope(8), "yarn", 4 * L, L)
     assert facts["inv_freq_before"] == [1.0, 0.1, 0.01, 0.001] and facts["inv_freq_after"][-1] == 0.00025
     options = [facts[key] for key in ("factor", "dynamic", "ramp", "alpha", "beta")]
-    assert options == [4, True, "index", 1, 32]
-    assert facts["attention_factor"] == pytest.approx(1.138629)
+    assert options == [4, True, "index", 1, 32] and facts["attention_factor"] == pytest.approx(1.138629)
     _, fixed = extend_encoding(rope(8), "yarn", L, L, factor=4)
     assert fixed["dynamic"] is False and fixed["inv_freq_after"] == facts["inv_freq_after"]
 

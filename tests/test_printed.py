@@ -16,9 +16,8 @@ def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
     return {
         "protocol": "fixed_target", "length": length, "length_ratio": length / 16, "window": None, "extension": None,
         "task": None, "split": "test", "documents": "doc", "checkpoint_step": 1, "status": status, "reason": None,
-        "stride": None, "dtype": "fp32",
-        "targets_sha256": "ab", "nll": nll, "ci_low": nll and nll - 0.1, "ci_high": nll and nll + 0.1,
-        "perplexity": nll and 2.718281828**nll, "bits_per_byte": nll and nll / 2, **more,
+        "stride": None, "dtype": "fp32", "targets_sha256": "ab", "nll": nll, "ci_low": nll and nll - 0.1,
+        "ci_high": nll and nll + 0.1, "perplexity": nll and 2.718281828**nll, "bits_per_byte": nll and nll / 2, **more,
     }  # fmt: skip
 
 

@@ -177,8 +177,7 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name: s
     guessed = 1 / len(np.unique(tested[0].ids[:, 1:][tested[0].scored]))
     shares = " | ".join(f"{100 * share:.0f}" for share in (*right, guessed))
     written = (pathlib.Path(__file__).parents[1] / "docs/data.md").read_text(encoding="utf-8")
-    assert re.search(rf"^\| {name} \| [^|]+ \| {re.escape(shares)} \|$", written, re.MULTILINE)
-    assert max(right) < GATE
+    assert re.search(rf"^\| {name} \| [^|]+ \| {re.escape(shares)} \|$", written, re.MULTILINE) and max(right) < GATE
 
 
 def test_a_run_on_a_task_from_the_command_line(

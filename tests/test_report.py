@@ -15,6 +15,7 @@ from support import posbench
 from posbench import encodings, report
 from posbench.config.schema import Config
 from posbench.errors import UserError
+from posbench.evaluation import printed
 from posbench.report import card, charts, tables
 from posbench.report.render import Table
 from posbench.results.compare import compare
@@ -133,16 +134,13 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     for seed in range(2):
         code = {"own": f"digest {seed}"}
         write_run(study, configured(template, "alibi", seed), Truth(3.7, 0.0), data=data, installed_encodings=code)
-    with next(study.glob("rope-s0-*/rows.jsonl")).open("r+") as file:
-        apart = {"length": 640, "length_ratio": 10, "targets_sha256": "b2"}
-        file.write(json.dumps(json.loads(file.readlines()[0]) | apart) + "\n")
     broken = next(study.glob("rope-s1-*"))
     (broken / "run.json").write_text("{")
     report.main([study])
     text = capsys.readouterr().out
     assert "Set 1: text_sha256 " in text and "Set 2: text_sha256 " in text
-    assert "targets than the curve of their run, of 1 of 4 runs" in text and "'own' was trained with 2 versions" in text
-    assert (study / "report" / "set-2" / "curves.png").exists() and f"Left out, unreadable: {broken}" in text
+    assert f"Left out, unreadable: {broken}" in text and "'own' was trained with 2 versions" in text
+    assert (study / "report" / "set-2" / "curves.png").exists()
     with pytest.raises(UserError, match="these runs may not be compared, they differ in text_sha256"):
         charts.of_runs(read(study.glob("*-s0-*")))
     assert posbench("report", str(broken)) == 2
@@ -150,6 +148,25 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     report.main([tmp_path / "new"])
     text = capsys.readouterr().out
     assert "No run has a loss" in text and "Of 1 run not done: 1 stopped" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_that_is_evaluated_further_stays_in_its_study(template: Config, tmp_path: Path, capsys: Capture) -> None:
+    study = write_study(tmp_path / "fake", template, {"rope": Truth(3.6, 0.1), "alibi": Truth(3.7, 0.0)}, seeds=2)
+    before, folder = compare(read([study])), min(study.glob("rope-*"))
+    with (folder / "rows.jsonl").open("r+") as file:
+        rows = [json.loads(line) | {"targets_sha256": "b2", "nll": 9.0} for line in file]
+        rows.append(rows[0] | {"length": 32 * rows[0]["length"], "length_ratio": 32.0})
+        file.write(further := "".join(json.dumps(row) + "\n" for row in rows))
+    pd.testing.assert_frame_equal(compare(read([study])), before)
+    printed.print_results(folder, lengths=[rows[0]["length"], rows[-1]["length"]])
+    assert re.search(r"\(1x\) +9\.000.*\(32x\) +9\.000", capsys.readouterr().out, re.DOTALL)
+    report.main([study])
+    assert "targets than the curve of their run, of 1 of 4 runs\n" in capsys.readouterr().out
+    (folder / "rows.jsonl").write_text(further)
+    report.main([study])
+    asked = f"1 run without the targets that most share: 'posbench evaluate {folder} ratio=1,2,4,8,16 longest=16'"
+    assert asked in capsys.readouterr().out
 
 
 @pytest.mark.slow

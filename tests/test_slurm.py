@@ -73,7 +73,6 @@ def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
         size = rows.stat().st_size if rows.exists() else 0
         until(lambda size=size: rows.exists() and rows.stat().st_size > size)
         task.send_signal(number)
-        assert task.wait() == 143
-        assert pool.record(job)["status"] == "stopped"
+        assert task.wait() == 143 and pool.record(job)["status"] == "stopped"
         assert (requeued.read_text() if requeued.exists() else None) == queued
         requeued.unlink(missing_ok=True)

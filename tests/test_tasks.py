@@ -15,12 +15,11 @@ from posbench.errors import Undefined, UserError
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in tasks.names()),
     ("addition", {"answer": "reversed"}), ("addition", {"hints": 64}),
-    ("addition", {"answer": "reversed", "hints": 49}), ("copy", {"vocabulary": 2}),
-    ("repeat", {"vocabulary": 2}), ("selective_copy", {"tokens": 1}),
-    ("passkey", {"depth": 0.0, "digits": 5}), ("passkey", {"depth": 0.3}), ("passkey", {"depth": 1.0, "fillers": 1}),
-    ("recall", {"slots": 1, "fillers": 1}), ("recall", {"slots": 7, "power": 1.0}),
-    ("flip_flop", {"ignore": 0.0}), ("flip_flop", {"ignore": 0.98}),
-    ("counting", {"reset": 0.0}), ("counting", {"reset": 1.0}),
+    ("addition", {"answer": "reversed", "hints": 49}), ("copy", {"vocabulary": 2}), ("repeat", {"vocabulary": 2}),
+    ("selective_copy", {"tokens": 1}), ("passkey", {"depth": 0.0, "digits": 5}), ("passkey", {"depth": 0.3}),
+    ("passkey", {"depth": 1.0, "fillers": 1}), ("recall", {"slots": 1, "fillers": 1}),
+    ("recall", {"slots": 7, "power": 1.0}), ("flip_flop", {"ignore": 0.0}), ("flip_flop", {"ignore": 0.98}),
+    *(("counting", {"reset": share}) for share in (0.0, 1.0)),
 ]  # fmt: skip
 
 

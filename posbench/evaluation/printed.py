@@ -1,6 +1,7 @@
 """One run as a table in the terminal: its loss by context, or its right answers by length of the problems."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from posbench.results.compare import USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
-from posbench.run.rows import PLAIN, RULER, multiple
+from posbench.run.rows import PLAIN, RULER, every_row, multiple
 from posbench.terminal import console
 
 ENOUGH = 0.856  # RULER's average from which on a length counts (Hsieh et al., 2024, section 4)
@@ -29,14 +30,16 @@ _LEGEND = "loss: nats per token of the same target tokens at every context; wind
 Row = dict[str, Any]
 
 
-def print_results(folder: Path, split: str | None = None) -> None:
+def print_results(folder: Path, split: str | None = None, lengths: Sequence[int] = ()) -> None:
     """Print a run's curve on one text, what else was measured there, and where the files are.
 
-    `split`: which text; None: the one that the run asks for.
+    `split`: which text; None: the one that the run asks for. `lengths`: the curve has the targets of most of them.
 
     Raises UserError if the run cannot be read.
     """
-    out, frame = console.stdout(), frames.read([folder], split)
+    asked = [row for row in every_row(folder) if row.kind == PLAIN and row.measured and row.length in lengths]
+    counts = Counter(row.targets_sha256 for row in asked)
+    out, frame = console.stdout(), frames.read([folder], split, {str(folder): counts})
     run, of_task = frame.iloc[0], bool(frame["trained_task"].notna().any())
     if run["run_status"] == "unreadable":
         raise UserError(f"{folder}: {run['run_reason']}")

@@ -45,8 +45,8 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
         printed.print_results(*evaluate_model(word, overrides))
 
 
-def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
-    """Compute the missing rows of one model; returns the folder of results, and the name of the text."""
+def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int]]:
+    """Compute the missing rows of one model; returns the folder of results, the name of the text, and the lengths."""
     source = find(word)
     asked, bos = parse_words(source, overrides)
     sections = sections_of(source, source.config, asked.data, bos)
@@ -66,7 +66,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
         if not evaluate_into(run, subject, tokens, asked.evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
         run.finish("done")
-    return folder, asked.evaluation.split
+    return folder, asked.evaluation.split, lengths_of(asked.evaluation, asked.training.train_length)
 
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:

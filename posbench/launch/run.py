@@ -19,6 +19,7 @@ from posbench.config.schema import Config, refuse_uneven
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
+from posbench.evaluation.plan import lengths_of
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
@@ -74,7 +75,8 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     for folder, config in asked.items():
         try:
             evaluate_run(folder, config)
-            printed.print_results(folder, config.evaluation.split)
+            lengths = lengths_of(config.evaluation, config.training.train_length)
+            printed.print_results(folder, config.evaluation.split, lengths)
         except PosbenchError as error:
             if len(asked) == 1 or isinstance(error, Stopped):
                 raise

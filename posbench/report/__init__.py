@@ -84,8 +84,7 @@ def main(
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    drawn = any(section.figure for section in sections)
-    where = f"Figure: {folder / 'curves.png'}; page" if drawn else "Page"
+    where = f"Figure: {folder / 'curves.png'}; page" if any(section.figure for section in sections) else "Page"
     for line in (f"{where}: {folder / 'index.html'}", *warnings):
         console.print(line, soft_wrap=True)
     for section in sections:
@@ -108,14 +107,17 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     for run in runs[runs["run_status"] == "unreadable"].itertuples():
         lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
     if len(again := runs.loc[runs["repeated"], "folder"]):
-        number = plural(len(again), "run")
-        lines.append(f"Left out: {number} of a setting and seed that another run has, as {again.iloc[0]}")
+        lines.append(f"Left out: {plural(len(again), 'run')} whose setting and seed another has, as {again.iloc[0]}")
     splits = frame[frame["main"]].groupby("folder")["split"].first()
     others = (frame["status"] == "ok") & ~frame["main"] & (frame["split"] == frame["folder"].map(splits))
-    if len(apart := frame.loc[others, "folder"]):
-        number = f"{apart.nunique()} of {len(runs)} runs"
-        how = f"'posbench evaluate {apart.iloc[0]}' tells how to have all on the same targets"
-        lines.append(f"Left out: rows on other targets than the curve of their run, of {number}. {how}")
+    if number := frame.loc[others, "folder"].nunique():
+        lines.append(f"Left out: rows on other targets than the curve of their run, of {number} of {len(runs)} runs")
+    for _, same in compare.main_rows(frame).query("curve == 'fixed_target' and status == 'ok'").groupby("setting"):
+        shared = same["targets_sha256"] == same.query("length_ratio == 1")["targets_sha256"].mode().max()
+        if len(apart := same[~shared].query("length_ratio == 1")["folder"]):
+            ratios = [f"{ratio:g}" for ratio in sorted(same["length_ratio"][shared].unique())]
+            how = f"'posbench evaluate {apart.iloc[0]} ratio={','.join(ratios)} longest={ratios[-1]}' computes them"
+            lines.append(f"Left out: {plural(len(apart), 'run')} without the targets that most share: {how}")
     installed = runs.loc[runs["run_status"] == "done", "installed_encodings"].dropna().map(json.loads)
     versions = Counter(name for name, _ in {pair for digests in installed for pair in digests.items()})
     anew = "versions of its file: 'posbench train ... --restart' trains anew"
@@ -158,12 +160,11 @@ def _page(title: str, warnings: Sequence[str], sections: Sequence[Section], runs
     from posbench.report import charts
 
     template, style = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.html.jinja", "page.css"))
-    page: str = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined).render(
+    return str(jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined).render(
         title=title, warnings=warnings, sections=sections, inline=charts.inline, style=style,
         runs=runs[["run", "run_status", "run_reason", "command"]].astype("object").fillna("").to_dict("records"),
         version=posbench.__version__,
-    )  # fmt: skip
-    return page
+    ))  # fmt: skip
 
 
 class _Callable(types.ModuleType):

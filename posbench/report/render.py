@@ -128,8 +128,7 @@ class Table:
 
 def csv_text(frame: pd.DataFrame) -> str:
     """Return a frame as CSV."""
-    text: str = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    return text
+    return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
 def _latex(text: str) -> str:

@@ -197,9 +197,8 @@ def numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
         "bits_per_byte": mean.mean * losses.bits_per_byte,
     }
     for reader, gate in zip(READERS, ("learned", "uses_context"), strict=True):
-        of_reader = losses.level(label, length, reader)
-        row |= {gate: beats(losses, label, reader)}
-        row |= {reader: math.nan if of_reader is None else losses.estimate(of_reader).mean}
+        sums = losses.level(label, length, reader)
+        row |= {gate: beats(losses, label, reader), reader: math.nan if sums is None else losses.estimate(sums).mean}
     for further in longer:
         name = f"rise_{further / length:g}x"
         row |= {f"{name}_status": losses.statuses.get((label, PLAIN, further), "missing")}

@@ -94,5 +94,4 @@ def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:
     parts = np.minimum(np.maximum(1, np.round(SEGMENTS * blocks / len(documents)).astype(np.int64)), blocks)
     place = np.empty(len(documents), np.int64)  # of a block in its document
     place[np.argsort(document, kind="stable")] = np.concatenate([np.arange(n) for n in blocks])
-    segments = np.cumsum([0, *parts])[document] + place * parts[document] // blocks[document]
-    return np.asarray(segments, dtype=np.int64)
+    return np.asarray(np.cumsum([0, *parts])[document] + place * parts[document] // blocks[document], dtype=np.int64)

@@ -55,12 +55,13 @@ _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 
 
-def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
+def read(paths: Iterable[Path], split: str | None = None, counts: Mapping[str, Any] | None = None) -> pd.DataFrame:
     """Read runs into one frame.
 
     Args:
         paths: run folders, study folders, globs, and studies in one file, as `read(...).to_parquet(path)` writes.
         split: whose rows are the main ones of runs in folders; None: the one that each run asks for.
+        counts: by folder, of targets: a run has those with the highest; None: of its setting's runs with them at 1x.
 
     Returns:
         A row per run and `EVALUATION_KEY`: the columns of `EvaluationRow`, sums by unit, and among others `run_status`
@@ -74,9 +75,14 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     """
     paths = list(dict.fromkeys(map(Path, paths)))
     studies, others = ([path for path in paths if (path.suffix == SUFFIX) == alone] for alone in (True, False))
-    rows = [row for folder in (run_folders(others) if others or not studies else []) for row in _rows(folder, split)]
+    folders = run_folders(others) if others or not studies else []
+    rows = [row for run in folders for row in _rows(run, split, None if counts is None else counts.get(str(run), {}))]
     parts = [*map(_load, studies), *([_typed(pd.DataFrame(rows, columns=_COLUMNS))] if rows else [])]
     frame = _with_derived(pd.concat(parts, ignore_index=True))
+    if counts is None and frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any():
+        at_one = frame[(frame["length_ratio"] == 1) & (frame["variant"] == run_rows.PLAIN) & (frame["status"] == "ok")]
+        runs = at_one.drop_duplicates(["folder", "targets_sha256"]).value_counts(["setting", "targets_sha256"])
+        return read(paths, split, {run: dict(runs.get(of, {})) for run, of in frame[["folder", "setting"]].to_numpy()})
     assert not frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any(), "a run has two rows of one key"
     return frame
 
@@ -99,12 +105,12 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype(_TYPES).assign(**texts, **marks)
 
 
-def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
+def _rows(folder: Path, split: str | None, counts: Mapping[str | None, int] | None) -> list[dict[str, Any]]:
     """Return the rows of a run with its facts; of one without rows, or that cannot be read, one with what is known."""
     facts: dict[str, Any] = {"folder": str(folder), "run": folder.name}
     try:
         facts |= _facts(folder)
-        rows = _measured(folder, split or json.loads(facts["settings"]).get("evaluation.split", ""))
+        rows = _measured(folder, split or json.loads(facts["settings"]).get("evaluation.split", ""), counts)
     except Exception as error:  # whatever is wrong with one run is said in its row, and the others are read
         return [facts | {"run_status": "unreadable", "run_reason": str(error) or type(error).__name__}]
     return [facts | row for row in rows] or [facts]
@@ -146,11 +152,11 @@ def _facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def _measured(folder: Path, asked: str) -> list[dict[str, Any]]:
-    """Return a run's rows as columns, with their marks and their sums by unit of text."""
-    rows = run_rows.evaluation_rows(folder)
+def _measured(folder: Path, asked: str, counts: Mapping[str | None, int] | None) -> list[dict[str, Any]]:
+    """Return a run's rows as columns, with their marks and their sums by unit; without `counts` on all targets."""
+    rows = run_rows.every_row(folder) if counts is None else run_rows.evaluation_rows(folder, counts)
     split = run_rows.headline_split(rows, asked)
-    main = {row.key for row in run_rows.on_shared_targets([row for row in rows if row.split == split])}
+    main = {row.key for row in run_rows.on_shared_targets([row for row in rows if row.split == split], counts)}
     last = max((row.checkpoint_step for row in rows if row.split == split and row.is_headline), default=None)
     return [
         row.to_json()

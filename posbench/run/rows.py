@@ -150,13 +150,13 @@ def every_row(folder: Path) -> list[EvaluationRow]:
     return [row for (key, _), row in newest.items() if row.measured or row is last[key]]
 
 
-def evaluation_rows(folder: Path) -> list[EvaluationRow]:
+def evaluation_rows(folder: Path, counts: Mapping[str | None, int] | None = None) -> list[EvaluationRow]:
     """Evaluation rows, one of each key: the last, unless an earlier one pairs with more of its curve.
 
     So a later evaluation of a few lengths, on targets of their own or for lack of text, never breaks a curve.
     """
     rows = every_row(folder)
-    paired = {id(row) for row in on_shared_targets(rows)}
+    paired = {id(row) for row in on_shared_targets(rows, counts)}
     chosen = {row.key: row for row in sorted(rows, key=lambda row: (row.measured, id(row) in paired))}
     return [row for row in rows if chosen[row.key] is row]
 
@@ -167,11 +167,12 @@ def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
     return asked if asked in splits else min(splits, default="")
 
 
-def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
+def on_shared_targets(rows: list[EvaluationRow], counts: Mapping[str | None, int] | None = None) -> list[EvaluationRow]:
     """The rows that one line may join: of each split, checkpoint and protocol of text, those on its shared targets.
 
-    These are the targets that the training length was scored on, then the most common from that length on, then in
-    all; of equally many the newer ones. What has no number stays, and so do probes and problems, whose rows never pair.
+    These are the targets with the highest of `counts`, then those that the training length was scored on, then the most
+    common from that length on, then in all; of equally many the newer ones. What has no number stays, and so do probes
+    and problems, whose rows never pair.
     """
     ranks: dict[tuple[Any, ...], list[int]] = {}
     for row in rows:
@@ -179,5 +180,5 @@ def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
             place, ratio = (_curve_of(row), row.targets_sha256), row.length_ratio if row.kind == PLAIN else 0
             points = ratio == 1, ratio >= 1, 1
             ranks[place] = [sum(pair) for pair in zip(points, ranks.get(place, [0, 0, 0]), strict=True)]
-    shared = dict(sorted(ranks, key=ranks.__getitem__))  # the last of a place stays
+    shared = dict(sorted(ranks, key=lambda place: [(counts or {}).get(place[1], 0), *ranks[place]]))  # the last stays
     return [row for row in rows if not row.measured or shared.get(_curve_of(row)) in (None, row.targets_sha256)]
