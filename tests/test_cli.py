@@ -152,6 +152,7 @@ class Slope(posbench.Encoding):
         self.slope = slope
 
     def distance_bias(self, distance, layer):
+        assert len(distance) < 400, "too far"
         return -self.slope * distance.float().expand(self.shape.n_heads, *distance.shape)
 """
 
@@ -167,7 +168,8 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
     encoding = load_saved(folder / "config.yaml").encoding
     assert (encoding.name, encoding.options, encoding.file) == ("slope", {"slope": 0.25}, "mine.py:Slope")
     assert posbench("evaluate", str(folder), "length=48", "windowed=false") == 0
-    capsys.readouterr()
+    assert posbench("evaluate", str(folder), "length=400") == 1
+    assert "error: at 400 tokens: 'slope', distance_bias: mine.py, line 10: Assert" in capsys.readouterr().err
     shutil.rmtree("cache/posbench")  # as on another machine, where the folder may be a stranger's
     assert posbench("evaluate", str(folder), "length=64") == 2
     assert "mine.py is code that nobody has named here yet" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import Tokenizer, TokenSplit
-from posbench.errors import Undefined
+from posbench.errors import RunFailed, Undefined, UserError
 from posbench.evaluation import probes, problems, protocols
 from posbench.evaluation.models import Floats, NotFinite, Subject, Variant, Varied, check_finite, score
 from posbench.evaluation.ngrams import CachedNGrams
@@ -39,6 +39,8 @@ def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> 
                     row = measure(row)
                 except NotFinite as error:
                     row = dataclasses.replace(row, status="failed", reason=str(error))
+                except UserError as error:  # in an encoding of one's own
+                    raise RunFailed(f"at {row.length} tokens: {error}") from error
                 seconds = round(time.monotonic() - started, 3)  # of this row alone: next to none if all was cached
                 peak = machine.peak_memory(evaluation.device)
                 row = dataclasses.replace(row, seconds=seconds, peak_memory_bytes=peak)
