@@ -23,6 +23,7 @@ from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
 from posbench.model.gpt import build
 from posbench.report.render import Column, Table
+from posbench.terminal.exits import plural
 from posbench.training.step import Outcome, Trainer, begin_update
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def bench(words: list[str], sizes: Sizes, rounds: int = 5, threads: int | None =
     speeds = {"tokens_per_second": training.tokens_per_step / seconds.median(), "of_none": ratios.median()}
     frame = pd.DataFrame(speeds | quartiles | {"peak_bytes": pd.Series(peaks)}).loc[names or list(configs)]
     how = f"{training.batch_size} x {training.train_length} tokens, {machine.dtype_name(dtype)}, {device}"
-    frame.attrs["how"] = f"{how}, {torch.get_num_threads()} threads, medians of {rounds} rounds"
+    frame.attrs["how"] = f"{how}, {plural(torch.get_num_threads(), 'thread')}, medians of {plural(rounds, 'round')}"
     return frame.rename_axis("encoding").reset_index()
 
 

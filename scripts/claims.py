@@ -5,6 +5,7 @@ import pathlib
 from posbench.claims import claim, reproduce
 from posbench.listing import listing
 from posbench.results.frame import read
+from posbench.terminal.exits import plural
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- claims: written by `python scripts/claims.py` -->\n", "<!-- end of claims -->\n"
@@ -32,7 +33,7 @@ def written(page: str) -> str:
             not_run.append(name)
             continue
         note = f" Deviates: {entry.claim.note}." if "reproduced" in row["outcome"] else ""
-        minutes = f", {row['cpu_minutes']:.0f} CPU-minutes" if note else ""
+        minutes = f", {plural(round(row['cpu_minutes']), 'CPU-minute')}" if note else ""
         cells = (f"{name}: {titles[entry.id]}{note}", row["outcome"], f"{row['ours']}{minutes}", row["published"])
         rows.append(f"| {' | '.join(cells)} |\n")
     before, _, rest = page.partition(BEGIN)

@@ -209,7 +209,7 @@ def test_kept_rows_take_the_place_of_runs_and_the_page_says_what_they_say(
     assert support.script("claims").written(page) == page
     monkeypatch.chdir(tmp_path)
     assert support.posbench("reproduce", "alibi_holds", str(ROOT / "docs" / "rows" / "ledger.parquet")) == 0
-    assert "1 claims: 1 supported" in capsys.readouterr().out
+    assert "1 claim: 1 supported" in capsys.readouterr().out
     assert support.posbench("reproduce", "alibi_hold", "--dry-run") == 2
     assert "unknown claim 'alibi_hold': did you mean 'alibi_holds'?" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "outputs").glob("*/*")] == ["claims.csv"]  # nothing was trained

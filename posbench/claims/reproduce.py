@@ -20,6 +20,7 @@ from posbench.launch.plans import Plan
 from posbench.report.render import Column, Table
 from posbench.results import frame as frames
 from posbench.terminal import console
+from posbench.terminal.exits import plural
 
 SEEDS = range(5, 15)
 STUDY, EXPERIMENT = "ledger", "reader"
@@ -98,8 +99,8 @@ def judge_claims(entries: Sequence[Entry], plans_of: Needed, study_rows: pd.Data
 def table(findings: pd.DataFrame) -> Table:
     """Return findings as a table: published numbers, then claims, the contradicted ones first."""
     outcomes = ["not reproduced", "reproduced", "contradicted", "supported", "open", "not learned", "not run"]
-    order = findings["outcome"].map(outcomes.index)
+    ordered = findings.sort_values("outcome", key=lambda column: column.map(outcomes.index), kind="stable")
     names = ("claim", "outcome", "ours", "published", "predicted")
-    columns = [Column(name, name, spare=name in ("published", "predicted"), text=True) for name in names]
+    columns = [Column(name, name, spare={"outcome": 1, "predicted": 2}.get(name, 0), text=True) for name in names]
     counts = ", ".join(f"{count} {outcome}" for outcome, count in findings["outcome"].value_counts().items())
-    return Table("", findings.iloc[order.argsort(kind="stable")], columns, f"{len(findings)} claims: {counts}")
+    return Table("", ordered, columns, f"{plural(len(findings), 'claim')}: {counts}")
