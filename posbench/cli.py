@@ -281,9 +281,7 @@ def sample(
 
 
 @app.command()
-def sync(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")],
-) -> None:
+def sync(paths: Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")]) -> None:
     """Send the rows of run folders that W&B has not got.
 
     WANDB_PROJECT and WANDB_ENTITY send them elsewhere than before.
@@ -296,11 +294,7 @@ def sync(
 
 @app.command()
 def report(
-    paths: Runs,
-    out: Out = None,
-    least: Least = None,
-    reference: Reference = None,
-    figure: Figure = "panels",
+    paths: Runs, out: Out = None, least: Least = None, reference: Reference = None, figure: Figure = "panels"
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 
@@ -312,9 +306,7 @@ def report(
 
 
 @app.command()
-def runs(
-    paths: Annotated[list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")] = None,
-) -> None:
+def runs(paths: Annotated[list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")] = None) -> None:
     """List runs: what tells them apart, status, loss at the training length, size."""
     from posbench.report import runs as listed
 
