@@ -19,6 +19,8 @@ from posbench.huggingface.evaluate import evaluate_model
 from posbench.huggingface.load import find
 from posbench.report.render import Column, Table
 from posbench.results import frame as frames
+from posbench.results.compare import ALPHA
+from posbench.results.estimate import estimate
 from posbench.run.run import load_config
 from posbench.terminal import console
 
@@ -35,25 +37,25 @@ def candidates(ratio: float) -> list[str]:
 
 
 def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
-    """Return the candidates, best first: `extension`, `loss` and `right` at a length, `loss_at_1x`.
+    """Return the candidates that are defined, best first, with `nll` and probe at a length, and `loss_at_1x`.
 
-    `frame`: rows of one run or model on one text; those of undefined candidates have no number.
+    `frame`: rows of one run or model on one text. `retrieves`: whether any is shown to beat chance in the probe; if
+    not, the loss decides alone.
     """
+    from scipy import stats
+
     rows = frame[~frame["variant"].isin(("windowed", "sinks"))].assign(extension=frame["extension"].fillna("none"))
-
-    def column(name: str, where: "pd.Series[bool]") -> "pd.Series[float]":
-        return rows[where].drop_duplicates("extension", keep="last").set_index("extension")[name]
-
-    of_text, far = (rows["protocol"] == "fixed_target") & rows["task"].isna(), rows["length"] == length
-    columns = {
-        "loss": column("nll", of_text & far),
-        "right": column("accuracy", (rows["task"] == PROBE) & far),
-        "loss_at_1x": column("nll", of_text & (rows["length_ratio"] == 1)),
-    }
-    table = pd.DataFrame(columns).dropna(subset="loss")
-    ranks = pd.DataFrame({"loss": table["loss"].rank(), "right": table["right"].rank(ascending=False)})
-    worse = ranks.max(axis=1)  # where the probe is undefined, the loss decides alone
-    return table.assign(worse=worse).sort_values(["worse", "loss"]).rename_axis("extension").reset_index()
+    rows = rows.drop_duplicates(["protocol", "task", "length", "extension"], keep="last").set_index("extension")
+    text = rows[(rows["protocol"] == "fixed_target") & rows["task"].isna() & rows["nll"].notna()]
+    at_1x = text.loc[text["length_ratio"] == 1, "nll"].rename("loss_at_1x")
+    probe = rows.loc[(rows["task"] == PROBE) & (rows["length"] == length), ["accuracy", "chance", "n_blocks"]]
+    table = text.query(f"length == {length}")[["nll", "unit_nll", "unit_tokens"]].join([probe, at_1x])
+    trials = probe.dropna().to_numpy()
+    p = [stats.binomtest(round(right * n), int(n), chance, "greater").pvalue for right, chance, n in trials]
+    ranks = pd.DataFrame({"loss": table["nll"].rank(), "right": table["accuracy"].rank(ascending=False)})
+    retrieves = len(table) * min(p, default=1.0) < ALPHA
+    worse = ranks.max(axis=1) if retrieves else ranks["loss"]
+    return table.assign(worse=worse, retrieves=retrieves).sort_values(["worse", "nll"]).reset_index()
 
 
 def search(subject: str | Path, words: Sequence[str]) -> None:
@@ -74,25 +76,30 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     else:
         train_length = int(typed.get("train_length") or find(subject).train_length or 0)
     if not wanted.isdigit() or int(wanted) <= train_length:
-        raise UserError(
-            f"extension=search needs one length beyond the trained {train_length}: length={4 * train_length}"
-        )
+        raise UserError(f"extension=search needs a length beyond the trained {train_length}: length={4 * train_length}")
     length = int(wanted)
     lengths = f"length={train_length},{length}"
     tried = ",".join(candidates(length / train_length))
     folder = _evaluated(subject, [*given, lengths, f"extension={tried}", f"task={PROBE}", "split=validation", *_LEAN])
-    table = ranked(frames.read([folder], "validation"), length)
+    table = ranked(frames.read([folder], "validation").query("split == 'validation'"), length)
     if table.empty:
         raise UserError(f"no candidate has a number at {length} tokens: give more validation text, or a shorter length")
     best = str(table["extension"].iloc[0])
     columns = [
         Column("extension", "extension", "", text=True),
-        Column("loss", f"loss at {length:,}", ".4f"),
-        Column("right", f"{PROBE} right", ".0%"),
+        Column("nll", f"loss at {length:,}", ".4f"),
+        Column("accuracy", f"{PROBE} right", ".0%"),
         Column("loss_at_1x", f"loss at {train_length:,}", ".4f"),
     ]
     legend = "validation text; best first, by the worse of its ranks in loss and retrieval"
     Table(f"extensions for {length:,} tokens", table, columns, legend).print(console.stdout())
+    first, *others = table.to_dict("records")
+    for other in others[:1]:
+        gap = estimate((first["unit_nll"] - other["unit_nll"])[None], first["unit_tokens"])
+        interval = f"95 % {gap.low():+.4f} to {gap.high():+.4f} over documents"
+        print(f"{best} less {other['extension']}: {gap.mean:+.4f} nats per token, {interval}.")
+    if not first["retrieves"]:
+        print(f"No candidate is shown to beat chance in {PROBE}: the loss decides alone.")
     extension = [] if best == "none" else [f"extension={best}"]
     folder = _evaluated(subject, [*given, lengths, *extension, f"task={PROBE}", "split=test"])
     printed.print_results(folder, "test")
