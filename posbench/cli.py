@@ -100,9 +100,7 @@ Slurm = Annotated[str | None, typer.Option(metavar="OPTIONS", help="Submit as a 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: STUDY/report.")]
 Least = Annotated[float | None, typer.Option(min=0.0, help="Least nats called better or worse; default: 0.02.")]
 Reference = Annotated[str | None, typer.Option(metavar="NAME", help="Compared with the others; default: rope.")]
-Figure = Annotated[
-    Literal["panels", "curve", "perplexity"], typer.Option(help="Panels, or loss or perplexity in one column.")
-]
+Figure = Annotated[Literal["panels", "curve", "perplexity"], typer.Option(help="Panels, or loss or perplexity alone.")]
 Text = Annotated[bool, typer.Option("--text", help="Print text instead: formula, paper, options.")]
 Png = Annotated[Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")]
 Phrase = Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")]
@@ -394,9 +392,7 @@ def rope(
 
 @app.command()
 def bench(
-    words: Annotated[
-        list[str] | None, typer.Argument(help="Encodings, default: all; also training.precision=fp32.")
-    ] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="Encodings (all); also training.precision=fp32.")] = None,
     shape: Annotated[str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")] = "demo",
     length: Length = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; medians are over these.")] = 5,

@@ -72,8 +72,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 now = dataclasses.replace(subject, model=saved, precision=precision)
                 evaluate_into(run, now, tokens, settings, step, step * config.training.tokens_per_step)
 
-            batches = tokens.batches(config.training, config.seed)
-            fit(trainer, batches, tokens, config, run, evaluated)
+            fit(trainer, tokens.batches(config.training, config.seed), tokens, config, run, evaluated)
         trainer.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
             evaluated(config.training.steps, config.evaluation)

@@ -117,8 +117,7 @@ def extend_model(model: nn.Module, extension: Extension, length: int) -> Any:
     for parent in list(copied.modules()):
         for name, module in list(parent.named_children()):
             if _is_rotary(module):
-                device = next(module.buffers()).device
-                setattr(parent, name, type(module)(config=extension.config).to(device))
+                setattr(parent, name, type(module)(config=extension.config).to(next(module.buffers()).device))
     if not turns_as(copied, extension.rotations, length):
         raise Undefined("transformers computes other frequencies than the extension's definition")
     return copied

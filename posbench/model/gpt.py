@@ -210,8 +210,7 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "encoding"))
-        encoding = config.build_encoding(vocabulary)
-        gpt = GPT(config.model, vocab_size, encoding)
+        gpt = GPT(config.model, vocab_size, config.build_encoding(vocabulary))
     gpt.recomputes = config.runtime.checkpointing
     _initialise(gpt, config.model, config.seed)
     return gpt

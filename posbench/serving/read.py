@@ -169,8 +169,7 @@ def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> 
     if kind in ("default", "linear", "dynamic", "proportional"):
         original = longest
     facts = ENGINES[engine]
-    if kind in facts.without:
-        kind = "default"
+    kind = "default" if kind in facts.without else kind
     options = {key: part[key] for key in keys if part.get(key) is not None and key not in unread(engine, text)}
     options.pop("original_max_position_embeddings", None)
     fixed = None

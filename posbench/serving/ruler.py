@@ -73,8 +73,7 @@ def scored(evaluation: Evaluation, subject: Subject, row: EvaluationRow) -> Eval
             contextlib.redirect_stdout(nothing),
             contextlib.redirect_stderr(nothing),
         ):
-            samples = _samples(evaluation, subject, row, folder)
-            scores = [sample[str(row.length)] for sample in samples]
+            scores = [sample[str(row.length)] for sample in _samples(evaluation, subject, row, folder)]
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error))
     return dataclasses.replace(row, accuracy=float(np.mean(scores)), n_blocks=len(scores))

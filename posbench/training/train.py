@@ -79,8 +79,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
             trainer = Trainer(model, config, device, dtype, world)
-            batches = tokens.batches(config.training, config.seed)
-            n_updates = fit(trainer, batches, tokens, config, run, evaluate)
+            n_updates = fit(trainer, tokens.batches(config.training, config.seed), tokens, config, run, evaluate)
         n_rows = evaluate(config.training.steps, config.evaluation)
         if run:
             end(run, config)
