@@ -123,8 +123,7 @@ def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_traini
     batch = data_of(config.data, None).batches(config.training, seed=0).batch(0)
     assert batch.positions is not None and set(batch.positions[:, 0].tolist()) == set(range(9))
     assert int(batch.positions.max()) == 49
-    answer = batch.labels != IGNORED
-    assert (batch.positions.diff(dim=1)[answer[:, 1:]] == 1).all()
+    assert (batch.positions.diff(dim=1)[(batch.labels != IGNORED)[:, 1:]] == 1).all()
     assert torch.equal(torch.cat([half.positions for half in batch.parts(2)]), batch.positions)  # type: ignore[misc]
 
 

@@ -14,7 +14,7 @@ import torch
 from support import posbench
 
 from posbench.errors import UserError
-from posbench.serving.command import compare_ropes, settings_of
+from posbench.serving.command import compare_ropes, picture, settings_of
 from posbench.serving.engines import instructions, reach, remarks
 from posbench.serving.read import bound_by_base, first_difference, ropes, rotating
 from posbench.serving.search import ranked
@@ -177,6 +177,8 @@ def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys:
     gemma = ropes({**SIZES, **PUBLISHED["gemma3_text"], "model_type": "gemma3_text"})
     for both, kinds in (([gemma, gemma[::-1]], [True, True]), ([gemma, ropes(LLAMA)], [True, False])):
         assert ["turn alike" in line for line in compare_ropes(["a", "b"], both)[2:]] == kinds
+    (axes,) = picture(["a", "b"], [ropes(LLAMA | {"rope_theta": base}) for base in (1e4, 2e4)], [64]).axes
+    assert len(axes.get_lines()) == 4 and len(axes.get_legend().get_texts()) == 3  # the trained length is named once
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "out/transformers5.json").read_text())["rope_parameters"]["rope_theta"] == 1e4
     assert posbench("rope", first, "extension=yarn:factor=8", "length=4096") == 0

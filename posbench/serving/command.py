@@ -49,10 +49,11 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
     lengths = [int(length) for length in given.get("length", "").split(",") if length]
     for name, settings in zip(names, configurations, strict=True):
         print("\n".join(describe_ropes(name, settings, lengths)))
+    ropes = [read.ropes(each) for each in configurations]
     if len(names) == 2:
-        print("\n".join(compare_ropes(names, [read.ropes(each) for each in configurations])))
+        print("\n".join(compare_ropes(names, ropes)))
     if png:
-        files.write(png, charts.drawn(picture(read.ropes(configurations[0]), lengths), "png"))
+        files.write(png, charts.drawn(picture(names, ropes, lengths), "png"))
         print(png)
     if folder:
         asked = _longest(given, configurations[0]) if given.get("extension") else max(lengths, default=0)
@@ -202,24 +203,28 @@ def write_instructions(folder: Path, settings: Settings, model: str, length: int
     return lines
 
 
-def picture(ropes: Sequence[Rope], lengths: Sequence[int]) -> charts.Picture:
+def picture(names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence[int]) -> charts.Picture:
     """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain RoPE and the trained length."""
-    turning = read.rotating(ropes)
+    turning = [(name, rope) for name, every in zip(names, ropes, strict=True) for rope in read.rotating(every)]
+    kinds = [*dict.fromkeys(rope.layers for _, rope in turning if rope.layers != read.ALL)] or [read.ALL]
     with matplotlib.rc_context(charts.STYLE):
-        figure = charts.Picture(figsize=(4.2 * len(turning), 3.2), layout="constrained")
-        for axes, rope in zip(figure.subplots(1, len(turning), squeeze=False)[0], turning, strict=True):
-            curves = {f"plain, base {rope.base:,.10g}": frequencies(rope.width, rope.base)}
-            for length in _shown(rope, lengths):
-                f = rope.at(length)[0]
-                if not any(torch.equal(f, drawn) for drawn in curves.values()):
-                    curves[f"{rope.type} at {length:,} tokens"] = f
-            for (name, f), colour in zip(curves.items(), (charts.LIGHT, *charts.COLOURS), strict=False):
-                periods = torch.where(f > 0, 2 * math.pi / f, math.nan)
-                axes.plot(periods, color=colour, lw=3 if colour == charts.LIGHT else 1.5, label=name)
-            axes.axhline(rope.train_length, color=charts.DARK, ls=":", lw=1, label=f"trained, {rope.train_length:,}")
-            axes.set(yscale="log", title=rope.layers, xlabel="pair of channels", ylabel="tokens for a whole turn")
+        figure = charts.Picture(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
+        for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+            colours = itertools.cycle(charts.COLOURS)
+            for name, rope in ((name, rope) for name, rope in turning if rope.layers in (kind, read.ALL)):
+                curves = {f"plain, base {rope.base:,.10g}": frequencies(rope.width, rope.base)}
+                for length in _shown(rope, lengths):
+                    f = rope.at(length)[0]
+                    if not any(torch.equal(f, drawn) for drawn in curves.values()):
+                        curves[f"{f'{name}: ' * (len(names) > 1)}{rope.type} at {length:,} tokens"] = f
+                for label, f in curves.items():
+                    colour, width = (charts.LIGHT, 3) if label.startswith("plain, ") else (next(colours), 1.5)
+                    axes.plot(torch.where(f > 0, 2 * math.pi / f, math.nan), color=colour, lw=width, label=label)
+                axes.axhline(at := rope.train_length, color=charts.DARK, ls=":", lw=1, label=f"trained, {at:,}")
+            axes.set(yscale="log", title=kind, xlabel="pair of channels", ylabel="tokens for a whole turn")
             axes.yaxis.set_major_formatter("{x:,.0f}")
-            axes.legend(fontsize=7, framealpha=0)
+            lines = {str(line.get_label()): line for line in axes.get_lines()}  # what both have is named once
+            axes.legend(handles=lines.values(), fontsize=7, framealpha=0)
     return figure
 
 

@@ -90,8 +90,7 @@ class Rope(NamedTuple):
             turning = torch.arange(len(f)) < int(options["share"] * self.head_dim // 2)
             return torch.where(turning, f, 0.0) / options.get("factor", 1.0), 1.0
         rule = SCALINGS[{"linear": "pi", "dynamic": "dynamic_ntk"}.get(self.type, self.type)]
-        long = torch.tensor(length, dtype=torch.float64)
-        return rule(Spectrum(f, self.base, self.train_length, long), **options)
+        return rule(Spectrum(f, self.base, self.train_length, torch.tensor(length, dtype=torch.float64)), **options)
 
     def _ramp(self) -> Tensor:
         """Return how far YaRN slows each pair, from 0 to 1: (P,)."""
@@ -102,8 +101,7 @@ class Rope(NamedTuple):
         if self.options["truncate"]:
             limits = [math.floor(limits[0]), math.ceil(limits[1])]
         low, high = max(limits[0], 0), min(limits[1], self.width - 1)
-        index = torch.arange(self.width // 2, dtype=torch.float64)
-        return ((index - low) / (high - low or 0.001)).clamp(0, 1)
+        return ((torch.arange(self.width // 2, dtype=torch.float64) - low) / (high - low or 0.001)).clamp(0, 1)
 
 
 def text_of(settings: Settings) -> Settings:

@@ -77,8 +77,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
         train_length = int(typed.get("train_length") or find(subject).train_length or 0)
     if not wanted.isdigit() or int(wanted) <= train_length:
         raise UserError(f"extension=search needs a length beyond the trained {train_length}: length={4 * train_length}")
-    length = int(wanted)
-    lengths = f"length={train_length},{length}"
+    length, lengths = int(wanted), f"length={train_length},{wanted}"
     tried = ",".join(candidates(length / train_length))
     folder = _evaluated(subject, [*given, lengths, f"extension={tried}", f"task={PROBE}", "split=validation", *_LEAN])
     table = ranked(frames.read([folder], "validation").query("split == 'validation'"), length)
