@@ -124,8 +124,7 @@ def update_of(model: torch.nn.Module, config: Config, vocab_size: int) -> Callab
     """Return the update of `posbench train`, on the same random tokens whenever it is called."""
     training, trainer = config.training, Trainer(model, config, *place(config))
     ids = np.random.default_rng(0).integers(vocab_size, size=training.tokens_per_step + 1, dtype=np.uint16)
-    sequences = training.batch_size * training.accumulation
-    batch = TrainingBatches(ids, training.train_length, sequences, seed=0).batch(0)
+    batch = TrainingBatches(ids, training.train_length, training.batch_size * training.accumulation, seed=0).batch(0)
     outcomes: list[Outcome] = []
 
     def update() -> None:

@@ -92,6 +92,8 @@ evaluate | Missing argument
 train -m encoding=rope,alibi | One configuration is one run: 'posbench sweep encoding=rope,alibi' takes the same words
 train --seed 3 | Settings are key=value, without dashes: seed=...
 evaluate nix | nix does not exist: expected run folders or study folders
+report text.tx | text.tx does not exist: did you mean 'text.txt'?
+train probe=passkey | unknown key 'probe' (it is evaluation.tasks: task=passkey)
 evaluate gpt2 | a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2
 train encoding=rop | unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)
 train encoding=rotary | did you mean 'rope'?
@@ -134,8 +136,7 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(capsys: pytest.Ca
 def test_a_traceback_is_shown_with_debug_alone_and_control_characters_are_spelt_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert posbench("train", "encoding=rop", "--debug") == 2
-    assert "Traceback" in capsys.readouterr().err
+    assert posbench("train", "encoding=rop", "--debug") == 2 and "Traceback" in capsys.readouterr().err
     assert posbench("train", "study='\x1b[2J\u202ex'") == 2
     line = error_line(capsys)
     assert "\x1b" not in line and "\u202e" not in line
@@ -180,11 +181,11 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
     Path("broken.py").write_text("import nothing_of_this_name")
     for wrong, message in {
         "mine.py:Other": "one of Slope",
+        "slop": "unknown encoding 'slop': did you mean 'slope'?",
         "broken.py:X": "broken.py, line 1: ModuleNotFoundError",
         "nix.py:X": "there is no file nix.py",
     }.items():
-        assert posbench("train", f"encoding={wrong}") == 2
-        assert message in error_line(capsys)
+        assert posbench("train", f"encoding={wrong}") == 2 and message in error_line(capsys)
 
 
 def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +250,7 @@ def test_evaluate_takes_studies_and_one_run_that_fails_does_not_stop_the_others(
         "lenght=32": "unknown key 'lenght': did you mean 'length'?",
         "training.tokens=5": "unknown key 'training.tokens'",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
-        "task=repeet": "unknown task 'repeet': did you mean 'repeat'?",
+        "task=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
     }.items():
         assert posbench("evaluate", str(whole), word) == 2
         assert message in error_line(capsys) and support.snapshot(whole) == before

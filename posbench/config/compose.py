@@ -142,7 +142,7 @@ def _choose(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfig:
         signature = _signature(files.pop("encoding"))
     for group, choice in files.items():
         if choice not in (known := choices(group, folders, EVERY)):
-            raise unknown_choice(group, choice, known)
+            raise unknown_choice(group, choice, [*known, *(encodings.names() if group == "encoding" else [])])
     cfg = copy.deepcopy(_composed(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
     cfg.encoding = signature or cfg.encoding
     return cfg

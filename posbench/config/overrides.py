@@ -50,6 +50,7 @@ ALIASES = {
     "study, the folder that runs share": "run_name experiment_name",
     "runtime.outputs, the folder of the studies": "output_dir out_dir",
     "for posbench sweep": "sweep tune tune_grid",
+    "evaluation.tasks: task=passkey": "probe probes",
     "chosen with its options: encoding=alibi, data=text": "encoding.name data.source data.task data.task.name",
     "a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": "seeds n_seeds num_seeds",
 }

@@ -153,8 +153,7 @@ class TrainingConfig(Section):
     @property
     def warmup_steps(self) -> int:
         """Updates over which the learning rate rises: a tenth of all for a warm-up that is longer than the training."""
-        tokens = self.warmup_tokens if self.warmup_tokens <= self.tokens else self.tokens // 10
-        return tokens // self.tokens_per_step
+        return (self.warmup_tokens if self.warmup_tokens <= self.tokens else self.tokens // 10) // self.tokens_per_step
 
 
 class EvaluationConfig(Section, kw_only=True):

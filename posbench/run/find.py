@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from posbench.config.identity import MOVED_ASIDE
-from posbench.errors import UserError
+from posbench.errors import UserError, did_you_mean
 from posbench.run import RECORD
 
 
@@ -17,7 +17,8 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))]
         if not matches:
             expected = "expected run folders or study folders, such as outputs/demo, or ids of runs in outputs"
-            raise UserError(f"{path} does not exist: {expected}{or_else}")
+            near = did_you_mean(str(path), map(str, [*path.parent.glob("[!.]*"), *Path("outputs").glob("[!.]*/*")]))
+            raise UserError(f"{path} does not exist{near or f': {expected}{or_else}'}")
         for top in matches:
             # The runs of a study, without nested ones such as tuning trials; else those of the studies in a folder.
             levels = ([*top.glob(pattern)] for pattern in (RECORD, f"[!.]*/{RECORD}", f"[!.]*/[!.]*/{RECORD}"))

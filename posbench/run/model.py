@@ -45,8 +45,7 @@ def sample(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.
     model, draw = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()
     for _ in range(tokens):
-        seen = torch.tensor([ids[-config.training.train_length :]])
-        logits = model.logits(model.hidden(seen).float())[0, -1]
+        logits = model.logits(model.hidden(torch.tensor([ids[-config.training.train_length :]])).float())[0, -1]
         likely = (logits / temperature).softmax(-1) if temperature else (logits == logits.max()).float()
         ids.append(int(torch.multinomial(likely, 1, generator=draw)))
     return tokenizer.decode(ids)

@@ -91,7 +91,8 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
         return []
     name, given = parse_choice(text, "shuffle:keep=32")
     if name not in names():
-        raise unknown("task", name, [*names(), *BENCHMARKS])
+        known = [*names(), *BENCHMARKS]
+        raise unknown("probe", name, known, f"there are {', '.join(known)}; what is trained on is data=task/copy")
     rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
     return rows(lengths, targets, train_length, **checked(given, typing.get_type_hints(rows), options_of(name), name))
 
