@@ -131,14 +131,14 @@ def test_the_fused_kernel_serves_where_it_is_faster(row: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("length", [128, 300, 1025])
-def test_blocks_of_tokens_see_each_other_as_torch_finds_from_all_pairs(length: int) -> None:
+def test_a_block_mask_is_that_which_torch_makes_of_all_pairs(length: int) -> None:
     block_mask = flex_attention.BlockMask
     for window, sinks in itertools.product((None, 1, 127, 128, 129, 257), (0, 1, 128, 300)):
-        made = flex.block_mask(length, window, sinks, torch.device("cpu"))
-        expected = flex_attention.create_block_mask(made.mask_mod, None, None, length, length, "cpu")
-        assert torch.equal(made.to_dense(), expected.to_dense()), (window, sinks)
-        whole = [block_mask.from_kv_blocks(each.full_kv_num_blocks, each.full_kv_indices) for each in (made, expected)]
-        assert (whole[0].to_dense() <= whole[1].to_dense()).all(), (window, sinks)  # else pairs are seen unmasked
+        mask = flex.block_mask(length, window, sinks, torch.device("cpu"))
+        expected = flex_attention.create_block_mask(mask.mask_mod, None, None, length, length, "cpu")
+        assert torch.equal(mask.to_dense(), expected.to_dense()), (window, sinks)
+        full = [block_mask.from_kv_blocks(each.full_kv_num_blocks, each.full_kv_indices) for each in (mask, expected)]
+        assert (full[0].to_dense() <= full[1].to_dense()).all(), (window, sinks)  # else pairs are seen unmasked
 
 
 def test_evaluation_and_training_of_long_inputs_never_hold_all_scores() -> None:
