@@ -119,9 +119,8 @@ train encoding.base=-1 | encoding.base is -1 for 'rope'
 train encoding.bse=2 | 'rope' has no option 'bse'
 train encoding=randomized encoding.inner_options.bse=2 | 'rope' has no option 'bse'
 train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes
-sweep encoding=rope,alibi encoding.base=1,2 | sweep 'encoding=rope encoding.base=1,2' and 'encoding=alibi', both with
-train offsets=64 | evaluation.offsets is [64]: expected []: they are for tasks
-train experiment=tasks data=task/copy at_tokens=5376 | evaluation.at_tokens is [5376]: expected []: validate_every_steps
+train offsets=64 | evaluation.offsets is [64]: expected [] for data=builtin
+train experiment=tasks data=task/copy at_tokens=5376 | evaluation.at_tokens is [5376]: expected [] for data=task
 train data=wikitext-2 data.path=a.txt | data.path is 'a.txt': expected data=text: data=hub does not read it
 """
 

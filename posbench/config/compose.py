@@ -12,7 +12,6 @@ import glob
 import inspect
 import itertools
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,12 +25,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings, installed, tasks
 from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults, with_home, with_paths
-from posbench.config.overrides import KEYS, LENGTH, WORDS, by_key, ratios, unknown_choice, unknown_key, value, values
+from posbench.config.overrides import KEYS, LENGTH, WORDS, by_key, ratios, unknown_key, value, values
 from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_container, validate
-from posbench.config.shipped import EVERY, GROUPS, choices, configs_dir
+from posbench.config.shipped import EVERY, GROUPS, choices, chosen, configs_dir
 from posbench.errors import UserError
 
-logger = logging.getLogger(__name__)
 _SOURCES = {"path": "text", "dataset": "hub"}  # a key of the data that chooses the source which reads it
 _OPEN = ("encoding.", "data.task.", "data.splits.")  # where encodings, tasks and data sets have keys of their own
 _WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")  # chosen by groups alone
@@ -47,22 +45,14 @@ def single(words: list[str], config_dir: Path | None = None) -> Config:
 def configs(words: list[str], config_dir: Path | None = None, several: bool = True) -> list[tuple[list[str], Config]]:
     """Return each combination of the words' values as words, with its configuration; `config_dir` has further files."""
     folders = (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())  # the first above others
-    for path in sorted(config_dir.rglob("*.yaml")) if config_dir else ():
-        _composed.cache_clear()  # the files may have changed
-        if re.search(r"^\s*hydra:|/hydra/", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
-            logger.warning("%s: keys of Hydra's own part do nothing here", path)
+    if config_dir:
+        _composed.cache_clear()  # its files may have changed
     axes = {}
     for key, text in by_key(words).items():
         names = choices(key, folders, EVERY) if key in GROUPS else {}
         axes[key] = _runs(text) if key == "start" else values(key, text, names)
         if len(axes[key]) > 1 and not several:
             raise UserError(f"{key}={text} gives several values: 'posbench sweep' runs each of them")
-    for key in (key for key in axes if key.startswith("encoding.")):  # an option that only some encodings may have
-        known = [name for name in axes.get("encoding", []) if name in encodings.names()]
-        having = [name for name in known if key.split(".")[1] in encodings.options_of(name)]
-        if having and (without := ",".join(name for name in known if name not in having)):
-            first, second = f"encoding={','.join(having)} {key}={','.join(axes[key])}", f"encoding={without}"
-            raise UserError(f"{key} is no option of {without}: sweep '{first}' and '{second}', both with study=NAME")
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
 
@@ -86,18 +76,15 @@ def _composed(chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
 
 
 @contextlib.contextmanager
-def _mistakes_as_one_line(place: str = "") -> Iterator[None]:
-    """Raise errors as UserError: of Hydra and OmegaConf, which write several lines, the first of the innermost."""
+def _mistakes_as_one_line() -> Iterator[None]:
+    """Raise errors as UserError: of Hydra and OmegaConf, which write several lines, the innermost."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         inner: BaseException = error
         while isinstance(inner, OmegaConfBaseException | HydraException) and inner.__cause__:
             inner = inner.__cause__
-        text = str(inner).strip()
-        line = " ".join(text.split()) if isinstance(inner, yaml.YAMLError) else text.partition("\n")[0]
-        place = place or getattr(inner, "full_key", None) or ""
-        raise UserError(f"{place}: {line}".removeprefix(": ")) from None
+        raise UserError(" ".join(str(inner).split())) from None
 
 
 def _config(given: dict[str, str], folders: tuple[Path, ...]) -> Config:
@@ -110,17 +97,14 @@ def _config(given: dict[str, str], folders: tuple[Path, ...]) -> Config:
     if (run := given.get("start", "null")) != "null":
         _begin(cfg, run, given)
     dataset = cfg.data.get("dataset")
-    for key, text in given.items():
-        if key in (*GROUPS, LENGTH, "start"):
-            continue
-        if key in _WITH_OPTIONS or (key not in KEYS and not key.startswith(_OPEN)):
-            raise unknown_key(key, [*KEYS, *GROUPS], WORDS)
-        with _mistakes_as_one_line(f"{key}={text}"):
-            OmegaConf.update(cfg, key, value(key, text), merge=True)
-    # Functions such as `${oc.env:...}` would put secrets into records.
-    if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
-        raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
     with _mistakes_as_one_line():
+        for key in (key for key in given if key not in (*GROUPS, LENGTH, "start")):
+            if key in _WITH_OPTIONS or (key not in KEYS and not key.startswith(_OPEN)):
+                raise unknown_key(key, [*KEYS, *GROUPS], WORDS)
+            OmegaConf.update(cfg, key, value(key, given[key]), merge=True)
+        # Functions such as `${oc.env:...}` would put secrets into records.
+        if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
+            raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
         plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     data = plain["data"]
     another = data["dataset"] != dataset and "data.name" not in given  # than that of the chosen file
@@ -141,8 +125,7 @@ def _choose(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfig:
     if is_class and name not in choices("encoding", folders, EVERY):
         signature = _signature(files.pop("encoding"))
     for group, choice in files.items():
-        if choice not in (known := choices(group, folders, EVERY)):
-            raise unknown_choice(group, choice, [*known, *(encodings.names() if group == "encoding" else [])])
+        chosen(group, choice, folders, encodings.names() if group == "encoding" else ())
     cfg = copy.deepcopy(_composed(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
     cfg.encoding = signature or cfg.encoding
     return cfg
@@ -169,16 +152,14 @@ def _check(config: Config) -> None:
         before = _started(config.start.run)[0].build_encoding()
         new, old = ({(name, p.shape) for name, p in each.named_parameters()} for each in (encoding, before))
         if new != old:
-            wrong = f"'{encoding.name}' cannot begin from {config.start.run}: it has not the parameters of"
-            raise UserError(f"{wrong} '{before.name}' there ({min(new ^ old)[0]})")
+            raise UserError(f"'{encoding.name}' cannot begin from {config.start.run}: it has other parameters")
     if encoding.max_length is not None and room > encoding.max_length:
         raise UserError(f"training.train_length is {room}: '{encoding.name}' ends at {encoding.max_length}")
     if data.task is None:
         return
     task = tasks.build(data.task["name"], data.task)
     if (needed := task.size(task.longest) + data.offset) > room:
-        wrong = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}"
-        raise UserError(f"{wrong} and data.offset={data.offset} take {needed} tokens, expected at least as many")
+        raise UserError(f"training.train_length is {room}: expected at least {needed}, with data.offset={data.offset}")
     if data.offset and "positions" in encoding.hooks:
         raise UserError(f"data.offset is {data.offset}: '{encoding.name}' chooses positions itself, expected 0")
 

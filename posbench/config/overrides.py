@@ -7,9 +7,6 @@ and only mappings and options of encodings are YAML. Settings of evaluation and 
 
 import contextlib
 import fnmatch
-import glob
-import logging
-import os
 import re
 from collections.abc import Collection
 from typing import Any
@@ -19,18 +16,16 @@ from posbench.config.schema import Config
 from posbench.config.shipped import EVERY, GROUPS, choices
 from posbench.errors import UserError, nearest
 
-logger = logging.getLogger(__name__)
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
 KEYS = schema.keys()
-_FILES = ("data.path", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
 OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
 # What may be typed without its section, and the key it stands for.
 WORDS = {key.partition(".")[2]: key for key in KEYS if key.startswith(("evaluation.", "runtime."))}
 WORDS |= {word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")}
 WORDS |= {"length": LENGTH, "lengths": LENGTH}
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
-OF_A_FINISHED_RUN = [word for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"]
-OF_A_FINISHED_RUN += ["device", "threads"]
+OF_A_FINISHED_RUN = {word: key for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"}
+OF_A_FINISHED_RUN |= {word: WORDS[word] for word in ("device", "threads")}
 # What posbench has instead, and what other trainers call it.
 ALIASES = {
     "training.tokens: a step has training.batch_size x training.train_length of them": "steps max_steps num_steps "
@@ -54,8 +49,6 @@ ALIASES = {
     "chosen with its options: encoding=alibi, data=text": "encoding.name data.source data.task data.task.name",
     "a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": "seeds n_seeds num_seeds",
 }
-_CHOICES = {"rotary": "rope", "nope": "none", "null": "none", "off": "none", "false": "none", "absolute": "learned",
-            "all": "glob(*)", "online": "tracking.mode=online", "offline": "tracking.mode=offline"}  # fmt: skip
 
 
 def split(word: str) -> tuple[str, str]:
@@ -75,13 +68,11 @@ def start_of(words: Collection[str]) -> str:
 
 
 def by_key(words: Collection[str]) -> dict[str, str]:
-    """Return typed values by full key. Of a key that is given twice the later value holds, and a line says so."""
+    """Return typed values by full key. Of a key that is given twice the later value holds."""
     given: dict[str, str] = {}
     words = [re.sub("^extension=", "encoding=", word) for word in words] if start_of(words) else words
     for key, text in map(split, words):
-        for other in (LENGTH, RATIOS) if key in (LENGTH, RATIOS) else (key,):  # those two set the same
-            if other in given:
-                logger.warning("%s=%s is followed by %s=%s, which holds", other, given.pop(other), key, text)
+        given.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # those two set the same
         given[key] = text
     return given
 
@@ -98,27 +89,16 @@ def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) ->
     return UserError(f"unknown key '{key}'{near}")
 
 
-def unknown_choice(group: str, name: str, choices: Collection[str]) -> UserError:
-    """Return the error about a file of a group that does not exist."""
-    listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(choices)}"
-    if group == "data":
-        listed = f"a text of your own is data.path=..., one of the hub data.dataset=OWNER/NAME; {listed}"
-    close = _CHOICES.get(name.lower()) or nearest(name, choices, 0.6)
-    return UserError(f"unknown {group} '{name}'{f': did you mean {close!r}?' if close else ''} ({listed})")
-
-
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
     """Return the values of one override: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one."""
-    path = os.path.expanduser(text) if key in _FILES else ""
-    if key.startswith("evaluation.") or os.path.exists(path) or any(glob.iglob(path, recursive=True)):
-        return [text]  # evaluation makes no other run
     items = _items(text)
+    is_list = schema.kind(KEYS.get(key)).endswith("s") and not all(item.startswith("[") for item in items)
+    if is_list or key.startswith("evaluation."):  # evaluation makes no other run
+        return [text]
     if match := re.fullmatch(r"range\((-?\d+),(-?\d+)\)", text):
         items = [str(number) for number in range(int(match[1]), int(match[2]))]
     elif names and (match := re.fullmatch(r"glob\((.+)\)", text)):
         items = [name for name in fnmatch.filter(names, match[1]) if name.count("/") == match[1].count("/")]
-    elif schema.kind(KEYS.get(key)).endswith("s") and not all(item.startswith("[") for item in items):
-        return [text]
     if not items:
         raise UserError(f"{key}={text} matches nothing")
     return items
@@ -139,46 +119,38 @@ def value(key: str, text: str, kind: str = "") -> Any:
 
 def read(text: str) -> Any:
     """Return a value without a type, such as an option: a number, or YAML, where `{a:1}` needs no blank."""
-    import yaml
     from omegaconf import OmegaConf
 
     for number in (int, float):
         with contextlib.suppress(ValueError):
             return number(text)
-    try:
-        spaced = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", text)
-        return OmegaConf.to_container(OmegaConf.create(f"- {spaced}"))[0]  # type: ignore[index] # it is a list
-    except yaml.YAMLError as error:
-        raise UserError(f"cannot read '{text}': {getattr(error, 'problem', None) or error}") from None
+    spaced = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", text)
+    return OmegaConf.to_container(OmegaConf.create(f"- {spaced}"))[0]  # type: ignore[index] # it is a list
 
 
 def _items(text: str) -> list[str]:
     """Split at commas outside quotation marks and brackets."""
-    parts, depth, quote = [""], 0, ""
-    for char in text:
-        if char == "," and not quote and depth <= 0:
-            parts.append("")
-            continue
-        if char == quote or (char in "'\"" and not quote and not parts[-1].strip()):
-            quote = "" if quote else char
-        elif not quote:
-            depth += (char in "[{(") - (char in ")}]")
-        parts[-1] += char
-    return [part.strip() for part in parts]
+    items, whole = list[str](), True
+    for part in text.split(","):
+        items = [*items, part] if whole else [*items[:-1], f"{items[-1]},{part}"]
+        unquoted = re.sub(r"^\s*(['\"]).*?\1", "", items[-1])
+        opened, closed = (len(re.findall(brackets, unquoted)) for brackets in (r"[\[{(]", r"[\])}]"))
+        whole = opened <= closed and not re.match(r"\s*['\"]", unquoted)
+    return [item.strip() for item in items]
 
 
 def apply(config: Config, words: list[str]) -> Config:
     """Return the configuration of a finished run as it is to be evaluated, with its device and threads."""
     plain, given = schema.to_container(config), by_key(words)
     for key, text in given.items():
-        if key not in {WORDS[word] for word in OF_A_FINISHED_RUN}:
+        if key not in OF_A_FINISHED_RUN.values():
             raise unknown_key(key, OF_A_FINISHED_RUN)
         section, _, name = key.partition(".")
         plain[section][name] = value(key, text)
     if LENGTH in given:
         plain["evaluation"]["ratios"] = ratios(plain["evaluation"].pop("length"), config)
     if plain["evaluation"]["longest"] is None:  # new lengths have the targets of the run's own: all rows are paired
-        plain["evaluation"]["longest"] = max(1.0, config.evaluation.ratios[-1])
+        plain["evaluation"]["longest"] = max(1.0, *config.evaluation.ratios)
     return schema.validate(Config, plain)
 
 

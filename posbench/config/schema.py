@@ -32,7 +32,7 @@ Stage = tuple[Share, Count, Count] | tuple[Share, Count]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where its own sentence says less.
-_EXPECTED = {"int": "a whole number, such as 1e6", "float": "a number", "string": "text", "tuple": "a list",
+_EXPECTED = {"int": "a whole number, such as 1e6", "float": "a number", "tuple": "a list",
              "dataclass": "keys and values", "missing": "two numbers, such as [0.9,0.95]",  # of betas
              "predicate": "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"}  # fmt: skip
 
@@ -160,7 +160,7 @@ class EvaluationConfig(Section, kw_only=True):
     """Which rows an evaluation has. Nothing here makes another run."""
 
     protocols: Annotated[tuple[Literal["fixed_target", "nonoverlap", "problems"], ...], Len(1)]
-    ratios: Annotated[tuple[Positive, ...], Len(1)]  # in training lengths or longest trained problems; ascending
+    ratios: Annotated[tuple[Positive, ...], Len(1)]  # in training lengths or longest trained problems
     at_tokens: tuple[Natural, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained
     offsets: tuple[Count, ...] = ()  # problems: also with positions that begin there, in tokens
     longest: AtLeast1 | None = None  # training lengths before all targets; None = last ratio
@@ -181,9 +181,9 @@ class TrackingConfig(Section):
 
     backend: Literal["none", "tensorboard", "wandb"]
     mode: Literal["auto", "online", "offline"]  # auto = online where an API key is set up
-    project: str
+    project: Annotated[str, Len(1, 128)]  # W&B takes no longer ones
     entity: str | None  # team or user; None = W&B's default
-    tags: tuple[str, ...]  # beside the encoding's name
+    tags: tuple[Annotated[str, Len(1, 64)], ...]  # beside the encoding's name
 
 
 class RuntimeConfig(Section):
@@ -268,35 +268,24 @@ class Config(Section):
 
     def __post_init__(self) -> None:
         refuse_uneven("training.batch_size", self.training.batch_size, self.runtime.processes or 1, "processes")
-        data, asked, tracking, attention = self.data, self.evaluation, self.tracking, self.model.attention
-        length, most, is_task = self.training.train_length, self.training.tokens, data.task is not None
-        once = {key: list(dict.fromkeys(values)) for key, values in vars(asked).items() if isinstance(values, tuple)}
-        once |= {key: sorted(once[key]) for key in ("ratios", "at_tokens")}
+        data, asked, length, stages = self.data, self.evaluation, self.training.train_length, self.training.lengths
+        lists = {f"evaluation.{key}": values for key, values in vars(asked).items() if isinstance(values, tuple)}
+        is_task, shares, attention = data.task is not None, [stage[0] for stage in stages], self.model.attention
+        unread = ("evaluation.tasks", "evaluation.at_tokens") if is_task else ("evaluation.offsets",)
         protocols = "problems (experiment=tasks)" if is_task else "fixed_target or nonoverlap, since the data is text"
-        stages, shares = self.training.lengths, [stage[0] for stage in self.training.lengths]
         fits = all(length % stage[1] == 0 and stage[2:] <= stage[1:2] for stage in stages) and not is_task
         fits = fits and [stage[1:] for stage in stages[-1:]] == [(length,)] and shares == sorted({0.0, *shares})
         rule = f"shares ascending from 0, lengths that divide {length}, windows up to them, at last {length} with none"
-        at_wandb = tracking.backend == "wandb"  # which would refuse names when the run has begun
-        short = r"at most 64 characters for W&B (a project: 128, none of them among /\#?%:), or tracking=none"
         for key, wrong, expected in (
             ("data.path", data.path and data.source != "text", f"data=text: data={data.source} does not read it"),
             ("data.dataset", data.dataset and data.source != "hub", f"data=hub: data={data.source} does not read it"),
-            ("data.document_mask", data.document_mask and is_task, "false: each problem is a sequence of its own"),
             ("model.attention.sinks", attention.sinks and attention.window is None, "model.attention.window"),
             ("training.tokens", self.training.steps < 1, f"at least {self.training.tokens_per_step}, one update"),
             ("training.lengths", stages and not fits, "[], since the data is a task" if is_task else rule),
-            *((f"evaluation.{key}", list(vars(asked)[key]) != once[key], f"{once[key]}, each once") for key in once),
-            ("evaluation.targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
             ("evaluation.protocols", any((each == "problems") != is_task for each in asked.protocols), protocols),
-            ("evaluation.offsets", asked.offsets and not is_task, "[]: they are for tasks"),
-            ("evaluation.tasks", asked.tasks and is_task, "[]: probes are of text"),
-            ("evaluation.ratios", asked.ratios[0] < 1 and is_task, "numbers from 1 on, of longest trained problems"),
-            ("evaluation.at_tokens", asked.at_tokens and is_task, "[]: validate_every_steps measures on the way"),
-            ("evaluation.at_tokens", max(asked.at_tokens, default=0) > most, f"at most training.tokens, {most:,}"),
-            ("study", at_wandb and len(self.study) > 64, short),
-            ("tracking.tags", at_wandb and not all(re.fullmatch(".{1,64}", tag) for tag in tracking.tags), short),
-            ("tracking.project", at_wandb and not re.fullmatch(r"[^/\\#?%:]{1,128}", tracking.project), short),
+            *((key, len({*lists[key]}) < len(lists[key]), "each value once") for key in lists),
+            *((key, lists[key], f"[] for data={data.source}") for key in unread),
+            ("evaluation.targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
         ):
             if wrong:
                 value = functools.reduce(getattr, key.split("."), self)

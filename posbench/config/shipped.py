@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posbench.errors import UserError, unknown
+from posbench.errors import UserError, nearest
 
 GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")  # of a run's configuration
 # Files of a group, those in folders within it by the name that is typed, task/copy, and both.
 PLAIN, NESTED, EVERY = "[!_]*.yaml", "*/[!_]*.yaml", "**/[!_]*.yaml"
+_SYNONYMS = {"rotary": "rope", "nope": "none", "null": "none", "off": "none", "false": "none", "absolute": "learned",
+             "all": "glob(*)", "online": "tracking.mode=online", "offline": "tracking.mode=offline"}  # fmt: skip
 
 
 def configs_dir() -> Path:
@@ -23,12 +25,15 @@ def choices(group: str, folders: Sequence[Path] = (), pattern: str = PLAIN) -> d
     return dict(sorted((str(p.relative_to(r).with_suffix("")), p) for r in roots for p in r.glob(pattern)))
 
 
-def chosen(group: str, name: str, own: Path | None = None) -> Path:
-    """Return the file of one choice. Raises UserError if there is no such choice."""
-    files = choices(group, [own] if own else [])
-    if name not in files:
-        raise unknown(group, name, files, f"choices: {', '.join(files)}")
-    return files[name]
+def chosen(group: str, name: str, folders: Sequence[Path] = (), classes: Sequence[str] = ()) -> Path:
+    """Return the file of one choice. Raises UserError if there is none; `classes` are choices without files."""
+    if path := (files := choices(group, folders, EVERY)).get(name):
+        return path
+    listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(files)}"
+    if group == "data":
+        listed = f"a text of your own is data.path=..., one of the hub data.dataset=OWNER/NAME; {listed}"
+    close = _SYNONYMS.get(name.lower()) or nearest(name, [*files, *classes], 0.6)
+    raise UserError(f"unknown {group} '{name}'{f': did you mean {close!r}?' if close else ''} ({listed})")
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def read_sets(name: str | None, typed: list[str], config_dir: Path | None = None
     """
     if name is None:
         return [typed]
-    path = chosen("sweep", name, config_dir)
+    path = chosen("sweep", name, [config_dir] if config_dir else [])
     content = {"shared": [], "sets": [], **load(path)}
     try:
         words = [[*shlex.split(" ".join([*content["shared"], line])), *typed] for line in content["sets"]]

@@ -93,7 +93,7 @@ def config_with_measured_lengths(folder: Path) -> Config:
     curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.curve_name == "fixed_target"]
     curve = [row for row in curve if (row.checkpoint_step, row.split) == (steps, asked.split) and row.measured]
     ratios = tuple(sorted({row.length_ratio for row in curve}))
-    farther = dataclasses.replace(asked, ratios=max(asked.ratios, ratios, key=lambda each: each[-1:]))
+    farther = dataclasses.replace(asked, ratios=max(asked.ratios, ratios, key=lambda each: max(each, default=0)))
     return dataclasses.replace(config, evaluation=farther)
 
 
