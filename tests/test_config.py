@@ -344,7 +344,7 @@ def test_what_a_file_says_is_never_run(text: str, tmp_path: Path, monkeypatch: p
 SAVED: list[tuple[str | dict[str, Any], str]] = [
     ({"study": "${oc.env:HOME}"}, "study is '${oc.env:HOME}': expected letters"),
     ({"encoding": {"name": "../../x"}}, "encoding.name is '../../x': expected letters"),
-    ({"encoding": None}, "encoding is null: expected keys and values"),
+    ({"encoding": None}, "encoding is null: expected a dictionary"),
     ({"sed": 1}, "unknown key 'sed': did you mean 'seed'?"),
     ("- 1", "expected keys with values"),
     ("a: 1\n\tb: 2", "line 2"),

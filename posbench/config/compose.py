@@ -4,7 +4,6 @@ Hydra composes the chosen files and runs nothing: no function that a YAML file n
 assigned here, by the types of their keys, and one read by `schema` checks the whole.
 """
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -13,7 +12,7 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -54,7 +53,13 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
         if len(axes[key]) > 1 and not several:
             raise UserError(f"{key}={text} gives several values: 'posbench sweep' runs each of them")
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
+    try:
+        return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        cause: BaseException = error  # the innermost names the mistake
+        while isinstance(cause, HydraException | OmegaConfBaseException) and cause.__cause__:
+            cause = cause.__cause__
+        raise UserError(" ".join(str(cause).split())) from None
 
 
 @functools.lru_cache(maxsize=128)  # all encodings; Hydra takes a tenth of a second for each
@@ -64,7 +69,7 @@ def _composed(chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
     search = ",".join(json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders)
     try:
-        with _mistakes_as_one_line(), initialize_config_dir(str(configs_dir()), "posbench", version_base="1.3"):
+        with initialize_config_dir(str(configs_dir()), "posbench", version_base="1.3"):
             unread = (f"~hydra/{key}" for part in conf.HydraConf().defaults for key in part if part[key])
             cfg = compose("train", [f"hydra.searchpath=[{search}]", *unread, *chosen], return_hydra_config=True)
             OmegaConf.set_struct(cfg, False)
@@ -73,18 +78,6 @@ def _composed(chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
             return cfg
     finally:
         GlobalHydra.instance().hydra = theirs
-
-
-@contextlib.contextmanager
-def _mistakes_as_one_line() -> Iterator[None]:
-    """Raise errors as UserError: of Hydra and OmegaConf, which write several lines, the innermost."""
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        inner: BaseException = error
-        while isinstance(inner, OmegaConfBaseException | HydraException) and inner.__cause__:
-            inner = inner.__cause__
-        raise UserError(" ".join(str(inner).split())) from None
 
 
 def _config(given: dict[str, str], folders: tuple[Path, ...]) -> Config:
@@ -97,15 +90,14 @@ def _config(given: dict[str, str], folders: tuple[Path, ...]) -> Config:
     if (run := given.get("start", "null")) != "null":
         _begin(cfg, run, given)
     dataset = cfg.data.get("dataset")
-    with _mistakes_as_one_line():
-        for key in (key for key in given if key not in (*GROUPS, LENGTH, "start")):
-            if key in _WITH_OPTIONS or (key not in KEYS and not key.startswith(_OPEN)):
-                raise unknown_key(key, [*KEYS, *GROUPS], WORDS)
-            OmegaConf.update(cfg, key, value(key, given[key]), merge=True)
-        # Functions such as `${oc.env:...}` would put secrets into records.
-        if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
-            raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
-        plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
+    for key in (key for key in given if key not in (*GROUPS, LENGTH, "start")):
+        if key in _WITH_OPTIONS or (key not in KEYS and not key.startswith(_OPEN)):
+            raise unknown_key(key, [*KEYS, *GROUPS], WORDS)
+        OmegaConf.update(cfg, key, value(key, given[key]), merge=True)
+    # Functions such as `${oc.env:...}` would put secrets into records.
+    if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
+        raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
+    plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     data = plain["data"]
     another = data["dataset"] != dataset and "data.name" not in given  # than that of the chosen file
     if data["source"] == "hub" and (another or data["name"] == "hub"):

@@ -54,7 +54,7 @@ def one_number(value: Any) -> Any:
 def add_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with later options of encodings at their former values; dataclasses have the others."""
     whole = copy.deepcopy(dict(container))
-    for options, key, value in _later_options(whole.get("encoding")):
+    for _, options, key, value in _later_options(whole.get("encoding"), later=LATER_OPTIONS):
         options.setdefault(key, copy.deepcopy(value))
     return whole
 
@@ -62,37 +62,28 @@ def add_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
 def drop_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return what makes a run, without the later keys that mean what was done before them."""
     rest = {key: copy.deepcopy(value) for key, value in container.items() if key not in NOT_IDENTITY}
-    later = [(rest.get(section), key, value) for section, keys in LATER.items() for key, value in keys.items()]
-    for holder, key, value in [*_later_options(rest.get("encoding")), *later, (rest, "start", None)]:
+    later = [(section, rest.get(section), *option) for section, keys in LATER.items() for option in keys.items()]
+    later += [*_later_options(rest.get("encoding"), later=LATER_OPTIONS), ("", rest, "start", None)]
+    for _, holder, key, value in later:
         if isinstance(holder, dict) and holder.get(key, ...) == value:
             del holder[key]
     return rest
 
 
 def spell_defaults(container: dict[str, Any]) -> dict[str, Any]:
-    """Return a new configuration, in which inner encodings name their options in `FORMER`, at today's defaults."""
-    for name, options in _inner(container.get("encoding")):
-        for option in FORMER.get(name, {}):
-            options.setdefault(option, copy.deepcopy(encodings.options_of(name)[option]))
+    """Return a configuration, in which inner encodings now name their options in `FORMER`, at today's defaults."""
+    for name, options, key, _ in _later_options(container.get("encoding"), later={}):
+        options.setdefault(key, copy.deepcopy(encodings.options_of(name)[key]))
     return container
 
 
-def _later_options(encoding: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return options with a later key, the key and its former value; inner encodings first, so that those may empty."""
-    holders = [(options, FORMER.get(name, {})) for name, options in _inner(encoding)]
-    holders += [(encoding, LATER_OPTIONS.get(str(encoding.get("name")), {}))] if isinstance(encoding, dict) else []
-    return [(options, *later) for options, keys in holders for later in keys.items()]
-
-
-def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and options of each encoding inside another, at any depth."""
-    if isinstance(encoding, dict):
-        layers = [each for each in encoding.get("layers") or () if isinstance(each, dict)]
-        pairs = [(encoding.get("inner"), encoding.get("inner_options")), *((each.get("name"), each) for each in layers)]
-        for name, options in pairs:
-            if isinstance(name, str) and isinstance(options, dict):
-                yield name, options
-                yield from _inner(options)
+def _later_options(options: Any, name: Any = None, later: Mapping[str, Any] = FORMER) -> Iterator[tuple[Any, ...]]:
+    """Yield name, options, later key and its former value: of encodings inside one, at any depth, then of itself."""
+    if isinstance(options, dict) and isinstance(name := name or options.get("name"), str):
+        for layer in options.get("layers") or ():
+            yield from _later_options(layer)
+        yield from _later_options(options.get("inner_options"), options.get("inner"))
+        yield from ((name, options, *option) for option in later.get(name, {}).items())
 
 
 def with_paths(plain: dict[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def by_key(words: Collection[str]) -> dict[str, str]:
     given: dict[str, str] = {}
     words = [re.sub("^extension=", "encoding=", word) for word in words] if start_of(words) else words
     for key, text in map(split, words):
-        given.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # those two set the same
+        given.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # lengths and ratios set the same
         given[key] = text
     return given
 
@@ -119,13 +119,16 @@ def value(key: str, text: str, kind: str = "") -> Any:
 
 def read(text: str) -> Any:
     """Return a value without a type, such as an option: a number, or YAML, where `{a:1}` needs no blank."""
+    import yaml
     from omegaconf import OmegaConf
 
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return number(text)
-    spaced = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", text)
-    return OmegaConf.to_container(OmegaConf.create(f"- {spaced}"))[0]  # type: ignore[index] # it is a list
+    with contextlib.suppress(ValueError):
+        return int(text) if re.fullmatch(r"[-+\d_\s]+", text) else float(text)
+    try:
+        spaced = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", text)
+        return OmegaConf.to_container(OmegaConf.create(f"- {spaced}"))[0]  # type: ignore[index] # it is a list
+    except yaml.YAMLError as error:
+        raise UserError(f"cannot read '{text}': {getattr(error, 'problem', None) or error}") from None
 
 
 def _items(text: str) -> list[str]:
@@ -134,8 +137,8 @@ def _items(text: str) -> list[str]:
     for part in text.split(","):
         items = [*items, part] if whole else [*items[:-1], f"{items[-1]},{part}"]
         unquoted = re.sub(r"^\s*(['\"]).*?\1", "", items[-1])
-        opened, closed = (len(re.findall(brackets, unquoted)) for brackets in (r"[\[{(]", r"[\])}]"))
-        whole = opened <= closed and not re.match(r"\s*['\"]", unquoted)
+        depth = sum((char in "[{(") - (char in ")}]") for char in unquoted)
+        whole = depth <= 0 and not re.match(r"\s*['\"]", unquoted)
     return [item.strip() for item in items]
 
 

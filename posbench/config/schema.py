@@ -32,8 +32,7 @@ Stage = tuple[Share, Count, Count] | tuple[Share, Count]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where its own sentence says less.
-_EXPECTED = {"int": "a whole number, such as 1e6", "float": "a number", "tuple": "a list",
-             "dataclass": "keys and values", "missing": "two numbers, such as [0.9,0.95]",  # of betas
+_EXPECTED = {"int": "a whole number, such as 1e6", "tuple": "a list", "missing": "two numbers, such as [0.9,0.95]",
              "predicate": "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"}  # fmt: skip
 
 
@@ -139,8 +138,7 @@ class TrainingConfig(Section):
     lengths: tuple[Stage, ...] = ()  # from a share of the updates: tokens per sequence, a window if any; () = all alike
 
     def __post_init__(self) -> None:
-        if self.schedule == "wsd":
-            object.__setattr__(self, "schedule", "constant")
+        object.__setattr__(self, "schedule", {"wsd": "constant"}.get(self.schedule, self.schedule))
 
     @property
     def tokens_per_step(self) -> int:
@@ -421,12 +419,12 @@ def load_saved(path: Path) -> AnyConfig:
     """Read the `config.yaml` of a run, or of results of a model from elsewhere; UserError if it is none."""
     container = shipped.load(path)
     elsewhere: type[AnyConfig] = TrainedOn if "start" in container else TrainedElsewhere
-    known = keys(kind := elsewhere if "reading" in container else Config)
+    known = keys(cls := elsewhere if "reading" in container else Config)
     for section in NOT_IDENTITY:  # of earlier versions, keys that made no other run and are gone
         if isinstance(settings := container.get(section), dict):
             container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in known}
     try:
-        return validate(kind, container)
+        return validate(cls, container)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
