@@ -136,7 +136,7 @@ class LoadedRun:
 
 def load(run: str | Path) -> LoadedRun:
     """Read a run, finished or not, by its folder or id; UserError if it is none, or cannot be read."""
-    return LoadedRun(find.of_id(Path(run)))
+    return LoadedRun(find.run_folder(Path(run)))
 
 
 def runs(*paths: str | Path) -> pd.DataFrame:

@@ -275,7 +275,7 @@ def sample(
     """Print text with which a run's model goes on from a prompt."""
     from posbench.run import find, model
 
-    print(model.sample(find.of_id(run), prompt, tokens, temperature, seed))
+    print(model.sample(find.run_folder(run), prompt, tokens, temperature, seed))
 
 
 @app.command()
@@ -328,7 +328,7 @@ def export(
 
     if code not in ("code=true", "code=false"):
         raise UserError(f"unknown setting '{code}': expected code=true, or nothing")
-    print(export.export(find.of_id(run), folder, code == "code=true"))
+    print(export.export(find.run_folder(run), folder, code == "code=true"))
 
 
 @app.command("list")

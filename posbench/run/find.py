@@ -30,6 +30,14 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
     return sorted(folders.values())
 
 
+def run_folder(path: Path) -> Path:
+    """Return the one run that a path or an id names; UserError if that is none, or several."""
+    folder, *others = run_folders([path])
+    if others:
+        raise UserError(f"{path} has several runs: name one, such as {folder}")
+    return folder
+
+
 def of_id(path: Path) -> Path:
     """The folder below `outputs` of the run with this id; any other path as it is."""
     if len(path.parts) != 1 or path.exists():

@@ -15,7 +15,7 @@ from posbench import encodings, files
 from posbench.config import compose
 from posbench.errors import UserError
 from posbench.report import charts
-from posbench.run.find import of_id
+from posbench.run.find import of_id, run_folder
 from posbench.show import panels
 from posbench.show.panels import Build, Panel, Picture
 
@@ -34,8 +34,9 @@ def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, wor
         pictures = [panels.moving(dict(builder(*typed) for typed in split(names)), phrase, words)]
     for name, options in [] if pictures else split(names):
         folder = of_id(Path(name))
-        is_run = name not in encodings.names() and not options and folder.is_dir()
-        pictures.append(panels.of_run(folder) if is_run else panels.picture(*builder(name, options)))
+        is_path = folder.is_dir() or ("/" in name and ":" not in name)
+        is_run = is_path and name not in encodings.names() and not options
+        pictures.append(panels.of_run(run_folder(folder)) if is_run else panels.picture(*builder(name, options)))
     files.write(png, charts.drawn(draw(pictures), "png"))
     print(png)
 
