@@ -13,8 +13,9 @@ import torch
 
 from posbench import machine
 from posbench.config import compose, schema
-from posbench.config.overrides import by_key, read
+from posbench.config.overrides import KEYS, LENGTH, by_key, read, unknown_key
 from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, ReadingConfig
+from posbench.config.shipped import GROUPS
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import Undefined, UserError
@@ -74,6 +75,8 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     given = by_key(words)
     length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
     for key in given:
+        if key not in (LENGTH, *KEYS, *GROUPS):
+            raise unknown_key(key, [*KEYS], ("train_length", "bos"))
         of_the_model = key in ("data.tokenizer", "data.vocab_size", "runtime.processes")
         if of_the_model or key.partition(".")[0] not in ("data", "evaluation", "runtime"):
             raise UserError(f"{key}: not for a HuggingFace model: it has its own, and is evaluated in one process")
