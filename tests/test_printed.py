@@ -51,3 +51,14 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
     assert "than the curve: 1 on test text at step 0, 2 on test text at step 1." in out
     out = draw(rows)
     assert "4.100" in out and "4.200" in out and "4.000" not in out and "4.300" not in out
+
+
+def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names_the_jump(draw: Any) -> None:
+    places = ((4.0, None), (4.01, 16), (4.3, 48))
+    moved = [row(16, nll, protocol="task", task="offset", offset=at) for nll, at in places]
+    factors = [each | {"extension": "pi", "extension_options": {"factor": (each["offset"] or 0) + 1}} for each in moved]
+    out = draw([row(16, 4.0), *moved, *factors], 120)
+    assert "\nmeasured      16     32     64\n" in out and "\noffset     4.000  4.010  4.300\n" in out
+    assert "\nOffset: the same passage's loss changes by more than 0.02 nats from position 64 on.\n" in out
+    assert "\nOffset with pi: not compared, since each position has another factor" in out
+    assert "loss changes by 0.0100 nats at most up to position 32.\n" in draw([row(16, 4.0), *moved[:2]], 120)

@@ -1,6 +1,7 @@
 """One run as a table in the terminal: its loss by context, or its right answers by length of the problems."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from posbench.run.rows import PLAIN, RULER, every_row, multiple
 from posbench.terminal import console
 
 ENOUGH = 0.856  # RULER's average from which on a length counts (Hsieh et al., 2024, section 4)
+OFFSET = "offset"  # the probe whose rows differ by position
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
 SERIES = ("fixed_target", "windowed", "nonoverlap")
@@ -30,6 +32,13 @@ _LEGEND = "loss: nats per token of the same target tokens at every context; wind
 Row = dict[str, Any]
 
 
+def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFrame:
+    """Return a run's rows on the targets of most of the lengths asked for."""
+    rows = [row for row in every_row(folder) if row.kind == PLAIN and row.measured and row.task is None]
+    asked = {(row.length, row.targets_sha256) for row in rows if row.length in lengths}
+    return frames.read([folder], split, {str(folder): Counter(digest for _, digest in asked)})
+
+
 def print_results(folder: Path, split: str | None = None, lengths: Sequence[int] = ()) -> None:
     """Print a run's curve on one text, what else was measured there, and where the files are.
 
@@ -37,9 +46,7 @@ def print_results(folder: Path, split: str | None = None, lengths: Sequence[int]
 
     Raises UserError if the run cannot be read.
     """
-    asked = [row for row in every_row(folder) if row.kind == PLAIN and row.measured and row.length in lengths]
-    counts = Counter(row.targets_sha256 for row in asked)
-    out, frame = console.stdout(), frames.read([folder], split, {str(folder): counts})
+    out, frame = console.stdout(), read(folder, split, lengths)
     run, of_task = frame.iloc[0], bool(frame["trained_task"].notna().any())
     if run["run_status"] == "unreadable":
         raise UserError(f"{folder}: {run['run_reason']}")
@@ -60,14 +67,14 @@ def print_results(folder: Path, split: str | None = None, lengths: Sequence[int]
         out.print(remark, soft_wrap=True)
     if not in_curve.all():
         _others(rows[~in_curve], "problem_length" if of_task else "length").print(out)
-    for remark in _about_ruler(rows[rows["protocol"] == RULER]):
+    for remark in [*_about_offset(rows[rows["task"] == OFFSET]), *_about_ruler(rows[rows["protocol"] == RULER])]:
         out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
 
 
-def _table(title: str, lines: Sequence[Row], names: Sequence[str], legend: str) -> Table:
-    """Return lines as a table without empty columns; the last names are left out first where there is no room."""
-    spare = [0, 0, *range(2, len(names))]
+def _table(title: str, lines: Sequence[Row], names: Sequence[str], legend: str, spare: Sequence[int] = ()) -> Table:
+    """Return lines as a table without empty columns; the highest of `spare`, the last, go first for lack of room."""
+    spare = spare or [0, 0, *range(2, len(names))]
     columns = [
         Column(name, "" if name == "bar" else name, "", rank, text=name in (names[0], "bar"))
         for name, rank in zip(names, spare, strict=False)
@@ -110,8 +117,12 @@ def _others(rows: pd.DataFrame, length: str) -> Table:
     from scipy import stats
 
     by_curve: dict[str, Row] = {}
-    for row in rows.sort_values(length).to_dict("records"):
-        name, at = row["curve"].removeprefix("fixed_target_").removeprefix("problems_"), str(row[length])
+    shifted = rows["task"] == OFFSET  # a curve by where the passage ends
+    curves = rows["curve"].str.replace(r"_from_\d+", "", regex=True).where(shifted, rows["curve"])
+    ends = rows[length] + rows["offset"].fillna(0).where(shifted, 0)
+    rows = rows.assign(curve=curves, **{length: ends})
+    for row in rows.to_dict("records"):
+        name, at = re.sub("^(fixed_target|problems|task)_", "", row["curve"]), str(row[length])
         line = by_curve.setdefault(name, {"measured": name})
         if pd.isna(row["accuracy"]):
             line[at] = _loss(row)
@@ -124,7 +135,8 @@ def _others(rows: pd.DataFrame, length: str) -> Table:
             greedy[at] = _share(row, "exact_match")
     lengths = [str(each) for each in sorted(rows[length].dropna().unique())]
     note = "loss by length; of problems the share of right answers, of probes with 95 % interval (Clopper & Pearson)"
-    return _table("", list(by_curve.values()), ["measured", *lengths, "chance", "trivial"], note)
+    spare = [0, *range(len(lengths) - 1, -1, -1), len(lengths), len(lengths) + 1]  # the longest stays
+    return _table("", list(by_curve.values()), ["measured", *lengths, "chance", "trivial"], note, spare)
 
 
 def _about_task(numbers: Headline) -> Iterator[str]:
@@ -166,6 +178,20 @@ def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
             f"Rows that are not shown, on another text or on other targets than the curve: {', '.join(each)}. Lengths "
             "that are asked for together share their targets."
         )
+
+
+def _about_offset(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield how the loss of a passage changes with the position that it ends at."""
+    rows = rows[rows["nll"].notna()].fillna({"offset": 0, "extension_options": ""}).sort_values("offset")
+    for (variant, _), same in rows.groupby(["variant", "targets_sha256"]):
+        changes, ends = (same["nll"] - same["nll"].iloc[0]).abs(), same["length"] + same["offset"]
+        what = f"the same passage's loss changes by {changes.max():.4f} nats at most up to position {ends.max():,}"
+        if same["extension_options"].nunique() > 1:
+            what = "not compared, since each position has another factor, unless that is given"
+        elif changes.max() > USES_LIMIT:
+            first = ends[changes > USES_LIMIT].min()
+            what = f"the same passage's loss changes by more than {USES_LIMIT:g} nats from position {first:,} on"
+        yield f"Offset{'' if variant == PLAIN else f' with {variant}'}: {what}."
 
 
 def _about_ruler(rows: pd.DataFrame) -> Iterator[str]:
