@@ -215,12 +215,14 @@ def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text
     shown = capsys.readouterr().out
     table = [line.split() for line in shown.splitlines() if ":factor=" in line or line.startswith(("none", "dynamic"))]
     losses = [float(line[1]) for line in table[:12]]  # no token of this tokenizer is a digit
-    assert losses == sorted(losses) and "trained at 48 tokens" in shown and "the loss decides alone." in shown
-    assert re.search(rf"\n{table[0][0]} less {table[1][0]}: [-+].* over documents.\n", shown)
+    assert losses == sorted(losses) and "trained at 48 tokens" in shown and "by loss alone" in shown
+    assert re.search(rf"\n{table[0][0]} less {table[1][0]} at 192 tokens of validation text: [-+].* segments.\n", shown)
+    assert ("none at 48 tokens of test" in shown) == ("None of these" not in shown) == (table[0][0] != "none")
     frame = pd.DataFrame({"extension": [None, "pi", "yarn"] * 2, "variant": "plain", "length": 192})
-    frame = frame.assign(length_ratio=4.0, unit_nll=None, unit_tokens=None, chance=0.1)
+    frame = frame.assign(length_ratio=4.0, unit_nll=None, unit_tokens=None, ci_over="", chance=0.1, newest=True)
     frame["protocol"], frame["task"] = ["fixed_target"] * 3 + ["task"] * 3, [None] * 3 + ["passkey"] * 3
     frame["nll"], frame["accuracy"] = [1.0, 1.1, 1.2, *[None] * 3], [*[None] * 3, 0.1, 0.5, 0.4]
-    frame = pd.concat([frame, frame.assign(variant="sinks", extension="sinks")], ignore_index=True)  # no extension
+    others = frame.assign(variant="sinks", extension="sinks"), frame.assign(newest=False, nll=9.0)  # on other targets
+    frame = pd.concat([frame, *others], ignore_index=True)
     for blocks, best_first in ((100, ["pi", "none", "yarn"]), (5, ["none", "pi", "yarn"])):  # of 5 none beats chance
         assert list(ranked(frame.assign(n_blocks=blocks), 192)["extension"]) == best_first

@@ -18,7 +18,6 @@ from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model
 from posbench.huggingface.load import find
 from posbench.report.render import Column, Table
-from posbench.results import frame as frames
 from posbench.results.compare import ALPHA
 from posbench.results.estimate import estimate
 from posbench.run.run import load_config
@@ -44,12 +43,12 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
     """
     from scipy import stats
 
-    rows = frame[~frame["variant"].isin(("windowed", "sinks"))].assign(extension=frame["extension"].fillna("none"))
+    rows = frame[frame["newest"] & ~frame["variant"].isin(("windowed", "sinks"))].fillna({"extension": "none"})
     rows = rows.drop_duplicates(["protocol", "task", "length", "extension"], keep="last").set_index("extension")
     text = rows[(rows["protocol"] == "fixed_target") & rows["task"].isna() & rows["nll"].notna()]
     at_1x = text.loc[text["length_ratio"] == 1, "nll"].rename("loss_at_1x")
     probe = rows.loc[(rows["task"] == PROBE) & (rows["length"] == length), ["accuracy", "chance", "n_blocks"]]
-    table = text.query(f"length == {length}")[["nll", "unit_nll", "unit_tokens"]].join([probe, at_1x])
+    table = text.query(f"length == {length}")[["nll", "unit_nll", "unit_tokens", "ci_over"]].join([probe, at_1x])
     trials = probe.dropna().to_numpy()
     p = [stats.binomtest(round(right * n), int(n), chance, "greater").pvalue for right, chance, n in trials]
     ranks = pd.DataFrame({"loss": table["nll"].rank(), "right": table["accuracy"].rank(ascending=False)})
@@ -76,11 +75,11 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     else:
         train_length = int(typed.get("train_length") or find(subject).train_length or 0)
     if not wanted.isdigit() or int(wanted) <= train_length:
-        raise UserError(f"extension=search needs a length beyond the trained {train_length}: length={4 * train_length}")
-    length, lengths = int(wanted), f"length={train_length},{wanted}"
+        raise UserError(f"extension=search needs one length beyond {train_length}, such as length={4 * train_length}")
+    measured, lengths = (length := int(wanted), train_length), f"length={train_length},{wanted}"
     tried = ",".join(candidates(length / train_length))
     folder = _evaluated(subject, [*given, lengths, f"extension={tried}", f"task={PROBE}", "split=validation", *_LEAN])
-    table = ranked(frames.read([folder], "validation").query("split == 'validation'"), length)
+    table = ranked(printed.read(folder, "validation", measured), length)
     if table.empty:
         raise UserError(f"no candidate has a number at {length} tokens: give more validation text, or a shorter length")
     best = str(table["extension"].iloc[0])
@@ -91,19 +90,30 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
         Column("loss_at_1x", f"loss at {train_length:,}", ".4f"),
     ]
     legend = "validation text; best first, by the worse of its ranks in loss and retrieval"
+    if not table["retrieves"].iloc[0]:
+        legend = f"validation text; best first, by loss alone: none is shown to beat chance in {PROBE}"
     Table(f"extensions for {length:,} tokens", table, columns, legend).print(console.stdout())
-    first, *others = table.to_dict("records")
-    for other in others[:1]:
-        gap = estimate((first["unit_nll"] - other["unit_nll"])[None], first["unit_tokens"])
-        interval = f"95 % {gap.low():+.4f} to {gap.high():+.4f} over documents"
-        print(f"{best} less {other['extension']}: {gap.mean:+.4f} nats per token, {interval}.")
-    if not first["retrieves"]:
-        print(f"No candidate is shown to beat chance in {PROBE}: the loss decides alone.")
+    if len(table) > 1:
+        print(_difference(table, best, str(table["extension"].iloc[1]), f"{length:,} tokens of validation text"))
     extension = [] if best == "none" else [f"extension={best}"]
     folder = _evaluated(subject, [*given, lengths, *extension, f"task={PROBE}", "split=test"])
-    printed.print_results(folder, "test")
-    if extension:
-        print(f"'posbench rope {subject} {extension[0]} length={length} --write DIR' tells engines.")
+    printed.print_results(folder, "test", measured)
+    if not extension:
+        print("None of these extensions is better than the model as it is.")
+        return
+    for at in measured:
+        table = ranked(printed.read(folder, "test", measured), at)
+        if {best, "none"} <= {*table["extension"]}:
+            print(_difference(table, best, "none", f"{at:,} tokens of test text"))
+    print(f"'posbench rope {subject} {extension[0]} length={length} --write DIR' tells engines.")
+
+
+def _difference(table: pd.DataFrame, extension: str, other: str, place: str) -> str:
+    """Return the difference in loss between two rows of `ranked` as a sentence."""
+    first, second = (table.set_index("extension").loc[name] for name in (extension, other))
+    gap = estimate((first["unit_nll"] - second["unit_nll"])[None], first["unit_tokens"])
+    interval = f"95 % {gap.low():+.4f} to {gap.high():+.4f} over {first['ci_over']}"
+    return f"{extension} less {other} at {place}: {gap.mean:+.4f} nats per token, {interval}."
 
 
 def _evaluated(subject: str | Path, words: list[str]) -> Path:
