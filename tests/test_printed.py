@@ -26,10 +26,8 @@ def draw(tiny_config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixt
     def drawn(rows: list[dict[str, Any]], width: int = 80, split: str | None = None) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_container(tiny_config)), encoding="utf-8")
-        record = {"schema": 1, "id": "x", "status": "done"}
-        (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8")
+        (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "id": "x", "status": "done"}), encoding="utf-8")
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         printed.print_results(tmp_path, split)
         return capsys.readouterr().out
 
@@ -54,11 +52,10 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
 
 
 def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names_the_jump(draw: Any) -> None:
-    places = ((4.0, None), (4.01, 16), (4.3, 48))
-    moved = [row(16, nll, protocol="task", task="offset", offset=at) for nll, at in places]
+    moved = [row(16, 4 + at / 1600, protocol="task", task="offset", offset=at or None) for at in (0, 16, 48)]
     factors = [each | {"extension": "pi", "extension_options": {"factor": (each["offset"] or 0) + 1}} for each in moved]
     out = draw([row(16, 4.0), *moved, *factors], 120)
-    assert "\nmeasured      16     32     64\n" in out and "\noffset     4.000  4.010  4.300\n" in out
+    assert "\nmeasured      16     32     64\n" in out and "\noffset     4.000  4.010  4.030\n" in out
     assert "\nOffset: the same passage's loss changes by more than 0.02 nats from position 64 on.\n" in out
     assert "\nOffset with pi: not compared, since each position has another factor" in out
     assert "loss changes by 0.0100 nats at most up to position 32.\n" in draw([row(16, 4.0), *moved[:2]], 120)
