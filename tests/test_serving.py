@@ -215,7 +215,7 @@ def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text
     shown = capsys.readouterr().out
     table = [line.split() for line in shown.splitlines() if ":factor=" in line or line.startswith(("none", "dynamic"))]
     losses = [float(line[1]) for line in table[:12]]  # no token of this tokenizer is a digit
-    assert losses == sorted(losses) and "trained at 48 tokens" in shown and "by loss alone" in shown
+    assert losses == sorted(losses) and "trained at 48 tokens" in shown and "by loss: in passkey none" in shown
     assert re.search(rf"\n{table[0][0]} less {table[1][0]} at 192 tokens of validation text: [-+].* segments.\n", shown)
     assert ("none at 48 tokens of test" in shown) == ("None of these" not in shown) == (table[0][0] != "none")
     frame = pd.DataFrame({"extension": [None, "pi", "yarn"] * 2, "variant": "plain", "length": 192})

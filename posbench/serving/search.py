@@ -82,38 +82,27 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     table = ranked(printed.read(folder, "validation", measured), length)
     if table.empty:
         raise UserError(f"no candidate has a number at {length} tokens: give more validation text, or a shorter length")
-    best = str(table["extension"].iloc[0])
+    best, second = [*table["extension"], ""][:2]
     columns = [
         Column("extension", "extension", "", text=True),
         Column("nll", f"loss at {length:,}", ".4f"),
         Column("accuracy", f"{PROBE} right", ".0%"),
         Column("loss_at_1x", f"loss at {train_length:,}", ".4f"),
     ]
-    legend = "validation text; best first, by the worse of its ranks in loss and retrieval"
-    if not table["retrieves"].iloc[0]:
-        legend = f"validation text; best first, by loss alone: none is shown to beat chance in {PROBE}"
-    Table(f"extensions for {length:,} tokens", table, columns, legend).print(console.stdout())
-    if len(table) > 1:
-        print(_difference(table, best, str(table["extension"].iloc[1]), f"{length:,} tokens of validation text"))
+    by = f"worse rank of loss and {PROBE}" if table["retrieves"].iloc[0] else f"loss: in {PROBE} none beats chance"
+    Table(f"{length:,} tokens of validation text, best first by {by}", table, columns).print(console.stdout())
     extension = [] if best == "none" else [f"extension={best}"]
     folder = _evaluated(subject, [*given, lengths, *extension, f"task={PROBE}", "split=test"])
     printed.print_results(folder, "test", measured)
-    if not extension:
-        print("None of these extensions is better than the model as it is.")
-        return
-    for at in measured:
-        table = ranked(printed.read(folder, "test", measured), at)
-        if {best, "none"} <= {*table["extension"]}:
-            print(_difference(table, best, "none", f"{at:,} tokens of test text"))
-    print(f"'posbench rope {subject} {extension[0]} length={length} --write DIR' tells engines.")
-
-
-def _difference(table: pd.DataFrame, extension: str, other: str, place: str) -> str:
-    """Return the difference in loss between two rows of `ranked` as a sentence."""
-    first, second = (table.set_index("extension").loc[name] for name in (extension, other))
-    gap = estimate((first["unit_nll"] - second["unit_nll"])[None], first["unit_tokens"])
-    interval = f"95 % {gap.low():+.4f} to {gap.high():+.4f} over {first['ci_over']}"
-    return f"{extension} less {other} at {place}: {gap.mean:+.4f} nats per token, {interval}."
+    for split, at, other in (("validation", length, second), ("test", length, "none"), ("test", train_length, "none")):
+        table = ranked(printed.read(folder, split, measured), at).set_index("extension")
+        if other != best and {best, other} <= {*table.index}:
+            first, nats = table.loc[best], table["unit_nll"]
+            gap = estimate((nats[best] - nats[other])[None], first["unit_tokens"])
+            interval = f"95 % {gap.low():+.4f} to {gap.high():+.4f} over {first['ci_over']}"
+            print(f"{best} less {other} at {at:,} tokens of {split} text: {gap.mean:+.4f} nats per token, {interval}.")
+    engines = f"'posbench rope {subject} extension={best} length={length} --write DIR' tells engines."
+    print(engines if extension else "None of these extensions is better than the model as it is.")
 
 
 def _evaluated(subject: str | Path, words: list[str]) -> Path:

@@ -34,8 +34,7 @@ def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, wor
         pictures = [panels.moving(dict(builder(*typed) for typed in split(names)), phrase, words)]
     for name, options in [] if pictures else split(names):
         folder = of_id(Path(name))
-        is_path = folder.is_dir() or ("/" in name and ":" not in name)
-        is_run = is_path and name not in encodings.names() and not options
+        is_run = (folder.is_dir() or "/" in name) and ":" not in name and not options and name not in encodings.names()
         pictures.append(panels.of_run(run_folder(folder)) if is_run else panels.picture(*builder(name, options)))
     files.write(png, charts.drawn(draw(pictures), "png"))
     print(png)
