@@ -151,7 +151,7 @@ def _check(config: Config) -> None:
         return
     task = tasks.build(data.task["name"], data.task)
     if (needed := task.size(task.longest) + data.offset) > room:
-        raise UserError(f"training.train_length is {room}: expected at least {needed}, with data.offset={data.offset}")
+        raise UserError(f"training.train_length is {room}: expected at least {needed}, for problems of '{data.name}'")
     if data.offset and "positions" in encoding.hooks:
         raise UserError(f"data.offset is {data.offset}: '{encoding.name}' chooses positions itself, expected 0")
 
