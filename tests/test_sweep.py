@@ -133,7 +133,7 @@ MISTAKES = """
  | nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME
 sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, 
 encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
-encoding=rope,alibi encoding.base=64 | encoding.base is no option of alibi: sweep 'encoding=rope encodin
+encoding=rope,alibi encoding.base=64 | 'alibi' has no option 'base': it accepts slopes
 encoding=rope tune=maybe | expected tune=true, with or without tune_grid
 encoding=rope tune=true tune_grid=0,1 | tune_grid is [0, 1]: expected multiples
 encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
