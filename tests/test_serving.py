@@ -14,6 +14,7 @@ import torch
 from support import posbench
 
 from posbench.errors import UserError
+from posbench.huggingface.load import with_class_defaults
 from posbench.serving.command import compare_ropes, picture, settings_of
 from posbench.serving.engines import instructions, reach, remarks
 from posbench.serving.read import bound_by_base, first_difference, ropes, rotating
@@ -109,6 +110,31 @@ def test_configurations_mean_what_the_models_own_rotary_modules_compute_as_they_
         "llama4_text": 1, "smollm3": 1, "qwen3_next": 3}.get(kind, 0)  # fmt: skip
     windows = {rope.window for rope in ropes(settings)}
     assert windows == ({20} if kind == "mistral" else {20, None} if "sliding_attention" in str(settings) else {None})
+
+
+# Models whose sizes, or kinds of layers, have names of their own, and models without a module of their own.
+APART = "bailing_hybrid beam blt dbrx deepseek_v4 dots3_note_text gemma4_assistant internlm3 iquestcoder jetmoe " \
+        "minimax_m3_vl_text recurrent_gemma zamba2"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kinds", ["gemma3_text gemma4_text modernbert-decoder", pytest.param("", marks=pytest.mark.slow)]
+)
+def test_what_a_file_leaves_to_the_class_of_its_model_is_what_its_rotary_module_computes(kinds: str) -> None:
+    every = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    for kind in kinds.split() or every.keys() - {*APART.split()}:
+        if getattr(transformers.CONFIG_MAPPING[kind](), "rope_parameters", None):
+            theirs = rotary_module_frequencies({"model_type": kind})
+            for rope in rotating(ropes(with_class_defaults({"model_type": kind}))):
+                f, factor = theirs.get(rope.layers) or theirs[""]
+                torch.testing.assert_close(rope.at(64)[0].float(), f, rtol=1e-5, atol=1e-9, msg=kind)
+                assert rope.at(64)[1] == pytest.approx(factor), kind
+
+
+def test_layers_without_attention_and_models_without_positions_turn_nothing() -> None:
+    kinds = rotating(ropes({**LLAMA, "layer_types": ["conv", "full_attention", "mamba", "linear_attention"]}))
+    assert [(rope.layers, rope.number) for rope in kinds] == [("full_attention", 1)]
+    assert rotating(ropes({**LLAMA, "position_embedding_type": "nope"})) == []
 
 
 THREADS = {  # configurations, and what is said of them

@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import hashlib
-import importlib
+import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,28 @@ def library_errors(problem: str, kind: type[PosbenchError] = UserError) -> Itera
         if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
             raise
         raise kind(f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
+
+
+def with_class_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config.json with what its authors left to the class of the model, as those of Gemma 3 did.
+
+    Raises UserError if that is a size, and transformers, which has the classes, is not installed or refuses the file.
+    """
+    text = settings.get("text_config") or settings
+    sized, based = {*LENGTHS} & {*text} and {"num_attention_heads", "n_head"} & {*text}, "'rope_theta'" in str(text)
+    classes = {} if sized and (based or not importlib.util.find_spec("transformers")) else transformers().CONFIG_MAPPING
+    if (kind := text.get("model_type")) not in classes:
+        return settings
+    with library_errors(f"transformers refuses this configuration of '{kind}'"):
+        whole = classes[kind](**{key: value for key, value in text.items() if not key.startswith("rope_")}).to_dict()
+    rope = whole.pop("rope_parameters", None) or {}
+    if not based and (text.get("rope_scaling") or text.get("rope_parameters")):
+        plain = rope.get("full_attention") or rope
+        whole |= {key: plain[key] for key in ("rope_theta", "partial_rotary_factor") if key in plain}
+    elif not based:
+        whole["rope_parameters"] = rope
+    text = whole | {key: value for key, value in text.items() if value is not None}
+    return {**settings, "text_config": text} if "text_config" in settings else text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import UserError
 from posbench.evaluation.models import parse_choice
 from posbench.huggingface.export import parameters_of
+from posbench.huggingface.load import with_class_defaults
 from posbench.huggingface.rope import rope_parameters
 from posbench.report import charts
 from posbench.run import find
@@ -78,7 +79,8 @@ def settings_of(name: str, given: dict[str, str]) -> Settings:
         settings = _of_encoding(compose.single([f"encoding={name}", *options, *size]))
     else:
         settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
-    return _extended(settings, given) if given.get("extension") else settings
+    whole = with_class_defaults(settings)
+    return _extended(whole, given) if given.get("extension") else whole
 
 
 def _of_encoding(config: Config, run: Path | None = None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from posbench.huggingface.load import LENGTHS
 Settings = Mapping[str, Any]  # the content of a config.json
 ALL = "all layers"
 NOPE = "none"  # the type of layers without positions
+_NO_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent")  # kinds of layers without queries and keys
 TOLERANCE = 1e-3  # of cosines that count as equal
 _BETAS = {"beta_slow": 1.0, "beta_fast": 32.0}
 MSCALE = ("mscale", "mscale_all_dim")
@@ -141,8 +142,10 @@ def _layers(text: Settings) -> Counter[tuple[str, bool]]:
     turning = text.get("no_rope_layers") or [not interval or (layer + 1) % interval for layer in range(count)]
     if text.get("model_type") in ("cohere2", "exaone4") and text.get("sliding_window"):
         turning = [kind == "sliding_attention" for kind in kinds]  # their global layers have no positions
+    if text.get("position_embedding_type") == "nope":  # Granite 4
+        turning = [False] * count
     pairs = zip(kinds, turning, strict=False)
-    return Counter((kind, bool(turns) and kind != "linear_attention") for kind, turns in pairs)
+    return Counter((kind, bool(turns) and kind not in _NO_ATTENTION) for kind, turns in pairs)
 
 
 def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> Rope:
@@ -209,7 +212,9 @@ def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
 def _widths(text: Settings, part: Settings, layers: str) -> tuple[int, int]:
     """Return the channels of a head, and how many of them turn."""
     hidden, heads = text.get("hidden_size") or text.get("n_embd"), text.get("num_attention_heads") or text.get("n_head")
-    head_dim = text.get("qk_rope_head_dim") or (layers == "full_attention" and text.get("global_head_dim"))
+    others = (text.get("per_layer_config") or {}).values()  # Gemma 4, as transformers saves it
+    wide = text.get("global_head_dim") or next((part["head_dim"] for part in others if "head_dim" in part), None)
+    head_dim = text.get("qk_rope_head_dim") or (layers == "full_attention" and wide)
     head_dim = head_dim or text.get("head_dim") or (hidden and heads and hidden // heads)
     if not head_dim:
         raise UserError("no width of a head: expected head_dim, or hidden_size and num_attention_heads")
