@@ -17,7 +17,7 @@ from posbench.errors import UserError
 from posbench.huggingface.load import with_class_defaults
 from posbench.serving.command import compare_ropes, picture, settings_of
 from posbench.serving.engines import instructions, reach, remarks
-from posbench.serving.read import bound_by_base, first_difference, ropes, rotating
+from posbench.serving.read import Rope, bound_by_base, first_difference, ropes, rotating
 from posbench.serving.search import ranked
 
 transformers = pytest.importorskip("transformers")
@@ -79,6 +79,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # as authors spell them: kinds of laye
     "llama4_text": {"rope_theta": 5e5, "no_rope_layers": [], "rope_scaling": STEEP},
     "exaone4": {"layer_types": ["full_attention"] * 6, "sliding_window": None, "rope_theta": 1e6},
     "glm4": {"rope_parameters": HALF},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 3, "rope_theta": 1e6},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 3, "rope_parameters": HALF},
 }  # fmt: skip
 SAVED = ("gpt_neox", "mistral", "qwen2", "smollm3", "gemma2")
@@ -94,47 +95,42 @@ def rotary_module_frequencies(settings: dict[str, Any]) -> dict[str, tuple[torch
     return {of[:-1]: (buffer, getattr(rotary, f"{of}attention_scaling")) for of, buffer in buffers.items()}
 
 
-@pytest.mark.parametrize("kind", [*PUBLISHED, *SAVED])
-def test_configurations_mean_what_the_models_own_rotary_modules_compute_as_they_are_and_as_written(kind: str) -> None:
-    saved = hf_models.configuration(kind).to_dict() if kind in SAVED else {**SIZES, "model_type": kind}
-    settings = saved | PUBLISHED.get(kind, {})
+def check_against_the_rotary_module(settings: dict[str, Any]) -> list[Rope]:
+    """Compare frequencies and factors, as they are and as written for transformers; return what turns."""
     bare = {key: value for key, value in settings.items() if not key.startswith("rope_")}
     turning = rotating(ropes(settings))
     for spelling in (settings, bare | json.loads(instructions(settings)[0].text)):
         theirs = rotary_module_frequencies(spelling)
         for rope in turning:
             f, factor = theirs.get(rope.layers) or theirs[""]
-            torch.testing.assert_close(rope.at(64)[0].float(), f, rtol=1e-5, atol=1e-9)
+            torch.testing.assert_close(rope.at(64)[0].float(), f, rtol=1e-5, atol=1e-9, msg=str(settings))
             assert rope.at(64)[1] == pytest.approx(factor)
+    return turning
+
+
+@pytest.mark.parametrize("kind", [*PUBLISHED, *SAVED])
+def test_configurations_mean_what_the_models_own_rotary_modules_compute_as_they_are_and_as_written(kind: str) -> None:
+    saved = hf_models.configuration(kind).to_dict() if kind in SAVED else {**SIZES, "model_type": kind}
+    settings = saved | PUBLISHED.get(kind, {})
+    turning = check_against_the_rotary_module(settings)
     assert sum(rope.number for rope in turning) == sum(rope.number for rope in ropes(settings)) - {
-        "llama4_text": 1, "smollm3": 1, "qwen3_next": 3}.get(kind, 0)  # fmt: skip
+        "llama4_text": 1, "smollm3": 1, "qwen3_next": 3, "lfm2": 3}.get(kind, 0)  # fmt: skip
     windows = {rope.window for rope in ropes(settings)}
     assert windows == ({20} if kind == "mistral" else {20, None} if "sliding_attention" in str(settings) else {None})
+    assert rotating(ropes({**settings, "position_embedding_type": "nope"})) == []
 
 
-# Models whose sizes, or kinds of layers, have names of their own, and models without a module of their own.
-APART = "bailing_hybrid beam blt dbrx deepseek_v4 dots3_note_text gemma4_assistant internlm3 iquestcoder jetmoe " \
-        "minimax_m3_vl_text recurrent_gemma zamba2"  # fmt: skip
+# Models whose sizes or kinds of layers have names of their own, or that have no module of their own.
+APART = """bailing_hybrid beam blt dbrx deepseek_v4 dots3_note_text gemma4_assistant internlm3 iquestcoder jetmoe
+           minimax_m3_vl_text recurrent_gemma zamba2"""
 
 
-@pytest.mark.parametrize(
-    "kinds", ["gemma3_text gemma4_text modernbert-decoder", pytest.param("", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kinds", ["gemma3_text gemma4_text", pytest.param("", marks=pytest.mark.slow)])
 def test_what_a_file_leaves_to_the_class_of_its_model_is_what_its_rotary_module_computes(kinds: str) -> None:
-    every = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    for kind in kinds.split() or every.keys() - {*APART.split()}:
+    every = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - {*APART.split()}
+    for kind in kinds.split() or sorted(every):
         if getattr(transformers.CONFIG_MAPPING[kind](), "rope_parameters", None):
-            theirs = rotary_module_frequencies({"model_type": kind})
-            for rope in rotating(ropes(with_class_defaults({"model_type": kind}))):
-                f, factor = theirs.get(rope.layers) or theirs[""]
-                torch.testing.assert_close(rope.at(64)[0].float(), f, rtol=1e-5, atol=1e-9, msg=kind)
-                assert rope.at(64)[1] == pytest.approx(factor), kind
-
-
-def test_layers_without_attention_and_models_without_positions_turn_nothing() -> None:
-    kinds = rotating(ropes({**LLAMA, "layer_types": ["conv", "full_attention", "mamba", "linear_attention"]}))
-    assert [(rope.layers, rope.number) for rope in kinds] == [("full_attention", 1)]
-    assert rotating(ropes({**LLAMA, "position_embedding_type": "nope"})) == []
+            check_against_the_rotary_module(dict(with_class_defaults({"model_type": kind})))
 
 
 THREADS = {  # configurations, and what is said of them

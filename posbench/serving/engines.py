@@ -115,6 +115,8 @@ def instructions(settings: Settings, model: str = "MODEL", length: int = 0) -> l
     """Return for each engine what tells it the RoPE that transformers 5 reads, for inputs up to a length or longer."""
     text = read.text_of(settings)
     reference = read.rotating(read.ropes(settings))
+    if not reference:
+        raise UserError("no layer has RoPE: there is nothing to tell an engine")
     longest = max(length, *map(reach, reference))
     bare = {key: value for key, value in text.items() if key not in (*_SECTIONS, "rope_theta", "rope_local_base_freq")}
     every: list[Instruction] = []

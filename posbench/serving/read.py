@@ -233,6 +233,8 @@ def first_difference(first: Rope, second: Rope, length: int) -> tuple[int, int] 
     (f, _), (g, _) = first.at(length), second.at(length)
     if len(f) != len(g):
         return (1, min(len(f), len(g)))
+    if torch.equal(f, g):
+        return None
     for start in range(1, length, 4096):
         positions = torch.arange(start, min(start + 4096, length), dtype=torch.float64)[:, None]
         differs = ((positions * f).cos() - (positions * g).cos()).abs() > TOLERANCE
