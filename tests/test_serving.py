@@ -99,7 +99,7 @@ def check_against_the_rotary_module(settings: dict[str, Any]) -> list[Rope]:
     """Compare frequencies and factors, as they are and as written for transformers; return what turns."""
     bare = {key: value for key, value in settings.items() if not key.startswith("rope_")}
     turning = rotating(ropes(settings))
-    for spelling in (settings, bare | json.loads(instructions(settings)[0].text)):
+    for spelling in (settings, bare | json.loads(instructions(settings)[0].text)) if turning else ():
         theirs = rotary_module_frequencies(spelling)
         for rope in turning:
             f, factor = theirs.get(rope.layers) or theirs[""]

@@ -123,7 +123,8 @@ def instructions(settings: Settings, model: str = "MODEL", length: int = 0) -> l
     for engine in ("transformers 5", "transformers 4", "vLLM 0.25", "SGLang", "llama.cpp"):
         parts = {rope.layers: _parameters(rope, engine, text) for rope in reference}
         first = next(iter(parts.values()))
-        alike = all(part == first for part in parts.values())
+        by_kind = any(isinstance(part, Mapping) for part in (text.get("rope_parameters") or {}).values())
+        alike = not by_kind and all(part == first for part in parts.values())
         keys: dict[str, Any] = {"rope_parameters": first if alike else parts}
         if not any(rope.type in ("linear", "dynamic") for rope in reference):  # for which it is the trained length
             keys["max_position_embeddings"] = longest
