@@ -170,9 +170,6 @@ def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
     assert status == {L: "ok", 2 * L: "ok", 4 * L: "ok", 8 * L: "ok", 16 * L: "too_short"}
 
 
-# -- probes of the use of distance -------------------------------------------------------------------------------------
-
-
 def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config: Config) -> None:
     ids = np.arange(65)
     (probe,) = probes.of("shuffle:keep=20", [20, 64], 8, 32)
@@ -207,9 +204,6 @@ def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what
     assert max(nll["sinusoidal"]) - min(nll["sinusoidal"]) > 1e-4 and nll["learned"][1:] == [None] * 4
 
 
-# -- baselines and extensions ------------------------------------------------------------------------------------------
-
-
 def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_their_own(config: Config) -> None:
     subject, longer = Planted(None), [2 * L, 4 * L, 8 * L, 16 * L]
     rows = rows_of(subject, periodic(48), evaluation_with(config, sinks=4, protocols=("fixed_target",)))
@@ -241,9 +235,6 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
     assert rows_of(gpt(config, "rope"), periodic(48), wanted, known=read) == []
     rows = rows_of(gpt(config, "none"), periodic(48), wanted)
     assert {row.status for row in rows if row.extension} == {"undefined"}
-
-
-# -- a whole run -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -58,22 +58,13 @@ def test_frequencies_equal_those_of_transformers(section: dict[str, Any]) -> Non
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "head_dim": 16,
          "max_position_embeddings": 4096, "intermediate_size": 64, "vocab_size": 64, "pad_token_id": 0}  # fmt: skip
 KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 20}
-MLA = {
-    "head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "kv_lora_rank": 8,
-    "q_lora_rank": 8,
-}
+MLA = dict.fromkeys(("head_dim", "qk_rope_head_dim", "kv_lora_rank", "q_lora_rank"), 8)
+MLA |= {"qk_nope_head_dim": 16, "v_head_dim": 16}
 STEEP = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, **ORIGINAL}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 PUBLISHED: dict[str, dict[str, Any]] = {  # as authors spell them: kinds of layers, parts of heads, defaults of a class
     "gpt_oss": {**KINDS, "rope_theta": 1.5e5, "rope_scaling": {**YARN, "truncate": False}},
     "gemma3_text": {**KINDS, "rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-    "gemma4_text": {**KINDS, "global_head_dim": 32, "rope_parameters": {
-        "sliding_attention": {**HALF, "partial_rotary_factor": 1.0},
-        "full_attention": {**HALF, "rope_type": "proportional", "partial_rotary_factor": 0.25}}},
     "olmo3": {**KINDS, "rope_theta": 5e5, "rope_scaling": YARN},
     "deepseek_v3": {**MLA, "rope_theta": 1e4, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     "llama4_text": {"rope_theta": 5e5, "no_rope_layers": [], "rope_scaling": STEEP},

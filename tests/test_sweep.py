@@ -94,9 +94,6 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-# -- what a sweep consists of ------------------------------------------------------------------------------------------
-
-
 def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) -> None:
     found = plans.resolve([["encoding=rope,alibi", "seed=range(0,2)", *overrides], ["encoding=rope", *overrides]])
     names = [(job.config.encoding.name, job.config.seed) for job in found]
@@ -204,9 +201,6 @@ def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
         warnings = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
         assert len(warnings) == len(expected)
         assert all(line.startswith(start) for line, start in zip(warnings, expected, strict=True))
-
-
-# -- running -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
@@ -383,9 +377,6 @@ def test_threads_and_gpus_are_divided_among_the_processes(several: list[Plan], m
         assert {slot["OMP_NUM_THREADS"] for slot in slots} == {each}, line
         expected = [None] * int(of_runs[1]) if of_runs[0] == "*" else of_runs
         assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == expected, line
-
-
-# -- tuning ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_the_edge_is_warned_about(

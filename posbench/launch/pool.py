@@ -38,9 +38,6 @@ FORKED.set_forkserver_preload(["posbench.launch.preload"])
 _LINE_EVERY_SECONDS = 30.0
 
 
-# -- how far a run has come --------------------------------------------------------------------------------------------
-
-
 class Status(NamedTuple):
     """The state of a run."""
 
@@ -102,9 +99,6 @@ def line(plan: Plan, now: Status, todo: list[Plan]) -> str:
     differing = " ".join(override for override in plan.overrides if override not in shared)
     why = f" ({now.reason}): {now.message or ''}" if now.reason else ""
     return f"{plan.id} [{differing}] {now.name}{why}"
-
-
-# -- running -----------------------------------------------------------------------------------------------------------
 
 
 def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], object]) -> dict[str, Status]:
