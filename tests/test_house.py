@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 # when this was written: it may only fall. What `claims` has above 400, `training` above 500, and `serving` share
 # 1,000 new lines.
 BUDGETS = {
-    "config": 994, "launch": 700, "data": 850, "encodings": 3700, "model": 900, "tasks": 600, "training": 557,
+    "config": 994, "launch": 700, "data": 850, "encodings": 3700, "model": 900, "tasks": 600, "training": 555,
     "run": 850, "evaluation": 1800, "results": 850, "report": 950, "huggingface": 1300, "claims": 420, "show": 550,
-    "serving": 910, "posbench": 18_000, "tests": 13_000, "scripts": 800, "docs": 22_000,
+    "serving": 925, "posbench": 18_000, "tests": 13_000, "scripts": 800, "docs": 22_000,
 }  # fmt: skip
 COMMANDS = "bench evaluate export list prepare properties report reproduce rope runs sample show sweep sync train"
 PUBLIC = "Encoding LoadedRun attention attention_logits attention_output build_encoding encodings evaluate load plot"
