@@ -135,7 +135,7 @@ def _others(rows: pd.DataFrame, length: str) -> Table:
             greedy[at] = _share(row, "exact_match")
     lengths = [str(each) for each in sorted(rows[length].dropna().unique())]
     note = "loss by length; of problems the share of right answers, of probes with 95 % interval (Clopper & Pearson)"
-    spare = [0, *range(len(lengths) - 1, -1, -1), len(lengths), len(lengths) + 1]  # the longest stays
+    spare = [0, 1, *range(len(lengths), 1, -1), len(lengths) + 1, len(lengths) + 2]  # the first and the longest stay
     return _table("", list(by_curve.values()), ["measured", *lengths, "chance", "trivial"], note, spare)
 
 

@@ -171,8 +171,8 @@ def on_shared_targets(rows: list[EvaluationRow], counts: Mapping[str | None, int
     """The rows that one line may join: of each split, checkpoint and protocol of text, those on its shared targets.
 
     These are the targets with the highest of `counts`, then those that the training length was scored on, then the most
-    common from that length on, then in all; of equally many the newer ones. What has no number stays, and so do probes
-    and problems, whose rows never pair.
+    common from that length on, then in all; of equally many the newer ones. What has no number stays, and so do
+    problems, whose rows never pair.
     """
     ranks: dict[tuple[Any, ...], list[int]] = {}
     for row in rows:
@@ -181,4 +181,6 @@ def on_shared_targets(rows: list[EvaluationRow], counts: Mapping[str | None, int
             points = ratio == 1, ratio >= 1, 1
             ranks[place] = [sum(pair) for pair in zip(points, ranks.get(place, [0, 0, 0]), strict=True)]
     shared = dict(sorted(ranks, key=lambda place: [(counts or {}).get(place[1], 0), *ranks[place]]))  # the last stays
+    apart = {digest for _, digest in ranks} - {*shared.values()}
+    rows = [row for row in rows if not (row.protocol == "task" and row.targets_sha256 in apart)]  # `offset`, `shuffle`
     return [row for row in rows if not row.measured or shared.get(_curve_of(row)) in (None, row.targets_sha256)]
