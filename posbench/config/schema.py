@@ -161,7 +161,7 @@ class EvaluationConfig(Section, kw_only=True):
     ratios: Annotated[tuple[Positive, ...], Len(1)]  # in training lengths or longest trained problems
     at_tokens: tuple[Natural, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained
     offsets: tuple[Count, ...] = ()  # problems: also with positions that begin there, in tokens
-    longest: AtLeast1 | None = None  # training lengths before all targets; None = last ratio
+    longest: AtLeast1 | None = None  # training lengths before all targets; None = largest ratio
     windowed: bool  # also with attention cut to the training length
     sinks: Natural = 0  # also so cut, with this many first tokens seen by all; 0 = not
     extensions: tuple[str, ...] = ()  # also with these: yarn, or with options yarn:factor=4

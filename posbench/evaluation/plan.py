@@ -84,8 +84,8 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
             asked = [*below, *varied(settings, lengths, train_length)]
         rows += [Measurement(protocol, length, plan(protocol).get(length), variant) for variant, length in asked]
     for text in settings.tasks:
-        name, colon, options = text.partition(":")
-        asked_at = sorted({train_length, *lengths}) if name == "offset" else lengths  # the first is what others equal
+        task, colon, options = text.partition(":")
+        asked_at = sorted({train_length, *lengths}) if task == "offset" else lengths  # the first is what others equal
         for variant, length in varied(settings, asked_at, train_length):
             for probe in probes.of(text, [length], settings.targets, train_length):
                 windows, name = plan("fixed_target", probe.targets).get(probe.length), f"{probe.task}{colon}{options}"

@@ -94,8 +94,9 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     extension = [] if best == "none" else [f"extension={best}"]
     folder = _evaluated(subject, [*given, lengths, *extension, f"task={PROBE}", "split=test"])
     printed.print_results(folder, "test", measured)
+    rows = {split: printed.read(folder, split, measured) for split in ("validation", "test")}
     for split, at, other in (("validation", length, second), ("test", length, "none"), ("test", train_length, "none")):
-        table = ranked(printed.read(folder, split, measured), at).set_index("extension")
+        table = ranked(rows[split], at).set_index("extension")
         if other != best and {best, other} <= {*table.index}:
             first, nats = table.loc[best], table["unit_nll"]
             gap = estimate((nats[best] - nats[other])[None], first["unit_tokens"])
