@@ -65,6 +65,9 @@ HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 PUBLISHED: dict[str, dict[str, Any]] = {  # as authors spell them: kinds of layers, parts of heads, defaults of a class
     "gpt_oss": {**KINDS, "rope_theta": 1.5e5, "rope_scaling": {**YARN, "truncate": False}},
     "gemma3_text": {**KINDS, "rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "gemma4_text": {**KINDS, "global_head_dim": 32, "rope_parameters": {
+        "sliding_attention": {**HALF, "partial_rotary_factor": 1.0},
+        "full_attention": {**HALF, "rope_type": "proportional", "partial_rotary_factor": 0.25}}},
     "olmo3": {**KINDS, "rope_theta": 5e5, "rope_scaling": YARN},
     "deepseek_v3": {**MLA, "rope_theta": 1e4, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     "llama4_text": {"rope_theta": 5e5, "no_rope_layers": [], "rope_scaling": STEEP},
