@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 # when this was written: it may only fall. What `claims` has above 400, `training` above 500, and `serving` share
 # 1,000 new lines.
 BUDGETS = {
-    "config": 994, "launch": 700, "data": 850, "encodings": 3700, "model": 900, "tasks": 600, "training": 555,
+    "config": 990, "launch": 700, "data": 850, "encodings": 3700, "model": 900, "tasks": 600, "training": 555,
     "run": 850, "evaluation": 1800, "results": 850, "report": 950, "huggingface": 1300, "claims": 420, "show": 550,
     "serving": 925, "posbench": 18_000, "tests": 13_000, "scripts": 800, "docs": 22_000,
 }  # fmt: skip

@@ -11,6 +11,7 @@ import glob
 import inspect
 import itertools
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings, installed, tasks
-from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults, with_home, with_paths
+from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults, with_paths
 from posbench.config.overrides import KEYS, LENGTH, WORDS, by_key, ratios, unknown_key, value, values
 from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_container, validate
 from posbench.config.shipped import EVERY, GROUPS, choices, chosen, configs_dir
@@ -158,7 +159,7 @@ def _check(config: Config) -> None:
 
 def _runs(pattern: str) -> list[str]:
     """Return the run folders that a glob names, without those that --restart moved aside, or the one of this name."""
-    folders = map(Path, sorted(glob.glob(with_home(pattern))))
+    folders = map(Path, sorted(glob.glob(os.path.expanduser(pattern))))
     return [str(run) for run in folders if (run / SAVED).is_file() and not MOVED_ASIDE.fullmatch(run.name)] or [pattern]
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from posbench import encodings
-from posbench.errors import UserError
 
 MOVED_ASIDE = re.compile(r".+\.old-\d+")  # the name of a folder that `--restart` put beside the new run's
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that make no other run
@@ -90,21 +89,16 @@ def with_paths(plain: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with `~` expanded, and each path to a text spelt in one way: one file, one run."""
     data, runtime = plain["data"], plain["runtime"]
     for key in ("path", "tokenizer"):
-        if isinstance(path := data[key], str) and (key == "path" or os.path.exists(with_home(path))):  # or a name
+        path = data[key]
+        if path and (key == "path" or os.path.exists(os.path.expanduser(path))):  # a tokenizer may be a name
             data[key] = relative_path(path)
-    return plain | {"runtime": runtime | {k: with_home(runtime[k]) for k in ("outputs", "cache") if runtime[k]}}
-
-
-def with_home(path: str) -> str:
-    """Return a path with `~` as the home folder. Raises UserError for an unknown user."""
-    if (home := os.path.expanduser(path)).startswith("~") and not os.path.exists(home):
-        raise UserError(f"'{path}': there is no user {path.partition('/')[0].lstrip('~')!r}; a file is ./{path}")
-    return home
+    homes = {key: os.path.expanduser(runtime[key]) for key in ("outputs", "cache") if runtime[key]}
+    return plain | {"runtime": runtime | homes}
 
 
 def relative_path(path: str) -> str:
     """Return a path relative to the current folder, by its real name or the shell's for it; absolute outside of it."""
-    absolute = Path(os.path.abspath(with_home(path)))
+    absolute = Path(os.path.abspath(os.path.expanduser(path)))
     for folder in (Path.cwd(), Path(os.environ.get("PWD") or "/")):
         if absolute.is_relative_to(folder) and os.path.samefile(folder, "."):
             return absolute.relative_to(folder).as_posix()

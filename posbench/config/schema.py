@@ -138,7 +138,8 @@ class TrainingConfig(Section):
     lengths: tuple[Stage, ...] = ()  # from a share of the updates: tokens per sequence, a window if any; () = all alike
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schedule", {"wsd": "constant"}.get(self.schedule, self.schedule))
+        if self.schedule == "wsd":
+            object.__setattr__(self, "schedule", "constant")
 
     @property
     def tokens_per_step(self) -> int:
