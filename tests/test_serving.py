@@ -201,6 +201,8 @@ def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys:
     assert posbench("rope", "yarn", "factor=8", "head_dim=64", "train_length=1024") == 0
     assert capsys.readouterr().out.count("slowed 8 times") == 2
     assert [posbench("rope", name) for name in ("alibi", "pope", "xpos")] == [2, 2, 2]
+    assert [posbench("rope", *words) for words in ((first, "lenght=8"), (first, "base=2"), ("rop",))] == [2, 2, 2]
+    assert "did you mean 'length='" in (error := capsys.readouterr().err) and "did you mean 'rope'" in error
 
 
 @pytest.mark.parametrize("kind", ["glm4", "gemma3", "mistral"])

@@ -54,12 +54,17 @@ def library_errors(problem: str, kind: type[PosbenchError] = UserError) -> Itera
         raise kind(f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
 
 
+def language_part(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a config.json says of the language model: all of it, or a section of a model of several parts."""
+    return settings.get("text_config") or settings
+
+
 def with_class_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a config.json with what its authors left to the class of the model, as those of Gemma 3 did.
 
     Raises UserError if that is a size, and transformers, which has the classes, is not installed or refuses the file.
     """
-    text = settings.get("text_config") or settings
+    text = language_part(settings)
     sized, based = {*LENGTHS} & {*text} and {"num_attention_heads", "n_head"} & {*text}, "'rope_theta'" in str(text)
     classes = {} if sized and (based or not importlib.util.find_spec("transformers")) else transformers().CONFIG_MAPPING
     if (kind := text.get("model_type")) not in classes:
@@ -105,7 +110,7 @@ class Source:
     @property
     def train_length(self) -> int | None:
         """Tokens that it was trained on at a time, before its RoPE was stretched, if its configuration says so."""
-        text = self.settings.get("text_config") or self.settings  # of a model of several parts
+        text = language_part(self.settings)
         ropes = [text.get("rope_parameters"), text.get("rope_scaling")]
         ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
         lengths = [rope.get("original_max_position_embeddings") for rope in ropes if isinstance(rope, dict)]

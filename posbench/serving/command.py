@@ -18,11 +18,12 @@ from posbench.data import hub
 from posbench.encodings import extend
 from posbench.encodings.base import Shape
 from posbench.encodings.rope import Rotary, frequencies
-from posbench.errors import UserError
+from posbench.errors import UserError, unknown
 from posbench.evaluation.models import parse_choice
 from posbench.huggingface.export import parameters_of
-from posbench.huggingface.load import with_class_defaults
+from posbench.huggingface.load import language_part, with_class_defaults
 from posbench.huggingface.rope import rope_parameters
+from posbench.options import plain
 from posbench.report import charts
 from posbench.run import find
 from posbench.run.model import model_of, tokenizer_of
@@ -46,6 +47,8 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
     names = [word for word in words if "=" not in word]
     if not 1 <= len(names) <= 2:
         raise UserError("expected a config.json, a model, a run or a rotary encoding; or two of them to compare")
+    if not {*names} & {*encodings.names()} and (odd := sorted(given.keys() - {"length", "extension"})):
+        raise unknown("word", f"{odd[0]}=", ["length=", "extension="])
     configurations = [settings_of(name, given) for name in names]
     lengths = [int(length) for length in given.get("length", "").split(",") if length]
     for name, settings in zip(names, configurations, strict=True):
@@ -77,6 +80,8 @@ def settings_of(name: str, given: dict[str, str]) -> Settings:
         size = [f"model.d_model={given.get('head_dim', 128)}", "model.n_heads=1", "evaluation.targets=1"]
         size.append(f"training.train_length={given.get('train_length', 4096)}")
         settings = _of_encoding(compose.single([f"encoding={name}", *options, *size]))
+    elif not find.is_model(name):
+        raise unknown("configuration", name, encodings.names(), "expected a config.json, a model, a run or an encoding")
     else:
         settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
     whole = with_class_defaults(settings)
@@ -116,7 +121,7 @@ def _extended(settings: Settings, given: dict[str, str]) -> Settings:
     extended, facts = extend.extend_encoding(encoding, method, _longest(given, settings), rope.train_length, **options)
     long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
-    text = read.text_of(settings)
+    text = language_part(settings)
     before = read.section_of(text, "transformers 5", rope.layers)
     part = {key: before[key] for key in ("partial_rotary_factor", *read.BESIDE) if key in before} | part
     sections = {key: each for key, each in (text.get("rope_parameters") or {}).items() if isinstance(each, dict)}
@@ -130,14 +135,15 @@ def _extended(settings: Settings, given: dict[str, str]) -> Settings:
 def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
     """Return lines that say what a configuration means, and what engines make of it."""
     ropes = read.ropes(settings)
-    text = read.text_of(settings)
-    lines = [f"{name}: {text.get('model_type', 'model')}, {sum(rope.number for rope in ropes)} layers"]
+    kind = language_part(settings).get("model_type", "model")
+    lines = [f"{name}: {kind}, {sum(rope.number for rope in ropes)} layers"]
     for rope in ropes:
         window = f", window of {rope.window:,} tokens" if rope.window else ""
         lines += ["", f"{rope.layers} ({rope.number}){window}"]
         if rope.type == read.NOPE:
             continue
-        options = " ".join(f"{key}={_short(value)}" for key, value in rope.options.items())
+        lists = {key: f"[{len(value)} numbers]" for key, value in rope.options.items() if isinstance(value, list)}
+        options = " ".join(f"{key}={plain(value)}" for key, value in {**rope.options, **lists}.items())
         share = "" if rope.width == rope.head_dim else f" of {rope.head_dim}"
         lines.append(f"  {rope.type}, base {rope.base:,.10g}, {rope.width}{share} channels of a head turn".rstrip())
         lines += [f"  {options}"] if options else []
@@ -233,8 +239,3 @@ def picture(names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence
 def _shown(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
     """Return the lengths asked for, by default that of training and the longest that a RoPE is made for."""
     return lengths or sorted({rope.train_length, reach(rope)})
-
-
-def _short(value: Any) -> str:
-    short = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return f"[{len(value)} numbers]" if isinstance(value, list) else short

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from posbench.errors import UserError, did_you_mean
+from posbench.huggingface.load import language_part
 from posbench.serving import read
 from posbench.serving.read import Rope, Settings
 
-_STRETCHED = ("yarn", "longrope", "llama3")  # whose trained length is a key of its own; Llama 3.1 was trained beyond
 _SECTIONS = ("rope_scaling", "rope_parameters")
 FLAGS = {  # of llama.cpp, by the keys of a section
     "rope_theta": "--rope-freq-base",
@@ -24,7 +24,7 @@ FLAGS = {  # of llama.cpp, by the keys of a section
 
 def remarks(settings: Settings) -> list[str]:
     """Return what is misspelt, missing, passed over, or read otherwise by an engine: a line each."""
-    text = read.text_of(settings)
+    text = language_part(settings)
     sections = {name: text[name] for name in _SECTIONS if text.get(name)}
     lines = [line for name, section in sections.items() for line in _of_section(name, section, text)]
     if len(sections) == 2 and sections["rope_scaling"] != sections["rope_parameters"]:
@@ -54,10 +54,10 @@ def _of_section(name: str, section: Settings, text: Settings) -> Iterator[str]:
             yield f"{place} has no rope_theta: it is 10,000 unless the model's class has another"
         longest, factor = text.get("max_position_embeddings"), part.get("factor")
         original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings")
-        if kind in _STRETCHED and longest and not original:
+        if kind in read.STRETCHED and longest and not original:
             missing = f"{place} has no original_max_position_embeddings"
             yield f"{missing}: max_position_embeddings, {longest:,}, counts as the trained length; llama.cpp refuses it"
-        elif kind in _STRETCHED[:2] and longest and factor and longest not in (original, round(factor * original)):
+        elif kind in read.STRETCHED[:2] and longest and factor and longest not in (original, round(factor * original)):
             yield f"max_position_embeddings is {longest:,}: neither the trained {original:,} nor {factor:g} times that"
         elif kind in ("linear", "dynamic") and longest and factor:
             reach = f"max_position_embeddings times factor, {longest * factor:,.0f} tokens"
@@ -69,11 +69,10 @@ def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Se
     for wanted, given in zip(reference, ropes, strict=True):
         lengths = dict.fromkeys((wanted.train_length, reach(wanted), longest or reach(wanted)))
         a, b = wanted.at(reach(wanted))[1], given.at(reach(wanted))[1]
-        places = {n: place for n in lengths if (place := read.first_difference(wanted, given, n))}
-        turns = ""
-        for length, (position, pair) in list(places.items())[:1]:
-            turns = f"turns pair {pair} otherwise from position {position:,} on"
-            turns += f" for inputs of {length:,} tokens" if length == wanted.train_length < reach(wanted) else ""
+        places = ((n, *place) for n in lengths if (place := read.first_difference(wanted, given, n)))
+        length, position, pair = next(places, (0, 0, 0))
+        inputs = f" for inputs of {length:,} tokens" if length == wanted.train_length < reach(wanted) else ""
+        turns = f"turns pair {pair} otherwise from position {position:,} on{inputs}" if length else ""
         scales = "" if abs(a - b) < 1e-3 else f"multiplies q and k by {b:.4f}, not {a:.4f}"
         if turns or scales:
             of = "" if wanted.layers == read.ALL else f" of {wanted.layers}"
@@ -99,7 +98,7 @@ def _reason(engine: str, rope: Rope, text: Settings) -> str:
 
 def reach(rope: Rope) -> int:
     """Return the longest input that a RoPE is made for, in tokens."""
-    factor = float(rope.options.get("factor", 1.0)) if rope.type in (*_STRETCHED, "dynamic") else 1.0
+    factor = float(rope.options.get("factor", 1.0)) if rope.type in (*read.STRETCHED, "dynamic") else 1.0
     return max(rope.longest, round(factor * rope.train_length))
 
 
@@ -113,7 +112,7 @@ class Instruction(NamedTuple):
 
 def instructions(settings: Settings, model: str = "MODEL", length: int = 0) -> list[Instruction]:
     """Return for each engine what tells it the RoPE that transformers 5 reads, for inputs up to a length or longer."""
-    text = read.text_of(settings)
+    text = language_part(settings)
     reference = read.rotating(read.ropes(settings))
     if not reference:
         raise UserError("no layer has RoPE: there is nothing to tell an engine")
@@ -163,7 +162,7 @@ def _parameters(rope: Rope, engine: str, text: Settings) -> dict[str, Any]:
         if abs((factor := options.pop("attention_factor")) - default) > 1e-9:
             key = "attention_factor" if engine.startswith("transformers") else "attn_factor"
             options[key] = factor if key == "attention_factor" else factor / default
-    if rope.type in _STRETCHED:
+    if rope.type in read.STRETCHED:
         options["original_max_position_embeddings"] = rope.train_length
     if rope.type == "proportional":
         options["partial_rotary_factor"] = rope.options["share"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posbench.encodings.rope import SCALINGS, Spectrum, frequencies
 from posbench.errors import UserError, did_you_mean
-from posbench.huggingface.load import LENGTHS
+from posbench.huggingface.load import LENGTHS, language_part
 
 Settings = Mapping[str, Any]  # the content of a config.json
 ALL = "all layers"
@@ -34,6 +34,7 @@ KEYS: dict[str, tuple[tuple[str, ...], int]] = {
     "longrope": (("short_factor", "long_factor", "original_max_position_embeddings", "attention_factor", "factor"), 2),
     "proportional": (("factor",), 0),
 }
+STRETCHED = ("yarn", "longrope", "llama3")  # whose trained length is a key of its own; Llama 3.1 was trained beyond
 # Keys of any type that say nothing of frequencies: of several axes, or read by the models' own attention.
 BESIDE = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta", "short_mscale", "long_mscale")
 OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *BESIDE)
@@ -105,17 +106,12 @@ class Rope(NamedTuple):
         return ((torch.arange(self.width // 2, dtype=torch.float64) - low) / (high - low or 0.001)).clamp(0, 1)
 
 
-def text_of(settings: Settings) -> Settings:
-    """Return the part of a configuration that describes the language model."""
-    return settings.get("text_config") or settings
-
-
 def ropes(settings: Settings, engine: str = "transformers 5") -> list[Rope]:
     """Return the RoPE of each kind of layer, as an engine reads a configuration.
 
     Raises UserError for no width of a head, no length, an unknown type, or a required key that is missing.
     """
-    text = text_of(settings)
+    text = language_part(settings)
     return [_rope(text, engine, *kind, count) for kind, count in _layers(text).items()]
 
 
@@ -167,8 +163,7 @@ def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> 
     if absent := [key for key in keys[:required] if part.get(key) is None]:
         raise UserError(f"rope_type '{kind}' needs {' and '.join(absent)}")
     original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings") or longest
-    if kind in ("default", "linear", "dynamic", "proportional"):
-        original = longest
+    original = original if kind in STRETCHED else longest
     facts = ENGINES[engine]
     kind = "default" if kind in facts.without else kind
     options = {key: part[key] for key in keys if part.get(key) is not None and key not in unread(engine, text)}
