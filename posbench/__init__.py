@@ -77,5 +77,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is to use, for completion: also what has not been imported yet."""
+    """Return all public names, for completion: also those that have not been imported yet."""
     return sorted({*__all__, "errors", *(name for name in globals() if name.startswith("__"))})

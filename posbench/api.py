@@ -81,7 +81,7 @@ class LoadedRun:
         return None if value is None else str(value)
 
     def curve(self) -> pd.DataFrame:
-        """What was evaluated, a row each, in tokens and nats per token; `reason` says why a value is undefined (NaN).
+        """Return a row per evaluation, in tokens and nats per token; `reason` says why a value is undefined (NaN).
 
         `curve` names the rows that belong together: fixed_target, windowed, fixed_target_yarn ...
         """
@@ -96,13 +96,13 @@ class LoadedRun:
         return frame.assign(learned=self.learned).astype(dict.fromkeys(_COUNTS, "Int64"))
 
     def metrics(self) -> pd.DataFrame:
-        """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `val/loss` (nats), ..."""
+        """Return training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `val/loss` (nats), ..."""
         rows = [{key: number(value) for key, value in line.items()} for line in training_rows(self.folder)]
         frame = pd.DataFrame(rows, columns=[*dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)])])
         return frame.groupby("step", as_index=False).last().astype({"step": "int64", "tokens": "int64"})
 
     def units(self) -> pd.DataFrame:
-        """The sums behind `curve` in nats, a row per document (or segment, where these are few).
+        """Return the sums behind `curve` in nats, a row per document (or segment, where these are few).
 
         The nth units of rows of equal `targets_sha256` are of the same tokens, in other runs, too.
         """
@@ -116,11 +116,11 @@ class LoadedRun:
         return tokenizer_of(self.folder)
 
     def model(self, device: str = "cpu") -> GPT:
-        """The trained model in eval mode: `model(run.ids(text))` is logits (1, T, vocab_size)."""
+        """Return the trained model in eval mode: `model(run.ids(text))` is logits (1, T, vocab_size)."""
         return model_of(self.folder, load_config(self.folder), self.tokenizer).to(machine.resolve(device))
 
     def ids(self, text: str) -> torch.Tensor:
-        """Token ids (1, T) of a text, the separator first."""
+        """Return token ids (1, T) of a text, the separator first."""
         return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
 
     def plot(self) -> charts.Picture:

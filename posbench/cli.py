@@ -47,7 +47,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _hint(arguments: list[str], error: Exception) -> str:
-    """What an unknown option may mean: `--seed 3` is `seed=3`, and `-m` is a sweep."""
+    """Return what an unknown option may mean: `--seed 3` is `seed=3`, and `-m` is a sweep."""
     option = getattr(error, "option_name", "")
     if option in ("-m", "--multirun"):
         others = shlex.join(word for word in arguments[1:] if word != option)

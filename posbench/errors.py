@@ -27,7 +27,7 @@ class OptionError(UserError):
         self.key, self.text = key, text
 
     def under(self, key: str) -> "OptionError":
-        """The same error for an encoding whose options have another prefix: encoding.inner_options.base."""
+        """Return the same error for an encoding whose options have another prefix: encoding.inner_options.base."""
         return OptionError(key + self.key.removeprefix("encoding"), self.text)
 
 
@@ -58,12 +58,12 @@ class Stopped(PosbenchError):
 
 
 def named(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that equals a name except for case and hyphens: `rope` for RoPE, `wikitext-2` for WikiText_2."""
+    """Return the choice that equals a name but for case and hyphens: `rope` for RoPE, `wikitext-2` for WikiText_2."""
     return next((choice for choice in choices if _bare(choice) == _bare(name)), None)
 
 
 def nearest(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The choice that is spelt most like a name; None if none is similar enough."""
+    """Return the choice that is spelt most like a name; None if none is similar enough."""
     by_bare = {_bare(choice): choice for choice in reversed(list(choices))}
     close = difflib.get_close_matches(_bare(name), by_bare, n=1, cutoff=cutoff)
     return by_bare[close[0]] if close else None
@@ -76,7 +76,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> UserError:
-    """The error about a name of a kind that does not exist: the nearest one that does, and which there are."""
+    """Return the error about a name of a kind that does not exist: the nearest one that does, and which there are."""
     known = list(known)
     listed = listed or f"there are {', '.join(known)}"
     return UserError(f"unknown {kind} '{name}'{did_you_mean(name, known)} ({listed})")

@@ -18,12 +18,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def user_cache() -> Path:
-    """posbench's folder in the user's cache; it may be missing."""
+    """Return posbench's folder in the user's cache; it may be missing."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
 
 
 def temporary(path: Path) -> Path:
-    """A fresh name beside `path`, of the pattern that `remove_stale` knows as ours."""
+    """Return a fresh name beside `path`, of the pattern that `remove_stale` knows as ours."""
     return path.with_name(f".tmp-{secrets.token_hex(8)}-{path.name}")
 
 
@@ -41,7 +41,7 @@ def delete(path: Path) -> None:
 
 
 def size(folder: Path) -> int:
-    """Bytes of the files below a folder, also while some of them come and go."""
+    """Return the bytes of the files below a folder, also while some of them come and go."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -50,7 +50,7 @@ def size(folder: Path) -> int:
 
 
 def sha256(path: Path) -> bytes:
-    """Digest of a file's bytes, read piece by piece."""
+    """Return the digest of a file's bytes, read piece by piece."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 

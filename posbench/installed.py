@@ -15,12 +15,12 @@ _CONFIGS = "posbench_configs"  # in a package; a project's own `configs` may be 
 
 @functools.cache
 def points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """The entry points of a group, by name."""
+    """Return the entry points of a group, by name."""
     return {point.name: point for point in importlib.metadata.entry_points(group=group)}
 
 
 def config_folders() -> list[Path]:
-    """The `posbench_configs` folders of packages that add something. Imports none of them."""
+    """Return the `posbench_configs` folders of packages that add something. Imports none of them."""
     packages = sorted({point.module.partition(".")[0] for point in points(ENCODINGS).values()})
     specs = filter(None, map(importlib.util.find_spec, packages))
     folders = (Path(place) / _CONFIGS for spec in specs for place in spec.submodule_search_locations or ())

@@ -105,7 +105,7 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
 
 
 def page(name: str) -> str:
-    """What is written of one encoding or task (task/NAME), with its options. Raises UserError if there is none."""
+    """Return the documentation of an encoding or task (task/NAME) and its options; UserError if there is none."""
     from posbench import tasks
 
     group, _, inner = name.rpartition("/")
@@ -126,7 +126,7 @@ def page(name: str) -> str:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """The facts on one encoding. Some need it built, at the demo's size; these are None if it cannot be built."""
+    """Return the facts on one encoding. Some need it built, at the demo's size: None if it cannot be built."""
     from posbench.encodings.extend import methods_of
 
     cls, defaults = encodings.load(name), encodings.options_of(name)
@@ -164,7 +164,7 @@ def task(name: str) -> dict[str, Any]:
 
 
 def _documented(name: str, text: str) -> dict[str, Any]:
-    """What a docstring says: its title, its text, and its ends that have a label, up to an empty line."""
+    """Return a docstring's title, its text, and its last paragraphs by their label."""
     title, _, document = inspect.cleandoc(text).partition("\n")
     row: dict[str, Any] = {"name": name, "title": title.rstrip(".")}
     for key, label in _LABELS.items():

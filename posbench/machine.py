@@ -18,7 +18,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def resolve(name: str) -> torch.device:
-    """The device of a name; `auto` is CUDA, else MPS, else the CPU. Raises UserError if it is not here."""
+    """Return the device of a name; `auto` is CUDA, else MPS, else the CPU. Raises UserError if it is not here."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, there in here.items() if there))
@@ -47,7 +47,7 @@ def be_deterministic(device: torch.device, wanted: bool) -> None:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """The dtype matrix products run in: one that is named, or `auto` = bf16 where the device does it well.
+    """Return the dtype matrix products run in: one that is named, or `auto` = bf16 where the device does it well.
 
     On a CUDA device that does not but has fp16 instructions (Volta, Turing), `auto` is fp16.
     """
@@ -58,7 +58,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def bf16_is_fast(device: torch.device) -> bool:
-    """Whether the hardware has bf16 matrix instructions. Read from its flags, so the answer never varies."""
+    """Return whether the hardware has bf16 matrix instructions. Read from its flags, so the answer never varies."""
     if device.type == "cuda":
         return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
@@ -75,7 +75,7 @@ _PEAKS = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The named peak of a CUDA device in FLOP per second, dense, in bf16 or fp16; None if it is not known."""
+    """Return the named peak of a CUDA device in FLOP per second, dense, in bf16 or fp16; None if it is not known."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
     name = torch.cuda.get_device_name(device)
@@ -83,13 +83,13 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def has_amx() -> bool:
-    """Whether the CPU has instructions for whole tiles of bf16 numbers, which torch's fused attention uses."""
+    """Return whether the CPU has instructions for whole tiles of bf16 numbers, which torch's fused attention uses."""
     return "amx_bf16" in cpu_flags()
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets that this CPU has, by torch's names for them."""
+    """Return the instruction sets that this CPU has, by torch's names for them."""
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.12 cannot tell
     return frozenset(flag for flag, there in known.items() if there)
 
@@ -100,7 +100,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device. The copy to CUDA is asynchronous, and safe if the host changes the tensor meanwhile."""
+    """Return the tensor on a device. The copy to CUDA is asynchronous, and the host may change the tensor meanwhile."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
@@ -109,12 +109,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_each(processes: int) -> int:
-    """CPU threads for each of so many processes: the cores shared out, at most `OMP_NUM_THREADS` if that is set."""
+    """Return CPU threads for each of some processes: the cores shared out, at most `OMP_NUM_THREADS` if that is set."""
     shared = max(1, cores() // processes)
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return min(shared, int(wanted)) if wanted.isdecimal() and int(wanted) else shared
@@ -141,14 +141,14 @@ def keep_freed_memory() -> None:
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of a CUDA or MPS device, in all."""
+    """Return the bytes of a CUDA or MPS device, in all."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return torch.mps.recommended_max_memory()
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out; the CPU's allocator, cuBLAS, cuDNN and MPS have no exception for that."""
+    """Return whether memory ran out; the CPU's allocator, cuBLAS, cuDNN and MPS have no exception for that."""
     messages = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in messages)
 
@@ -171,7 +171,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most on a CUDA device since the last reset, what MPS has now, elsewhere the most this process had."""
+    """Return bytes: on CUDA the most since the last reset, on MPS those in use now, else the most of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":

@@ -10,7 +10,7 @@ import torch
 
 
 def derive(seed: int, *stream: str | int) -> int:
-    """A 63-bit seed for a named stream of a run's seed."""
+    """Return a 63-bit seed for a named stream of a run's seed."""
     digest = hashlib.sha256("/".join(map(str, (seed, *stream))).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

@@ -88,7 +88,7 @@ class TrainingBatches:
         return _blocks(self._ids, starts, self._train_length)._replace(separator=self._separator)
 
     def spans(self, steps: int) -> np.ndarray:
-        """(S, 2): the parts of the text that the first `steps` batches hold, first token and end; sorted, disjoint."""
+        """Return the parts of the text that the first `steps` batches hold, as `merge_spans`: first tokens and ends."""
         epochs, rest = divmod(steps * self._batch_size, self.blocks_per_epoch)
         starts = np.unique(np.concatenate([*map(self._order, range(epochs)), self._order(epochs)[:rest]]))
         return merge_spans([np.stack([starts, starts + self._train_length + 1], 1)])
@@ -101,7 +101,7 @@ class TrainingBatches:
 
 
 def merge_spans(spans: Sequence[np.ndarray]) -> np.ndarray:
-    """(S, 2): all parts of a text that some of several lists of parts hold, sorted, disjoint."""
+    """Return all parts of a text that some of several lists of parts hold, sorted, disjoint: (S, 2)."""
     every = np.concatenate(spans)
     every = every[every[:, 0].argsort(kind="stable")]
     ends = np.maximum.accumulate(every[:, 1])

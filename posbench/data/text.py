@@ -207,7 +207,7 @@ def copies(train: Iterable[str], held_out: Iterable[str], every: int = 1) -> tup
 
 
 def _digest(parts: Iterable[bytes]) -> str:
-    """sha256 over parts, each preceded by its length, so that no two lists of parts agree by accident."""
+    """Return sha256 over parts, each preceded by its length, so that no two lists of parts agree by accident."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)

@@ -118,7 +118,7 @@ def rows_into(run: Run | None, asked: AnyEvaluation, known: Sequence[EvaluationR
 
 
 def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
-    """By number of updates, what is evaluated then: `fixed_target` as trained, at all lengths."""
+    """Return the evaluations on the way by number of updates: `fixed_target` as trained, at all lengths."""
     asked, training = config.evaluation, config.training
     settings = dataclasses.replace(asked, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=())
     steps = {tokens // training.tokens_per_step for tokens in asked.at_tokens}
@@ -143,7 +143,7 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
 
 
 def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], Any]]:
-    """What the rows of a run folder come to, whether or not it is finished, and what draws their curve."""
+    """Return what the rows of a run folder come to, whether or not it is finished, and what draws their curve."""
     frame = read([folder]).assign(run_status="done", repeated=False)
 
     def draw() -> Any:

@@ -45,7 +45,7 @@ class NGrams:
     _known: dict[bytes, tuple[int, Floats]] = dataclasses.field(default_factory=dict)
 
     def best(self, text: NDArray[np.integer], places: Integers) -> tuple[int, Floats]:
-        """The order of 2 or more with the lowest mean on some tokens of a text, and its nats of each.
+        """Return the order of 2 or more with the lowest mean on some tokens of a text, and its nats of each.
 
         `text`: token ids, always the same; `places`: (n,) where the tokens stand in it.
         """
@@ -57,7 +57,7 @@ class NGrams:
         return self._known[key]
 
     def nll(self, before: NDArray[np.integer], tokens: NDArray[np.integer]) -> Floats:
-        """Nats of each token after those before it, by each order.
+        """Return the nats of each token after those before it, by each order.
 
         `before`: (n, 4), the tokens before each, the nearest last; `tokens`: (n,). Returns (5, n), a row per order.
         """
@@ -88,7 +88,7 @@ class NGrams:
 
 
 def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-    """Where items would stand in an ascending array, and whether they do."""
+    """Return where items would stand in an ascending array, and whether they do."""
     at = np.searchsorted(ascending, items)
     return at, np.append(ascending, -1)[at] == items
 

@@ -49,7 +49,7 @@ class Targets:
     n_blocks: int
 
     def sha256(self, split: TokenSplit) -> str:
-        """Identity of the scored tokens and of the blocks they form; rows that share it are paired."""
+        """Return the digest of the scored tokens and of the blocks they form; rows that share it are paired."""
         order = np.argsort(self.indices)
         indices = self.indices[order]
         digest = hashlib.sha256()
@@ -117,7 +117,7 @@ def plan(
 
 
 def _dealt(candidates: list[Integers], wanted: int) -> Integers:
-    """So many of the candidates of every stretch of text, dealt to the stretches in turn, and evenly within each.
+    """Return `wanted` of the candidates of all stretches of text, dealt to the stretches in turn, evenly within each.
 
     Each stretch gets the same number or all that it has; the last round, if it is not for all, goes to stretches that
     are spread evenly over the text.
@@ -136,12 +136,12 @@ def _dealt(candidates: list[Integers], wanted: int) -> Integers:
 
 
 def _evenly(n: int, chosen: int) -> Integers:
-    """So many of n places, each in the middle of its equal share."""
+    """Return `chosen` of n places, each in the middle of its equal share."""
     return (2 * np.arange(chosen, dtype=np.int64) + 1) * n // (2 * max(1, chosen))
 
 
 def _part(targets: int, length: int) -> int:
-    """The most targets that a short window scores: they divide a block evenly, and are half of the window at most."""
+    """Return how many targets a short window scores: the most that divide a block and are within half of the window."""
     return next(part for part in range(min(targets, max(1, length // 2)), 0, -1) if targets % part == 0)
 
 

@@ -71,7 +71,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
 
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
-    """What was typed, as a run's configuration (data, training length, evaluation and runtime count), and `bos`."""
+    """Return the words as a run's configuration (data, training length, evaluation and runtime count), and `bos`."""
     given = by_key(words)
     length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
     for key in given:
@@ -91,7 +91,7 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
 
 
 def sections_of(source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None) -> dict[str, Any]:
-    """The sections about a model, whose configuration may be extended, and its text, for a folder of results."""
+    """Return the sections about a model, whose configuration may be extended, and its text, for a folder of results."""
     position, config = position_of(config), config.get_text_config()
     options = {"parameters": config.rope_parameters} if position == "rope" else {}
     place = os.path.normpath(source.given) if source.revision is None else source.given
@@ -105,7 +105,7 @@ def sections_of(source: Source, config: Any, text: DataConfig, bos: Any, name: s
 
 
 def reading_of(source: Source, bos: Any) -> ReadingConfig:
-    """The token before each document, and whether it is also first in every window: by `bos`, else as the tokenizer.
+    """Return the token before each document, and whether every window begins with it: by `bos`, else as the tokenizer.
 
     It is the one that the tokenizer puts before a text, else the configuration's begin token, else its end token.
     """
@@ -125,7 +125,7 @@ def reading_of(source: Source, bos: Any) -> ReadingConfig:
 
 
 def precision_of(source: Source, settings: EvaluationConfig, device: torch.device) -> str:
-    """The requested precision; for `auto` that of the weights if the device is good at it, else fp32."""
+    """Return the requested precision; for `auto` that of the weights if the device is good at it, else fp32."""
     if settings.precision != "auto":
         return settings.precision
     fast = {"bf16": machine.bf16_is_fast(device), "fp16": device.type == "cuda", "fp32": True}
@@ -134,7 +134,7 @@ def precision_of(source: Source, settings: EvaluationConfig, device: torch.devic
 
 
 def subject_of(source: Source, config: Any, precision: str, device: torch.device) -> HuggingFaceModel:
-    """The model as it is evaluated; UserError if it is not causal, or a probe or extension is mistyped."""
+    """Return the model as it is evaluated; UserError if it is not causal, or a probe or extension is mistyped."""
     length, settings = config.training.train_length, config.evaluation
     with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
         model = load(source.folder, source.config, precision).to(device)
@@ -152,7 +152,7 @@ def subject_of(source: Source, config: Any, precision: str, device: torch.device
 
 
 def text_of(config: Any, cache: str | None) -> Tokens:
-    """The text as tokens of the model; UserError if it has some that the model's table does not know."""
+    """Return the text as tokens of the model; UserError if it has some that the model's table does not know."""
     with signals_as_errors():
         tokens = data.prepare(config.data, cache, config.reading.separator)
     highest = max(int(split.ids.max(initial=0)) for split in (tokens.train, tokens.validation, tokens.test))

@@ -102,7 +102,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
 
 
 def stock(model: GPT, config: Config) -> Exported:
-    """A trained model as the stock architecture that computes the same; UserError if there is none, and why."""
+    """Return a trained model as the stock architecture that computes the same; UserError if there is none, and why."""
     block = (config.model.norm, config.model.mlp)
     kind = {("rmsnorm", "swiglu"): "llama", ("layernorm", "gelu"): "gpt_neox"}.get(block)
     for wrong, reason in (
@@ -139,7 +139,7 @@ def stock(model: GPT, config: Config) -> Exported:
 
 
 def parameters_of(rope: Rotary | None, partly: bool) -> dict[str, Any]:
-    """The `rope_parameters` of an encoding; `partly`: the architecture can rotate only the first channels of a head."""
+    """Return the `rope_parameters` of an encoding; `partly`: the architecture can turn a head's first channels only."""
     if rope is None or rope.width == 0:
         return _NO_POSITIONS
     share = rope.width / rope.shape.head_dim
@@ -173,7 +173,7 @@ _NAMES = (
 
 
 def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]:
-    """A model's weights under Llama's names, or GPT-NeoX's: q, k and v packed head by head, and biases, which are 0."""
+    """Return a model's weights under Llama's names, or GPT-NeoX's: q, k, v packed head by head, and biases of 0."""
     names = {name: (llama, neox)[packed] for name, llama, neox in _NAMES}
     order = slice(None) if rope is None else _order(rope, packed)
     tensors: dict[str, Tensor] = {}
@@ -198,7 +198,7 @@ def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]
 
 
 def _order(rope: Rotary, partly: bool) -> Tensor:
-    """For each channel of q and k in transformers' order, which pairs p with p + w/2 of the w that turn, its index."""
+    """Return the index of each channel of q and k in transformers' order: of w that turn, p is paired with p + w/2."""
     turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
     pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
     if partly:
@@ -243,7 +243,7 @@ def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wan
 
 
 def worst(agreements: Agreements) -> float:
-    """The largest difference of logits, as a share of the largest logit, or of 1 if that is larger."""
+    """Return the largest difference of logits, as a share of the largest logit, or of 1 if that is larger."""
     return max(agreement["difference"] / max(1.0, agreement["largest_logit"]) for agreement in agreements)
 
 

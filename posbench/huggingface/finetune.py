@@ -84,7 +84,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 
 
 def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
-    """What is trained further and how, by what was typed."""
+    """Return what is trained further, and how, as the words ask."""
     place, typed = f"start={source.given}", {split(word)[0] for word in words}
     if source.kind not in TESTED:
         known = ", ".join(TESTED)
@@ -128,7 +128,7 @@ def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[T
 def _extension(
     source: Source, length: int, before: int, method: str | None, options: dict[str, Any]
 ) -> rope.Extension | None:
-    """The extension to a new training length, if one was typed; UserError if a table of positions ends before it."""
+    """Return the typed extension to a new training length, if any; UserError if a table of positions is too short."""
     rows = getattr(source.config, "max_position_embeddings", 0)
     if position_of(source.config) == "learned" and length > rows:
         raise UserError(f"training.train_length is {length:,}: {source.kind} has a table of {rows:,} positions")
@@ -160,12 +160,12 @@ class Learning(nn.Module):
         return self
 
     def forward(self, ids: Tensor, labels: Tensor, **unused: Any) -> Tensor:
-        """Mean negative log-likelihood, in nats per token, of labels (B, T) after ids (B, T)."""
+        """Return mean negative log-likelihood, in nats per token, of labels (B, T) after ids (B, T)."""
         logits = forward(self.model, ids, self.first_token)
         return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
     def state_dict(self, *unused: Any, **also: Any) -> Any:
-        """Each parameter that learns, under the library's name for it; the rest follows from the folder."""
+        """Return each parameter that learns, under the library's name for it; the rest follows from the folder."""
         return {name: parameter.detach() for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def load_state_dict(self, state: Mapping[str, Any], *unused: Any, **also: Any) -> None:  # type: ignore[override]
@@ -174,7 +174,7 @@ class Learning(nn.Module):
 
 
 def with_adapters(model: Any, rank: int, seed: int) -> Any:
-    """The model, in place, with adapters (LoRA) beside all linear layers but the head; they alone learn."""
+    """Return the model, in place, with adapters (LoRA) beside all linear layers but the head; they alone learn."""
     peft = library("peft", ">=0.18")
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -184,7 +184,7 @@ def with_adapters(model: Any, rank: int, seed: int) -> Any:
 
 
 def cast_weights(model: Any, *dtypes: torch.dtype, device: torch.device | None = None) -> Any:
-    """A copy whose weights took these dtypes one after the other; the model itself if that changes nothing."""
+    """Return a copy whose weights took these dtypes one after the other; the model itself if that changes nothing."""
     device = device or model.device
     if device == model.device and all(dtype == model.dtype for dtype in dtypes):
         return model

@@ -118,7 +118,7 @@ class Source:
         return next((length for length in lengths if type(length) is int and length > 1), None)
 
     def sha256(self) -> str:
-        """Digest of everything that determines results: configuration, tokenizer, weights."""
+        """Return the digest of everything that determines results: configuration, tokenizer, weights."""
         digest, weights = hashlib.sha256(), sorted(self.folder.glob("model*.safetensors"))
         for path in (self.folder / "config.json", self.folder / TOKENIZER, *weights):
             digest.update(f"{path.name}\0".encode() + files.sha256(path))
@@ -153,7 +153,7 @@ def find(given: str) -> Source:
 
 
 def load(folder: Path, config: Any, precision: str) -> Any:
-    """The library's own model of a folder, in eval mode, on the CPU; UserError if a tensor is missing or left over."""
+    """Return the library's model of a folder, in eval mode, on the CPU; UserError if tensors are missing or unused."""
     auto = transformers().AutoModelForCausalLM
     with library_errors(f"{folder}: transformers cannot load it"):
         model, report = auto.from_pretrained(
@@ -173,6 +173,6 @@ def load(folder: Path, config: Any, precision: str) -> Any:
 
 
 def position_of(config: Any) -> str:
-    """How a model encodes positions: rope, learned or alibi; other for untested kinds without RoPE."""
+    """Return how a model encodes positions: rope, learned or alibi; other for untested kinds without RoPE."""
     rope = getattr(config.get_text_config(), "rope_parameters", None)
     return TESTED.get(config.model_type) or ("rope" if rope else "other")

@@ -58,7 +58,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutput:
-        """Logits of token ids (B, T), and the loss of labels (B, T), which are shifted here; ValueError for padding."""
+        """Return logits of token ids (B, T), and the loss of labels (B, T), shifted here; ValueError for padding."""
         if attention_mask is not None and not bool((attention_mask != 0).all()):
             raise ValueError("padding: posbench's models read whole sequences; expected inputs of one length")
         if any(options.get(name) is not None for name in ("position_ids", "inputs_embeds")):
@@ -75,7 +75,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
 
 
 def _built(config: Any) -> GPT:
-    """The model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
+    """Return the model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
     model, options = validate(ModelConfig, config.model), dict(config.encoding)
     with local_torch_dtype(torch.float32), torch.device("cpu"):
         more: dict[str, Any] = {"vocabulary": tuple(config.vocabulary), "token_rms": model.token_rms}
@@ -84,7 +84,7 @@ def _built(config: Any) -> GPT:
 
 
 def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
-    """The configuration of a run's model as the class of this file; `vocabulary`: token texts by id."""
+    """Return the configuration of a run's model as the class of this file; `vocabulary`: token texts by id."""
     names = {"AutoConfig": "PosbenchConfig", "AutoModelForCausalLM": "PosbenchForCausalLM"}
     return {
         "model_type": KIND,

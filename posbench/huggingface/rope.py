@@ -21,7 +21,7 @@ _TOLERANCE = 1e-5  # of cosines and sines: the library's frequencies are fp32
 def rope_parameters(
     name: str, options: Mapping[str, Any], rope: Rotary, long: Tensor, short: Tensor, original: int
 ) -> dict[str, Any]:
-    """The `rope_parameters` of a rotary encoding, or of an extension of one; Undefined if a pair comes to a halt.
+    """Return the `rope_parameters` of a rotary encoding or of an extension of one; Undefined if a pair comes to a halt.
 
     Args:
         rope: what has the base and the width.
@@ -64,7 +64,7 @@ class Extension:
 def extension(
     config: Any, method: str, length: int, train_length: int, options: dict[str, Any], every_length: bool = False
 ) -> Extension:
-    """An extension of a rotary model; Undefined if the library has none, or the model was stretched before.
+    """Return an extension of a rotary model; Undefined if the library has none, or the model was stretched before.
 
     Layers with a sliding window and a base of their own are unchanged: they meet no new distances.
 
@@ -104,7 +104,7 @@ def extension(
 
 
 def _rotary(config: Any, parameters: dict[str, Any], train_length: int) -> Rotary:
-    """Plain RoPE with the base and width of a model's."""
+    """Return plain RoPE with the base and width of a model's."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = int(width * parameters.get("partial_rotary_factor", 1.0))
     shape = Shape(d_model=width, n_heads=1, n_layers=1, train_length=train_length)
@@ -112,7 +112,7 @@ def _rotary(config: Any, parameters: dict[str, Any], train_length: int) -> Rotar
 
 
 def extend_model(model: nn.Module, extension: Extension, length: int) -> Any:
-    """A copy of a model that shares all weights, and turns as an extension does; Undefined if it cannot."""
+    """Return a copy of a model that shares all weights, and turns as an extension does; Undefined if it cannot."""
     copied = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     for parent in list(copied.modules()):
         for name, module in list(parent.named_children()):
@@ -124,7 +124,7 @@ def extend_model(model: nn.Module, extension: Extension, length: int) -> Any:
 
 
 def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: int) -> bool:
-    """Whether a model has rotary modules and all turn as they must, by their angles at position 1, for that length."""
+    """Return whether a model has rotary modules and all turn as they must for a length, by the angles at position 1."""
     positions = torch.tensor([[1, length - 1]])
     modules = list(filter(_is_rotary, model.modules()))
     for module in modules:

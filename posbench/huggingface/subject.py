@@ -54,7 +54,7 @@ class HuggingFaceModel:
 
     @torch.no_grad()
     def read(self, inputs: Tensor, last: int) -> Tensor:
-        """The model's own logits (B, last, V) of the last tokens of inputs (B, T), in fp32."""
+        """Return the model's own logits (B, last, V) of the last tokens of inputs (B, T), in fp32."""
         options: dict[str, Any] = {}
         if "logits_to_keep" in inspect.signature(type(self.model).forward).parameters:
             options["logits_to_keep"] = last
@@ -115,7 +115,7 @@ class HuggingFaceModel:
 
 
 def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: Any) -> Tensor:
-    """The library's own logits of ids (B, T), whatever was read before; `first_token` replaces the first of each."""
+    """Return the library's logits of ids (B, T), whatever was read before; `first_token` replaces the first of each."""
     if first_token is not None:
         ids = torch.cat((torch.full_like(ids[:, :1], first_token), ids[:, 1:]), dim=1)
     prepare(model, ids.shape[1])
@@ -139,7 +139,7 @@ def _narrow_masks() -> None:
 
 
 def _mask(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The library's own mask, in which a query sees only its window (itself included) and the first `sinks` keys."""
+    """Return the library's mask, in which a query sees only its window (itself included) and the first `sinks` keys."""
     window, sinks = _window.get()
     if window is None:
         return original(*args, **options)

@@ -37,7 +37,7 @@ class Plan:
         return self.folder.parent / ".jobs" / f"{self.id}.log"
 
     def changed(self, key: str, value: Any) -> "Plan":
-        """The run with another value of a key, which needs no new check and no Hydra: a quarter of a second each."""
+        """Return the run with another value of a key, which needs no check and no Hydra: a quarter of a second each."""
         section, _, name = key.rpartition(".")
         part = dataclasses.replace(getattr(self.config, section), **{name: value}) if section else value
         config = dataclasses.replace(self.config, **{section or name: part})
@@ -46,21 +46,21 @@ class Plan:
 
 
 def plan(config: Config, words: Iterable[str], config_dir: Path | None = None) -> Plan:
-    """The plan of a configuration and the words that it was typed by; UserError if it asks for what does not fit."""
+    """Return the plan of a configuration and of the words that it was typed by; UserError if parts of it do not fit."""
     check(config)
     files = [f"--config-dir={config_dir}"] if config_dir else []
     return Plan(config, config.folder, ("posbench", "train", *words, *files))
 
 
 def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
-    """The plan of one run."""
+    """Return the plan of one run."""
     from posbench.config import compose  # Hydra, which a rank does not need
 
     return plan(compose.single(words, config_dir), words, config_dir)
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:
-    """The plans of all combinations of all sets of overrides, each run once however often it is named."""
+    """Return the plans of all combinations of all sets of overrides, each run once however often it is named."""
     from posbench.config import compose
 
     plans: dict[str, Plan] = {}
@@ -72,7 +72,7 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
 
 
 def read_sets(name: str | None, typed: list[str], config_dir: Path | None = None) -> list[list[str]]:
-    """The sets of overrides that `sweep=name` and the command line ask for together.
+    """Return the sets of overrides that `sweep=name` and the command line ask for together.
 
     A file holds `sets`, a list, and `shared`, overrides for all of them. What is typed takes the place of a file's own.
     """

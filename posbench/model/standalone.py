@@ -13,7 +13,7 @@ def attention(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None, layer: int = 0,
     x: Tensor | None = None, window: int | None = None, causal: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Attention of one layer under `encoding`, by the fastest kernel for it on this device.
+    """Return attention of one layer under `encoding`, by the fastest kernel for it on this device.
 
     It replaces rotary embeddings, bias, softmax and `scaled_dot_product_attention` in a model of your own. On CPUs call
     `torch.set_flush_denormal(True)` at the start of your program, as posbench's commands do: biases that fall with
@@ -55,7 +55,7 @@ def attention_logits(
     encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None = None, layer: int = 0,
     positions: Tensor | None = None, causal: bool = True, last: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Logits of one attention layer under `encoding`, before softmax, by the definition in fp32.
+    """Return logits of one attention layer under `encoding`, before softmax, by the definition in fp32.
 
     Arguments and errors are those of `attention`, but `last`: only the last so many query rows; None = all T. An
     encoding with `embed` needs x: q, k and v carry what it added only if they were computed from such an x.
@@ -73,7 +73,7 @@ def attention_output(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None = None, layer: int = 0,
     positions: Tensor | None = None, causal: bool = True, last: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Output of one attention layer by the definition, (B, H, last or T, Dh) fp32, as `attention_logits`."""
+    """Return output of one attention layer by the definition, (B, H, last or T, Dh) fp32, as `attention_logits`."""
     with torch.autocast(q.device.type, enabled=False):
         described = _described(encoding, q, k, v, x, layer, positions, causal)
         encoding, q, k, v, block = whole_block(encoding, exact(q), exact(k), exact(v), described, last=last)

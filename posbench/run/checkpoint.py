@@ -30,24 +30,24 @@ class Checkpoint(NamedTuple):
     path: Path
 
     def weights(self) -> dict[str, "Tensor"]:
-        """The model's weights, on the CPU."""
+        """Return the model's weights, on the CPU."""
         import safetensors.torch
 
         return safetensors.torch.load_file(self.path / WEIGHTS)
 
     def optimizer(self) -> dict[str, Any]:
-        """The optimizer's state dict, its tensors on the CPU."""
+        """Return the optimizer's state dict, its tensors on the CPU."""
         import torch
 
         # weights_only spelt out: an environment variable can turn the default off
         return dict(torch.load(self.path / OPTIMIZER, map_location="cpu", weights_only=True))
 
     def state(self) -> dict[str, Any]:
-        """What else was saved; plain JSON types."""
+        """Return what else was saved; plain JSON types."""
         return dict(json.loads((self.path / STATE).read_bytes()))
 
     def verifies(self, parts: Sequence[str]) -> bool:
-        """Whether these parts are what the manifest says."""
+        """Return whether these parts are what the manifest says."""
         try:
             manifest = json.loads((self.path / _MANIFEST).read_bytes())
             digests = [manifest["files"][part]["sha256"] for part in parts]
@@ -79,13 +79,13 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
 
 
 def every(folder: Path) -> list[Checkpoint]:
-    """A run's checkpoints, verified or not, newest first: by number, since clocks jump."""
+    """Return a run's checkpoints, verified or not, newest first: by number, since clocks jump."""
     paths = (folder / "checkpoint").glob("step-*")
     return sorted((Checkpoint(int(path.name[5:]), path) for path in paths if path.name[5:].isdecimal()), reverse=True)
 
 
 def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
-    """The newest checkpoint of a run whose parts verify; None if there is none, UserError if all are damaged."""
+    """Return the newest checkpoint of a run whose parts verify; None if there is none, UserError if all are damaged."""
     checkpoints = every(folder)
     for checkpoint in checkpoints:
         if checkpoint.verifies(parts):
@@ -97,12 +97,12 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
 
 
 def at(folder: Path, step: int) -> Checkpoint | None:
-    """The checkpoint after that many steps; None if it is missing or its weights are damaged."""
+    """Return the checkpoint after that many steps; None if it is missing or its weights are damaged."""
     return next((each for each in every(folder) if each.step == step and each.verifies([WEIGHTS])), None)
 
 
 def trained(folder: Path) -> Checkpoint:
-    """The newest checkpoint of a run whose weights verify, to evaluate or to export; UserError if there is none."""
+    """Return a run's newest checkpoint whose weights verify, to evaluate or export it; UserError if there is none."""
     if (checkpoint := newest(folder, (WEIGHTS,))) is None:
         raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
     return checkpoint

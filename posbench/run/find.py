@@ -39,7 +39,7 @@ def run_folder(path: Path) -> Path:
 
 
 def of_id(path: Path) -> Path:
-    """The folder below `outputs` of the run with this id; any other path as it is."""
+    """Return the folder below `outputs` of the run with this id; any other path as it is."""
     if len(path.parts) != 1 or path.exists():
         return path
     folders = sorted(record.parent for record in Path("outputs").glob(f"*/{glob.escape(path.name)}/{RECORD}"))
@@ -49,7 +49,7 @@ def of_id(path: Path) -> Path:
 
 
 def is_model(word: str) -> bool:
-    """Whether a word of a command line names a HuggingFace model (folder or hub name) rather than runs."""
+    """Return whether a word of a command line names a HuggingFace model (folder or hub name) rather than runs."""
     path = Path(word)
     if path.exists():
         there = any((path / name).is_file() for name in ("config.json", "model.safetensors", "pytorch_model.bin"))

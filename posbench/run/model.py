@@ -16,7 +16,7 @@ from posbench.run.run import load_config, load_record
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    """The tokenizer that a run was trained with; UserError if it is missing, or another than its record names."""
+    """Return the tokenizer that a run was trained with; UserError if it is missing or not the one of its record."""
     tokenizer = from_file(folder / TOKENIZER)
     if load_record(folder).get("tokenizer_sha256") not in (None, tokenizer.sha256):
         raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the run was trained with")
@@ -24,14 +24,14 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
-    """A run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode."""
+    """Return a run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode."""
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
     model.load_state_dict(checkpoint.trained(folder).weights())
     return model.eval()
 
 
 def weights_of(start: StartConfig) -> dict[str, Tensor]:
-    """The weights of the run that training begins from. Raises UserError if they are gone, or others than before."""
+    """Return the weights of the run that training begins from. Raises UserError if they are gone or have changed."""
     saved = checkpoint.at(Path(start.run), start.steps)
     if saved is None or sha256(saved.path / checkpoint.WEIGHTS).hex() != start.weights_sha256:
         raise UserError(f"start.run is {start.run}: its weights are not those that this run was to begin from")
@@ -40,7 +40,7 @@ def weights_of(start: StartConfig) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def sample(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-    """The text with which a run's model goes on from a prompt, a token at a time; it sees as many as it trained on."""
+    """Return a prompt and its continuation, sampled token by token; the model sees as many tokens as it trained on."""
     config, tokenizer = load_config(folder), tokenizer_of(folder)
     model, draw = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()

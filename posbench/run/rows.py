@@ -66,11 +66,11 @@ class EvaluationRow:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow":
-        """A line of the file. Of other versions: unknown columns are left out, a value that is missing is None."""
+        """Return the row of a line; of other versions unknown columns are left out, and a missing value is None."""
         return cls(**{name: line.get(name) for name in (*COLUMNS, "units")})  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
-        """The row's columns in the order of the file, then its sums by unit of text, if it has any."""
+        """Return the row's columns in the order of the file, then its sums by unit of text, if it has any."""
         return {name: getattr(self, name) for name in COLUMNS} | ({"units": self.units} if self.units else {})
 
     @property
@@ -101,19 +101,19 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow) if fie
 
 
 def curve_name(protocol: str, task: str | None, offset: int | None, extension: str | None, window: int | None) -> str:
-    """The name of the curve that rows of these columns form: `fixed_target`, `windowed`, `task_recall_windowed` ..."""
+    """Return the name of the curve that rows of these columns form: `fixed_target`, `task_recall_windowed`."""
     shifted = f"from_{offset}" if offset else None
     name = "_".join(part for part in (protocol, task, shifted, extension, WINDOWED if window else None) if part)
     return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
 
 
 def multiple(ratio: float) -> str:
-    """A context as a multiple of the training length: `1/16x`, `0.75x`, `4x`."""
+    """Return a context as a multiple of the training length: `1/16x`, `0.75x`, `4x`."""
     return f"1/{1 / ratio:g}x" if ratio < 1 and (1 / ratio).is_integer() else f"{ratio:g}x"
 
 
 def plain(value: Any) -> Any:
-    """Plain JSON types; tensors and numpy numbers become numbers, what is not finite becomes None."""
+    """Return plain JSON types; tensors and numpy numbers become numbers, what is not finite becomes None."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -124,12 +124,12 @@ def plain(value: Any) -> Any:
 
 
 def number(value: object) -> float | None:
-    """A finite number from a file, None if it is anything else."""
+    """Return a finite number from a file, None if it is anything else."""
     return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run folder, of training, validation and evaluation; a last line cut short is passed over."""
+    """Return the rows of a run folder, of training, validation and evaluation; a last line cut short is passed over."""
     *lines, _ = (folder / ROWS).read_bytes().split(b"\n") if (folder / ROWS).exists() else [b""]
     try:
         return [json.loads(line) for line in lines]
@@ -138,12 +138,12 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def training_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's training and validation: `step`, `tokens`, and numbers by name."""
+    """Return the rows of a run's training and validation: `step`, `tokens`, and numbers by name."""
     return [row for row in read_rows(folder) if "protocol" not in row]
 
 
 def every_row(folder: Path) -> list[EvaluationRow]:
-    """Evaluation rows, the last of each key and targets. A row without a number lasts until the next of its key."""
+    """Return the last evaluation row of each key and targets. One without a number counts until the next of its key."""
     rows = [EvaluationRow.from_json(row) for row in read_rows(folder) if "protocol" in row]
     last = {row.key: row for row in rows}
     newest = {(row.key, row.targets_sha256): row for row in rows}
@@ -151,7 +151,7 @@ def every_row(folder: Path) -> list[EvaluationRow]:
 
 
 def evaluation_rows(folder: Path, counts: Mapping[str | None, int] | None = None) -> list[EvaluationRow]:
-    """Evaluation rows, one of each key: the last, unless an earlier one pairs with more of its curve.
+    """Return evaluation rows, one of each key: the last, unless an earlier one pairs with more of its curve.
 
     So a later evaluation of a few lengths, on targets of their own or for lack of text, never breaks a curve.
     """
@@ -162,13 +162,13 @@ def evaluation_rows(folder: Path, counts: Mapping[str | None, int] | None = None
 
 
 def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
-    """The text of the headline: the one asked for, else another that was evaluated; empty if none was."""
+    """Return the text of the headline: the one asked for, else another that was evaluated; empty if none was."""
     splits = {row.split for row in rows if row.is_headline}
     return asked if asked in splits else min(splits, default="")
 
 
 def on_shared_targets(rows: list[EvaluationRow], counts: Mapping[str | None, int] | None = None) -> list[EvaluationRow]:
-    """The rows that one line may join: of each split, checkpoint and protocol of text, those on its shared targets.
+    """Return the rows that one line may join: of each split, checkpoint and protocol, those on its shared targets.
 
     These are the targets with the highest of `counts`, then those that the training length was scored on, then the most
     common from that length on, then in all; of equally many the newer ones. What has no number stays, and so do

@@ -143,7 +143,7 @@ class Run:
             self.finish("stopped" if stopped else "failed", reason, str(error) or type(error).__name__)
 
     def as_begun(self, config: Trains) -> Trains:
-        """A configuration with what orders the rows as the unfinished run began: so they come again in that order."""
+        """Return a configuration with the cadence that the unfinished run began with: its rows come in that order."""
         if self.rows and not isinstance(begun := self.config, TrainedElsewhere):
             cadence = {name: getattr(begun.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
             runtime = dataclasses.replace(config.runtime, **cadence)
@@ -183,7 +183,7 @@ def owned(folder: Path) -> contextlib.AbstractContextManager[object]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process owns the run folder at this moment."""
+    """Return whether a process owns the run folder at this moment."""
     try:
         with FileLock(_lock(folder), timeout=0) if _lock(folder).exists() else contextlib.nullcontext():
             return False
@@ -192,7 +192,7 @@ def in_use(folder: Path) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a run computes with, by name."""
+    """Return versions of what a run computes with, by name."""
     known = {"posbench": posbench.__version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "safetensors", "tokenizers", "datasets", "wandb", "transformers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -201,7 +201,7 @@ def versions() -> dict[str, str]:
 
 
 def load_record(folder: Path) -> dict[str, Any]:
-    """The `run.json` of a run folder. Raises UserError if it cannot be read."""
+    """Return the `run.json` of a run folder. Raises UserError if it cannot be read."""
     path = folder / RECORD
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())
@@ -211,7 +211,7 @@ def load_record(folder: Path) -> dict[str, Any]:
 
 
 def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
-    """A line for each encoding that is not posbench's own and whose source file has changed since training began."""
+    """Return a line for each encoding from outside of posbench whose source file has changed since training began."""
     trained = record.get("installed_encodings") or {}
     now = encodings.installed_files(config.encoding.name, config.encoding.options) if trained else {}
     rest = "was trained with another version of its file: old rows are of that version, --restart trains anew"
@@ -219,7 +219,7 @@ def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
 
 
 def load_config(folder: Path) -> Config:
-    """The configuration of a run folder. Raises UserError if there is none, or that of a HuggingFace model."""
+    """Return the configuration of a run folder. Raises UserError if there is none, or that of a HuggingFace model."""
     config = load_saved(folder / CONFIG)
     if not isinstance(config, Config):
         raise UserError(f"{folder} holds results of a HuggingFace model, not a run: name the model")

@@ -94,7 +94,7 @@ def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
 
 
 def shown(row: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]) -> dict[str, Any]:
-    """The numbers of a row by name; `targets` keeps the first targets of each curve, whose rows have its plain name."""
+    """Return a row's numbers by name; rows on a curve's first targets, kept in `targets`, have its plain name."""
     if "protocol" not in row:
         return {name: value for name, value in row.items() if number(value) is not None}
     made = EvaluationRow.from_json(row)
@@ -166,12 +166,12 @@ def wandb_session(config: Trains, run: Run) -> Any:
 
 
 def in_sweep() -> bool:
-    """Whether an agent of a W&B sweep started this process and chose the run."""
+    """Return whether an agent of a W&B sweep started this process and chose the run."""
     return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
 
 
 def is_online(asked: str) -> bool:
-    """Whether there is an API key, and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
+    """Return whether there is an API key, and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
     import wandb
 
     wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line

@@ -16,19 +16,19 @@ _TASKS = {task.name: task for task in _ALL}
 
 
 def names() -> list[str]:
-    """Names of all tasks, sorted."""
+    """Return names of all tasks, sorted."""
     return sorted(_TASKS)
 
 
 def load(name: str) -> type[Task]:
-    """The class of a task; UserError if there is none of that name."""
+    """Return the class of a task; UserError if there is none of that name."""
     if name not in _TASKS:
         raise unknown("task", name, names())
     return _TASKS[name]
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """A task's options with their defaults."""
+    """Return a task's options with their defaults."""
     return {field.name: field.default for field in dataclasses.fields(load(name))}
 
 

@@ -34,24 +34,24 @@ class Problems:
 
     @classmethod
     def ending(cls, ids: Integers, tokens: int) -> Self:
-        """Problems whose answer is their last tokens."""
+        """Return problems whose answer is their last tokens."""
         scored = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
         scored[:, -tokens:] = True
         return cls(ids, scored)
 
     @classmethod
     def answered(cls, question: Integers, answer: Integers, end: bool = False) -> Self:
-        """A question (count, Q), `=`, and the scored answer (count, A); `end` adds and scores a separator."""
+        """Return a question (count, Q), `=`, and the scored answer (count, A); `end` adds and scores a separator."""
         mark = np.ones((len(question), 1), np.int64)
         ids = np.concatenate([mark * 0, question, mark, answer, *([mark * 0] if end else [])], axis=1)
         return cls.ending(ids, answer.shape[1] + end)
 
     def before(self, back: int) -> Integers:
-        """The input that stands `back` tokens before the last one read, after each input: (count, size)."""
+        """Return the input that stands `back` tokens before the last one read, after each input: (count, size)."""
         return np.pad(self.ids, ((0, 0), (back, 0)))[:, : self.scored.shape[1]]
 
     def commonest_left(self, bag: Integers) -> Integers:
-        """The commonest token of a bag (count, n) that the answer has not used yet, or 0: (count, size)."""
+        """Return the commonest token of a bag (count, n) that the answer has not used yet, or 0: (count, size)."""
         labels, rows = self.ids[:, 1:], np.arange(len(bag))
         left = np.zeros((len(bag), int(self.ids.max()) + 1), np.int64)
         np.add.at(left, (rows[:, None], bag), 1)
@@ -100,11 +100,11 @@ class Task:
         return (SEPARATOR, *self.words.split(), *kinds)
 
     def size(self, length: int) -> int:
-        """The number of input tokens of a problem of this length."""
+        """Return the number of input tokens of a problem of this length."""
         return length + 2
 
     def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        """Fresh problems of one length; Undefined if the vocabulary has too few symbols for it."""
+        """Return fresh problems of one length; Undefined if the vocabulary has too few symbols for it."""
         if self.limit is not None and length > self.limit:
             raise Undefined(f"'{self.name}' has no problem of length {length}: its vocabulary allows {self.limit}")
         return self.drawn(rng, length, count)
@@ -117,12 +117,12 @@ class Task:
         return problems.commonest_left(np.where(problems.scored, problems.ids[:, 1:], 0))
 
     def varied(self, **options: Any) -> Self:
-        """A copy of this task with some options replaced; UserError for one of the wrong name, type or value."""
+        """Return a copy of this task with some options replaced; UserError for one of the wrong name, type or value."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         hints = typing.get_type_hints(type(self), include_extras=True)
         return dataclasses.replace(self, **checked(options, hints, defaults, self.name, "data.task."))
 
 
 def distinct(rng: np.random.Generator, choices: int, number: int, count: int) -> Integers:
-    """(count, number) numbers below `choices`, all different in a row, in random order."""
+    """Return (count, number) numbers below `choices`, all different in a row, in random order."""
     return rng.random((count, choices)).argsort(axis=1)[:, :number]

@@ -73,7 +73,7 @@ def log_to_terminal() -> None:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Within it, show posbench's log, unless the caller has set up logging; restores logging afterwards."""
+    """Show posbench's log within the block, unless the caller has set up logging; restore logging afterwards."""
     root = logging.getLogger("posbench")
     handlers, level = root.handlers, root.level
     if not root.hasHandlers():

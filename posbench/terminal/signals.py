@@ -38,7 +38,7 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def signals_as_errors() -> Iterator[None]:
-    """For work without anything to save: a signal that would end the process silently raises Stopped instead."""
+    """Raise Stopped at a signal that would end the process silently: for work that has nothing to save."""
     try:
         with _handled((signal.SIGTERM, *_ending()), _raise):
             yield

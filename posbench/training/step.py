@@ -28,7 +28,7 @@ PAYS_FROM = 2e14
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
-    """The learning rate of update `step` (from 0) of `total`: a pure function, so resuming cannot lose it.
+    """Return the learning rate of update `step` (from 0) of `total`: a pure function, so resuming cannot lose it.
 
     Linear warm-up, then a cosine down to `final_learning_rate` x peak; or a constant whose last `decay_fraction` falls.
     """
@@ -44,7 +44,7 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
 
 
 def stable_steps(training: TrainingConfig) -> int:
-    """Updates before the rate of a constant schedule falls; 0 if it never does, or if lengths depend on the budget."""
+    """Return the updates before a constant rate falls; 0 if it never does, or if lengths depend on the budget."""
     falls = training.schedule == "constant" and training.decay_fraction > 0 and not training.lengths
     return training.steps - math.ceil(_fall(training.steps, training)) if falls else 0
 
@@ -57,12 +57,12 @@ def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
 
 
 def _fall(total: int, training: TrainingConfig) -> float:
-    """Updates of `total` over which the rate of a constant schedule falls."""
+    """Return the updates of `total` over which the rate of a constant schedule falls."""
     return max(1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps))
 
 
 def begins_from(config: Config, smaller: Config) -> bool:
-    """Whether a run does at first what a run of a smaller budget does until its rate falls."""
+    """Return whether a run does at first what a run of a smaller budget does until its rate falls."""
     more, less = config.training, smaller.training
     fits = less.tokens < more.tokens and less.warmup_steps == more.warmup_steps and stable_steps(less) > 0
     return fits and dataclasses.replace(smaller, training=dataclasses.replace(less, tokens=more.tokens)).id == config.id
@@ -79,7 +79,7 @@ class _AdamW(torch.optim.AdamW):
 
 
 def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on the model's matrices only: never on norms, nor on an encoding's parameters.
+    """Return AdamW with weight decay on the model's matrices only: never on norms, nor on an encoding's parameters.
 
     Parameters with a learning rate of their own (`Encoding.rates`) have groups of their own, `times` with the factor.
     """
@@ -114,7 +114,7 @@ class Trainer:
 
 
 def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
-    """Whether the compiler serves a run. It follows from configuration and machine, so a continued run does the same.
+    """Return whether a run is compiled. It follows from configuration and machine, so a continued run does the same.
 
     `auto` compiles what it was measured to make faster by more than its start takes (docs/results.md): on CPUs with
     a C++ compiler, blocks of RMSNorm and SwiGLU, if there are minutes to train.
@@ -143,7 +143,7 @@ class Outcome(NamedTuple):
     trainer: Trainer
 
     def read(self) -> tuple[float, float]:
-        """The mean loss in nats per scored token and the gradient norm before clipping; now the world hears of signals.
+        """Return the mean loss in nats per scored token and the gradient norm before clipping; signals are exchanged.
 
         RunFailed if one is not finite. The weights are as before the update, whatever was begun after it.
         """
@@ -232,7 +232,7 @@ class Clock:
         self.full_speed = peak * trainer.world.size / flops if peak and flops else None  # tokens per second
 
     def spent(self) -> dict[str, float]:
-        """Wall and CPU seconds and bytes so far."""
+        """Return wall and CPU seconds and bytes so far."""
         (wall, cpu), self._began = self._began, (time.monotonic(), time.process_time())
         self._wall += self._began[0] - wall
         self._cpu += (self._began[1] - cpu) * self._trainer.world.size
@@ -240,7 +240,7 @@ class Clock:
         return dict(zip(self.NAMES, (round(self._wall, 3), round(self._cpu, 3), self._memory), strict=True))
 
     def speed(self, step: int) -> dict[str, float]:
-        """Tokens per second since the last call, the share of the device's peak if that is known, and all seconds."""
+        """Return tokens per second since the last call, the share of the device's peak if known, and all seconds."""
         self.spent()
         before, self._last_row = self._last_row, (step * self._trainer.training.tokens_per_step, self._wall)
         speed = (self._last_row[0] - before[0]) / (self._wall - before[1])

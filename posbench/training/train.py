@@ -218,7 +218,7 @@ def _resume(trainer: Trainer, config: Trains, run: Run | None) -> tuple[int, dic
 
 
 def _saved(trainer: Trainer, config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
-    """Updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back."""
+    """Return updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back."""
     if trained := checkpoint.at(run.folder, config.training.steps):
         return trained.step, trained.weights(), None, {}
     if isinstance(config, Config) and not checkpoint.every(run.folder):
@@ -262,7 +262,7 @@ def _basis(step: int, config: Config, record: Mapping[str, Any], trainer: Traine
 
 
 def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
-    """What is read at each validation; nothing if there is none, or if the text is too short and nobody asked."""
+    """Return the batches of validation; none if it is switched off, or if the text is too short and nobody asked."""
     asked = config.runtime.validate_every_steps
     try:
         return tokens.validation_batches(config.training) if asked != 0 else []
@@ -282,7 +282,7 @@ def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str,
     model: Any = trainer.model.eval()
 
     def sums(batch: Batch) -> Tensor:
-        """The sum of nll, and of problems the numbers of correct tokens and of wholly correct problems."""
+        """Return the sum of nll, and of problems the numbers of correct tokens and of wholly correct problems."""
         batch = batch.to(trainer.device)
         with machine.autocast(trainer.device, trainer.dtype):
             nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored).cpu().double()

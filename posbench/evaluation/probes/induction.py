@@ -28,7 +28,7 @@ _MOST_PAIRS = 64
 
 
 def rows(lengths: list[int], targets: int, train_length: int, *, pairs: int = 8) -> list[Probe]:
-    """One row per length."""
+    """Return one row per length."""
     expect(2 <= pairs <= _MOST_PAIRS, "induction", "pairs", pairs, f"2 to {_MOST_PAIRS}")
     return [
         Probe("induction", length, targets, poses=functools.partial(_poses, length=length, pairs=pairs))

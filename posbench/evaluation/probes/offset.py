@@ -12,5 +12,5 @@ from posbench.evaluation.probes import Probe
 
 
 def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:
-    """One probe per length, which ends at that position."""
+    """Return one probe per length, which ends at that position."""
     return [Probe("offset", train_length, targets, offset=length - train_length) for length in lengths]

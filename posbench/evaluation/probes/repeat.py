@@ -15,7 +15,7 @@ from posbench.evaluation.probes import Ids, Probe, expect
 
 
 def rows(lengths: list[int], targets: int, train_length: int, *, size: int | None = None) -> list[Probe]:
-    """Per length the probe, and the same targets without the first copy."""
+    """Return the probe of each length, and the same targets without the first copy."""
     if size is None:
         size = max(1, min(targets, train_length // 4))
     else:

@@ -16,7 +16,7 @@ from posbench.evaluation.probes import Ids, Probe, expect
 
 
 def rows(lengths: list[int], targets: int, train_length: int, *, keep: int | None = None) -> list[Probe]:
-    """One probe for each length beyond what stays."""
+    """Return one probe for each length beyond what stays."""
     if keep is None:
         keep = train_length
     else:
