@@ -103,7 +103,7 @@ def of_regions(losses: Floats, characters: int, trials: int) -> tuple[float, flo
     for _ in range(trials):
         shift = int(rng.integers(len(losses) // number - size + 1))
         starts = np.arange(number) * len(losses) // number + shift
-        firsts = protocols._dealt([np.arange(s + room, s + size - TARGETS + 1, TARGETS) for s in starts], BLOCKS)
+        firsts = protocols._dealt_places([np.arange(s + room, s + size - TARGETS + 1, TARGETS) for s in starts], BLOCKS)
         unit = units_of_text(np.zeros(len(firsts), np.int64), np.searchsorted(starts, firsts, side="right") - 1)
         interval = of_units((sums[firsts + TARGETS] - sums[firsts])[None], unit)
         rest = sums[-1] - (sums[starts + size] - sums[starts]).sum()

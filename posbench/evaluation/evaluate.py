@@ -26,11 +26,11 @@ from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, plain
 
 
-def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:
-    """Yield the rows asked for that are not among the `known` ones, each as soon as it is computed."""
+def evaluate(evaluation: AnyEvaluation, existing: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:
+    """Yield the rows asked for that are not among the `existing` ones, each as soon as it is computed."""
     with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
         for row, measure in evaluation.planned():
-            if any(same(row, other, evaluation.settings) for other in known):
+            if any(same_row(row, other, evaluation.settings) for other in existing):
                 continue
             if row.status == "ok":
                 started = time.monotonic()
@@ -59,24 +59,24 @@ class Evaluation(AnyEvaluation):
 
     def planned(self) -> list[Planned]:
         nll_of = functools.cache(functools.partial(_nll, self))  # what rows share is computed for the first of them
-        asked = measurements(self.settings, self.split, self.subject.train_length)
-        others = [probes.benchmark(task).planned(self) for task in self.settings.tasks if task in probes.BENCHMARKS]
-        return sum(others, [_planned(self, measurement, nll_of) for measurement in asked])
+        of_text = measurements(self.settings, self.split, self.subject.train_length)
+        benchmarks = [probes.benchmark(task).planned(self) for task in self.settings.tasks if task in probes.BENCHMARKS]
+        return sum(benchmarks, [_planned(self, measurement, nll_of) for measurement in of_text])
 
 
 def describe(row: EvaluationRow) -> str:
     """Return a row in one line, protocol and unit beside the number."""
-    where = f"{row.curve_name} at {row.length} tokens ({multiple(row.length_ratio)})"
+    label = f"{row.curve_name} at {row.length} tokens ({multiple(row.length_ratio)})"
     if row.problem_length is not None:
-        where = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
+        label = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
     if row.status != "ok":
-        return f"{where}: {row.status}, {row.reason}"
+        return f"{label}: {row.status}, {row.reason}"
     parts = [(row.accuracy, ".1%", "right"), (row.chance, ".1%", "by chance"), (row.nll, ".4f", "nats/token")]
-    return f"{where}: {', '.join(f'{number:{form}} {unit}' for number, form, unit in parts if number is not None)}"
+    return f"{label}: {', '.join(f'{number:{form}} {unit}' for number, form, unit in parts if number is not None)}"
 
 
 def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Callable[[Measurement], Floats]) -> Planned:
-    """Return a row with all that is known before its forward passes, and what makes its numbers."""
+    """Return a row with all that is known before its forward passes, and the function that fills in its numbers."""
     windows, variant, split = measurement.windows, measurement.variant, evaluation.split
     row = evaluation.row(
         protocol=measurement.protocol,
@@ -92,26 +92,26 @@ def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Callable[
         reason = f"the {evaluation.settings.split} text has too few windows of {measurement.length} tokens"
         return dataclasses.replace(row, status="too_short", reason=reason), lambda row: row
     encode = None if evaluation.tokenizer is None else evaluation.tokenizer.encode
-    posed = functools.partial(problems.choices_of, measurement, split, encode)
+    make_choices = functools.partial(problems.choices_of, measurement, split, encode)
     try:
         subject, facts = _varied(evaluation, measurement)
-        digest = "" if not measurement.poses else problems.sha256(posed())
+        digest = "" if not measurement.poses else problems.sha256(make_choices())
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row
     targets = protocols.targets_of(windows)
     row = dataclasses.replace(row, extension_options=plain(facts), targets_sha256=digest or targets.sha256(split))
     if measurement.poses:  # problems are made again: those of all rows would take much memory
-        return row, lambda row: problems.ranked(row, subject, posed(), evaluation)
+        return row, lambda row: problems.ranked(row, subject, make_choices(), evaluation)
     return row, lambda row: _measured(row, evaluation, variant, targets, nll_of(measurement))
 
 
-def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
-    """Tell whether `other`, of a file, is this row. What `row` does not know before its passes does not count.
+def same_row(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
+    """Return whether `other`, from a file, is the same row; what is known only after the passes does not count.
 
     A precision that is named counts. With `auto` it does not: another machine may have another one.
     """
     columns = [*EVALUATION_KEY, "extension_options"]
-    if other.status != "failed" or row.reason:  # why it failed only its passes have told
+    if other.status != "failed" or row.reason:  # why a row failed is known after its passes only
         columns.append("reason")
     if settings.precision != "auto":
         columns.append("dtype")
@@ -120,18 +120,18 @@ def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -
     return all(getattr(row, column) == getattr(other, column) for column in columns)
 
 
-def _nll(evaluation: Evaluation, asked: Measurement) -> Floats:
+def _nll(evaluation: Evaluation, measurement: Measurement) -> Floats:
     """Return the nll of all tokens that the windows score, in the order of `targets_of`."""
-    assert asked.windows is not None
-    subject, _ = _varied(evaluation, asked)
+    assert measurement.windows is not None
+    subject, _ = _varied(evaluation, measurement)
     batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world
-    return score(subject, evaluation.split, asked.windows, batch_tokens, asked.rewrite, world).ravel()
+    return score(subject, evaluation.split, measurement.windows, batch_tokens, measurement.rewrite, world).ravel()
 
 
-def _varied(evaluation: Evaluation, asked: Measurement) -> Varied:
+def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
     """Return the subject as a row asks for it; raises as `Subject.varied` and `Subject.shifted`."""
-    varied = evaluation.subject.varied(asked.variant, asked.length + asked.offset)
-    return varied._replace(subject=varied.subject.shifted(asked.offset)) if asked.offset else varied
+    varied = evaluation.subject.varied(measurement.variant, measurement.length + measurement.offset)
+    return varied._replace(subject=varied.subject.shifted(measurement.offset)) if measurement.offset else varied
 
 
 def _measured(
@@ -148,13 +148,13 @@ def _measured(
     mean, n_documents = float(nll.mean()), len(np.unique(documents))
     interval = estimate(np.bincount(unit, nll)[None], tokens)
     units = {"document": documents.tolist(), "tokens": tokens.tolist(), "nll": sums_of(nll)}
-    more: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if evaluation.token_bytes is not None:
-        more["n_bytes"] = n_bytes = int(evaluation.token_bytes[text[targets.indices]].sum())
-        more["bits_per_byte"] = float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
-    if reader is not None and row.task is None:  # a probe rewrites the text: there it would say nothing
-        more["ngram_order"], of_ngrams = reader.ngrams.best(text, targets.indices)
-        more["ngram_nll"], units["ngram"] = float(of_ngrams.mean()), sums_of(of_ngrams)
+        columns["n_bytes"] = n_bytes = int(evaluation.token_bytes[text[targets.indices]].sum())
+        columns["bits_per_byte"] = float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
+    if reader is not None and row.task is None:  # a probe rewrites the text that the reader would score
+        columns["ngram_order"], of_ngrams = reader.ngrams.best(text, targets.indices)
+        columns["ngram_nll"], units["ngram"] = float(of_ngrams.mean()), sums_of(of_ngrams)
         if row.protocol == "fixed_target" and row.kind == PLAIN:
             units["cached_ngram"] = sums_of(reader.nll(targets.indices, targets.context))
     return dataclasses.replace(
@@ -169,7 +169,7 @@ def _measured(
         ci_high=interval.high(),
         ci_over="documents" if n_documents >= FEW_DOCUMENTS else "segments",
         units=units,
-        **more,
+        **columns,
     )
 
 
@@ -179,8 +179,8 @@ def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
     A block belongs to the document of its first target, or to the stretch of one where stretches are held out.
     """
     order = np.argsort(targets.indices, kind="stable")
-    first = targets.indices[order][np.unique(targets.blocks[order], return_index=True)[1]]
-    stretches = np.searchsorted(split.starts, first, side="right") - 1
+    firsts = targets.indices[order][np.unique(targets.blocks[order], return_index=True)[1]]
+    stretches = np.searchsorted(split.starts, firsts, side="right") - 1
     documents = stretches if split.sources is None else np.asarray(split.sources)[stretches]
     unit = units_of_text(documents, None if split.sources is None else stretches)
     return documents[np.unique(unit, return_index=True)[1]], unit[targets.blocks]

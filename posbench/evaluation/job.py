@@ -39,7 +39,7 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
     An evaluation is no attempt: `run.json` keeps the outcome of the training.
 
     Args:
-        config: the run's, with what is asked for.
+        config: the run's, with the evaluation asked for.
         world: the processes that evaluate together. All of them do this; rank 0 writes.
 
     Raises:
@@ -51,13 +51,13 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
     device = world.device(machine.resolve(config.runtime.device))
     check(config)
     trained = checkpoint.trained(folder)
-    if trained.step < config.training.steps:  # its rows would stand between those of the training, in another order
-        done = f"{trained.step} of {config.training.steps} updates are made"
-        raise UserError(f"{folder} is not finished, {done}: go on with '{load_record(folder)['command']}' first")
+    if trained.step < config.training.steps:  # its rows would stand among those of the training
+        progress = f"{trained.step} of {config.training.steps} updates are made"
+        raise UserError(f"{folder} is not finished, {progress}: go on with '{load_record(folder)['command']}' first")
     machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
-    owned = Run.open(folder, config, command=None) if world.rank == 0 else contextlib.nullcontext()
-    with owned as run, signals_as_errors():
+    ownership = Run.open(folder, config, command=None) if world.rank == 0 else contextlib.nullcontext()
+    with ownership as run, signals_as_errors():
         if run:
             tracking.mirror(config, run, results_of)
         text, tokenizer_file = config.data, folder / TOKENIZER  # the original of a tokenizer file may be gone
@@ -87,24 +87,24 @@ def evaluate_into(
     world, settings = world or World(), config.evaluation
     precision = config.training.precision if settings.precision == "auto" else settings.precision
     dtype, name = machine.resolve_precision(precision, device), run.id if run else ""
-    known: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "device": device, "world": world}
-    known |= {"tokens": step * config.training.tokens_per_step, "dtype": machine.dtype_name(dtype)}
-    known["subject"] = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
+    arguments: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "device": device, "world": world}
+    arguments |= {"tokens": step * config.training.tokens_per_step, "dtype": machine.dtype_name(dtype)}
+    arguments["subject"] = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
     evaluation: AnyEvaluation
     if isinstance(tokens, TaskData):
-        evaluation = TaskEvaluation(**known, task=tokens.task)
+        evaluation = TaskEvaluation(**arguments, task=tokens.task)
     else:
-        known |= {"token_bytes": tokens.tokenizer.token_bytes, "tokenizer": tokens.tokenizer}
+        arguments |= {"token_bytes": tokens.tokenizer.token_bytes, "tokenizer": tokens.tokenizer}
         split = getattr(tokens, settings.split)
-        evaluation = Evaluation(**known, split=split, reader=_reader(tokens, config, step, split.ids))
+        evaluation = Evaluation(**arguments, split=split, reader=_reader(tokens, config, step, split.ids))
     return rows_into(run, evaluation, world.from_first(every_row(run.folder) if run else None))
 
 
-def rows_into(run: Run | None, asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> int:
-    """Write the rows that are not known, one by one, so that nothing computed is lost; returns how many there were."""
+def rows_into(run: Run | None, evaluation: AnyEvaluation, existing: Sequence[EvaluationRow]) -> int:
+    """Write the missing rows one by one, so that nothing computed is lost; returns how many were missing."""
     started, n_rows = time.monotonic(), 0
     try:
-        for row in evaluate(asked, known):
+        for row in evaluate(evaluation, existing):
             if run:
                 run.log(row.to_json())
                 run.sync()
@@ -117,25 +117,25 @@ def rows_into(run: Run | None, asked: AnyEvaluation, known: Sequence[EvaluationR
     return n_rows
 
 
-def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
-    """Return the evaluations on the way by number of updates: `fixed_target` as trained, at all lengths."""
-    asked, training = config.evaluation, config.training
-    settings = dataclasses.replace(asked, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=())
-    steps = {tokens // training.tokens_per_step for tokens in asked.at_tokens}
-    first = 0 if config.start else 1  # untrained weights have nothing to show
-    return {step: settings for step in steps if first <= step < training.steps}
+def evaluations_on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
+    """Return the evaluations during training by number of updates: `fixed_target` as trained, at all lengths."""
+    final, training = config.evaluation, config.training
+    settings = dataclasses.replace(final, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=())
+    steps = {tokens // training.tokens_per_step for tokens in final.at_tokens}
+    first_step = 0 if config.start else 1  # untrained weights have nothing to show
+    return {step: settings for step in steps if first_step <= step < training.steps}
 
 
 def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGrams | None:
-    """Return the simple reader that read what a run and the one that it began from did; None if that is not known."""
+    """Return the simple reader of what a run, and the run it began from, trained on; None if that is not known."""
     start, training = config.start, config.training
     spans = [tokens.batches(training, config.seed).spans(step)] if step else []
     if start is not None:
         if start.text_sha256 != tokens.record["sha256"]:
             return None
         sizes = {name: getattr(start, name) for name in ("train_length", "batch_size", "tokens", "warmup_tokens")}
-        before = dataclasses.replace(training, accumulation=1, lengths=(), **sizes)
-        spans.append(tokens.batches(before, start.seed).spans(start.steps))
+        earlier = dataclasses.replace(training, accumulation=1, lengths=(), **sizes)
+        spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
     if not spans:
         return None
     ngrams = NGrams(tokens.train.ids, merge_spans(spans), tokens.tokenizer.vocab_size)
@@ -143,7 +143,7 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
 
 
 def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], Any]]:
-    """Return what the rows of a run folder come to, whether or not it is finished, and what draws their curve."""
+    """Return the headline of a run folder's rows, finished or not, and the function that draws their curve."""
     frame = read([folder]).assign(run_status="done", repeated=False)
 
     def draw() -> Any:

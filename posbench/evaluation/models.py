@@ -56,12 +56,12 @@ def parse_choice(text: str, example: str = "yarn:factor=4") -> tuple[str, dict[s
     name, *parts = text.split(":")
     options: dict[str, Any] = {}
     for part in parts:
-        key, equals, typed = part.partition("=")
-        if not equals or not typed:
+        key, equals, value = part.partition("=")
+        if not equals or not value:
             raise UserError(f"cannot read '{text}': expected name:option=value, such as {example}")
         if key in options:
             raise UserError(f"'{text}' gives {key} twice: expected each option once")
-        options[key] = read(typed)
+        options[key] = read(value)
     return name, options
 
 
@@ -111,8 +111,8 @@ class NotFinite(Exception):
 
 def check_finite(nll: Floats, unit: str = "tokens") -> None:
     """Raise NotFinite if a negative log-likelihood is infinite or not a number."""
-    if wrong := int((~np.isfinite(nll)).sum()):
-        raise NotFinite(f"nll is not finite at {wrong:,} of {nll.size:,} {unit}")
+    if count := int((~np.isfinite(nll)).sum()):
+        raise NotFinite(f"nll is not finite at {count:,} of {nll.size:,} {unit}")
 
 
 class Predicted(NamedTuple):
@@ -130,22 +130,22 @@ def predicted(
 
     `candidates`: (n, K), tokens that may come next; `likeliest`: also find the likeliest tokens, which takes time.
     """
-    nll, best, at = [], [torch.empty(0, dtype=torch.int64)], 0
+    nll, best, start = [], [torch.empty(0, dtype=torch.int64)], 0
     for logits in subject.logits(ids, scored, first):
-        tokens = torch.from_numpy(candidates[at : at + len(logits)]).to(logits.device)
+        tokens = torch.from_numpy(candidates[start : start + len(logits)]).to(logits.device)
         nll.append(-logits.log_softmax(-1).gather(1, tokens).cpu())
         if likeliest:
             best.append(logits.argmax(-1).cpu())
-        at += len(logits)
+        start += len(logits)
     return Predicted(torch.cat(nll).double().numpy(), torch.cat(best).numpy())  # MPS has no fp64
 
 
 def nll_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
-    """Return the nats (B, scored) of the last tokens of windows (B, C + 1), of which the first has that number."""
-    last = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
-    last[:, -scored:] = True
-    made = predicted(subject, ids, last, first, ids[:, -scored:].reshape(-1, 1), likeliest=False)
-    return made.nll.reshape(-1, scored)
+    """Return the nats (B, scored) of the last tokens of windows (B, C + 1); `first`: number of the first window."""
+    mask = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
+    mask[:, -scored:] = True
+    predictions = predicted(subject, ids, mask, first, ids[:, -scored:].reshape(-1, 1), likeliest=False)
+    return predictions.nll.reshape(-1, scored)
 
 
 def score(
@@ -164,11 +164,11 @@ def score(
         world: the processes among which the forward passes are divided; all of them get all of the result.
     """
 
-    def nll(some: slice) -> Floats:
-        ids = split.ids[windows.starts[some, None] + np.arange(windows.length + 1)].astype(np.int64)
+    def nll(batch: slice) -> Floats:
+        ids = split.ids[windows.starts[batch, None] + np.arange(windows.length + 1)].astype(np.int64)
         if rewrite is not None:
             ids = np.stack([rewrite(window) for window in ids])
-        return nll_of(subject, ids, windows.scored, some.start)
+        return nll_of(subject, ids, windows.scored, batch.start)
 
     return np.concatenate(in_batches(world or World(), len(windows.starts), windows.length, batch_tokens, nll))
 
@@ -181,7 +181,7 @@ def in_batches(world: World, count: int, length: int, batch_tokens: int, work: C
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedGPT:
-    """A trained model of our own, which is not changed by what is tried with it."""
+    """A trained model of our own. Its variants are copies: the model stays as it is."""
 
     model: GPT
     name: str
@@ -195,18 +195,18 @@ class TrainedGPT:
     @torch.inference_mode()
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
         encoding, inputs = self._encoding, machine.to_device(torch.from_numpy(ids[:, :-1]), self.device)
-        length, last, positions = scored.shape[1], tail_length(scored), None
+        length, tail, positions = scored.shape[1], tail_length(scored), None
         if self.offset:
             positions = torch.arange(self.offset, self.offset + length, device=inputs.device)[None]
         if "positions" in encoding.hooks:  # each window's are drawn from a stream of its own
             streams = [(self.seed, "evaluation", length, number) for number in range(first, first + len(ids))]
-            drawn = [generator(*stream, device=inputs.device) for stream in streams]
-            positions = torch.cat([encoding.positions(*each) for each in zip(inputs[:, None], drawn, strict=True)])
+            generators = [generator(*stream, device=inputs.device) for stream in streams]
+            positions = torch.cat([encoding.positions(*pair) for pair in zip(inputs[:, None], generators, strict=True)])
         with machine.autocast(self.device, self.dtype):
-            hidden = self.model.hidden(inputs, positions, last=last if last < length else None, reading=self.reading)
+            hidden = self.model.hidden(inputs, positions, last=tail if tail < length else None, reading=self.reading)
         hidden = hidden.flatten(0, 1)
-        if not (chosen := scored[:, -last:].ravel()).all():
-            hidden = hidden[machine.to_device(torch.from_numpy(np.flatnonzero(chosen)), self.device)]
+        if not (mask := scored[:, -tail:].ravel()).all():
+            hidden = hidden[machine.to_device(torch.from_numpy(np.flatnonzero(mask)), self.device)]
         for states in torch.split(hidden.float(), HEAD_ROWS):  # logits are the largest tensor of all
             yield self.model.logits(states)
 
@@ -231,5 +231,5 @@ class TrainedGPT:
 
 
 def tail_length(scored: Bools) -> int:
-    """Return how many tokens, at the end of windows, have all that is scored (B, C)."""
+    """Return the length of the shortest tail of windows that holds every scored prediction (B, C)."""
     return int(scored.shape[1] - scored.any(axis=0).argmax())

@@ -61,36 +61,36 @@ class NGrams:
 
         `before`: (n, 4), the tokens before each, the nearest last; `tokens`: (n,). Returns (5, n), a row per order.
         """
-        size, wanted = self.vocab_size, tokens.astype(np.int64)
+        size, targets = self.vocab_size, tokens.astype(np.int64)
         lengths = self.spans[:, 1] - self.spans[:, 0]
-        behind = np.concatenate([np.arange(length) for length in lengths])[:COUNTED]  # tokens of its span before each
-        places = np.repeat(self.spans[:, 0], lengths)[:COUNTED] + behind
+        n_before = np.concatenate([np.arange(length) for length in lengths])[:COUNTED]  # tokens of its span before each
+        places = np.repeat(self.spans[:, 0], lengths)[:COUNTED] + n_before
         unigrams = np.bincount(self.ids[places], minlength=size)
-        different = np.count_nonzero(unigrams)
-        by_order: list[Floats] = [(unigrams[wanted] + different / size) / (unigrams.sum() + different)]
+        n_different = np.count_nonzero(unigrams)
+        by_order: list[Floats] = [(unigrams[targets] + n_different / size) / (unigrams.sum() + n_different)]
         # A context is a shorter one with one more token in front: its number is its place among those that are asked
         # for. Counted are only tokens after these, so that memory shrinks from order to order.
-        asked, number = np.zeros(len(wanted), np.int64), np.zeros(len(places), np.int64)
+        of_target, of_place = np.zeros(len(targets), np.int64), np.zeros(len(places), np.int64)
         for back in range(1, len(ORDERS)):
-            contexts, asked = np.unique(asked * size + before[:, -back].astype(np.int64), return_inverse=True)
-            some = behind >= back
-            places, behind, number = places[some], behind[some], number[some]
-            at, some = _find(contexts, number * size + self.ids[places - back])
-            places, behind, number = places[some], behind[some], at[some]
-            grams, often = np.unique(number * size + self.ids[places], return_counts=True)
-            of = np.bincount(grams // size, often, len(contexts))[asked]
-            kinds = np.bincount(grams // size, minlength=len(contexts))[asked]
-            at, seen = _find(grams, asked * size + wanted)
-            hits = np.where(seen, np.append(often, 0)[at], 0)
-            mixed = (hits + kinds * by_order[-1]) / np.maximum(of + kinds, 1)
-            by_order.append(np.where(of > 0, mixed, by_order[-1]))
+            contexts, of_target = np.unique(of_target * size + before[:, -back].astype(np.int64), return_inverse=True)
+            mask = n_before >= back
+            places, n_before, of_place = places[mask], n_before[mask], of_place[mask]
+            index, mask = _find(contexts, of_place * size + self.ids[places - back])
+            places, n_before, of_place = places[mask], n_before[mask], index[mask]
+            grams, counts = np.unique(of_place * size + self.ids[places], return_counts=True)
+            totals = np.bincount(grams // size, counts, len(contexts))[of_target]
+            kinds = np.bincount(grams // size, minlength=len(contexts))[of_target]
+            index, occurs = _find(grams, of_target * size + targets)
+            hits = np.where(occurs, np.append(counts, 0)[index], 0)
+            interpolated = (hits + kinds * by_order[-1]) / np.maximum(totals + kinds, 1)
+            by_order.append(np.where(totals > 0, interpolated, by_order[-1]))
         return -np.log(np.stack(by_order))
 
 
 def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bool_]]:
     """Return where items would stand in an ascending array, and whether they do."""
-    at = np.searchsorted(ascending, items)
-    return at, np.append(ascending, -1)[at] == items
+    index = np.searchsorted(ascending, items)
+    return index, np.append(ascending, -1)[index] == items
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,8 +108,8 @@ class CachedNGrams:
         """
         order, of_ngrams = self.ngrams.best(self.text, places)
         parts = np.stack([np.exp(-of_ngrams), *self._caches[0].shares(places, context)])
-        mixed: Floats = self._weights(order, int(context.mean())) @ parts
-        return -np.log(mixed)
+        mixture: Floats = self._weights(order, int(context.mean())) @ parts
+        return -np.log(mixture)
 
     def _weights(self, order: int, context: int) -> Floats:
         """Return the weights of an order and of the cache by one and by two tokens, after so many tokens of context."""
@@ -138,23 +138,23 @@ class _Cache:
     def __init__(self, ids: NDArray[np.integer], vocab_size: int) -> None:
         text: Integers = ids.astype(np.int64)
         kinds = text, np.concatenate([[-1], text[:-1] * vocab_size + text[1:]])
-        self._kinds = [np.unique(each, return_inverse=True)[1] * (len(text) + 1) for each in kinds]
+        self._kinds = [np.unique(kind, return_inverse=True)[1] * (len(text) + 1) for kind in kinds]
         self._sorted = [np.sort(kinds + np.arange(len(text))) for kinds in self._kinds]  # by kind, then by place
 
-    def _count(self, of: int, like: Integers, first: Integers, end: Integers) -> Integers:
-        """Return how many tokens (0) or pairs (1) from `first` to before `end` are like those that end at `like`."""
-        kinds, places = self._kinds[of][like], self._sorted[of]
-        return np.searchsorted(places, kinds + end) - np.searchsorted(places, kinds + first)
+    def _count(self, kind: int, places: Integers, first: Integers, end: Integers) -> Integers:
+        """Return how many tokens (0) or pairs (1) from `first` to before `end` are like those that end at `places`."""
+        kinds, ascending = self._kinds[kind][places], self._sorted[kind]
+        return np.searchsorted(ascending, kinds + end) - np.searchsorted(ascending, kinds + first)
 
     def shares(self, places: Integers, context: Integers) -> tuple[Floats, Floats]:
         """Return the share of each token among those of its context, and among those there after the token before it.
 
         The second is the first where the token before it stands nowhere earlier in the context.
         """
-        first, last = places - context, places - 1
-        alone = self._count(0, places, first, places) / context
-        after = self._count(0, last, first, last)
-        return alone, np.where(after > 0, self._count(1, places, first + 1, places) / np.maximum(after, 1), alone)
+        first, previous = places - context, places - 1
+        share = self._count(0, places, first, places) / context
+        n_after = self._count(0, previous, first, previous)
+        return share, np.where(n_after > 0, self._count(1, places, first + 1, places) / np.maximum(n_after, 1), share)
 
 
 def tokens_before(text: NDArray[np.integer], places: Integers) -> NDArray[np.integer]:

@@ -56,10 +56,10 @@ class Measurement:
     task: str | None = dataclasses.field(default=None, compare=False)
 
 
-def lengths_of(settings: EvaluationConfig, train_length: int, least: int = 1) -> list[int]:
+def lengths_of(settings: EvaluationConfig, train_length: int, shortest: int = 1) -> list[int]:
     """Return the lengths to evaluate, in tokens, ascending; from training on with every variant, probe and protocol."""
     lengths = {max(1, round(ratio * train_length)) for ratio in settings.ratios}
-    return sorted(length for length in lengths if length >= least)
+    return sorted(length for length in lengths if length >= shortest)
 
 
 def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: int) -> list[Measurement]:
@@ -67,32 +67,32 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
 
     Below the training length there is `fixed_target` alone, as trained.
     """
-    every, lengths = lengths_of(settings, train_length), lengths_of(settings, train_length, train_length)
+    all_lengths, lengths = lengths_of(settings, train_length), lengths_of(settings, train_length, train_length)
     longest = round((settings.longest or 1) * train_length)
 
     @functools.cache  # rows with equal windows share their forward passes
     def plan(protocol: str, targets: int = settings.targets) -> dict[int, Windows]:
-        read = sorted({*every, train_length}) if settings.tasks else every  # `offset` reads training lengths alone
-        wanted, of_text = read if protocol == "fixed_target" else lengths, (settings.blocks, settings.documents)
-        return protocols.plan(protocol, split, wanted, targets, *of_text, longest, train_length)
+        planned = sorted({*all_lengths, train_length}) if settings.tasks else all_lengths  # `offset` reads that length
+        selected, of_text = planned if protocol == "fixed_target" else lengths, (settings.blocks, settings.documents)
+        return protocols.plan(protocol, split, selected, targets, *of_text, longest, train_length)
 
-    below = [(AS_TRAINED, length) for length in every if length < train_length]
+    below = [(AS_TRAINED, length) for length in all_lengths if length < train_length]
     rows: list[Measurement] = []
     for protocol in settings.protocols:
-        asked = [(AS_TRAINED, length) for length in lengths]
+        variants = [(AS_TRAINED, length) for length in lengths]
         if protocol == "fixed_target":
-            asked = [*below, *varied(settings, lengths, train_length)]
-        rows += [Measurement(protocol, length, plan(protocol).get(length), variant) for variant, length in asked]
+            variants = [*below, *varied(settings, lengths, train_length)]
+        rows += [Measurement(protocol, length, plan(protocol).get(length), variant) for variant, length in variants]
     for text in settings.tasks:
         task, colon, options = text.partition(":")
-        asked_at = sorted({train_length, *lengths}) if task == "offset" else lengths  # the first is what others equal
-        for variant, length in varied(settings, asked_at, train_length):
+        probe_lengths = sorted({train_length, *lengths}) if task == "offset" else lengths  # others equal the first
+        for variant, length in varied(settings, probe_lengths, train_length):
             for probe in probes.of(text, [length], settings.targets, train_length):
                 windows, name = plan("fixed_target", probe.targets).get(probe.length), f"{probe.task}{colon}{options}"
                 if variant.window and probe.length <= variant.window:
                     continue
-                asked_of = (probe.offset, probe.rewrite, probe.poses, name)
-                rows.append(Measurement("task", probe.length, windows, variant, *asked_of))
+                of_probe = (probe.offset, probe.rewrite, probe.poses, name)
+                rows.append(Measurement("task", probe.length, windows, variant, *of_probe))
     return rows
 
 

@@ -35,8 +35,8 @@ Row = dict[str, Any]
 def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFrame:
     """Return a run's rows on the targets of most of the lengths asked for."""
     rows = [row for row in every_row(folder) if row.kind == PLAIN and row.measured and row.task is None]
-    asked = {(row.length, row.targets_sha256) for row in rows if row.length in lengths}
-    return frames.read([folder], split, {str(folder): Counter(digest for _, digest in asked)})
+    targets = {(row.length, row.targets_sha256) for row in rows if row.length in lengths}
+    return frames.read([folder], split, {str(folder): Counter(digest for _, digest in targets)})
 
 
 def print_results(folder: Path, split: str | None = None, lengths: Sequence[int] = ()) -> None:
@@ -62,8 +62,8 @@ def print_results(folder: Path, split: str | None = None, lengths: Sequence[int]
     lines = (_lines_of_task if of_task else _lines_of_text)(rows[in_curve], bar)
     _table(title, lines, _OF_TASK if of_task else _OF_TEXT, "" if of_task or not lines else _LEGEND).print(out)
     numbers = headline(frame)
-    about = _about_task(numbers) if of_task else _about_curve(rows[in_curve], numbers)
-    for remark in [*about, *_about_run(frame, rows)]:
+    remarks = _about_task(numbers) if of_task else _about_curve(rows[in_curve], numbers)
+    for remark in [*remarks, *_about_run(frame, rows)]:
         out.print(remark, soft_wrap=True)
     if not in_curve.all():
         _others(rows[~in_curve], "problem_length" if of_task else "length").print(out)
@@ -85,11 +85,11 @@ def _table(title: str, lines: Sequence[Row], names: Sequence[str], legend: str, 
 
 def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
     """Return the loss by context, a line per length."""
-    at = {(row["curve"], row["length"]): row for row in rows.to_dict("records")}
+    by_point = {(row["curve"], row["length"]): row for row in rows.to_dict("records")}
     losses = rows.loc[(rows["curve"] == "fixed_target") & (rows["status"] == "ok"), "nll"]
     span, lines = max(FLAT, losses.max() - losses.min()), []
     for length, ratio in sorted(set(zip(rows["length"], rows["length_ratio"], strict=True))):
-        target, *others = (at.get((name, length), {}) for name in SERIES)
+        target, *others = (by_point.get((name, length), {}) for name in SERIES)
         line = {"context": f"{length} ({multiple(ratio)})", "loss": _loss(target)}
         line |= {name: _loss(row) for name, row in zip(SERIES[1:], others, strict=True)}
         if target.get("status") == "ok":
@@ -122,18 +122,18 @@ def _others(rows: pd.DataFrame, length: str) -> Table:
     ends = rows[length] + rows["offset"].fillna(0).where(shifted, 0)
     rows = rows.assign(curve=curves, **{length: ends})
     for row in rows.to_dict("records"):
-        name, at = re.sub("^(fixed_target|problems|task)_", "", row["curve"]), str(row[length])
+        name, column = re.sub("^(fixed_target|problems|task)_", "", row["curve"]), str(row[length])
         line = by_curve.setdefault(name, {"measured": name})
         if pd.isna(row["accuracy"]):
-            line[at] = _loss(row)
+            line[column] = _loss(row)
             continue
-        line |= {at: _share(row, "accuracy"), "chance": _share(row, "chance"), "trivial": _share(row, "trivial")}
+        line |= {column: _share(row, "accuracy"), "chance": _share(row, "chance"), "trivial": _share(row, "trivial")}
         if row["protocol"] == "task":  # a probe: its problems are independent trials
-            right = stats.binomtest(round(row["accuracy"] * row["n_blocks"]), int(row["n_blocks"])).proportion_ci()
-            line[at] += f" ({100 * right.low:.0f}..{100 * right.high:.0f})"
+            interval = stats.binomtest(round(row["accuracy"] * row["n_blocks"]), int(row["n_blocks"])).proportion_ci()
+            line[column] += f" ({100 * interval.low:.0f}..{100 * interval.high:.0f})"
             greedy = by_curve.setdefault(f"{name}, greedy", {"measured": f"{name}, greedy"})
-            greedy[at] = _share(row, "exact_match")
-    lengths = [str(each) for each in sorted(rows[length].dropna().unique())]
+            greedy[column] = _share(row, "exact_match")
+    lengths = [str(value) for value in sorted(rows[length].dropna().unique())]
     note = "loss by length; of problems the share of right answers, of probes with 95 % interval (Clopper & Pearson)"
     spare = [0, 1, *range(len(lengths), 1, -1), len(lengths) + 1, len(lengths) + 2]  # the first and the longest stay
     return _table("", list(by_curve.values()), ["measured", *lengths, "chance", "trivial"], note, spare)
@@ -171,11 +171,11 @@ def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
 def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
     if frame["run_status"].iloc[0] != "done" and len(rows):
         yield f"Not finished: evaluated as it stands after step {rows['checkpoint_step'].iloc[0]}."
-    apart = frame[~frame["main"] & frame["protocol"].notna()].groupby(["split", "checkpoint_step"]).size()
-    if len(apart):
-        each = [f"{number} on {split} text at step {step}" for (split, step), number in apart.items()]
+    counts = frame[~frame["main"] & frame["protocol"].notna()].groupby(["split", "checkpoint_step"]).size()
+    if len(counts):
+        parts = [f"{number} on {split} text at step {step}" for (split, step), number in counts.items()]
         yield (
-            f"Rows that are not shown, on another text or on other targets than the curve: {', '.join(each)}. Lengths "
+            f"Rows that are not shown, on another text or on other targets than the curve: {', '.join(parts)}. Lengths "
             "that are asked for together share their targets."
         )
 
@@ -183,29 +183,29 @@ def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
 def _about_offset(rows: pd.DataFrame) -> Iterator[str]:
     """Yield how the loss of a passage changes with the position that it ends at."""
     rows = rows[rows["nll"].notna()].fillna({"offset": 0, "extension_options": ""}).sort_values("offset")
-    for (variant, _), same in rows.groupby(["variant", "targets_sha256"]):
-        changes, ends = (same["nll"] - same["nll"].iloc[0]).abs(), same["length"] + same["offset"]
-        what = f"the same passage's loss changes by {changes.max():.4f} nats at most up to position {ends.max():,}"
-        if same["extension_options"].nunique() > 1:
-            what = "not compared, since each position has another factor, unless that is given"
+    for (variant, _), group in rows.groupby(["variant", "targets_sha256"]):
+        changes, ends = (group["nll"] - group["nll"].iloc[0]).abs(), group["length"] + group["offset"]
+        finding = f"the same passage's loss changes by {changes.max():.4f} nats at most up to position {ends.max():,}"
+        if group["extension_options"].nunique() > 1:
+            finding = "not compared, since each position has another factor, unless that is given"
         elif changes.max() > USES_LIMIT:
             first = ends[changes > USES_LIMIT].min()
-            what = f"the same passage's loss changes by more than {USES_LIMIT:g} nats from position {first:,} on"
-        yield f"Offset{'' if variant == PLAIN else f' with {variant}'}: {what}."
+            finding = f"the same passage's loss changes by more than {USES_LIMIT:g} nats from position {first:,} on"
+        yield f"Offset{'' if variant == PLAIN else f' with {variant}'}: {finding}."
 
 
 def _about_ruler(rows: pd.DataFrame) -> Iterator[str]:
     """Yield RULER's average by length, over the tasks that have a score at every length, and its effective length."""
-    for variant, same in rows.groupby("variant"):
-        scores = same.pivot(index="task", columns="length", values="accuracy").dropna()
+    for variant, group in rows.groupby("variant"):
+        scores = group.pivot(index="task", columns="length", values="accuracy").dropna()
         means = scores.mean().dropna()
         by_length = ", ".join(f"{mean:.1%} at {length:,} tokens" for length, mean in means.items())
-        enough = means.index[means >= ENOUGH]
-        effective = f"{enough.max():,} tokens" if len(enough) else "none of these"
+        lengths = means.index[means >= ENOUGH]
+        effective = f"{lengths.max():,} tokens" if len(lengths) else "none of these"
         extended = "" if variant == PLAIN else f" with {variant}"
-        number = f"{len(scores)} of {same['task'].nunique()} tasks"
-        what = f"the longest with {ENOUGH:.1%}, which Llama-2-7b has at 4,096 tokens"
-        yield f"RULER{extended}, {number}: {by_length or 'no scores'}. Effective length ({what}): {effective}."
+        number = f"{len(scores)} of {group['task'].nunique()} tasks"
+        criterion = f"the longest with {ENOUGH:.1%}, which Llama-2-7b has at 4,096 tokens"
+        yield f"RULER{extended}, {number}: {by_length or 'no scores'}. Effective length ({criterion}): {effective}."
 
 
 def _loss(row: Row) -> str:

@@ -43,7 +43,7 @@ from posbench.run.rows import EvaluationRow, plain
 from posbench.tasks.base import Problems, Task
 
 VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length
-Asked = tuple[int, Variant, str, int]  # length of problems, variants of the model and of the task, first position
+TaskPoint = tuple[int, Variant, str, int]  # length of problems, variants of the model and of the task, first position
 _TEXT = 2**16  # tokens of the text that a probe's problems are made of, at most
 
 
@@ -53,17 +53,17 @@ def _predicted(
     """Return what is predicted in problems (B, C + 1), in batches: arguments as of `models.predicted`."""
     n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
 
-    def predict(some: slice) -> Predicted:
-        start, end, _ = some.indices(len(ids))
-        return predicted(subject, ids[some], scored[some], start, candidates[n_scored[start] : n_scored[end]])
+    def predict(batch: slice) -> Predicted:
+        start, end, _ = batch.indices(len(ids))
+        return predicted(subject, ids[batch], scored[batch], start, candidates[n_scored[start] : n_scored[end]])
 
     parts = in_batches(evaluation.world, len(ids), ids.shape[1] - 1, evaluation.settings.batch_tokens, predict)
-    made = Predicted(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-    check_finite(made.nll, unit)
-    return made
+    predictions = Predicted(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    check_finite(predictions.nll, unit)
+    return predictions
 
 
-def _answered(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> EvaluationRow:
+def _with_answers(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> EvaluationRow:
     """Return the row with the numbers of its answers: of n tokens the nats, whether right, and of which problem."""
     tokens, sums = np.bincount(problem), np.bincount(problem, nll)
     means: dict[str, Any] = {"nll": float(nll.mean()), "accuracy": float(correct.mean())}
@@ -83,8 +83,8 @@ def choices_of(measurement: plan.Measurement, split: TokenSplit, encode: Encode 
     assert measurement.poses is not None and windows is not None
     text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
     pose = measurement.poses(Material(text[text != split.ids[split.starts[0]]], encode))
-    read = (np.asarray(split.ids[start : start + windows.length], dtype=np.int64) for start in windows.starts)
-    return [pose(window, number) for number, window in enumerate(read)]
+    passages = (np.asarray(split.ids[start : start + windows.length], dtype=np.int64) for start in windows.starts)
+    return [pose(window, number) for number, window in enumerate(passages)]
 
 
 def sha256(choices: list[Choice]) -> str:
@@ -111,7 +111,7 @@ def ranked(row: EvaluationRow, subject: Subject, choices: list[Choice], evaluati
         trivial=float(np.mean(trivial)) if trivial else None,
         exact_match=float((likeliest == ids[:, -1]).mean()),
     )
-    return _answered(row, nll[number, right], nll[number, right] < others.min(axis=1), number)
+    return _with_answers(row, nll[number, right], nll[number, right] < others.min(axis=1), number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,18 +122,18 @@ class TaskEvaluation(AnyEvaluation):
     task: Task
 
     def planned(self) -> list[Planned]:
-        posed = functools.cache(functools.partial(_posed, self.task, self.settings))
-        asked = measurements(self.settings, self.task, self.subject.train_length)
-        return [_planned(self, length, posed) for length in asked]
+        problems_of = functools.cache(functools.partial(_test_problems, self.task, self.settings))
+        points = measurements(self.settings, self.task, self.subject.train_length)
+        return [_planned(self, point, problems_of) for point in points]
 
 
-def _posed(task: Task, settings: EvaluationConfig, length: int, variant: str) -> Problems:
+def _test_problems(task: Task, settings: EvaluationConfig, length: int, variant: str) -> Problems:
     """Return the test problems of a length and a variant of the task; raises Undefined if there are none."""
     task = task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
     return data.fixed_problems(task, settings.split, length, settings.blocks, variant)
 
 
-def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> list[Asked]:
+def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> list[TaskPoint]:
     """Return all rows asked for: plain, narrowed or extended models, shifted positions, the task's variants.
 
     `train_length`: in tokens; beyond it a narrowed model differs from the plain one.
@@ -150,9 +150,9 @@ def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> l
     return rows + [(round(ratio * longest), AS_TRAINED, variant, 0) for variant, ratio in varied]
 
 
-def _planned(evaluation: TaskEvaluation, asked: Asked, posed: Callable[[int, str], Problems]) -> Planned:
-    """Return a row with all that is known before its forward passes, and what makes its numbers."""
-    task, (length, variant, of_task, offset) = evaluation.task, asked
+def _planned(evaluation: TaskEvaluation, point: TaskPoint, problems_of: Callable[[int, str], Problems]) -> Planned:
+    """Return a row with all that is known before its forward passes, and the function that fills in its numbers."""
+    task, (length, variant, of_task, offset) = evaluation.task, point
     row = evaluation.row(
         protocol="problems",
         length=task.size(length),
@@ -164,7 +164,7 @@ def _planned(evaluation: TaskEvaluation, asked: Asked, posed: Callable[[int, str
         offset=offset,
     )
     try:
-        problems = posed(length, of_task)
+        problems = problems_of(length, of_task)
         # An extension reaches no less far than training did.
         reach = max(row.length + offset, evaluation.subject.train_length)
         subject, facts = evaluation.subject.varied(variant, reach)
@@ -182,12 +182,12 @@ def _planned(evaluation: TaskEvaluation, asked: Asked, posed: Callable[[int, str
     )
 
     def solved(row: EvaluationRow) -> EvaluationRow:
-        answers, (problem, at) = labels[problems.scored], np.nonzero(problems.scored)
+        answers, (problem, position) = labels[problems.scored], np.nonzero(problems.scored)
         nll, likeliest = _predicted(subject, evaluation, problems.ids, problems.scored, answers[:, None])
         correct = likeliest == answers
         return dataclasses.replace(
-            _answered(row, nll[:, 0], correct, problem),
-            mean_context=float(variant.visible(at + 1).mean()),
+            _with_answers(row, nll[:, 0], correct, problem),
+            mean_context=float(variant.visible(position + 1).mean()),
             exact_match=float((np.bincount(problem, ~correct) == 0).mean()),
         )
 

@@ -102,45 +102,45 @@ def plan(
             ends = list(itertools.pairwise(edges))  # of stretches of text that a window may not leave
             if protocol == "fixed_target":  # disjoint blocks, with the longest context before them
                 places = [np.arange(first + reach - targets + 1, end - targets + 1, targets) for first, end in ends]
-                firsts = _dealt(places, blocks)
+                firsts = _dealt_places(places, blocks)
             else:  # disjoint stretches of inputs and one more label, which is a target
                 places = [np.arange(first + 1, end - reach + 1, reach) for first, end in ends]
-                firsts = _dealt(places, max(MIN_BLOCKS, blocks // 4))
+                firsts = _dealt_places(places, max(MIN_BLOCKS, blocks // 4))
             if len(firsts) < MIN_BLOCKS:
                 continue
             possible = [length for length in lengths if length <= reach]
             if protocol == "nonoverlap":
                 return {n: _windows(firsts, n, reach // n * n, n, boundaries) for n in possible}
-            scored = {n: targets if n >= train_length else _part(targets, n) for n in possible}
+            scored = {n: targets if n >= train_length else _part_size(targets, n) for n in possible}
             return {n: _windows(firsts, n, targets, scored[n], boundaries) for n in possible}
     return {}
 
 
-def _dealt(candidates: list[Integers], wanted: int) -> Integers:
-    """Return `wanted` of the candidates of all stretches of text, dealt to the stretches in turn, evenly within each.
+def _dealt_places(candidates: list[Integers], count: int) -> Integers:
+    """Return `count` of the candidates of all stretches of text, dealt to the stretches in turn, evenly within each.
 
     Each stretch gets the same number or all that it has; the last round, if it is not for all, goes to stretches that
     are spread evenly over the text.
     """
-    candidates = [each for each in candidates if len(each)]
-    sizes = np.array([len(each) for each in candidates], dtype=np.int64)
-    if not candidates or sizes.sum() <= wanted:
+    candidates = [places for places in candidates if len(places)]
+    sizes = np.array([len(places) for places in candidates], dtype=np.int64)
+    if not candidates or sizes.sum() <= count:
         return np.concatenate([np.empty(0, np.int64), *candidates])
     rounds = 0
-    while np.minimum(sizes, rounds + 1).sum() <= wanted:
+    while np.minimum(sizes, rounds + 1).sum() <= count:
         rounds += 1
-    dealt = np.minimum(sizes, rounds)
-    more = np.flatnonzero(sizes > rounds)
-    dealt[more[_evenly(len(more), wanted - int(dealt.sum()))]] += 1
-    return np.concatenate([each[_evenly(len(each), int(n))] for each, n in zip(candidates, dealt, strict=True)])
+    shares = np.minimum(sizes, rounds)
+    larger = np.flatnonzero(sizes > rounds)
+    shares[larger[_spread(len(larger), count - int(shares.sum()))]] += 1
+    return np.concatenate([places[_spread(len(places), int(n))] for places, n in zip(candidates, shares, strict=True)])
 
 
-def _evenly(n: int, chosen: int) -> Integers:
+def _spread(n: int, count: int) -> Integers:
     """Return `chosen` of n places, each in the middle of its equal share."""
-    return (2 * np.arange(chosen, dtype=np.int64) + 1) * n // (2 * max(1, chosen))
+    return (2 * np.arange(count, dtype=np.int64) + 1) * n // (2 * max(1, count))
 
 
-def _part(targets: int, length: int) -> int:
+def _part_size(targets: int, length: int) -> int:
     """Return how many targets a short window scores: the most that divide a block and are within half of the window."""
     return next(part for part in range(min(targets, max(1, length // 2)), 0, -1) if targets % part == 0)
 

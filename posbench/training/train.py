@@ -23,7 +23,7 @@ from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.encodings.base import Encoding
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.job import evaluate_into, on_the_way, results_of
+from posbench.evaluation.job import evaluate_into, evaluations_on_the_way, results_of
 from posbench.model.gpt import build, parameter_counts
 from posbench.model.loss import IGNORED
 from posbench.processes import World
@@ -128,7 +128,7 @@ def fit(
         return 0
     step, clock = began, Clock(trainer, began * per_step, state)
     config = world.from_first(run.as_begun(config) if run else None)
-    evaluations, validate_every = on_the_way(config), config.runtime.validate_every_steps
+    evaluations, validate_every = evaluations_on_the_way(config), config.runtime.validate_every_steps
     validation = _validation(tokens, config)
     if validate_every is None and validation:
         validate_every = math.ceil(total / _VALIDATIONS)
@@ -255,7 +255,7 @@ def _take_stable(run: Run, config: Config, trainer: Trainer) -> None:
 
 def _basis(step: int, config: Config, record: Mapping[str, Any], trainer: Trainer) -> list[Any]:
     """Return what weights and rows up to a step follow from, beside the configuration."""
-    early = {at: asked for at, asked in on_the_way(config).items() if at <= step}
+    early = {at: asked for at, asked in evaluations_on_the_way(config).items() if at <= step}
     of_run = [record.get(key) for key in ("data", "tokenizer_sha256", "installed_encodings", "versions")]
     of_attempt = [record["attempt"][key] for key in ("device", "dtype", "threads", "processes")]
     return [early, updates.is_compiled(config, trainer.device, trainer.world), *of_run, *of_attempt]

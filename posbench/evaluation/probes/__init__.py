@@ -63,7 +63,7 @@ class Probe:
 def balanced(task: str, number: int, answers: int) -> int:
     """Return which answer is right in a window, by its number: each once in every `answers` windows, shuffled.
 
-    Independent draws over 128 windows would favour some answer, and with it whoever always gives that one.
+    Independent draws over 128 windows would favour some answer, and so a model that always gives it.
     """
     turn, place = divmod(number, answers)
     return int(np.random.default_rng(derive(0, task, "answers", turn)).permutation(answers)[place])
@@ -89,15 +89,15 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
     """Return the rows of a task, `repeat` or `shuffle:keep=32`; UserError if there is no such task or option."""
     if text in BENCHMARKS:
         return []
-    name, given = parse_choice(text, "shuffle:keep=32")
+    name, options = parse_choice(text, "shuffle:keep=32")
     if name not in names():
-        known = [*names(), *BENCHMARKS]
-        raise unknown("probe", name, known, f"there are {', '.join(known)}; what is trained on is data=task/copy")
+        choices = [*names(), *BENCHMARKS]
+        raise unknown("probe", name, choices, f"there are {', '.join(choices)}; what is trained on is data=task/copy")
     rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
-    return rows(lengths, targets, train_length, **checked(given, typing.get_type_hints(rows), options_of(name), name))
+    return rows(lengths, targets, train_length, **checked(options, typing.get_type_hints(rows), options_of(name), name))
 
 
-def expect(holds: bool, task: str, option: str, value: object, expected: str) -> None:
-    """Raise OptionError unless it holds."""
-    if not holds:
+def expect(condition: bool, task: str, option: str, value: object, expected: str) -> None:
+    """Raise OptionError unless the condition holds."""
+    if not condition:
         raise OptionError(option, f"is {value} for '{task}': expected {expected}")

@@ -37,24 +37,24 @@ def rows(lengths: list[int], targets: int, train_length: int, *, pairs: int = 8)
 
 
 def _poses(material: Material, length: int, pairs: int) -> Pose:
-    known = np.unique(material.text)
-    if len(known) < (needed := 2 * pairs + 2):  # those of pairs, the first token of the window, and one between
-        raise Undefined(f"the text has {len(known)} different tokens: {pairs} pairs need {needed} of them")
+    vocabulary = np.unique(material.text)
+    if len(vocabulary) < (needed := 2 * pairs + 2):  # those of pairs, the first token of the window, and one between
+        raise Undefined(f"the text has {len(vocabulary)} different tokens: {pairs} pairs need {needed} of them")
     shares = np.linspace(1, length - 1, pairs + 1).astype(np.int64)  # the first token stays, the last is the question
     if np.diff(shares).min() < 2:
         raise Undefined(f"there is no room for {pairs} pairs and their question in {length} tokens")
 
-    def posed(ids: Ids, number: int) -> Choice:
+    def pose(ids: Ids, number: int) -> Choice:
         rng = np.random.default_rng(derive(0, "induction", number))
-        drawn = rng.permutation(known)
-        first, second = drawn[drawn != ids[0]][: 2 * pairs].reshape(2, pairs)
-        right, within = balanced("induction", number, pairs), rng.random(pairs)
-        others = material.text[~np.isin(material.text, [first, second])]
-        out = rng.choice(others, length)
-        out[0] = ids[0]
-        places = shares[:-1] + (within * (np.diff(shares) - 1)).astype(np.int64)
-        out[places], out[places + 1] = first, second
-        out[-1] = first[right]
-        return Choice(np.append(out, second[right]), second, right)
+        shuffled = rng.permutation(vocabulary)
+        first, second = shuffled[shuffled != ids[0]][: 2 * pairs].reshape(2, pairs)
+        right, offsets = balanced("induction", number, pairs), rng.random(pairs)
+        fillers = material.text[~np.isin(material.text, [first, second])]
+        window = rng.choice(fillers, length)
+        window[0] = ids[0]
+        places = shares[:-1] + (offsets * (np.diff(shares) - 1)).astype(np.int64)
+        window[places], window[places + 1] = first, second
+        window[-1] = first[right]
+        return Choice(np.append(window, second[right]), second, right)
 
-    return posed
+    return pose

@@ -54,7 +54,7 @@ def rows(
     expect(1 <= keys <= len(DIGITS), "passkey", "keys", keys, f"1 to {len(DIGITS)}")
     expect(depth is None or (0 <= depth <= 1 and keys == 1), "passkey", "depth", depth, "0 to 1 with one key, or null")
     poses = [functools.partial(_poses, length=length, keys=keys, depth=depth) for length in lengths]
-    return [Probe("passkey", length, targets, poses=each) for length, each in zip(lengths, poses, strict=True)]
+    return [Probe("passkey", length, targets, poses=pose) for length, pose in zip(lengths, poses, strict=True)]
 
 
 def _story(number: int, keys: int) -> Story:
@@ -65,11 +65,11 @@ def _story(number: int, keys: int) -> Story:
         return (sentence,), '\nWhat was the key? The key is "', key, None
     rng = np.random.default_rng(derive(0, "multi_key", number))
     words = rng.permutation(WORDS)[:keys].tolist()
-    asked, right = balanced("multi_key", number, keys), balanced("multi_key digits", number, len(DIGITS))
+    place, right = balanced("multi_key", number, keys), balanced("multi_key digits", number, len(DIGITS))
     digits = rng.permutation([digit for digit in DIGITS if digit != DIGITS[right]]).tolist()
-    digits.insert(asked, DIGITS[right])
+    digits.insert(place, DIGITS[right])
     sentences = [f'\nThe number of {word} is "{digit}".\n' for word, digit in zip(words, digits, strict=False)]
-    return tuple(sentences), f'\nThe number of {words[asked]} is "', right, int(digits[keys - 1])
+    return tuple(sentences), f'\nThe number of {words[place]} is "', right, int(digits[keys - 1])
 
 
 def _poses(material: Material, length: int, keys: int, depth: float | None) -> Pose:
@@ -77,26 +77,26 @@ def _poses(material: Material, length: int, keys: int, depth: float | None) -> P
         raise Undefined("passkey is asked in words, and this model's tokenizer is not known")
     encode = material.encode
 
-    def posed(ids: Ids, number: int) -> Choice:
+    def pose(ids: Ids, number: int) -> Choice:
         *_, answer, trivial = story = _story(number, keys)
-        sentences, question, digits = _spelt(encode, story)
+        sentences, question, digits = _story_tokens(encode, story)
         tokens = sum(map(len, sentences)) + len(question)  # beside the first one, which stays
         spare, begin = length - 1 - tokens, 1
         if spare < 0:
             raise Undefined(f"the sentences of passkey are {1 + tokens} tokens of this model: there is no room")
-        out, deep = ids.copy(), (number + 0.5) * _GOLDEN % 1  # how deep in its share each sentence stands
+        window, fraction = ids.copy(), (number + 0.5) * _GOLDEN % 1  # how deep in its share each sentence stands
         for n, sentence in enumerate(sentences):
-            at = begin + round(((n + deep) / keys if depth is None else depth) * spare)
-            out[at : at + len(sentence)] = sentence
+            start = begin + round(((n + fraction) / keys if depth is None else depth) * spare)
+            window[start : start + len(sentence)] = sentence
             begin += len(sentence)
-        out[len(out) - len(question) :] = question
-        return Choice(np.append(out, digits[answer]), digits, answer, trivial)
+        window[len(window) - len(question) :] = question
+        return Choice(np.append(window, digits[answer]), digits, answer, trivial)
 
-    return posed
+    return pose
 
 
 @functools.lru_cache(maxsize=256)  # rows of other lengths and variants tell the same stories
-def _spelt(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
+def _story_tokens(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
     """Return the tokens of the sentences, of the question, and of each digit after it.
 
     Raises:
@@ -104,11 +104,11 @@ def _spelt(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
     """
     sentences, question, answer, _ = story
     texts = [*sentences, *(question + digit for digit in DIGITS)]
-    spelt = [np.asarray(ids, dtype=np.int64) for ids in encode(texts)]
-    sentence_ids, question_ids = spelt[: -len(DIGITS)], spelt[-len(DIGITS) :]
+    encoded = [np.asarray(ids, dtype=np.int64) for ids in encode(texts)]
+    sentence_ids, question_ids = encoded[: -len(DIGITS)], encoded[-len(DIGITS) :]
     if len({len(ids) for ids in question_ids}) == 1 and len(question_ids[0]):
-        *before, digits = np.stack(question_ids).T
-        alike, apart = all(np.ptp(each) == 0 for each in before), len(np.unique(digits)) == len(DIGITS)
-        if alike and apart and digits[answer] in np.concatenate(sentence_ids):
+        *prefixes, digits = np.stack(question_ids).T
+        same_prefix, all_differ = all(np.ptp(column) == 0 for column in prefixes), len(np.unique(digits)) == len(DIGITS)
+        if same_prefix and all_differ and digits[answer] in np.concatenate(sentence_ids):
             return sentence_ids, question_ids[0][:-1], digits
     raise Undefined("the tokenizer has no token of its own for each answer of passkey")

@@ -19,14 +19,14 @@ def rows(lengths: list[int], targets: int, train_length: int, *, size: int | Non
     if size is None:
         size = max(1, min(targets, train_length // 4))
     else:
-        most = train_length // 2
-        expect(1 <= size <= most, "repeat", "size", size, f"1 to half the training length, {most}")
+        maximum = train_length // 2
+        expect(1 <= size <= maximum, "repeat", "size", size, f"1 to half the training length, {maximum}")
 
     def copied(ids: Ids) -> Ids:
-        out = ids.copy()
-        out[: size + 1] = ids[-size - 1 :]
-        return out
+        window = ids.copy()
+        window[: size + 1] = ids[-size - 1 :]
+        return window
 
     lengths = [length for length in lengths if length > 2 * size]
-    both = [(Probe("repeat", length, size, copied), Probe("repeat_control", length, size)) for length in lengths]
-    return [probe for pair in both for probe in pair]
+    pairs = [(Probe("repeat", length, size, copied), Probe("repeat_control", length, size)) for length in lengths]
+    return [probe for pair in pairs for probe in pair]
