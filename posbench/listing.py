@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from posbench import encodings
-from posbench.config.shipped import EVERY, choices, chosen, configs_dir
+from posbench.config.shipped import EVERY, choice_file, choices, configs_dir
 from posbench.errors import UserError
 from posbench.report.card import DEMO, decision_card
 
@@ -114,7 +114,7 @@ def page(name: str) -> str:
         document, values = tasks.load(inner).__doc__, tasks.options_of(inner)
     else:
         cls, values = encodings.load(group or name), encodings.options_of(group or name)
-        path = chosen("encoding/layered", inner) if group else choices("encoding").get(inner)  # None: a user's class
+        path = choice_file("encoding/layered", inner) if group else choices("encoding").get(inner)  # None: of a user
         document = encodings.documentation(cls)
         values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else values
         choice, key = f"encoding={name}", "encoding"

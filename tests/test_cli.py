@@ -224,7 +224,7 @@ def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
 ) -> None:
     calls: list[object] = []
     composing = compose.compose
-    compose._composed.cache_clear()  # of what other tests have composed
+    compose._hydra_config.cache_clear()  # of what other tests have composed
     monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
     assert train() == 0 and len(calls) == 1
     folder = the_run()

@@ -27,7 +27,7 @@ from posbench import encodings, installed, tasks
 from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults, with_paths
 from posbench.config.overrides import KEYS, LENGTH, WORDS, by_key, ratios, unknown_key, value, values
 from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_container, validate
-from posbench.config.shipped import EVERY, GROUPS, choices, chosen, configs_dir
+from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
 
 _SOURCES = {"path": "text", "dataset": "hub"}  # a key of the data that chooses the source which reads it
@@ -46,11 +46,11 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
     """Return each combination of the words' values as words, with its configuration; `config_dir` has further files."""
     folders = (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())  # the first above others
     if config_dir:
-        _composed.cache_clear()  # its files may have changed
+        _hydra_config.cache_clear()  # its files may have changed
     axes = {}
     for key, text in by_key(words).items():
         names = choices(key, folders, EVERY) if key in GROUPS else {}
-        axes[key] = _runs(text) if key == "start" else values(key, text, names)
+        axes[key] = _run_folders(text) if key == "start" else values(key, text, names)
         if len(axes[key]) > 1 and not several:
             raise UserError(f"{key}={text} gives several values: 'posbench sweep' runs each of them")
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
@@ -64,62 +64,62 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
 
 
 @functools.lru_cache(maxsize=128)  # all encodings; Hydra takes a tenth of a second for each
-def _composed(chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
+def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
     """Return what Hydra makes of the chosen files, without its own: a third of the time. Restore a caller's Hydra."""
-    theirs = GlobalHydra.instance().hydra
+    callers_hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     search = ",".join(json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders)
     try:
         with initialize_config_dir(str(configs_dir()), "posbench", version_base="1.3"):
             unread = (f"~hydra/{key}" for part in conf.HydraConf().defaults for key in part if part[key])
-            cfg = compose("train", [f"hydra.searchpath=[{search}]", *unread, *chosen], return_hydra_config=True)
+            cfg = compose("train", [f"hydra.searchpath=[{search}]", *unread, *overrides], return_hydra_config=True)
             OmegaConf.set_struct(cfg, False)
             names, tuned = cfg.pop("hydra").runtime.choices, cfg.pop("tuned", {})  # what experiments set beside them
             cfg.merge_with(*(tuned[f"{key}={name}"] for key, name in names.items() if f"{key}={name}" in tuned))
             return cfg
     finally:
-        GlobalHydra.instance().hydra = theirs
+        GlobalHydra.instance().hydra = callers_hydra
 
 
-def _config(given: dict[str, str], folders: tuple[Path, ...]) -> Config:
+def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     """Return the checked configuration of typed values by their full keys."""
-    groups = {key: text for key, text in given.items() if key in GROUPS}
-    cfg = _choose(groups, folders)
+    groups = {key: text for key, text in point.items() if key in GROUPS}
+    cfg = _base_config(groups, folders)
     for name, source in _SOURCES.items():
-        if "data" not in given and given.get(f"data.{name}", "null") != "null" and cfg.data.get("source") != source:
-            cfg = _choose({**groups, "data": source}, folders)
-    if (run := given.get("start", "null")) != "null":
-        _begin(cfg, run, given)
+        if "data" not in point and point.get(f"data.{name}", "null") != "null" and cfg.data.get("source") != source:
+            cfg = _base_config({**groups, "data": source}, folders)
+    if (run := point.get("start", "null")) != "null":
+        _inherit_settings(cfg, run, point)
     dataset = cfg.data.get("dataset")
-    for key in (key for key in given if key not in (*GROUPS, LENGTH, "start")):
+    for key in (key for key in point if key not in (*GROUPS, LENGTH, "start")):
         if key in _WITH_OPTIONS or (key not in KEYS and not key.startswith(_OPEN)):
             raise unknown_key(key, [*KEYS, *GROUPS], WORDS)
-        OmegaConf.update(cfg, key, value(key, given[key]), merge=True)
+        OmegaConf.update(cfg, key, value(key, point[key]), merge=True)
     # Functions such as `${oc.env:...}` would put secrets into records.
     if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):
         raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
     plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     data = plain["data"]
-    another = data["dataset"] != dataset and "data.name" not in given  # than that of the chosen file
-    if data["source"] == "hub" and (another or data["name"] == "hub"):
+    other_dataset = data["dataset"] != dataset and "data.name" not in point  # than that of the chosen file
+    if data["source"] == "hub" and (other_dataset or data["name"] == "hub"):
         data["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(data["dataset"])).name).strip("._-")[:128]
     config = validate(Config, with_paths(spell_defaults(plain)))
-    if LENGTH in given:
-        lengths = tuple(ratios(value(LENGTH, given[LENGTH]), config))
+    if LENGTH in point:
+        lengths = tuple(ratios(value(LENGTH, point[LENGTH]), config))
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=lengths))
     _check(config)
     return config
 
 
-def _choose(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfig:
+def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfig:
     """Return a composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
     files, name, signature = dict(groups), groups.get("encoding", ""), None
     is_class = encodings.PLACE.fullmatch(name) or name in encodings.names()
     if is_class and name not in choices("encoding", folders, EVERY):
         signature = _signature(files.pop("encoding"))
     for group, choice in files.items():
-        chosen(group, choice, folders, encodings.names() if group == "encoding" else ())
-    cfg = copy.deepcopy(_composed(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
+        choice_file(group, choice, folders, encodings.names() if group == "encoding" else ())
+    cfg = copy.deepcopy(_hydra_config(tuple(f"{group}={choice}" for group, choice in files.items()), folders))
     cfg.encoding = signature or cfg.encoding
     return cfg
 
@@ -140,63 +140,63 @@ def _signature(name: str) -> DictConfig:
 
 def _check(config: Config) -> None:
     """Refuse options that are wrong, weights or problems that do not fit, and positions that cannot be shifted."""
-    encoding, data, room = config.build_encoding(), config.data, config.training.train_length
+    encoding, data, length = config.build_encoding(), config.data, config.training.train_length
     if config.start:
-        before = _started(config.start.run)[0].build_encoding()
-        new, old = ({(name, p.shape) for name, p in each.named_parameters()} for each in (encoding, before))
-        if new != old:
+        old = _finished_run(config.start.run)[0].build_encoding()
+        shapes, old_shapes = ({(name, p.shape) for name, p in module.named_parameters()} for module in (encoding, old))
+        if shapes != old_shapes:
             raise UserError(f"'{encoding.name}' cannot begin from {config.start.run}: it has other parameters")
-    if encoding.max_length is not None and room > encoding.max_length:
-        raise UserError(f"training.train_length is {room}: '{encoding.name}' ends at {encoding.max_length}")
+    if encoding.max_length is not None and length > encoding.max_length:
+        raise UserError(f"training.train_length is {length}: '{encoding.name}' ends at {encoding.max_length}")
     if data.task is None:
         return
     task = tasks.build(data.task["name"], data.task)
-    if (needed := task.size(task.longest) + data.offset) > room:
-        raise UserError(f"training.train_length is {room}: expected at least {needed}, for problems of '{data.name}'")
+    if (size := task.size(task.longest) + data.offset) > length:
+        raise UserError(f"training.train_length is {length}: expected at least {size}, for problems of '{data.name}'")
     if data.offset and "positions" in encoding.hooks:
         raise UserError(f"data.offset is {data.offset}: '{encoding.name}' chooses positions itself, expected 0")
 
 
-def _runs(pattern: str) -> list[str]:
+def _run_folders(pattern: str) -> list[str]:
     """Return the run folders that a glob names, without those that --restart moved aside, or the one of this name."""
     folders = map(Path, sorted(glob.glob(os.path.expanduser(pattern))))
     return [str(run) for run in folders if (run / SAVED).is_file() and not MOVED_ASIDE.fullmatch(run.name)] or [pattern]
 
 
-def _begin(cfg: DictConfig, run: str, given: Mapping[str, str]) -> None:
+def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
     """Give a configuration what it takes from a run (docs/longer.md), before typed values by full key are assigned."""
-    for key in given:
+    for key in point:
         if key.startswith(("model", "experiment", "start.")) and not key.startswith("model.attention."):
             raise UserError(f"{key}: not beside start, which takes it from that run")
-    asked = {key: value(key, text) for key, text in given.items() if key.startswith("training.")}
-    typed = {key: int(n) for key, n in asked.items() if type(n) in (int, float) and 1 <= n < 2**63}  # or refused
-    source, start = _started(run)
-    taken, old, before = to_container(source), source.training, source.training.train_length
-    cfg.update({name: taken[name] for name in ("encoding", "model", "data", "training") if name not in given})
+    settings = {key: value(key, text) for key, text in point.items() if key.startswith("training.")}
+    ints = {key: int(n) for key, n in settings.items() if type(n) in (int, float) and 1 <= n < 2**63}  # or refused
+    source, start = _finished_run(run)
+    container, training, train_length = to_container(source), source.training, source.training.train_length
+    cfg.update({name: container[name] for name in ("encoding", "model", "data", "training") if name not in point})
     cfg.seed, cfg.study, cfg.start = source.seed, STUDY, dataclasses.asdict(start)
-    length = typed.get("training.train_length", before)
-    batch_size = typed.get("training.batch_size", max(1, old.batch_size * before // length))
-    tokens = max(old.tokens // 10, batch_size * typed.get("training.accumulation", old.accumulation) * length)
-    tokens = typed.get("training.tokens", tokens)
-    rates = {"learning_rate": old.learning_rate * RATE, "warmup_tokens": tokens // 20}
+    length = ints.get("training.train_length", train_length)
+    batch_size = ints.get("training.batch_size", max(1, training.batch_size * train_length // length))
+    tokens = max(training.tokens // 10, batch_size * ints.get("training.accumulation", training.accumulation) * length)
+    tokens = ints.get("training.tokens", tokens)
+    rates = {"learning_rate": training.learning_rate * RATE, "warmup_tokens": tokens // 20}
     cfg.training.update({"batch_size": batch_size, "tokens": tokens, "lengths": [], **rates})
-    if "data" in given:
+    if "data" in point:
         cfg.data.tokenizer = str(Path(run) / "tokenizer.json")
-    if "encoding" in given:
+    if "encoding" in point:
         options = source.encoding.options  # a stretched form has the base and layout of what it stretches
         if options.get("frequencies", "geometric") != "geometric":
             raise UserError(f"start={run}: its encoding.frequencies={options['frequencies']} would be lost")
         cfg.encoding.update({name: options[name] for name in {"base", "layout"} & options.keys() & cfg.encoding.keys()})
         if "factor" in cfg.encoding:  # that of dynamic_ntk multiplies a length's own
-            cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / before)
-    if "evaluation" not in given:
-        lengths = {round(ratio * before) for ratio in source.evaluation.ratios} | {length}
+            cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / train_length)
+    if "evaluation" not in point:
+        lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios} | {length}
         lengths |= {times * length for times in (2, 4) if max(lengths) < times * length}  # 4x: a verdict's endpoint
-        cfg.evaluation.update({key: taken["evaluation"][key] for key in ("targets", "blocks")})
-        cfg.evaluation.update({"ratios": [each / length for each in sorted(lengths)], "at_tokens": [0]})
+        cfg.evaluation.update({key: container["evaluation"][key] for key in ("targets", "blocks")})
+        cfg.evaluation.update({"ratios": [context / length for context in sorted(lengths)], "at_tokens": [0]})
 
 
-def _started(run: str) -> tuple[Config, StartConfig]:
+def _finished_run(run: str) -> tuple[Config, StartConfig]:
     """Return the configuration of a finished run, and what a run that begins from it keeps of it."""
     folder = Path(run)
     config = load_saved(folder / SAVED) if (folder / SAVED).is_file() else None

@@ -52,21 +52,21 @@ def one_number(value: Any) -> Any:
 
 def add_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with later options of encodings at their former values; dataclasses have the others."""
-    whole = copy.deepcopy(dict(container))
-    for _, options, key, value in _later_options(whole.get("encoding"), later=LATER_OPTIONS):
+    config = copy.deepcopy(dict(container))
+    for _, options, key, value in _later_options(config.get("encoding"), later=LATER_OPTIONS):
         options.setdefault(key, copy.deepcopy(value))
-    return whole
+    return config
 
 
 def drop_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return what makes a run, without the later keys that mean what was done before them."""
-    rest = {key: copy.deepcopy(value) for key, value in container.items() if key not in NOT_IDENTITY}
-    later = [(section, rest.get(section), *option) for section, keys in LATER.items() for option in keys.items()]
-    later += [*_later_options(rest.get("encoding"), later=LATER_OPTIONS), ("", rest, "start", None)]
-    for _, holder, key, value in later:
-        if isinstance(holder, dict) and holder.get(key, ...) == value:
-            del holder[key]
-    return rest
+    shaping = {key: copy.deepcopy(value) for key, value in container.items() if key not in NOT_IDENTITY}
+    later = [(section, shaping.get(section), *option) for section, keys in LATER.items() for option in keys.items()]
+    later += [*_later_options(shaping.get("encoding"), later=LATER_OPTIONS), ("", shaping, "start", None)]
+    for _, options, key, value in later:
+        if isinstance(options, dict) and options.get(key, ...) == value:
+            del options[key]
+    return shaping
 
 
 def spell_defaults(container: dict[str, Any]) -> dict[str, Any]:

@@ -69,24 +69,24 @@ def start_of(words: Collection[str]) -> str:
 
 def by_key(words: Collection[str]) -> dict[str, str]:
     """Return typed values by full key. Of a key that is given twice the later value holds."""
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     words = [re.sub("^extension=", "encoding=", word) for word in words] if start_of(words) else words
     for key, text in map(split, words):
-        given.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # lengths and ratios set the same
-        given[key] = text
-    return given
+        texts.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # lengths and ratios set the same
+        texts[key] = text
+    return texts
 
 
 def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) -> UserError:
     """Return the error about a key that is none of `keys` nor of `words`, which stand for some without a section."""
     name = key.rpartition(".")[2]
-    if meant := [here for here, others in ALIASES.items() if {key, name, key.partition(".")[0]} & set(others.split())]:
-        return UserError(f"unknown key '{key}' (it is {meant[0]})")
+    if hints := [hint for hint, names in ALIASES.items() if {key, name, key.partition(".")[0]} & set(names.split())]:
+        return UserError(f"unknown key '{key}' (it is {hints[0]})")
     # Below this likeness a suggestion misleads more often than it helps.
-    full = {known.rpartition(".")[2]: known for known in reversed(list(keys))} | {word: word for word in words}
-    close = nearest(key, keys, 0.75) or full.get(nearest(name, full, 0.75) or "")
-    near = f": did you mean '{close}'?" if close else " ('posbench train --cfg' shows all keys)"
-    return UserError(f"unknown key '{key}'{near}")
+    by_name = {choice.rpartition(".")[2]: choice for choice in reversed(list(keys))} | {word: word for word in words}
+    close = nearest(key, keys, 0.75) or by_name.get(nearest(name, by_name, 0.75) or "")
+    suggestion = f": did you mean '{close}'?" if close else " ('posbench train --cfg' shows all keys)"
+    return UserError(f"unknown key '{key}'{suggestion}")
 
 
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
@@ -133,24 +133,24 @@ def read(text: str) -> Any:
 
 def _items(text: str) -> list[str]:
     """Split at commas outside quotation marks and brackets."""
-    items, whole = list[str](), True
+    items, complete = list[str](), True
     for part in text.split(","):
-        items = [*items, part] if whole else [*items[:-1], f"{items[-1]},{part}"]
+        items = [*items, part] if complete else [*items[:-1], f"{items[-1]},{part}"]
         unquoted = re.sub(r"^\s*(['\"]).*?\1", "", items[-1])
         depth = sum((char in "[{(") - (char in ")}]") for char in unquoted)
-        whole = depth <= 0 and not re.match(r"\s*['\"]", unquoted)
+        complete = depth <= 0 and not re.match(r"\s*['\"]", unquoted)
     return [item.strip() for item in items]
 
 
 def apply(config: Config, words: list[str]) -> Config:
     """Return the configuration of a finished run as it is to be evaluated, with its device and threads."""
-    plain, given = schema.to_container(config), by_key(words)
-    for key, text in given.items():
+    plain, settings = schema.to_container(config), by_key(words)
+    for key, text in settings.items():
         if key not in OF_A_FINISHED_RUN.values():
             raise unknown_key(key, OF_A_FINISHED_RUN)
         section, _, name = key.partition(".")
         plain[section][name] = value(key, text)
-    if LENGTH in given:
+    if LENGTH in settings:
         plain["evaluation"]["ratios"] = ratios(plain["evaluation"].pop("length"), config)
     if plain["evaluation"]["longest"] is None:  # new lengths have the targets of the run's own: all rows are paired
         plain["evaluation"]["longest"] = max(1.0, *config.evaluation.ratios)

@@ -93,8 +93,8 @@ class ModelConfig(Section):
 
 def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
     """Refuse a number that does not divide among so many parts, with the nearest ones that do."""
-    if rest := value % divisor:
-        near = f"{value - rest} or {value - rest + divisor}"
+    if remainder := value % divisor:
+        near = f"{value - remainder} or {value - remainder + divisor}"
         raise UserError(f"{key} is {value}: it does not divide among {divisor} {parts}, nearest: {near}")
 
 
@@ -255,20 +255,20 @@ class Config(Section):
 
         from posbench.encodings.base import Shape
 
-        model, asked = self.model, self.encoding
-        if asked.file:
+        model, encoding = self.model, self.encoding
+        if encoding.file:
             from posbench.encodings.own import from_file
 
-            encodings.register(from_file(asked.file, asked.file_sha256)[0])
+            encodings.register(from_file(encoding.file, encoding.file_sha256)[0])
         sizes = (model.d_model, model.n_heads, model.n_layers, self.original_length)
         shape = Shape(*sizes, vocabulary, model.token_rms, n_kv_heads=model.n_kv_heads or 0)
         with torch.random.fork_rng(devices=[]):  # a look at it changes none of the caller's numbers
-            return encodings.build(asked.name, shape, asked.options)
+            return encodings.build(encoding.name, shape, encoding.options)
 
     def __post_init__(self) -> None:
         refuse_uneven("training.batch_size", self.training.batch_size, self.runtime.processes or 1, "processes")
-        data, asked, length, stages = self.data, self.evaluation, self.training.train_length, self.training.lengths
-        lists = {f"evaluation.{key}": values for key, values in vars(asked).items() if isinstance(values, tuple)}
+        data, config, length, stages = self.data, self.evaluation, self.training.train_length, self.training.lengths
+        lists = {f"evaluation.{key}": values for key, values in vars(config).items() if isinstance(values, tuple)}
         is_task, shares, attention = data.task is not None, [stage[0] for stage in stages], self.model.attention
         unread = ("evaluation.tasks", "evaluation.at_tokens") if is_task else ("evaluation.offsets",)
         protocols = "problems (experiment=tasks)" if is_task else "fixed_target or nonoverlap, since the data is text"
@@ -281,10 +281,10 @@ class Config(Section):
             ("model.attention.sinks", attention.sinks and attention.window is None, "model.attention.window"),
             ("training.tokens", self.training.steps < 1, f"at least {self.training.tokens_per_step}, one update"),
             ("training.lengths", stages and not fits, "[], since the data is a task" if is_task else rule),
-            ("evaluation.protocols", any((each == "problems") != is_task for each in asked.protocols), protocols),
+            ("evaluation.protocols", any((name == "problems") != is_task for name in config.protocols), protocols),
             *((key, len({*lists[key]}) < len(lists[key]), "each value once") for key in lists),
             *((key, lists[key], f"[] for data={data.source}") for key in unread),
-            ("evaluation.targets", asked.targets > length and not is_task, f"at most training.train_length, {length}"),
+            ("evaluation.targets", config.targets > length and not is_task, f"at most training.train_length, {length}"),
         ):
             if wrong:
                 value = functools.reduce(getattr, key.split("."), self)
@@ -372,7 +372,7 @@ def kind(hint: Any) -> str:
     """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on for lists, else `yaml`."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        return "text" if all(isinstance(each, str) for each in inner) else "yaml"
+        return "text" if all(isinstance(choice, str) for choice in inner) else "yaml"
     if origin in (None, dict) or (origin is tuple and inner[0] == Stage):
         return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
     return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])  # of a union, the other is None
@@ -382,8 +382,8 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     """Make a section of plain data, where `encoding` is flat; UserError of one line for a wrong key, type or range."""
     hints, plain = keys(cls), add_later_keys(plain)
     if isinstance(encoding := plain.get("encoding"), Mapping):
-        known = {key: encoding.get(key) for key in ("name", *_SOURCE)}
-        plain["encoding"] = known | {"options": {key: encoding[key] for key in encoding if key not in known}}
+        fields = {key: encoding.get(key) for key in ("name", *_SOURCE)}
+        plain["encoding"] = fields | {"options": {key: encoding[key] for key in encoding if key not in fields}}
     for key, value in flat(plain).items():  # pydantic would read true as 1
         if kind(hints.get(key)).startswith(("int", "float")) and re.search("True|False", str(value)):
             raise UserError(f"{key} is {_as_typed(value)}: expected a number")
@@ -420,10 +420,10 @@ def load_saved(path: Path) -> AnyConfig:
     """Read the `config.yaml` of a run, or of results of a model from elsewhere; UserError if it is none."""
     container = shipped.load(path)
     elsewhere: type[AnyConfig] = TrainedOn if "start" in container else TrainedElsewhere
-    known = keys(cls := elsewhere if "reading" in container else Config)
+    hints = keys(cls := elsewhere if "reading" in container else Config)
     for section in NOT_IDENTITY:  # of earlier versions, keys that made no other run and are gone
         if isinstance(settings := container.get(section), dict):
-            container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in known}
+            container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in hints}
     try:
         return validate(cls, container)
     except UserError as error:
@@ -440,19 +440,19 @@ def to_container(config: Any) -> dict[str, Any]:
 
 def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested dictionaries as one, with dotted keys."""
-    out: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in container.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return out
+        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return settings
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `flat` was given. It dropped empty dictionaries: those of inner encodings' options come back."""
-    whole: dict[str, Any] = {}
+    container: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, name = key.split(".")
-        section = functools.reduce(lambda outer, part: outer.setdefault(part, {}), sections, whole)
+        section = functools.reduce(lambda outer, part: outer.setdefault(part, {}), sections, container)
         section[name] = value
         if name == "inner":
             section.setdefault("inner_options", {})
-    return whole
+    return container

@@ -25,15 +25,15 @@ def choices(group: str, folders: Sequence[Path] = (), pattern: str = PLAIN) -> d
     return dict(sorted((str(p.relative_to(r).with_suffix("")), p) for r in roots for p in r.glob(pattern)))
 
 
-def chosen(group: str, name: str, folders: Sequence[Path] = (), classes: Sequence[str] = ()) -> Path:
+def choice_file(group: str, name: str, folders: Sequence[Path] = (), classes: Sequence[str] = ()) -> Path:
     """Return the file of one choice. Raises UserError if there is none; `classes` are choices without files."""
     if path := (files := choices(group, folders, EVERY)).get(name):
         return path
-    listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(files)}"
+    hint = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(files)}"
     if group == "data":
-        listed = f"a text of your own is data.path=..., one of the hub data.dataset=OWNER/NAME; {listed}"
+        hint = f"a text of your own is data.path=..., one of the hub data.dataset=OWNER/NAME; {hint}"
     close = _SYNONYMS.get(name.lower()) or nearest(name, [*files, *classes], 0.6)
-    raise UserError(f"unknown {group} '{name}'{f': did you mean {close!r}?' if close else ''} ({listed})")
+    raise UserError(f"unknown {group} '{name}'{f': did you mean {close!r}?' if close else ''} ({hint})")
 
 
 def load(path: Path) -> dict[str, Any]:

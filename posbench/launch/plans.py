@@ -8,7 +8,7 @@ from typing import Any
 
 from posbench.config.overrides import split
 from posbench.config.schema import Config
-from posbench.config.shipped import chosen, load
+from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
 from posbench.evaluation.plan import check
 
@@ -78,7 +78,7 @@ def read_sets(name: str | None, typed: list[str], config_dir: Path | None = None
     """
     if name is None:
         return [typed]
-    path = chosen("sweep", name, [config_dir] if config_dir else [])
+    path = choice_file("sweep", name, [config_dir] if config_dir else [])
     content = {"shared": [], "sets": [], **load(path)}
     try:
         words = [[*shlex.split(" ".join([*content["shared"], line])), *typed] for line in content["sets"]]
