@@ -43,52 +43,52 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
             `extension=yarn:factor=4`, `length=16384`, `head_dim=` and `train_length=` of an encoding by its name.
         folder: where the configurations for engines are written.
     """
-    given = dict(word.split("=", 1) for word in words if "=" in word)
+    values = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     if not 1 <= len(names) <= 2:
         raise UserError("expected a config.json, a model, a run or a rotary encoding; or two of them to compare")
-    if not {*names} & {*encodings.names()} and (odd := sorted(given.keys() - {"length", "extension"})):
-        raise unknown("word", f"{odd[0]}=", ["length=", "extension="])
-    configurations = [settings_of(name, given) for name in names]
-    lengths = [int(length) for length in given.get("length", "").split(",") if length]
+    if not {*names} & {*encodings.names()} and (unread_words := sorted(values.keys() - {"length", "extension"})):
+        raise unknown("word", f"{unread_words[0]}=", ["length=", "extension="])
+    configurations = [settings_of(name, values) for name in names]
+    lengths = [int(length) for length in values.get("length", "").split(",") if length]
     for name, settings in zip(names, configurations, strict=True):
         print("\n".join(describe_ropes(name, settings, lengths)))
-    ropes = [read.ropes(each) for each in configurations]
+    ropes = [read.ropes(configuration) for configuration in configurations]
     if len(names) == 2:
         print("\n".join(compare_ropes(names, ropes)))
     if png:
         files.write(png, charts.drawn(picture(names, ropes, lengths), "png"))
         print(png)
     if folder:
-        asked = _longest(given, configurations[0]) if given.get("extension") else max(lengths, default=0)
+        longest = _longest(values, configurations[0]) if values.get("extension") else max(lengths, default=0)
         model = names[0].removesuffix("config.json") or "."
-        print("\n".join(write_instructions(folder, configurations[0], model, asked)))
+        print("\n".join(write_instructions(folder, configurations[0], model, longest)))
 
 
-def settings_of(name: str, given: dict[str, str]) -> Settings:
+def settings_of(name: str, values: dict[str, str]) -> Settings:
     """Return the content of a config.json: read from a file, a model or a run, or made for an encoding with options."""
     path = find.of_id(Path(name))
     if (path / "run.json").is_file():
-        settings = _of_encoding(load_config(path), path)
+        settings = _settings_of_encoding(load_config(path), path)
     elif path.suffix == ".json" or (path / "config.json").is_file():
         try:
             settings = json.loads((path if path.suffix == ".json" else path / "config.json").read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"{name} cannot be read as a configuration: {error}") from None
     elif name in encodings.names():
-        options = [f"encoding.{key}={text}" for key, text in given.items() if key not in _WORDS]
-        size = [f"model.d_model={given.get('head_dim', 128)}", "model.n_heads=1", "evaluation.targets=1"]
-        size.append(f"training.train_length={given.get('train_length', 4096)}")
-        settings = _of_encoding(compose.single([f"encoding={name}", *options, *size]))
+        options = [f"encoding.{key}={text}" for key, text in values.items() if key not in _WORDS]
+        size = [f"model.d_model={values.get('head_dim', 128)}", "model.n_heads=1", "evaluation.targets=1"]
+        size.append(f"training.train_length={values.get('train_length', 4096)}")
+        settings = _settings_of_encoding(compose.single([f"encoding={name}", *options, *size]))
     elif not find.is_model(name):
         raise unknown("configuration", name, encodings.names(), "expected a config.json, a model, a run or an encoding")
     else:
         settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
-    whole = with_class_defaults(settings)
-    return _extended(whole, given) if given.get("extension") else whole
+    configuration = with_class_defaults(settings)
+    return _extended_settings(configuration, values) if values.get("extension") else configuration
 
 
-def _of_encoding(config: Config, run: Path | None = None) -> dict[str, Any]:
+def _settings_of_encoding(config: Config, run: Path | None = None) -> dict[str, Any]:
     """Return the settings of a model with an encoding, whose frequencies a run may have learned."""
     rope = config.build_encoding()
     if run and [*rope.parameters()]:
@@ -100,16 +100,16 @@ def _of_encoding(config: Config, run: Path | None = None) -> dict[str, Any]:
     return {**settings, "max_position_embeddings": original, "rope_parameters": parameters_of(rope, partly=True)}
 
 
-def _longest(given: dict[str, str], settings: Settings) -> int:
+def _longest(values: dict[str, str], settings: Settings) -> int:
     """Return the longest input in tokens that an extension is for: the length asked for, else its factor times L."""
-    lengths = [int(length) for length in given.get("length", "").split(",") if length]
-    factor = float(parse_choice(given["extension"])[1].get("factor") or 4.0)
+    lengths = [int(length) for length in values.get("length", "").split(",") if length]
+    factor = float(parse_choice(values["extension"])[1].get("factor") or 4.0)
     return max(lengths, default=round(factor * read.ropes(settings)[0].train_length))
 
 
-def _extended(settings: Settings, given: dict[str, str]) -> Settings:
+def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
     """Return settings whose plain RoPE is extended: `method:option=value:option=value`."""
-    method, options = parse_choice(given["extension"])
+    method, options = parse_choice(values["extension"])
     turning = read.rotating(read.ropes(settings))
     plain = [rope for rope in turning if not rope.window] or turning
     if not plain or any(rope.type != "default" for rope in plain):
@@ -118,15 +118,15 @@ def _extended(settings: Settings, given: dict[str, str]) -> Settings:
     rope = plain[0]
     shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
     encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
-    extended, facts = extend.extend_encoding(encoding, method, _longest(given, settings), rope.train_length, **options)
+    extended, facts = extend.extend_encoding(encoding, method, _longest(values, settings), rope.train_length, **options)
     long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
     text = language_part(settings)
-    before = read.section_of(text, "transformers 5", rope.layers)
-    part = {key: before[key] for key in ("partial_rotary_factor", *read.BESIDE) if key in before} | part
-    sections = {key: each for key, each in (text.get("rope_parameters") or {}).items() if isinstance(each, dict)}
+    section = read.section_of(text, "transformers 5", rope.layers)
+    part = {key: section[key] for key in ("partial_rotary_factor", *read.BESIDE) if key in section} | part
+    sections = {key: value for key, value in (text.get("rope_parameters") or {}).items() if isinstance(value, dict)}
     if text.get("model_type") in read.LOCAL:
-        sections = {each.layers: {"rope_type": "default", "rope_theta": each.base} for each in turning} | sections
+        sections = {rope.layers: {"rope_type": "default", "rope_theta": rope.base} for rope in turning} | sections
     text = {key: value for key, value in text.items() if key not in ("rope_scaling", "rope_theta")}
     text["rope_parameters"] = {**sections, rope.layers: part} if sections else part
     return {**settings, "text_config": text} if "text_config" in settings else text
@@ -147,53 +147,53 @@ def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> lis
         share = "" if rope.width == rope.head_dim else f" of {rope.head_dim}"
         lines.append(f"  {rope.type}, base {rope.base:,.10g}, {rope.width}{share} channels of a head turn".rstrip())
         lines += [f"  {options}"] if options else []
-        at: dict[str, list[int]] = {}
-        for length in _shown(rope, lengths):
+        groups: dict[str, list[int]] = {}
+        for length in _shown_lengths(rope, lengths):
             f, factor = rope.at(length)
-            at.setdefault(f"{stretches(rope, f)}; q and k times {factor:.4g}", []).append(length)
-        lines += [f"  at {' and '.join(f'{length:,}' for length in some)} tokens: {what}" for what, some in at.items()]
+            groups.setdefault(f"{stretches(rope, f)}; q and k times {factor:.4g}", []).append(length)
+        lines += [f"  at {' and '.join(f'{n:,}' for n in group)} tokens: {text}" for text, group in groups.items()]
         f, longest = rope.at(rope.train_length)[0], rope.window or reach(rope)
-        whole = (f * rope.train_length >= 2 * math.pi).sum()
-        lines.append(f"  {whole} of {len(f)} pairs turn once or more within the trained {rope.train_length:,} tokens")
-        apart = read.bound_by_base(rope.at(longest)[0], longest)
-        upto = f"up to {apart:,} of" if apart < longest else "at all"
-        lines.append(f"  equal tokens stand out of random ones {upto} {longest:,} tokens (Men et al. 2024)")
+        turns = (f * rope.train_length >= 2 * math.pi).sum()
+        lines.append(f"  {turns} of {len(f)} pairs turn once or more within the trained {rope.train_length:,} tokens")
+        bound = read.bound_by_base(rope.at(longest)[0], longest)
+        extent = f"up to {bound:,} of" if bound < longest else "at all"
+        lines.append(f"  equal tokens stand out of random ones {extent} {longest:,} tokens (Men et al. 2024)")
     findings = remarks(settings)
-    alike = [name for name in read.ENGINES if not any(line.startswith(f"{name} ") for line in findings)]
-    return [*lines, "", f"read alike by {', '.join(alike)}", *(f"! {line}" for line in findings)]
+    engines = [name for name in read.ENGINES if not any(line.startswith(f"{name} ") for line in findings)]
+    return [*lines, "", f"read alike by {', '.join(engines)}", *(f"! {line}" for line in findings)]
 
 
 def stretches(rope: Rope, f: Tensor) -> str:
     """Return which pairs are as plain RoPE of the same base has them, in between, slowed by the factor, or halted."""
-    slowed: list[float] = (frequencies(rope.width, rope.base) / f).tolist()  # inf where a pair stands still
-    most = max(slowed)
+    divisors: list[float] = (frequencies(rope.width, rope.base) / f).tolist()  # inf where a pair stands still
+    largest = max(divisors)
 
-    def name(pair: int) -> str:
-        times = slowed[pair]
-        if abs(times - 1) < 1e-9:
+    def label_of(pair: int) -> str:
+        divisor = divisors[pair]
+        if abs(divisor - 1) < 1e-9:
             return "as plain RoPE"
-        if math.isinf(times):
+        if math.isinf(divisor):
             return "at a halt"
-        return f"slowed {most:.4g} times" if abs(times / most - 1) < 1e-9 else "in between"
+        return f"slowed {largest:.4g} times" if abs(divisor / largest - 1) < 1e-9 else "in between"
 
     parts = []
-    for what, group in itertools.groupby(range(len(slowed)), name):
+    for label, group in itertools.groupby(range(len(divisors)), label_of):
         pairs = list(group)
-        parts.append(f"pairs {pairs[0]} to {pairs[-1]} {what}" if len(pairs) > 1 else f"pair {pairs[0]} {what}")
+        parts.append(f"pairs {pairs[0]} to {pairs[-1]} {label}" if len(pairs) > 1 else f"pair {pairs[0]} {label}")
     return ", ".join(parts)
 
 
-def compare_ropes(names: Sequence[str], both: Sequence[list[Rope]]) -> list[str]:
+def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str]:
     """Return lines that say where two configurations turn otherwise."""
     lines = ["", f"{names[0]} and {names[1]}"]
-    alike = [(a, b) for a, b in itertools.product(*both) if a.layers == b.layers or 1 in map(len, both)]
-    for first, second in alike or zip(*both, strict=False):
+    pairs = [(a, b) for a, b in itertools.product(*ropes) if a.layers == b.layers or 1 in map(len, ropes)]
+    for first, second in pairs or zip(*ropes, strict=False):
         length = max(reach(first), reach(second))
         place = read.first_difference(first, second, length)
         turning = f"differ from position {place[0]:,} on, pair {place[1]} first" if place else "turn alike"
         a, b = first.at(length)[1], second.at(length)[1]
         factors = "" if a == b else f"; q and k times {a:.4g} and {b:.4g}"
-        layers = first.layers if len(both[0]) > 1 else second.layers
+        layers = first.layers if len(ropes[0]) > 1 else second.layers
         lines.append(f"  {layers}: {turning} within {length:,} tokens{factors}")
     return lines
 
@@ -213,7 +213,7 @@ def write_instructions(folder: Path, settings: Settings, model: str, length: int
 
 def picture(names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence[int]) -> charts.Picture:
     """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain RoPE and the trained length."""
-    turning = [(name, rope) for name, every in zip(names, ropes, strict=True) for rope in read.rotating(every)]
+    turning = [(name, rope) for name, layers in zip(names, ropes, strict=True) for rope in read.rotating(layers)]
     kinds = [*dict.fromkeys(rope.layers for _, rope in turning if rope.layers != read.ALL)] or [read.ALL]
     with matplotlib.rc_context(charts.STYLE):
         figure = charts.Picture(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
@@ -221,9 +221,9 @@ def picture(names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence
             colours = itertools.cycle(charts.COLOURS)
             for name, rope in ((name, rope) for name, rope in turning if rope.layers in (kind, read.ALL)):
                 curves = {f"plain, base {rope.base:,.10g}": frequencies(rope.width, rope.base)}
-                for length in _shown(rope, lengths):
+                for length in _shown_lengths(rope, lengths):
                     f = rope.at(length)[0]
-                    if not any(torch.equal(f, drawn) for drawn in curves.values()):
+                    if not any(torch.equal(f, curve) for curve in curves.values()):
                         curves[f"{f'{name}: ' * (len(names) > 1)}{rope.type} at {length:,} tokens"] = f
                 for label, f in curves.items():
                     colour, width = (charts.LIGHT, 3) if label.startswith("plain, ") else (next(colours), 1.5)
@@ -236,6 +236,6 @@ def picture(names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence
     return figure
 
 
-def _shown(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
+def _shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
     """Return the lengths asked for, by default that of training and the longest that a RoPE is made for."""
     return lengths or sorted({rope.train_length, reach(rope)})

@@ -26,57 +26,57 @@ def remarks(settings: Settings) -> list[str]:
     """Return what is misspelt, missing, passed over, or read otherwise by an engine: a line each."""
     text = language_part(settings)
     sections = {name: text[name] for name in _SECTIONS if text.get(name)}
-    lines = [line for name, section in sections.items() for line in _of_section(name, section, text)]
+    lines = [line for name, section in sections.items() for line in _section_remarks(name, section, text)]
     if len(sections) == 2 and sections["rope_scaling"] != sections["rope_parameters"]:
         lines.append("rope_scaling and rope_parameters differ: transformers 5 reads rope_scaling, vLLM rope_parameters")
     reference = read.ropes(settings)
     for engine in list(read.ENGINES)[1:]:
         try:
-            others = read.ropes(settings, engine)
-            lines += [f"{engine} {line}" for line in _differences(reference, others, engine, text, 0)]
+            ropes = read.ropes(settings, engine)
+            lines += [f"{engine} {line}" for line in _differences(reference, ropes, engine, text, 0)]
         except UserError as error:
             lines.append(f"{engine} refuses it: {error}")
     return lines
 
 
-def _of_section(name: str, section: Settings, text: Settings) -> Iterator[str]:
+def _section_remarks(name: str, section: Settings, text: Settings) -> Iterator[str]:
     """Yield what is wrong with a section whoever reads it."""
     parts = {key: part for key, part in section.items() if isinstance(part, Mapping)} or {"": section}
     for layers, part in parts.items():
-        place = f"{name}.{layers}" if layers else name
-        typed = str(part.get("rope_type") or part.get("type") or "default")
-        kind = read.OTHER_NAMES.get(typed, typed)
+        path = f"{name}.{layers}" if layers else name
+        type_name = str(part.get("rope_type") or part.get("type") or "default")
+        kind = read.OTHER_NAMES.get(type_name, type_name)
         keys = read.KEYS.get(kind, ((), 0))[0]
         for key in part:
             if key not in (*keys, *read.OF_ALL):
-                yield f"{place}.{key} is not read by type '{kind}'{did_you_mean(key, (*keys, *read.OF_ALL))}"
+                yield f"{path}.{key} is not read by type '{kind}'{did_you_mean(key, (*keys, *read.OF_ALL))}"
         if "rope_theta" not in part and not text.get("rope_theta"):
-            yield f"{place} has no rope_theta: it is 10,000 unless the model's class has another"
+            yield f"{path} has no rope_theta: it is 10,000 unless the model's class has another"
         longest, factor = text.get("max_position_embeddings"), part.get("factor")
         original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings")
         if kind in read.STRETCHED and longest and not original:
-            missing = f"{place} has no original_max_position_embeddings"
-            yield f"{missing}: max_position_embeddings, {longest:,}, counts as the trained length; llama.cpp refuses it"
+            remark = f"{path} has no original_max_position_embeddings"
+            yield f"{remark}: max_position_embeddings, {longest:,}, counts as the trained length; llama.cpp refuses it"
         elif kind in read.STRETCHED[:2] and longest and factor and longest not in (original, round(factor * original)):
             yield f"max_position_embeddings is {longest:,}: neither the trained {original:,} nor {factor:g} times that"
         elif kind in ("linear", "dynamic") and longest and factor:
-            reach = f"max_position_embeddings times factor, {longest * factor:,.0f} tokens"
-            yield f"vLLM and SGLang read up to {reach}: right only if max_position_embeddings is the trained length"
+            limit = f"max_position_embeddings times factor, {longest * factor:,.0f} tokens"
+            yield f"vLLM and SGLang read up to {limit}: right only if max_position_embeddings is the trained length"
 
 
 def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Settings, longest: int) -> Iterator[str]:
     """Yield how an engine turns otherwise than the reference, for each kind of layer."""
-    for wanted, given in zip(reference, ropes, strict=True):
-        lengths = dict.fromkeys((wanted.train_length, reach(wanted), longest or reach(wanted)))
-        a, b = wanted.at(reach(wanted))[1], given.at(reach(wanted))[1]
-        places = ((n, *place) for n in lengths if (place := read.first_difference(wanted, given, n)))
-        length, position, pair = next(places, (0, 0, 0))
-        inputs = f" for inputs of {length:,} tokens" if length == wanted.train_length < reach(wanted) else ""
+    for expected, rope in zip(reference, ropes, strict=True):
+        lengths = dict.fromkeys((expected.train_length, reach(expected), longest or reach(expected)))
+        a, b = expected.at(reach(expected))[1], rope.at(reach(expected))[1]
+        differences = ((n, *difference) for n in lengths if (difference := read.first_difference(expected, rope, n)))
+        length, position, pair = next(differences, (0, 0, 0))
+        inputs = f" for inputs of {length:,} tokens" if length == expected.train_length < reach(expected) else ""
         turns = f"turns pair {pair} otherwise from position {position:,} on{inputs}" if length else ""
         scales = "" if abs(a - b) < 1e-3 else f"multiplies q and k by {b:.4f}, not {a:.4f}"
         if turns or scales:
-            of = "" if wanted.layers == read.ALL else f" of {wanted.layers}"
-            yield " and ".join(filter(None, (turns, scales))) + of + f": {_reason(engine, given, text)}"
+            of = "" if expected.layers == read.ALL else f" of {expected.layers}"
+            yield " and ".join(filter(None, (turns, scales))) + of + f": {_reason(engine, rope, text)}"
 
 
 def _reason(engine: str, rope: Rope, text: Settings) -> str:
@@ -91,8 +91,8 @@ def _reason(engine: str, rope: Rope, text: Settings) -> str:
         return f"it has no type '{rope.type if rope.type != 'default' else part.get('rope_type', part.get('type'))}'"
     if rope.fixed_length:
         return f"it keeps the frequencies of {rope.fixed_length:,} tokens for every input"
-    if passed := [key for key in read.unread(engine, text) if part.get(key) is not None]:
-        return f"it does not read {' and '.join(passed)}"
+    if keys := [key for key in read.unread(engine, text) if part.get(key) is not None]:
+        return f"it does not read {' and '.join(keys)}"
     return f"{' and '.join(key for key in facts.multiplies if part.get(key))} multiplies its own factor"
 
 
@@ -118,7 +118,7 @@ def instructions(settings: Settings, model: str = "MODEL", length: int = 0) -> l
         raise UserError("no layer has RoPE: there is nothing to tell an engine")
     longest = max(length, *map(reach, reference))
     bare = {key: value for key, value in text.items() if key not in (*_SECTIONS, "rope_theta", "rope_local_base_freq")}
-    every: list[Instruction] = []
+    per_engine: list[Instruction] = []
     for engine in ("transformers 5", "transformers 4", "vLLM 0.25", "SGLang", "llama.cpp"):
         parts = {rope.layers: _parameters(rope, engine, text) for rope in reference}
         first = next(iter(parts.values()))
@@ -129,36 +129,36 @@ def instructions(settings: Settings, model: str = "MODEL", length: int = 0) -> l
             keys["max_position_embeddings"] = longest
         if engine == "transformers 4":
             if not alike and text.get("model_type") not in read.LOCAL:
-                every.append(Instruction(engine, "", ["has one section for all kinds of layers"]))
+                per_engine.append(Instruction(engine, "", ["has one section for all kinds of layers"]))
                 continue
             del keys["rope_parameters"]
             section = first if alike else parts["full_attention"]
             keys |= {key: section.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in section}
             keys |= {} if alike else {"rope_local_base_freq": parts["sliding_attention"]["rope_theta"]}
             keys |= {} if section == {"rope_type": "default"} else {"rope_scaling": section}
-        written = json.dumps({"text_config": keys} if "text_config" in settings else keys)
-        changed = read.rotating(read.ropes(bare | keys, engine))
-        differs = [*_differences(reference, changed, engine, bare | keys, longest)]
+        instruction = json.dumps({"text_config": keys} if "text_config" in settings else keys)
+        ropes = read.rotating(read.ropes(bare | keys, engine))
+        differs = [*_differences(reference, ropes, engine, bare | keys, longest)]
         if engine.startswith("vLLM"):
-            written = f"vllm serve {model} --hf-overrides {shlex.quote(written)} --max-model-len {longest}"
+            instruction = f"vllm serve {model} --hf-overrides {shlex.quote(instruction)} --max-model-len {longest}"
         elif engine == "SGLang":
             server = f"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python -m sglang.launch_server --model-path {model}"
-            written = f"{server} --json-model-override-args {shlex.quote(written)} --context-length {longest}"
+            instruction = f"{server} --json-model-override-args {shlex.quote(instruction)} --context-length {longest}"
         elif engine == "llama.cpp":
-            written, differs = _flags(first if alike else {}, longest, differs)
-        every.append(Instruction(engine, written, differs))
-    return every
+            instruction, differs = _flags(first if alike else {}, longest, differs)
+        per_engine.append(Instruction(engine, instruction, differs))
+    return per_engine
 
 
 def _parameters(rope: Rope, engine: str, text: Settings) -> dict[str, Any]:
     """Return a section that an engine reads as this RoPE, with `rope_theta` in it."""
-    given = read.section_of(text, "transformers 5", rope.layers)
+    section = read.section_of(text, "transformers 5", rope.layers)
     options = {key: value for key, value in rope.options.items() if key != "share"}
     if rope.type == "yarn":
         counts = [key for key in ("factor", *read.MSCALE) if key in options and key not in read.unread(engine, text)]
         default = read.temperature({key: options[key] for key in counts}, ())
-        plain = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True}
-        options = {key: value for key, value in options.items() if plain.get(key) != value and key != "attn_factor"}
+        defaults = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True}
+        options = {key: value for key, value in options.items() if defaults.get(key) != value and key != "attn_factor"}
         if abs((factor := options.pop("attention_factor")) - default) > 1e-9:
             key = "attention_factor" if engine.startswith("transformers") else "attn_factor"
             options[key] = factor if key == "attention_factor" else factor / default
@@ -168,8 +168,8 @@ def _parameters(rope: Rope, engine: str, text: Settings) -> dict[str, Any]:
         options["partial_rotary_factor"] = rope.options["share"]
     elif rope.width != rope.head_dim:
         options["partial_rotary_factor"] = rope.width / rope.head_dim
-    beside = {key: given[key] for key in read.BESIDE if key in given}
-    return {"rope_type": rope.type, "rope_theta": rope.base, **options, **beside}
+    extras = {key: section[key] for key in read.BESIDE if key in section}
+    return {"rope_type": rope.type, "rope_theta": rope.base, **options, **extras}
 
 
 def _flags(part: Settings, longest: int, differs: list[str]) -> tuple[str, list[str]]:

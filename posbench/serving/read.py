@@ -146,8 +146,8 @@ def _layers(text: Settings) -> Counter[tuple[str, bool]]:
 
 def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> Rope:
     part = section_of(text, engine, layers)
-    outside = text.get("rope_theta") or text.get("rotary_emb_base") or 10_000.0
-    base = outside if "transformers 4" in engine else part.get("rope_theta") or outside
+    outer_base = text.get("rope_theta") or text.get("rotary_emb_base") or 10_000.0
+    base = outer_base if "transformers 4" in engine else part.get("rope_theta") or outer_base
     local, model = text.get("rope_local_base_freq"), str(text.get("model_type"))
     if layers == "sliding_attention" and "rope_theta" not in part and (local or model in LOCAL):
         part, base = {}, local or LOCAL[model] or base
@@ -160,15 +160,15 @@ def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> 
     if kind not in KEYS:
         raise UserError(f"rope_type is '{kind}'{did_you_mean(kind, KEYS)}: expected {', '.join(KEYS)}")
     keys, required = KEYS[kind]
-    if absent := [key for key in keys[:required] if part.get(key) is None]:
-        raise UserError(f"rope_type '{kind}' needs {' and '.join(absent)}")
+    if missing_keys := [key for key in keys[:required] if part.get(key) is None]:
+        raise UserError(f"rope_type '{kind}' needs {' and '.join(missing_keys)}")
     original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings") or longest
     original = original if kind in STRETCHED else longest
     facts = ENGINES[engine]
     kind = "default" if kind in facts.without else kind
     options = {key: part[key] for key in keys if part.get(key) is not None and key not in unread(engine, text)}
     options.pop("original_max_position_embeddings", None)
-    fixed = None
+    fixed_length = None
     if kind == "yarn":
         if engine == "transformers 4.55" and "original_max_position_embeddings" in part:
             options["factor"] = longest / original  # its own key is not used (transformers issue 38224)
@@ -177,9 +177,9 @@ def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> 
     elif kind == "longrope":
         if facts.one_length or "factor" not in options:
             options["factor"] = max(1.0, longest / original)
-        fixed = max(longest, original) if facts.one_length else None
+        fixed_length = max(longest, original) if facts.one_length else None
     elif kind == "dynamic":
-        fixed = int(longest * options["factor"]) if facts.one_length else None
+        fixed_length = int(longest * options["factor"]) if facts.one_length else None
     elif kind == "proportional":
         options["share"] = part.get("partial_rotary_factor", 1.0)
     window = text.get("attention_chunk_size" if layers == "chunked_attention" else "sliding_window")
@@ -188,7 +188,7 @@ def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> 
     if not turns:
         return Rope(f"{layers}, no positions", count, head_dim, 0, NOPE, 1.0, {}, longest, longest, window)
     width = head_dim if kind == "proportional" else width
-    return Rope(layers, count, head_dim, width, kind, float(base), options, original, longest, window, fixed)
+    return Rope(layers, count, head_dim, width, kind, float(base), options, original, longest, window, fixed_length)
 
 
 def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
@@ -207,8 +207,8 @@ def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
 def _widths(text: Settings, part: Settings, layers: str) -> tuple[int, int]:
     """Return the channels of a head, and how many of them turn."""
     hidden, heads = text.get("hidden_size") or text.get("n_embd"), text.get("num_attention_heads") or text.get("n_head")
-    others = (text.get("per_layer_config") or {}).values()  # Gemma 4, as transformers saves it
-    wide = text.get("global_head_dim") or next((part["head_dim"] for part in others if "head_dim" in part), None)
+    per_layer = (text.get("per_layer_config") or {}).values()  # Gemma 4, as transformers saves it
+    wide = text.get("global_head_dim") or next((part["head_dim"] for part in per_layer if "head_dim" in part), None)
     head_dim = text.get("qk_rope_head_dim") or (layers == "full_attention" and wide)
     head_dim = head_dim or text.get("head_dim") or (hidden and heads and hidden // heads)
     if not head_dim:

@@ -69,9 +69,9 @@ def scored(evaluation: Evaluation, subject: Subject, row: EvaluationRow) -> Eval
         with (
             library_errors("lm-evaluation-harness cannot make it", Undefined),
             tempfile.TemporaryDirectory() as folder,
-            open(os.devnull, "w") as nothing,
-            contextlib.redirect_stdout(nothing),
-            contextlib.redirect_stderr(nothing),
+            open(os.devnull, "w") as devnull,
+            contextlib.redirect_stdout(devnull),
+            contextlib.redirect_stderr(devnull),
         ):
             scores = [sample[str(row.length)] for sample in _samples(evaluation, subject, row, folder)]
     except Undefined as error:
@@ -94,8 +94,8 @@ def _samples(evaluation: Evaluation, subject: Subject, row: EvaluationRow, folde
         def generate_until(self, requests: Sequence[Any]) -> list[str]:
             texts, options = zip(*(request.args for request in requests), strict=True)
             prompts = ([tokenizer.separator, *ids.tolist()] for ids in tokenizer.encode(texts))
-            most = (each["max_gen_toks"] for each in options)
-            return [tokenizer.decode(_answer(subject, *each)) for each in zip(prompts, most, strict=True)]
+            max_tokens = (option["max_gen_toks"] for option in options)
+            return [tokenizer.decode(_answer(subject, *pair)) for pair in zip(prompts, max_tokens, strict=True)]
 
     if row.task == "vt":  # it would look forever for an example of 500 tokens, and for a problem beside that
         from lm_eval.tasks.ruler.vt_utils import generate_input_output as text_of
@@ -115,15 +115,15 @@ def _samples(evaluation: Evaluation, subject: Subject, row: EvaluationRow, folde
     raise Undefined(f"none of its problems fits into {row.length:,} tokens")
 
 
-def _answer(subject: Any, ids: list[int], most: int) -> list[int]:
+def _answer(subject: Any, ids: list[int], limit: int) -> list[int]:
     """Return the tokens that follow, at most so many, the likeliest each time; a document's first token ends them."""
-    end, read = ids[0], len(ids)
+    end, length = ids[0], len(ids)
     if isinstance(subject, HuggingFaceModel):
         inputs = torch.tensor([ids], device=subject.model.device)
-        prepare(subject.model, read + most)
-        options = {"attention_mask": torch.ones_like(inputs), "max_new_tokens": most, "pad_token_id": end}
-        return list(subject.model.generate(inputs, do_sample=False, **options)[0, read:].tolist())
-    while len(ids) < read + most and ids[read:][-1:] != [end]:  # our own models have no cache
-        last = np.arange(len(ids))[None] == len(ids) - 1
-        ids = [*ids, int(next(subject.logits(np.array([[*ids, end]]), last, 0)).argmax())]
-    return ids[read:]
+        prepare(subject.model, length + limit)
+        options = {"attention_mask": torch.ones_like(inputs), "max_new_tokens": limit, "pad_token_id": end}
+        return list(subject.model.generate(inputs, do_sample=False, **options)[0, length:].tolist())
+    while len(ids) < length + limit and ids[length:][-1:] != [end]:  # our own models have no cache
+        mask = np.arange(len(ids))[None] == len(ids) - 1
+        ids = [*ids, int(next(subject.logits(np.array([[*ids, end]]), mask, 0)).argmax())]
+    return ids[length:]

@@ -24,14 +24,14 @@ from posbench.run.run import load_config
 from posbench.terminal import console
 
 METHODS = ("yarn", "ntk_by_parts", "llama3", "ntk", "pi")
-MORE = (1, 2)  # factors, in multiples of N / training length
+MULTIPLES = (1, 2)  # factors, in multiples of N / training length
 PROBE = "passkey"
 _LEAN = ("protocol=fixed_target", "evaluation.windowed=false", "evaluation.sinks=0")
 
 
 def candidates(ratio: float) -> list[str]:
     """Return the extensions that are tried for a length of so many training lengths."""
-    factors = [f"{more * ratio:g}" for more in MORE]
+    factors = [f"{multiple * ratio:g}" for multiple in MULTIPLES]
     return [f"{method}:factor={factor}" for method in METHODS for factor in factors] + ["dynamic_ntk"]
 
 
@@ -50,7 +50,7 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
     probe = rows.loc[(rows["task"] == PROBE) & (rows["length"] == length), ["accuracy", "chance", "n_blocks"]]
     table = text.query(f"length == {length}")[["nll", "unit_nll", "unit_tokens", "ci_over"]].join([probe, at_1x])
     trials = probe.dropna().to_numpy()
-    p = [stats.binomtest(round(right * n), int(n), chance, "greater").pvalue for right, chance, n in trials]
+    p = [stats.binomtest(round(share * n), int(n), chance, "greater").pvalue for share, chance, n in trials]
     ranks = pd.DataFrame({"loss": table["nll"].rank(), "right": table["accuracy"].rank(ascending=False)})
     retrieves = len(table) * min(p, default=1.0) < ALPHA
     worse = ranks.max(axis=1) if retrieves else ranks["loss"]
@@ -66,19 +66,19 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     """
     console.log_to_terminal()
     machine.keep_freed_memory()
-    typed = overrides.by_key(words)
-    typed.pop("evaluation.extensions")
-    wanted = typed.pop(overrides.LENGTH, "")
-    given = [f"{key}={text}" for key, text in typed.items() if key not in ("evaluation.tasks", "evaluation.split")]
+    settings = overrides.by_key(words)
+    settings.pop("evaluation.extensions")
+    length_text = settings.pop(overrides.LENGTH, "")
+    words = [f"{key}={text}" for key, text in settings.items() if key not in ("evaluation.tasks", "evaluation.split")]
     if isinstance(subject, Path):
         train_length = load_config(subject).training.train_length
     else:
-        train_length = int(typed.get("train_length") or find(subject).train_length or 0)
-    if not wanted.isdigit() or int(wanted) <= train_length:
+        train_length = int(settings.get("train_length") or find(subject).train_length or 0)
+    if not length_text.isdigit() or int(length_text) <= train_length:
         raise UserError(f"extension=search needs one length beyond {train_length}, such as length={4 * train_length}")
-    measured, lengths = (length := int(wanted), train_length), f"length={train_length},{wanted}"
-    tried = ",".join(candidates(length / train_length))
-    folder = _evaluated(subject, [*given, lengths, f"extension={tried}", f"task={PROBE}", "split=validation", *_LEAN])
+    measured, lengths = (length := int(length_text), train_length), f"length={train_length},{length_text}"
+    trials = ",".join(candidates(length / train_length))
+    folder = _evaluate(subject, [*words, lengths, f"extension={trials}", f"task={PROBE}", "split=validation", *_LEAN])
     table = ranked(printed.read(folder, "validation", measured), length)
     if table.empty:
         raise UserError(f"no candidate has a number at {length} tokens: give more validation text, or a shorter length")
@@ -89,24 +89,24 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
         Column("accuracy", f"{PROBE} right", ".0%"),
         Column("loss_at_1x", f"loss at {train_length:,}", ".4f"),
     ]
-    by = f"worse rank of loss and {PROBE}" if table["retrieves"].iloc[0] else f"loss: in {PROBE} none beats chance"
-    Table(f"{length:,} tokens of validation text, best first by {by}", table, columns).print(console.stdout())
+    order = f"worse rank of loss and {PROBE}" if table["retrieves"].iloc[0] else f"loss: in {PROBE} none beats chance"
+    Table(f"{length:,} tokens of validation text, best first by {order}", table, columns).print(console.stdout())
     extension = [] if best == "none" else [f"extension={best}"]
-    folder = _evaluated(subject, [*given, lengths, *extension, f"task={PROBE}", "split=test"])
+    folder = _evaluate(subject, [*words, lengths, *extension, f"task={PROBE}", "split=test"])
     printed.print_results(folder, "test", measured)
     rows = {split: printed.read(folder, split, measured) for split in ("validation", "test")}
-    for split, at, other in (("validation", length, second), ("test", length, "none"), ("test", train_length, "none")):
+    for split, at, rival in (("validation", length, second), ("test", length, "none"), ("test", train_length, "none")):
         table = ranked(rows[split], at).set_index("extension")
-        if other != best and {best, other} <= {*table.index}:
-            first, nats = table.loc[best], table["unit_nll"]
-            gap = estimate((nats[best] - nats[other])[None], first["unit_tokens"])
-            interval = f"95 % {gap.low():+.4f} to {gap.high():+.4f} over {first['ci_over']}"
-            print(f"{best} less {other} at {at:,} tokens of {split} text: {gap.mean:+.4f} nats per token, {interval}.")
-    engines = f"'posbench rope {subject} extension={best} length={length} --write DIR' tells engines."
-    print(engines if extension else "None of these extensions is better than the model as it is.")
+        if rival != best and {best, rival} <= {*table.index}:
+            row, nats = table.loc[best], table["unit_nll"]
+            gap = estimate((nats[best] - nats[rival])[None], row["unit_tokens"])
+            interval = f"95 % {gap.low():+.4f} to {gap.high():+.4f} over {row['ci_over']}"
+            print(f"{best} less {rival} at {at:,} tokens of {split} text: {gap.mean:+.4f} nats per token, {interval}.")
+    command = f"'posbench rope {subject} extension={best} length={length} --write DIR' tells engines."
+    print(command if extension else "None of these extensions is better than the model as it is.")
 
 
-def _evaluated(subject: str | Path, words: list[str]) -> Path:
+def _evaluate(subject: str | Path, words: list[str]) -> Path:
     """Evaluate a run or a model, and return the folder with the rows."""
     if isinstance(subject, str):
         return evaluate_model(subject, words)[0]
