@@ -50,8 +50,8 @@ def _hint(arguments: list[str], error: Exception) -> str:
     """Return what an unknown option may mean: `--seed 3` is `seed=3`, and `-m` is a sweep."""
     option = getattr(error, "option_name", "")
     if option in ("-m", "--multirun"):
-        others = shlex.join(word for word in arguments[1:] if word != option)
-        return f"One configuration is one run: 'posbench sweep {others}' takes the same words"
+        words = shlex.join(word for word in arguments[1:] if word != option)
+        return f"One configuration is one run: 'posbench sweep {words}' takes the same words"
     name = option.lstrip("-").replace("-", "_")
     if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
         return "('posbench --help' shows all)"
@@ -109,9 +109,9 @@ Length = Annotated[int | None, typer.Option(min=2, help="Training length, at equ
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 
 
-def _version(asked: bool) -> None:
+def _version(flag: bool) -> None:
     """Print what a bug report needs: versions and devices."""
-    if not asked:
+    if not flag:
         return
     import platform
 
@@ -145,7 +145,7 @@ def train(words: Words = None, cfg: Cfg = False, config_dir: ConfigDir = None, r
     """
     from posbench.run import find
 
-    if (begins := start_of(words or [])) and not cfg and find.is_model(begins):
+    if (start := start_of(words or [])) and not cfg and find.is_model(start):
         from posbench import machine
         from posbench.evaluation import printed
         from posbench.huggingface import finetune
@@ -153,7 +153,7 @@ def train(words: Words = None, cfg: Cfg = False, config_dir: ConfigDir = None, r
 
         console.log_to_terminal()
         machine.keep_freed_memory()
-        printed.print_results(finetune.train_model(begins, words or [], restart, config_dir))
+        printed.print_results(finetune.train_model(start, words or [], restart, config_dir))
         return
     from posbench.launch import plans
 
@@ -249,11 +249,11 @@ def evaluate(
         return
     from posbench.launch import run
 
-    or_a_model = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
-    run.evaluate_runs(*_runs_and_settings(words, or_a_model))
+    hint = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
+    run.evaluate_runs(*_runs_and_settings(words, hint))
 
 
-def _runs_and_settings(words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
+def _runs_and_settings(words: list[str], hint: str = "") -> tuple[list[Path], list[str]]:
     """Split words into run folders and settings."""
     from posbench.run import find
 
@@ -261,7 +261,7 @@ def _runs_and_settings(words: list[str], or_else: str = "") -> tuple[list[Path],
     settings = [word for word in words if word not in paths]
     if not paths:
         raise UserError(f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(settings)}")
-    return find.run_folders([Path(path) for path in paths], or_else), settings
+    return find.run_folders([Path(path) for path in paths], hint), settings
 
 
 @app.command()
