@@ -21,7 +21,7 @@ from posbench.config.schema import Config
 from posbench.evaluation.job import results_of
 from posbench.run.rows import EvaluationRow, read_rows
 from posbench.run.run import Run, load_record
-from posbench.run.tracking import is_online, mirror, shown
+from posbench.run.tracking import is_online, mirror, row_values
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(
@@ -90,7 +90,7 @@ def killed(*given: Any) -> None:
 def sent_of(folder: Path, config: Config) -> list[dict[str, Any]]:
     """What W&B is to have of a run: every row once."""
     targets: dict[Any, Any] = {}
-    rows = [shown(row, config, targets) for row in read_rows(folder)]
+    rows = [row_values(row, config, targets) for row in read_rows(folder)]
     assert len(rows) > LAST
     return rows
 
@@ -191,8 +191,8 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
 )
 def test_names_tell_checkpoints_texts_and_targets_apart(config: Config, change: dict[str, Any], curve: str) -> None:
     targets: dict[Any, Any] = {}
-    shown(ROW.to_json(), config, targets)
-    values = shown(dataclasses.replace(ROW, **change).to_json(), config, targets)
+    row_values(ROW.to_json(), config, targets)
+    values = row_values(dataclasses.replace(ROW, **change).to_json(), config, targets)
     assert values == {"eval/context": 16, f"{curve}/loss": 1.0, f"{curve}/ci_low": 0.5, f"{curve}/ci_high": 1.5}
 
 

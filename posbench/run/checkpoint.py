@@ -73,8 +73,8 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
         for name, part in contents.items():
             (new / name).write_bytes(part)
         _remove([path] if path.exists() else [])  # of this step already: damaged, or the same again
-    checkpoints = [each for each in every(folder) if each.step <= step]  # a later one is damaged: it was skipped
-    _remove(each.path for each in every(folder) if each not in checkpoints[:2])
+    checkpoints = [checkpoint for checkpoint in every(folder) if checkpoint.step <= step]  # later ones are damaged
+    _remove(checkpoint.path for checkpoint in every(folder) if checkpoint not in checkpoints[:2])
     return path
 
 
@@ -98,7 +98,7 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
 
 def at(folder: Path, step: int) -> Checkpoint | None:
     """Return the checkpoint after that many steps; None if it is missing or its weights are damaged."""
-    return next((each for each in every(folder) if each.step == step and each.verifies([WEIGHTS])), None)
+    return next((saved for saved in every(folder) if saved.step == step and saved.verifies([WEIGHTS])), None)
 
 
 def trained(folder: Path) -> Checkpoint:
@@ -110,9 +110,9 @@ def trained(folder: Path) -> Checkpoint:
 
 def keep_weights(folder: Path, steps: int) -> None:
     """Delete a finished run's checkpoints but the newest weights, if these verify: all that is read."""
-    if last := at(folder, steps):
-        _remove(each.path for each in every(folder) if each != last)
-        (last.path / OPTIMIZER).unlink(missing_ok=True)
+    if final := at(folder, steps):
+        _remove(checkpoint.path for checkpoint in every(folder) if checkpoint != final)
+        (final.path / OPTIMIZER).unlink(missing_ok=True)
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -17,8 +17,8 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))]
         if not matches:
             expected = "expected run folders or study folders, such as outputs/demo, or ids of runs in outputs"
-            near = did_you_mean(str(path), map(str, [*path.parent.glob("[!.]*"), *Path("outputs").glob("[!.]*/*")]))
-            raise UserError(f"{path} does not exist{near or f': {expected}{or_else}'}")
+            hint = did_you_mean(str(path), map(str, [*path.parent.glob("[!.]*"), *Path("outputs").glob("[!.]*/*")]))
+            raise UserError(f"{path} does not exist{hint or f': {expected}{or_else}'}")
         for top in matches:
             # The runs of a study, without nested ones such as tuning trials; else those of the studies in a folder.
             levels = ([*top.glob(pattern)] for pattern in (RECORD, f"[!.]*/{RECORD}", f"[!.]*/[!.]*/{RECORD}"))
@@ -52,7 +52,7 @@ def is_model(word: str) -> bool:
     """Return whether a word of a command line names a HuggingFace model (folder or hub name) rather than runs."""
     path = Path(word)
     if path.exists():
-        there = any((path / name).is_file() for name in ("config.json", "model.safetensors", "pytorch_model.bin"))
-        return there and not (path / RECORD).exists()
-    on_the_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", word, re.ASCII)
-    return on_the_hub is not None and not Path(path.parts[0]).exists()
+        has_model = any((path / name).is_file() for name in ("config.json", "model.safetensors", "pytorch_model.bin"))
+        return has_model and not (path / RECORD).exists()
+    hub_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", word, re.ASCII)
+    return hub_name is not None and not Path(path.parts[0]).exists()

@@ -42,10 +42,10 @@ def weights_of(start: StartConfig) -> dict[str, Tensor]:
 def sample(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
     """Return a prompt and its continuation, sampled token by token; the model sees as many tokens as it trained on."""
     config, tokenizer = load_config(folder), tokenizer_of(folder)
-    model, draw = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
+    model, rng = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()
     for _ in range(tokens):
         logits = model.logits(model.hidden(torch.tensor([ids[-config.training.train_length :]])).float())[0, -1]
-        likely = (logits / temperature).softmax(-1) if temperature else (logits == logits.max()).float()
-        ids.append(int(torch.multinomial(likely, 1, generator=draw)))
+        probabilities = (logits / temperature).softmax(-1) if temperature else (logits == logits.max()).float()
+        ids.append(int(torch.multinomial(probabilities, 1, generator=rng)))
     return tokenizer.decode(ids)

@@ -161,10 +161,10 @@ def evaluation_rows(folder: Path, counts: Mapping[str | None, int] | None = None
     return [row for row in rows if chosen[row.key] is row]
 
 
-def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
+def headline_split(rows: Sequence[EvaluationRow], split: str) -> str:
     """Return the text of the headline: the one asked for, else another that was evaluated; empty if none was."""
     splits = {row.split for row in rows if row.is_headline}
-    return asked if asked in splits else min(splits, default="")
+    return split if split in splits else min(splits, default="")
 
 
 def on_shared_targets(rows: list[EvaluationRow], counts: Mapping[str | None, int] | None = None) -> list[EvaluationRow]:
@@ -177,10 +177,10 @@ def on_shared_targets(rows: list[EvaluationRow], counts: Mapping[str | None, int
     ranks: dict[tuple[Any, ...], list[int]] = {}
     for row in rows:
         if row.protocol in PAIRED and row.measured:
-            place, ratio = (_curve_of(row), row.targets_sha256), row.length_ratio if row.kind == PLAIN else 0
+            key, ratio = (_curve_of(row), row.targets_sha256), row.length_ratio if row.kind == PLAIN else 0
             points = ratio == 1, ratio >= 1, 1
-            ranks[place] = [sum(pair) for pair in zip(points, ranks.get(place, [0, 0, 0]), strict=True)]
-    shared = dict(sorted(ranks, key=lambda place: [(counts or {}).get(place[1], 0), *ranks[place]]))  # the last stays
-    apart = {digest for _, digest in ranks} - {*shared.values()}
-    rows = [row for row in rows if not (row.protocol == "task" and row.targets_sha256 in apart)]  # `offset`, `shuffle`
+            ranks[key] = [sum(pair) for pair in zip(points, ranks.get(key, [0, 0, 0]), strict=True)]
+    shared = dict(sorted(ranks, key=lambda key: [(counts or {}).get(key[1], 0), *ranks[key]]))  # the last stays
+    unused = {digest for _, digest in ranks} - {*shared.values()}
+    rows = [row for row in rows if not (row.protocol == "task" and row.targets_sha256 in unused)]  # `offset`, `shuffle`
     return [row for row in rows if not row.measured or shared.get(_curve_of(row)) in (None, row.targets_sha256)]

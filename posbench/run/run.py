@@ -1,7 +1,7 @@
 """The run folder: one owner at a time, and records that a kill or a full disk cannot spoil.
 
 `config.yaml` has what was asked, `run.json` what became of it, `rows.jsonl` every number, in the order in which they
-were made. That is the same after any kill: resuming from a step drops the rows after it.
+were made. A kill does not change that order: resuming from a step drops the rows after it.
 """
 
 import contextlib
@@ -40,13 +40,13 @@ _UNKNOWN = (
 class Run:
     """The owner of a run folder; made by `Run.open`."""
 
-    def __init__(self, folder: Path, config: AnyConfig, command: str | None, held: contextlib.ExitStack) -> None:
-        self.folder, self.id, self.config, self._command, self._held = folder, config.id, config, command, held
+    def __init__(self, folder: Path, config: AnyConfig, command: str | None, stack: contextlib.ExitStack) -> None:
+        self.folder, self.id, self.config, self._command, self._stack = folder, config.id, config, command, stack
         self.tracker: Any = None  # a tracking.Tracker, which shows the rows elsewhere
         if not (folder / CONFIG).exists():
             self.write_config(config)
-        new = {"schema": 2, "id": self.id, "status": "running", "command": command, "parameters": {}}
-        self.record: dict[str, Any] = dict.fromkeys(_UNKNOWN) | new
+        fields = {"schema": 2, "id": self.id, "status": "running", "command": command, "parameters": {}}
+        self.record: dict[str, Any] = dict.fromkeys(_UNKNOWN) | fields
         if (folder / RECORD).exists():
             self.record |= load_record(folder)
         else:
@@ -61,22 +61,22 @@ class Run:
         With the `command` line that trains, an error that ends it is recorded; without, rows are only added. `restart`
         moves an old folder aside, to `<folder>.old-1`, `-2` ...
         """
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(owned(folder))
+                stack.enter_context(owned(folder))
                 if restart and folder.exists():
                     names = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
-                    aside = folder.rename(next(name for name in names if not os.path.lexists(name)))
-                    logger.info("the old run is now in %s", aside)
+                    moved = folder.rename(next(name for name in names if not os.path.lexists(name)))
+                    logger.info("the old run is now in %s", moved)
                 folder.mkdir(exist_ok=True)
                 for path in (folder, folder / "checkpoint", folder / STABLE / "checkpoint"):
                     files.remove_stale(path)
                 existing = load_saved(folder / CONFIG) if (folder / CONFIG).exists() else config
                 if existing.id != config.id:
-                    rest = "choose another folder, start=RUN to go on from its weights, or --restart to move it aside"
-                    raise UserError(f"{folder} holds another run ({existing.id}): {rest}")
-                run = cls(folder, existing, shlex.join(command) if command is not None else None, held)
+                    hint = "choose another folder, start=RUN to go on from its weights, or --restart to move it aside"
+                    raise UserError(f"{folder} holds another run ({existing.id}): {hint}")
+                run = cls(folder, existing, shlex.join(command) if command is not None else None, stack)
             try:
                 yield run
             except (Exception, KeyboardInterrupt) as error:
@@ -111,7 +111,7 @@ class Run:
 
     def _open_rows(self) -> None:
         """Open the file of rows at its end, without the half line that a kill may leave."""
-        self._file = self._held.enter_context(open(self.folder / ROWS, "a+b", buffering=0))  # noqa: SIM115
+        self._file = self._stack.enter_context(open(self.folder / ROWS, "a+b", buffering=0))  # noqa: SIM115
         self._file.seek(0)
         self._file.truncate(self._file.readall().rfind(b"\n") + 1)
         self.rows = read_rows(self.folder)
@@ -121,14 +121,14 @@ class Run:
         self.record |= plain(fields)
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
-    def begin_attempt(self, **place: Any) -> None:
+    def begin_attempt(self, **resources: Any) -> None:
         """Record that this process starts, and on what. A run that is done stays done while rows are added."""
         if isinstance(self.config, Config) and not checkpoint.every(self.folder):
             encoding = self.config.encoding
             self.record["installed_encodings"] = encodings.installed_files(encoding.name, encoding.options)
-        started = {"started": str(datetime.now(UTC)), "host": socket.gethostname(), "pid": os.getpid()}
+        process = {"started": str(datetime.now(UTC)), "host": socket.gethostname(), "pid": os.getpid()}
         status, reason = ("done", ADDING) if self.record["status"] == "done" else ("running", None)
-        command, attempt = self._command or self.record["command"], started | place
+        command, attempt = self._command or self.record["command"], process | resources
         self.update(status=status, reason=reason, message=None, command=command, attempt=attempt, versions=versions())
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
@@ -144,10 +144,10 @@ class Run:
 
     def as_begun(self, config: Trains) -> Trains:
         """Return a configuration with the cadence that the unfinished run began with: its rows come in that order."""
-        if self.rows and not isinstance(begun := self.config, TrainedElsewhere):
-            cadence = {name: getattr(begun.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
+        if self.rows and not isinstance(original := self.config, TrainedElsewhere):
+            cadence = {name: getattr(original.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
             runtime = dataclasses.replace(config.runtime, **cadence)
-            config = dataclasses.replace(config, evaluation=begun.evaluation, runtime=runtime)
+            config = dataclasses.replace(config, evaluation=original.evaluation, runtime=runtime)
         self.write_config(config)
         return config
 
@@ -162,12 +162,12 @@ class Run:
         if not checkpoint.every(self.folder):
             return
         text, tokenizer = (self.record["data"] or {}).get("sha256"), self.record["tokenizer_sha256"]
-        for what, was, now in (("text", text, text_sha256), ("tokenizer", tokenizer, tokenizer_sha256)):
-            if was not in (None, now):
-                rest = "bring that back, or train anew, with study=NAME, or --restart, which moves this run aside"
-                raise UserError(f"{self.folder} was trained on another {what} than its configuration gives now: {rest}")
-        for line in other_code(self.config, self.record) if isinstance(self.config, Config) else ():
-            logger.warning("%s", line)
+        for noun, recorded, current in (("text", text, text_sha256), ("tokenizer", tokenizer, tokenizer_sha256)):
+            if recorded not in (None, current):
+                hint = "bring that back, or train anew, with study=NAME, or --restart, which moves this run aside"
+                raise UserError(f"{self.folder} was trained on another {noun} than its configuration gives now: {hint}")
+        for warning in other_code(self.config, self.record) if isinstance(self.config, Config) else ():
+            logger.warning("%s", warning)
 
 
 def _lock(folder: Path) -> Path:
@@ -193,11 +193,11 @@ def in_use(folder: Path) -> bool:
 
 def versions() -> dict[str, str]:
     """Return versions of what a run computes with, by name."""
-    known = {"posbench": posbench.__version__, "python": platform.python_version()}
+    by_name = {"posbench": posbench.__version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "safetensors", "tokenizers", "datasets", "wandb", "transformers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            known[name] = importlib.metadata.version(name)
-    return known
+            by_name[name] = importlib.metadata.version(name)
+    return by_name
 
 
 def load_record(folder: Path) -> dict[str, Any]:
@@ -212,10 +212,10 @@ def load_record(folder: Path) -> dict[str, Any]:
 
 def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
     """Return a line for each encoding from outside of posbench whose source file has changed since training began."""
-    trained = record.get("installed_encodings") or {}
-    now = encodings.installed_files(config.encoding.name, config.encoding.options) if trained else {}
-    rest = "was trained with another version of its file: old rows are of that version, --restart trains anew"
-    return [f"'{name}' {rest}" for name, digest in now.items() if trained.get(name, digest) != digest]
+    recorded = record.get("installed_encodings") or {}
+    current = encodings.installed_files(config.encoding.name, config.encoding.options) if recorded else {}
+    notice = "was trained with another version of its file: old rows are of that version, --restart trains anew"
+    return [f"'{name}' {notice}" for name, digest in current.items() if recorded.get(name, digest) != digest]
 
 
 def load_config(folder: Path) -> Config:

@@ -44,7 +44,7 @@ class Tracker:
                 open_session = EventFiles if self._config.tracking.backend == "tensorboard" else wandb_session
                 self.session = open_session(self._config, self._run)
             for row in self._run.rows[self._seen :]:
-                values = shown(row, self._config, self._targets)
+                values = row_values(row, self._config, self._targets)
                 for name in [name for name in (*_AXES, *values) if name not in self._defined]:
                     axis = None if name in _AXES else CONTEXT if name.startswith("eval/") else "tokens"
                     summary, hidden = None if axis == "tokens" else "none", axis != "tokens" and name not in _SHOWN
@@ -93,23 +93,23 @@ def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
         run.tracker = Tracker(config, run, results_of)
 
 
-def shown(row: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]) -> dict[str, Any]:
+def row_values(line: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]) -> dict[str, Any]:
     """Return a row's numbers by name; rows on a curve's first targets, kept in `targets`, have its plain name."""
-    if "protocol" not in row:
-        return {name: value for name, value in row.items() if number(value) is not None}
-    made = EvaluationRow.from_json(row)
-    place, first = (made.split, made.checkpoint_step, made.protocol), made.targets_sha256
-    if made.measured and made.protocol in PAIRED:
-        first = targets.setdefault(place, first)
+    if "protocol" not in line:
+        return {name: value for name, value in line.items() if number(value) is not None}
+    row = EvaluationRow.from_json(line)
+    curve_key, digest = (row.split, row.checkpoint_step, row.protocol), row.targets_sha256
+    if row.measured and row.protocol in PAIRED:
+        digest = targets.setdefault(curve_key, digest)
     names = [
-        f"{made.split} text" if made.split != config.evaluation.split else None,
-        f"{made.tokens} tokens" if made.tokens is not None and made.checkpoint_step < config.training.steps else None,
-        made.curve_name if made.curve_name not in ("fixed_target", f"problems_{config.data.name}") else None,
-        f"targets {str(made.targets_sha256)[:6]}" if made.targets_sha256 != first else None,
+        f"{row.split} text" if row.split != config.evaluation.split else None,
+        f"{row.tokens} tokens" if row.tokens is not None and row.checkpoint_step < config.training.steps else None,
+        row.curve_name if row.curve_name not in ("fixed_target", f"problems_{config.data.name}") else None,
+        f"targets {str(row.targets_sha256)[:6]}" if row.targets_sha256 != digest else None,
     ]
     curve = "/".join(["eval", *filter(None, names)])
-    values = {f"{curve}/{name}": number(row.get(column)) for column, name in _VALUES.items() if made.status == "ok"}
-    return {CONTEXT: made.length} | {name: value for name, value in values.items() if value is not None}
+    values = {f"{curve}/{name}": number(line.get(column)) for column, name in _VALUES.items() if row.status == "ok"}
+    return {CONTEXT: row.length} | {name: value for name, value in values.items() if value is not None}
 
 
 class EventFiles:
@@ -143,10 +143,10 @@ def wandb_session(config: Trains, run: Run) -> Any:
     if not online:  # each offline session has the whole run: an older one would send it twice
         for earlier in run.folder.glob("wandb/offline-run-*"):
             shutil.rmtree(earlier)
-    before = run.record["wandb"] or {"id": f"{run.id}-{secrets.token_hex(4)}"}
-    place: Any = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else before["id"]}
+    recorded = run.record["wandb"] or {"id": f"{run.id}-{secrets.token_hex(4)}"}
+    place: Any = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else recorded["id"]}
     for key in ("project", "entity"):
-        place[key] = os.environ.get(f"WANDB_{key.upper()}") or before.get(key) or getattr(tracking, key)
+        place[key] = os.environ.get(f"WANDB_{key.upper()}") or recorded.get(key) or getattr(tracking, key)
     run.update(wandb=place)
     logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
     # What the command line, the environment or the code hold stays here.
@@ -170,12 +170,12 @@ def in_sweep() -> bool:
     return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
 
 
-def is_online(asked: str) -> bool:
+def is_online(mode: str) -> bool:
     """Return whether there is an API key, and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
     import wandb
 
     wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
-    offline = {asked, os.environ.get("WANDB_MODE")} & {"offline", "dryrun"}
+    offline = {mode, os.environ.get("WANDB_MODE")} & {"offline", "dryrun"}
     return not offline and wandb.login(prompt=False, verify=False)
 
 

@@ -53,13 +53,13 @@ class Problems:
     def commonest_left(self, bag: Integers) -> Integers:
         """Return the commonest token of a bag (count, n) that the answer has not used yet, or 0: (count, size)."""
         labels, rows = self.ids[:, 1:], np.arange(len(bag))
-        left = np.zeros((len(bag), int(self.ids.max()) + 1), np.int64)
-        np.add.at(left, (rows[:, None], bag), 1)
+        counts = np.zeros((len(bag), int(self.ids.max()) + 1), np.int64)
+        np.add.at(counts, (rows[:, None], bag), 1)
         guesses = np.zeros_like(labels)
         for t in np.flatnonzero(self.scored.any(axis=0)):
-            left[:, 0] = 0  # of equally common tokens the one of the lowest id, and the separator last
-            guesses[:, t] = left.argmax(axis=1)
-            left[rows, labels[:, t]] -= self.scored[:, t]
+            counts[:, 0] = 0  # of equally common tokens the one of the lowest id, and the separator last
+            guesses[:, t] = counts.argmax(axis=1)
+            counts[rows, labels[:, t]] -= self.scored[:, t]
         return guesses
 
 

@@ -71,11 +71,11 @@ class Passkey(Task):
         mark, zero, filler = 2, 3, 13  # ids
         key = rng.integers(zero, zero + 10, (count, self.digits))
         text = rng.integers(filler, filler + self.fillers, (count, length + 1 + self.digits))
-        before = rng.integers(0, length + 1, (count, 1))
+        start = rng.integers(0, length + 1, (count, 1))
         if self.depth is not None:
-            before[:] = round(self.depth * length)
-        marked = np.concatenate([np.full((count, 1), mark), key], axis=1)
-        np.put_along_axis(text, before + np.arange(1 + self.digits), marked, axis=1)
+            start[:] = round(self.depth * length)
+        marked_key = np.concatenate([np.full((count, 1), mark), key], axis=1)
+        np.put_along_axis(text, start + np.arange(1 + self.digits), marked_key, axis=1)
         return Problems.answered(text, key)
 
 
@@ -119,18 +119,18 @@ class Recall(Task):
         # Exponential arrival times with these rates give a draw without replacement: their order.
         rates = np.arange(1, self.slots * length + 1) ** (self.power - 1)
         arrivals = rng.exponential(size=(count, self.slots * length)) / rates
-        asked = 1 + 2 * length + 2 * arrivals.argsort(axis=1)[:, :length]
-        np.put_along_axis(ids, asked, keys, axis=1)
-        np.put_along_axis(ids, asked + 1, values, axis=1)
+        places = 1 + 2 * length + 2 * arrivals.argsort(axis=1)[:, :length]
+        np.put_along_axis(ids, places, keys, axis=1)
+        np.put_along_axis(ids, places + 1, values, axis=1)
         scored = np.zeros((count, self.size(length)), np.bool_)
-        np.put_along_axis(scored, asked, True, axis=1)
+        np.put_along_axis(scored, places, True, axis=1)
         return Problems(ids, scored)
 
     def trivial(self, problems: Problems) -> Integers:  # the value of the first pair that was not asked yet
         labels, pairs = problems.ids[:, 1:], problems.scored.shape[1] // (2 * (1 + self.slots))
         values = problems.ids[:, 2 : 2 * pairs + 2 : 2]
-        rows, left, guesses = np.arange(len(values)), np.ones(values.shape, np.bool_), np.zeros_like(labels)
+        rows, unused, guesses = np.arange(len(values)), np.ones(values.shape, np.bool_), np.zeros_like(labels)
         for t in range(2 * pairs, labels.shape[1]):
-            guesses[:, t] = values[rows, left.argmax(axis=1)]
-            left &= values != labels[:, t, None]  # the other tokens after the pairs are no values
+            guesses[:, t] = values[rows, unused.argmax(axis=1)]
+            unused &= values != labels[:, t, None]  # the other tokens after the pairs are no values
         return guesses

@@ -95,8 +95,8 @@ class Counting(Task):
         chance = rng.random((count, length))
         counted, reset = 2, 4  # ids
         text = counted + (chance >= (1 - self.reset) / 2) + (chance >= 1 - self.reset)
-        last = np.max(np.where(text == reset, np.arange(length), -1), axis=1, keepdims=True)
-        counts = ((text == counted) & (np.arange(length) > last)).sum(axis=1, keepdims=True)
+        last_reset = np.max(np.where(text == reset, np.arange(length), -1), axis=1, keepdims=True)
+        counts = ((text == counted) & (np.arange(length) > last_reset)).sum(axis=1, keepdims=True)
         return Problems.answered(text, self.none + counts)
 
     def trivial(self, problems: Problems) -> Integers:
@@ -133,11 +133,11 @@ class FlipFlop(Task):
         instructions = write + (chance >= (1 - self.ignore) / 2) + (chance >= 1 - self.ignore)
         instructions[:, 0], instructions[:, -1] = write, reading
         written = np.maximum.accumulate(np.where(instructions == write, np.arange(length), 0), axis=1)
-        read = instructions == reading
+        is_read = instructions == reading
         ids, scored = np.zeros((count, 1 + 2 * length), np.int64), np.zeros((count, 2 * length), np.bool_)
         ids[:, 1::2] = instructions
-        ids[:, 2::2] = zero + np.where(read, np.take_along_axis(bits, written, axis=1), bits)
-        scored[:, 1::2] = read
+        ids[:, 2::2] = zero + np.where(is_read, np.take_along_axis(bits, written, axis=1), bits)
+        scored[:, 1::2] = is_read
         return Problems(ids, scored)
 
     def trivial(self, problems: Problems) -> Integers:

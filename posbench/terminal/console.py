@@ -55,17 +55,17 @@ def table(console: Console) -> Table:
 
 def fitting(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
     """Return which columns of these widths fit into so many characters: spare ones are dropped, the first one first."""
-    spare, shown = list(spare), list(range(len(widths)))
-    while spare and sum(widths[each] for each in shown) + 2 * (len(shown) - 1) > room:
-        shown.remove(spare.pop(0))
-    return shown
+    spare, columns = list(spare), list(range(len(widths)))
+    while spare and sum(widths[column] for column in columns) + 2 * (len(columns) - 1) > room:
+        columns.remove(spare.pop(0))
+    return columns
 
 
 def log_to_terminal() -> None:
     """Send posbench's log to stderr: through rich on a terminal, so that a live bar stays whole."""
     rich = RichHandler(console=stderr, show_path=False, show_level=False, highlighter=NullHighlighter())
-    handler, line = (rich, "") if stderr.is_terminal else (logging.StreamHandler(sys.stderr), "%(asctime)s ")
-    handler.setFormatter(Escaped(f"{line}%(message)s", datefmt="%H:%M:%S"))
+    handler, prefix = (rich, "") if stderr.is_terminal else (logging.StreamHandler(sys.stderr), "%(asctime)s ")
+    handler.setFormatter(Escaped(f"{prefix}%(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger("posbench")
     root.handlers = [handler]
     root.setLevel(logging.INFO)
@@ -98,17 +98,17 @@ class Updates:
         """Take note of an update, its loss in nats per token, and all tokens so far."""
         self._step += 1
         now = time.monotonic()
-        began, before = self._first = self._first or (now, tokens)
-        speed = (tokens - before) / (now - began) if now > began else 0.0
+        began, start_tokens = self._first = self._first or (now, tokens)
+        speed = (tokens - start_tokens) / (now - began) if now > began else 0.0
         share = f"  {speed / self._full_speed:.0%} MFU" if self._full_speed else ""
         text = f"loss {loss:.3f}" + (f"  {speed:,.0f} tokens/s{share}" if speed else "")
         if self._bar:
             self._bar.update(self._task, advance=1, shown=text)
         elif now >= self._next_line or self._step == self._total:
             self._next_line = now + LINE_EVERY_SECONDS
-            done, rest = self._step - self._start - 1, self._total - self._step
-            left = f"  {timedelta(seconds=round((now - began) / done * rest))} left" if done and rest else ""
-            logger.info("step %d/%d  %s%s", self._step, self._total, text, left)
+            n_done, n_left = self._step - self._start - 1, self._total - self._step
+            eta = f"  {timedelta(seconds=round((now - began) / n_done * n_left))} left" if n_done and n_left else ""
+            logger.info("step %d/%d  %s%s", self._step, self._total, text, eta)
 
 
 @contextlib.contextmanager
@@ -135,5 +135,5 @@ class Work:
         self.done += count
         if (now := time.monotonic()) > self.last + LINE_EVERY_SECONDS and self.done < self.total:
             self.last = now
-            left = timedelta(seconds=round((now - self.began) / self.done * (self.total - self.done)))
-            logger.info(self.message, f"{self.done:,}", f"{self.total:,}", left)
+            eta = timedelta(seconds=round((now - self.began) / self.done * (self.total - self.done)))
+            logger.info(self.message, f"{self.done:,}", f"{self.total:,}", eta)

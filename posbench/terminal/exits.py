@@ -42,9 +42,9 @@ def report(error: BaseException) -> int:
     elif isinstance(error, PosbenchError):
         text, code = str(error), error.exit_code
     elif isinstance(error, OSError) and error.errno in _FILES and error.filename:
-        other = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
-        where, code = os.fsdecode(error.filename), 2
-        text = f"{where}: {error.strerror}: posbench needs to read or write it; {other}"
+        advice = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
+        path, code = os.fsdecode(error.filename), 2
+        text = f"{path}: {error.strerror}: posbench needs to read or write it; {advice}"
     print(f"error: {escape_controls(' '.join(text.split()))}", file=sys.stderr, flush=True)
     return code
 

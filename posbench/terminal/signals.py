@@ -28,7 +28,7 @@ def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    with _handled((signal.SIGINT, signal.SIGTERM, *_ending()), on_signal):
+    with _handled((signal.SIGINT, signal.SIGTERM, *_ending_signals()), on_signal):
         yield received
 
 
@@ -40,19 +40,19 @@ class _Ended(BaseException):
 def signals_as_errors() -> Iterator[None]:
     """Raise Stopped at a signal that would end the process silently: for work that has nothing to save."""
     try:
-        with _handled((signal.SIGTERM, *_ending()), _raise):
+        with _handled((signal.SIGTERM, *_ending_signals()), _raise):
             yield
     except _Ended as ended:
         name = signal.Signals(ended.args[0]).name
-        line = f"stopped by {name}; finished work is kept; repeat the command to continue"
-        raise Stopped(ended.args[0], line) from None
+        message = f"stopped by {name}; finished work is kept; repeat the command to continue"
+        raise Stopped(ended.args[0], message) from None
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
     raise _Ended(number)
 
 
-def _ending() -> list[signal.Signals]:
+def _ending_signals() -> list[signal.Signals]:
     return [number for number in _UNLESS_HANDLED if signal.getsignal(number) in (signal.SIG_DFL, _raise)]
 
 
@@ -61,12 +61,12 @@ def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameT
     if threading.current_thread() is not threading.main_thread():  # which alone owns the signals
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number, former in previous.items():
+            signal.signal(number, former)
 
 
 def exit_when_parent_exits(wait: Callable[[], object]) -> None:

@@ -51,8 +51,8 @@ def stable_steps(training: TrainingConfig) -> int:
 
 def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
     """Return an update's tokens per sequence (the fewer, the more sequences), and its window; None if it has none."""
-    begun = [stage[1:] for stage in training.lengths if step >= stage[0] * training.steps]
-    length, *window = begun[-1] if begun else [training.train_length]
+    stages = [stage[1:] for stage in training.lengths if step >= stage[0] * training.steps]
+    length, *window = stages[-1] if stages else [training.train_length]
     return length, window[0] if window else None
 
 
@@ -121,17 +121,17 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     """
     if not isinstance(config, Config):
         return False  # a model of transformers runs as it is
-    asked, model = config.runtime.compile, config.model
-    if asked != "auto":
-        return asked
+    setting, model = config.runtime.compile, config.model
+    if setting != "auto":
+        return setting
     vocabulary = config.data.vocab_size if config.data.tokenizer == "bpe" else 257
     blocks = model.n_layers * (4 * model.d_model + 3 * model.hidden_width)
     operations = 6 * model.d_model * (blocks + vocabulary) * config.training.tokens
-    serves = device.type == "cpu" and (model.norm, model.mlp) == ("rmsnorm", "swiglu")
-    serves = serves and not (config.data.document_mask or config.training.lengths)  # whose batches have many shapes
+    is_suited = device.type == "cpu" and (model.norm, model.mlp) == ("rmsnorm", "swiglu")
+    is_suited = is_suited and not (config.data.document_mask or config.training.lengths)  # batches of many shapes
     pays = operations >= PAYS_FROM * torch.get_num_threads() * world.size
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    return serves and pays and shutil.which(compiler) is not None
+    return is_suited and pays and shutil.which(compiler) is not None
 
 
 class Outcome(NamedTuple):
@@ -154,9 +154,9 @@ class Outcome(NamedTuple):
         if self.trainer.scale is not None and not math.isfinite(norm):
             failed = failed or self.trainer.scale.get_scale() < 1  # else a smaller scale may mend it
         hint = "a lower training.learning_rate usually helps" if self.step else "check the encoding's hooks"
-        for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
+        for quantity, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
             if not math.isfinite(number):
-                raise RunFailed(f"{what} is {number} at step {self.step + 1}: {hint}", reason="diverged")
+                raise RunFailed(f"{quantity} is {number} at step {self.step + 1}: {hint}", reason="diverged")
         return loss, norm
 
 
@@ -174,8 +174,8 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
         times = batch.n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(trainer.device, trainer.dtype):
             draw = generator(trainer.seed, "positions", step, device=trainer.device)  # the same for all parts
-            given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw, "reading": reading}
-            of_part: Tensor = trainer.model(part.ids, part.labels, **given) / times
+            arguments = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw, "reading": reading}
+            of_part: Tensor = trainer.model(part.ids, part.labels, **arguments) / times
         (of_part if trainer.scale is None else trainer.scale.scale(of_part)).backward()  # type: ignore[no-untyped-call]
         loss += of_part.detach()
     loss, signals = trainer.world.sum_gradients(list(trainer.model.parameters()), loss)
@@ -188,11 +188,11 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
     return Outcome(step, numbers, arrived, trainer)
 
 
-def tell_progress(model: nn.Module, done: float) -> None:
+def tell_progress(model: nn.Module, progress: float) -> None:
     """Pass training progress in [0, 1] to the model's encoding and to encodings inside it."""
     for module in model.modules():
         if isinstance(module, Encoding):
-            module.set_progress(done)
+            module.set_progress(progress)
 
 
 def _step(trainer: Trainer, loss: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def _step(trainer: Trainer, loss: Tensor) -> Tensor:
         scale.step(optimizer)  # unless a gradient overflowed
         scale.update()
     else:
-        if loss.device.type != "mps":  # no word on whether its fused optimizer looks at this
+        if loss.device.type != "mps":  # its fused optimizer may not look at this
             optimizer.found_inf = left_out  # type: ignore[attr-defined]
         optimizer.step()
     return torch.stack((loss, norm, trainer.failed))
@@ -222,16 +222,16 @@ class Clock:
 
     NAMES = ("train_seconds", "cpu_seconds", "peak_memory_bytes")
 
-    def __init__(self, trainer: Trainer, tokens: int, before: Mapping[str, Any]) -> None:
+    def __init__(self, trainer: Trainer, tokens: int, saved: Mapping[str, Any]) -> None:
         self._trainer, self._began = trainer, (time.monotonic(), time.process_time())
-        self._wall, self._cpu, self._memory = (before.get(name, 0) for name in self.NAMES)  # of earlier attempts
+        self._wall, self._cpu, self._memory = (saved.get(name, 0) for name in self.NAMES)  # of earlier attempts
         self._last_row = tokens, self._wall
         peak, model = machine.peak_flops(trainer.device, trainer.dtype), trainer.model
         lengths = [stage_at(step, trainer.training)[0] for step in range(trainer.training.steps if peak else 1)]
         flops = train_flops_per_token(model, round(sum(lengths) / len(lengths))) if isinstance(model, GPT) else None
         self.full_speed = peak * trainer.world.size / flops if peak and flops else None  # tokens per second
 
-    def spent(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
         """Return wall and CPU seconds and bytes so far."""
         (wall, cpu), self._began = self._began, (time.monotonic(), time.process_time())
         self._wall += self._began[0] - wall
@@ -241,16 +241,16 @@ class Clock:
 
     def speed(self, step: int) -> dict[str, float]:
         """Return tokens per second since the last call, the share of the device's peak if known, and all seconds."""
-        self.spent()
-        before, self._last_row = self._last_row, (step * self._trainer.training.tokens_per_step, self._wall)
-        speed = (self._last_row[0] - before[0]) / (self._wall - before[1])
+        self.totals()
+        last_row, self._last_row = self._last_row, (step * self._trainer.training.tokens_per_step, self._wall)
+        speed = (self._last_row[0] - last_row[0]) / (self._wall - last_row[1])
         share = {"train/mfu": speed / self.full_speed} if self.full_speed else {}
         return {"train/tokens_per_second": speed, **share, "seconds": round(self._wall, 3)}
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Count nothing as training while this lasts."""
-        self.spent()
+        self.totals()
         yield
         self._began = time.monotonic(), time.process_time()
         machine.reset_peak_memory(self._trainer.device)

@@ -50,8 +50,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     ends it. `command` is the command line, for the record.
     """
     world = world or World()
-    chosen = machine.resolve(config.runtime.device)
-    device = world.device(chosen)
+    resolved = machine.resolve(config.runtime.device)
+    device = world.device(resolved)
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
@@ -65,17 +65,17 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     ):
         if run:
             tracking.mirror(config, run, results_of)
-            place = {"device": str(chosen), "threads": threads, "processes": world.size}
-            begin(run, config, tokens, machine.dtype_name(dtype), **place)
+            resources = {"device": str(resolved), "threads": threads, "processes": world.size}
+            begin(run, config, tokens, machine.dtype_name(dtype), **resources)
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         if run:
             run.update(data=tokens.record, parameters=parameter_counts(model))
 
-        def evaluate(step: int, asked: EvaluationConfig) -> int:
+        def evaluate(step: int, settings: EvaluationConfig) -> int:
             tell_progress(model, 1.0)  # as when a finished run is evaluated, until the next update
-            now = dataclasses.replace(config, evaluation=asked)
-            return evaluate_into(run, model, tokens, now, step, device, world)
+            with_settings = dataclasses.replace(config, evaluation=settings)
+            return evaluate_into(run, model, tokens, with_settings, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
             trainer = Trainer(model, config, device, dtype, world)
@@ -89,22 +89,22 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
                 logger.info("finished; nothing to do: %s", run.folder)
 
 
-def begin(run: Run, config: Trains, tokens: Tokens | TaskData, dtype: str, **place: Any) -> None:
+def begin(run: Run, config: Trains, tokens: Tokens | TaskData, dtype: str, **resources: Any) -> None:
     """Begin an attempt of a run. Raises UserError if it may not be continued on this text or in this precision."""
     run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
-    saved = checkpoint.newest(run.folder, (checkpoint.STATE,))
-    if saved and saved.step < config.training.steps and (before := saved.state()["dtype"]) != dtype:
+    newest = checkpoint.newest(run.folder, (checkpoint.STATE,))
+    if newest and newest.step < config.training.steps and (saved_dtype := newest.state()["dtype"]) != dtype:
         raise UserError(
-            f"{run.folder} was trained in {before} up to step {saved.step}, here it would go on in {dtype}: "
+            f"{run.folder} was trained in {saved_dtype} up to step {newest.step}, here it would go on in {dtype}: "
             "continue it where training.precision is that, or begin anew with --restart"
         )
-    run.begin_attempt(dtype=dtype, **place)
+    run.begin_attempt(dtype=dtype, **resources)
     tokens.tokenizer.save(run.folder / TOKENIZER)
     run.update(tokenizer_sha256=tokens.tokenizer.sha256)
 
 
 def end(run: Run, config: Trains) -> None:
-    """Record that a run is done, and free what it no longer needs if it asks for that."""
+    """Record that a run is done, and delete what it no longer needs if its configuration says so."""
     if run.record["status"] != "done":
         run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
     run.finish("done")
@@ -123,10 +123,10 @@ def fit(
     """Train to the token budget from wherever the run stands; returns the number of updates made now."""
     training, world = config.training, trainer.world
     total, parts, per_step = training.steps, training.accumulation, training.tokens_per_step
-    began, state = _resume(trainer, config, run)
-    if began == total:
+    first_step, state = _resume(trainer, config, run)
+    if first_step == total:
         return 0
-    step, clock = began, Clock(trainer, began * per_step, state)
+    step, clock = first_step, Clock(trainer, first_step * per_step, state)
     config = world.from_first(run.as_begun(config) if run else None)
     evaluations, validate_every = evaluations_on_the_way(config), config.runtime.validate_every_steps
     validation = _validation(tokens, config)
@@ -134,15 +134,15 @@ def fit(
         validate_every = math.ceil(total / _VALIDATIONS)
     cadences = (config.runtime.log_every_steps, validate_every, config.runtime.checkpoint_every_steps)
     stable = 0 if config.runtime.clean or not isinstance(config, Config) else updates.stable_steps(training)
-    launched: list[Outcome] = []  # and not yet read
+    outcomes: list[Outcome] = []  # launched and not yet read
     if run and run.tracker:
         run.tracker.send()
 
-    def read(left: int) -> tuple[float, float]:
-        """Read updates until `left` remain unread; return the loss and gradient norm of the last one read."""
+    def read(count: int) -> tuple[float, float]:
+        """Read updates until `count` remain unread; return the loss and gradient norm of the last one read."""
         newest = (math.nan, math.nan)
-        while len(launched) > left:
-            outcome = launched.pop(0)
+        while len(outcomes) > count:
+            outcome = outcomes.pop(0)
             newest = outcome.read()
             if bar:
                 bar.advance(newest[0], (outcome.step + 1) * per_step)
@@ -166,12 +166,12 @@ def fit(
             trainer.model.train()
             rate = learning_rate(step, total, training)
             batch = batches.batch(step).cut(updates.stage_at(step, training)[0]).share(parts, world.rank, world.size)
-            launched.append(begin_update(trainer, batch, step, rate))
+            outcomes.append(begin_update(trainer, batch, step, rate))
             step += 1
             to_log, to_validate, to_save = (every and (step % every == 0 or step == total) for every in cadences)
-            wanted = to_log or to_validate or to_save or step == stable or step in evaluations
-            loss, norm = read(0 if wanted else _AHEAD.get(trainer.device.type, 0))
-            if stopped := world.stopped_by():  # all processes have read the same updates: it is the same one in all
+            must_read = to_log or to_validate or to_save or step == stable or step in evaluations
+            loss, norm = read(0 if must_read else _AHEAD.get(trainer.device.type, 0))
+            if stopped := world.stopped_by():  # the same signal in all processes: they have read the same updates
                 read(0)
             if to_log:
                 numbers = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": rate}
@@ -186,20 +186,20 @@ def fit(
                 _save(run, trainer, step, clock, run.folder)
             if stopped:
                 break
-        # No other ends before rank 0 has saved, whatever started them may then end it; a signal may come as it saves.
+        # No process ends before rank 0 has saved: its launcher might then end rank 0. A signal may come meanwhile.
         stopped = world.from_first(stopped or next(iter(world.received), None))
     if stopped:
         raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
     tell_progress(trainer.model, 1.0)
-    return step - began
+    return step - first_step
 
 
 def _save(run: Run, trainer: Trainer, step: int, clock: Clock, folder: Path) -> None:
     """Write a checkpoint into a folder, after the rows up to it. Raises RunFailed if there is no room."""
     run.sync()
-    spent = {"tokens": step * trainer.training.tokens_per_step, **clock.spent()}
-    run.update(**spent)  # before the checkpoint: after the last nothing is left to record
-    state: dict[str, Any] = spent | {"dtype": machine.dtype_name(trainer.dtype)}
+    totals = {"tokens": step * trainer.training.tokens_per_step, **clock.totals()}
+    run.update(**totals)  # before the checkpoint: after the last nothing is left to record
+    state: dict[str, Any] = totals | {"dtype": machine.dtype_name(trainer.dtype)}
     if trainer.scale is not None:
         state["loss_scale"] = trainer.scale.state_dict()
     checkpoint.save(folder, step, trainer.model.state_dict(), trainer.optimizer.state_dict(), state)
@@ -207,7 +207,7 @@ def _save(run: Run, trainer: Trainer, step: int, clock: Clock, folder: Path) -> 
 
 def _resume(trainer: Trainer, config: Trains, run: Run | None) -> tuple[int, dict[str, Any]]:
     """Give the trainer the state that training goes on from; returns the updates made so far, and what was saved."""
-    step, weights, optimizer, state = trainer.world.from_first(_saved(trainer, config, run) if run else None)
+    step, weights, optimizer, state = trainer.world.from_first(_newest_state(trainer, config, run) if run else None)
     if weights is not None:
         trainer.model.load_state_dict(weights)
     if optimizer is not None:
@@ -217,7 +217,7 @@ def _resume(trainer: Trainer, config: Trains, run: Run | None) -> tuple[int, dic
     return step, state
 
 
-def _saved(trainer: Trainer, config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
+def _newest_state(trainer: Trainer, config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
     """Return updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back."""
     if trained := checkpoint.at(run.folder, config.training.steps):
         return trained.step, trained.weights(), None, {}
@@ -232,20 +232,20 @@ def _saved(trainer: Trainer, config: Trains, run: Run) -> tuple[int, Any, Any, d
 
 
 def _take_stable(run: Run, config: Config, trainer: Trainer) -> None:
-    """Give a run what it would come to itself: rows and checkpoint from before the rate of a smaller budget fell."""
+    """Give a run what it would compute itself: rows and checkpoint from before the rate of a smaller budget fell."""
     encodings = [module for module in trainer.model.modules() if isinstance(module, Encoding)]
     if any(type(encoding).set_progress is not Encoding.set_progress for encoding in encodings):
         return  # their progress is a share of the budget: they change with it
-    fitting: list[checkpoint.Checkpoint] = []
+    candidates: list[checkpoint.Checkpoint] = []
     for folder in {path.parent for path in run.folder.parent.glob(f"*/{STABLE}")}:
         with contextlib.suppress(UserError):  # it cannot be read
             smaller, record = load_config(folder), load_record(folder)
             step = updates.stable_steps(smaller.training)
-            fits = record["status"] == "done" and updates.begins_from(config, smaller)
-            fits = fits and _basis(step, smaller, record, trainer) == _basis(step, config, run.record, trainer)
-            if fits and (saved := checkpoint.newest(folder / STABLE)):
-                fitting.append(saved)
-    if newest := max(fitting, default=None):
+            matches = record["status"] == "done" and updates.begins_from(config, smaller)
+            matches = matches and _basis(step, smaller, record, trainer) == _basis(step, config, run.record, trainer)
+            if matches and (stable := checkpoint.newest(folder / STABLE)):
+                candidates.append(stable)
+    if newest := max(candidates, default=None):
         name = newest.path.parents[2].name
         run.cut(newest.step, read_rows(run.folder.with_name(name)))
         checkpoint.save(run.folder, newest.step, newest.weights(), newest.optimizer(), newest.state())
@@ -255,19 +255,19 @@ def _take_stable(run: Run, config: Config, trainer: Trainer) -> None:
 
 def _basis(step: int, config: Config, record: Mapping[str, Any], trainer: Trainer) -> list[Any]:
     """Return what weights and rows up to a step follow from, beside the configuration."""
-    early = {at: asked for at, asked in evaluations_on_the_way(config).items() if at <= step}
+    evaluations = {update: settings for update, settings in evaluations_on_the_way(config).items() if update <= step}
     of_run = [record.get(key) for key in ("data", "tokenizer_sha256", "installed_encodings", "versions")]
     of_attempt = [record["attempt"][key] for key in ("device", "dtype", "threads", "processes")]
-    return [early, updates.is_compiled(config, trainer.device, trainer.world), *of_run, *of_attempt]
+    return [evaluations, updates.is_compiled(config, trainer.device, trainer.world), *of_run, *of_attempt]
 
 
 def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
     """Return the batches of validation; none if it is switched off, or if the text is too short and nobody asked."""
-    asked = config.runtime.validate_every_steps
+    cadence = config.runtime.validate_every_steps
     try:
-        return tokens.validation_batches(config.training) if asked != 0 else []
+        return tokens.validation_batches(config.training) if cadence != 0 else []
     except UserError:
-        if asked is not None:
+        if cadence is not None:
             raise
         return []
 
@@ -290,8 +290,8 @@ def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str,
         if hidden is None:
             return nll.view(1) * batch.n_scored
         scored = batch.labels != IGNORED
-        right = (model.logits(hidden.float()).argmax(-1) == batch.labels) & scored
-        return torch.stack((nll * batch.n_scored, right.sum().cpu(), (right == scored).all(1).sum().cpu()))
+        correct = (model.logits(hidden.float()).argmax(-1) == batch.labels) & scored
+        return torch.stack((nll * batch.n_scored, correct.sum().cpu(), (correct == scored).all(1).sum().cpu()))
 
     total = torch.stack(trainer.world.map(sums, batches)).sum(0).tolist()
     n_tokens, n_problems = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
