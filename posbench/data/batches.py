@@ -89,8 +89,8 @@ class TrainingBatches:
 
     def spans(self, steps: int) -> np.ndarray:
         """Return the parts of the text that the first `steps` batches hold, as `merge_spans`: first tokens and ends."""
-        epochs, rest = divmod(steps * self._batch_size, self.blocks_per_epoch)
-        starts = np.unique(np.concatenate([*map(self._order, range(epochs)), self._order(epochs)[:rest]]))
+        epochs, remainder = divmod(steps * self._batch_size, self.blocks_per_epoch)
+        starts = np.unique(np.concatenate([*map(self._order, range(epochs)), self._order(epochs)[:remainder]]))
         return merge_spans([np.stack([starts, starts + self._train_length + 1], 1)])
 
     def _order_of(self, epoch: int) -> np.ndarray:
@@ -101,19 +101,19 @@ class TrainingBatches:
 
 
 def merge_spans(spans: Sequence[np.ndarray]) -> np.ndarray:
-    """Return all parts of a text that some of several lists of parts hold, sorted, disjoint: (S, 2)."""
-    every = np.concatenate(spans)
-    every = every[every[:, 0].argsort(kind="stable")]
-    ends = np.maximum.accumulate(every[:, 1])
-    breaks = np.flatnonzero(every[1:, 0] > ends[:-1]) + 1
-    return np.stack([every[np.r_[0, breaks], 0], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
+    """Return the union of several lists of parts of a text, sorted and disjoint: (S, 2)."""
+    parts = np.concatenate(spans)
+    parts = parts[parts[:, 0].argsort(kind="stable")]
+    ends = np.maximum.accumulate(parts[:, 1])
+    breaks = np.flatnonzero(parts[1:, 0] > ends[:-1]) + 1
+    return np.stack([parts[np.r_[0, breaks], 0], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
 
 
 def validation_batches(ids: np.ndarray, length: int, batch_size: int, limit: int) -> list[Batch]:
-    """Return the same blocks each time: at most `limit`, spread evenly."""
+    """Return at most `limit` blocks of validation text, spread evenly, the same each time."""
     blocks = max(1, (len(ids) - 1) // length)
-    chosen = np.unique(np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)) * length
-    return [_blocks(ids, chosen[at : at + batch_size].tolist(), length) for at in range(0, len(chosen), batch_size)]
+    starts = np.unique(np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)) * length
+    return [_blocks(ids, starts[i : i + batch_size].tolist(), length) for i in range(0, len(starts), batch_size)]
 
 
 def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
@@ -144,8 +144,8 @@ class ProblemBatches:
             part = problem_batch(self.task.problems(rng, int(length), len(rows)))
             ids[rows, : part.ids.shape[1]], labels[rows, : part.ids.shape[1]] = part.ids, part.labels
         if self.offset:
-            first = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
-            positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)  # of fill
+            offsets = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
+            positions = (offsets[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)  # of fill
         return Batch.of(ids, labels, positions)
 
 

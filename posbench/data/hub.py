@@ -35,7 +35,7 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
     """Return the builder of `datasets` for a data set at a commit; from the cache, if the hub does not answer."""
     import datasets
 
-    if away := commit_of(str(config.dataset), commit) is None:
+    if offline := commit_of(str(config.dataset), commit) is None:
         datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True  # else it retries for 23 s
     with one_line(config.dataset):
         build = functools.partial(datasets.load_dataset_builder, config.dataset, config.subset, revision=commit)
@@ -43,7 +43,7 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
             builder: Any = build(keep_default_na=False)  # of CSV alone: cells that say NA are text
         except (ValueError, TypeError):
             builder = build()
-        if away and commit not in (None, builder.hash):
+        if offline and commit not in (None, builder.hash):
             raise FileNotFoundError(f"the hub does not answer, and the cache has commit {builder.hash}, not {commit}")
     return builder
 

@@ -75,9 +75,9 @@ def locate(config: DataConfig) -> Source:
         digest = _digest(str(part).encode() for part in (config.dataset, config.subset, commit))
         return commit, digest, lambda: _of_hub(config, commit)
     by_split = {"": builtin_modules()} if config.source == "builtin" else local_files(config)
-    each = [(split, name, path) for split, names in by_split.items() for name, path in names.items()]
-    digest = _digest(part for s, name, path in each for part in (s.encode(), os.fsencode(name), files.sha256(path)))
-    return None, digest, lambda: {s: read_all(f.values(), config.column) for s, f in by_split.items()}
+    named = [(split, name, path) for split, names in by_split.items() for name, path in names.items()]
+    digest = _digest(part for s, name, path in named for part in (s.encode(), os.fsencode(name), files.sha256(path)))
+    return None, digest, lambda: {s: read_all(paths.values(), config.column) for s, paths in by_split.items()}
 
 
 def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
@@ -111,8 +111,8 @@ def join_articles(texts: Iterable[str]) -> Iterable[str]:
 def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Texts], dict[str, Any]]:
     """Read the documents of a located source into files of a folder; return them by split, and what is recorded."""
     splits = {}
-    for split, given in source[2]().items():
-        not_blank = filter(str.strip, join_articles(given) if config.articles else given)
+    for split, documents in source[2]().items():
+        not_blank = filter(str.strip, join_articles(documents) if config.articles else documents)
         splits[split] = _write(folder / f"{split}.documents", itertools.islice(not_blank, config.max_documents))
     texts, kind, counts = next(iter(splits.values())), "document", {}
     if len(splits) > 1:
@@ -122,18 +122,18 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
     elif len(texts) >= FEWEST_DOCUMENTS:
         splits = _by_document(texts, texts, HELD_OUT, config.test_pieces or 0)
     else:
-        parts, each = _stretches(texts.sizes.tolist(), config.test_pieces or FEWEST_STRETCHES)
+        parts, n_stretches = _stretches(texts.sizes.tolist(), config.test_pieces or FEWEST_STRETCHES)
         kind, splits = "stretches", {split: Texts(texts.document, parts[split]) for split in SPLITS}
-        counts = {"stretches": dict.fromkeys(SPLITS[1:], each)}  # of each document in turn
+        counts = {"stretches": dict.fromkeys(SPLITS[1:], n_stretches)}  # of each document in turn
     train, every = splits["train"], EVERY if sum(texts.sizes.sum() for texts in splits.values()) > LARGE else 1
     copied, shared = copies(train, itertools.chain(splits["validation"], splits["test"]), every)
     dropped = copied if kind == "document" else []
     splits["train"] = Texts(train.document, np.delete(train.parts, dropped, axis=0))
     if not all(map(len, splits.values())):
         raise UserError(f"data '{config.name}': a split is empty: documents share {PASSAGE_WORDS} words (a licence?)")
-    about_copies = {"every": every, "shared": round(shared, 6), "dropped_documents": len(dropped)}
+    copy_facts = {"every": every, "shared": round(shared, 6), "dropped_documents": len(dropped)}
     digest = _digest(part for split in SPLITS for part in (split.encode(), *map(str.encode, splits[split])))
-    record = {"name": config.name, "revision": source[0], "split": kind, "copies": about_copies, "sha256": digest}
+    record = {"name": config.name, "revision": source[0], "split": kind, "copies": copy_facts, "sha256": digest}
     return splits, counts | record | {"documents": {split: len(splits[split]) for split in SPLITS}}
 
 
@@ -152,36 +152,36 @@ def _write(path: Path, texts: Iterable[str]) -> Texts:
     return Texts(read, np.stack([np.arange(len(ends)), 0 * ends, characters], 1))
 
 
-def _completed(given: dict[str, Texts]) -> dict[str, Texts]:
-    """Halve the given held-out split; the other is missing."""
-    (texts,) = (texts for split, texts in given.items() if split != "train")
+def _completed(splits: dict[str, Texts]) -> dict[str, Texts]:
+    """Return three splits: the one held-out split is halved, since the other is missing."""
+    (texts,) = (texts for split, texts in splits.items() if split != "train")
     if len(texts) >= FEWEST_DOCUMENTS:
-        return _by_document(texts, texts, (0.5, 0.5)) | {"train": given["train"]}
+        return _by_document(texts, texts, (0.5, 0.5)) | {"train": splits["train"]}
     numbers, starts, ends = texts.parts.T
     halves = {"validation": (starts, ends // 2), "test": (ends // 2, ends)}
-    return given | {split: Texts(texts.document, np.stack([numbers, *half], 1)) for split, half in halves.items()}
+    return splits | {split: Texts(texts.document, np.stack([numbers, *half], 1)) for split, half in halves.items()}
 
 
-def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], wanted: int = 0) -> dict[str, Texts]:
-    """Give documents to validation, test (at least `wanted`, if there is room) and training by their names' sha256."""
+def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], fewest: int = 0) -> dict[str, Texts]:
+    """Give documents to validation, test (at least `fewest`, if there is room) and training by their names' sha256."""
     keys, n, sizes = np.array([hashlib.sha256(name.encode()).digest() for name in names]), len(texts), texts.sizes
     order, ends = keys.argsort(kind="stable"), np.unique(keys, return_counts=True)[1].cumsum()  # equal ones together
     spare = ends[sizes.sum() - sizes[order].cumsum()[ends - 1] >= TRAINING * sizes.sum()].max(initial=0)
     validation = ends[ends >= max(1, round(shares[0] * n))][0]
-    test = max(validation + 1, round(sum(shares) * n), min(spare, validation + wanted))
+    test = max(validation + 1, round(sum(shares) * n), min(spare, validation + fewest))
     test = ends[ends >= min(n, test)][0]
     parts = order[test:], order[:validation], order[validation:test]
     return {split: Texts(texts.document, texts.parts[np.sort(part)]) for split, part in zip(SPLITS, parts, strict=True)}
 
 
-def _stretches(sizes: Sequence[int], wanted: int) -> tuple[dict[str, list[tuple[int, int, int]]], list[int]]:
+def _stretches(sizes: Sequence[int], count: int) -> tuple[dict[str, list[tuple[int, int, int]]], list[int]]:
     """Return parts of texts by split, and the number of held-out stretches of each text.
 
     Each is cut into equal parts with a hole in the middle: a validation stretch (of 5 % of the text in all) and a test
     stretch, of `STRETCH` characters if the text has 5 % to 25 % for them. A shorter text gets fewer, then shorter ones.
     """
-    share = min(max(HELD_OUT[1], wanted * STRETCH / sum(sizes)), 1 - TRAINING - HELD_OUT[0])
-    most, fewest = (-(-number // len(sizes)) for number in (wanted, min(wanted, FEWEST_STRETCHES)))
+    share = min(max(HELD_OUT[1], count * STRETCH / sum(sizes)), 1 - TRAINING - HELD_OUT[0])
+    most, fewest = (-(-number // len(sizes)) for number in (count, min(count, FEWEST_STRETCHES)))
     counts = [min(most, max(fewest, int(share * size / STRETCH))) for size in sizes]
     parts: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}  # of Texts
     for text, (size, holes) in enumerate(zip(sizes, counts, strict=True)):
@@ -201,9 +201,9 @@ def copies(train: Iterable[str], held_out: Iterable[str], every: int = 1) -> tup
         padded = np.pad(words, (0, max(0, PASSAGE_WORDS - len(words))))
         return np.correlate(padded, _FACTORS, "valid")[: len(words)]  # a hash of each
 
-    known = {passage for text in held_out for passage in passages(text)[::every].data}
-    copied = {i: hits for i, text in enumerate(train) if (hits := known.intersection(passages(text).data))}
-    return list(copied), len(set().union(*copied.values())) / max(1, len(known))
+    passages_held_out = {passage for text in held_out for passage in passages(text)[::every].data}
+    copied = {i: hits for i, text in enumerate(train) if (hits := passages_held_out.intersection(passages(text).data))}
+    return list(copied), len(set().union(*copied.values())) / max(1, len(passages_held_out))
 
 
 def _digest(parts: Iterable[bytes]) -> str:
@@ -235,9 +235,9 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     matching = sorted(file for file in map(Path, names) if file.is_file())
     choices = ([file for file in matching if kind(file) in kinds] for kinds in (KINDS if root.is_dir() else [READABLE]))
     if not (files := next(filter(None, choices), [])):
-        near = did_you_mean(root.name, [file.name for file in root.parent.glob("*") if file != root])
+        hint = did_you_mean(root.name, [file.name for file in root.parent.glob("*") if file != root])
         expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
-        raise UserError(f"data.path: no file matches '{config.path}'{near or expected}")
+        raise UserError(f"data.path: no file matches '{config.path}'{hint or expected}")
     root = root if root.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     by_name = {file.relative_to(root).as_posix(): file for file in files}
     return {"": by_name} if len(files) == 1 else _by_split(by_name)

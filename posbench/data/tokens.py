@@ -65,12 +65,12 @@ class Tokenizer:
 
     def encode_pieces(self, texts: Iterable[str]) -> Iterator[tuple[bool, int, np.ndarray]]:
         """Yield pieces of texts, at least one of each: whether it begins a text, its number of characters, its ids."""
-        cut = (pieces(text) if len(text) > PIECE and self.token_bytes is not None else [text] for text in texts)
-        every = ((number == 0, piece) for of_text in cut for number, piece in enumerate(of_text))
-        while batch := list(itertools.islice(every, AT_ONCE)):
+        by_text = (pieces(text) if len(text) > PIECE and self.token_bytes is not None else [text] for text in texts)
+        numbered = ((number == 0, piece) for of_text in by_text for number, piece in enumerate(of_text))
+        while batch := list(itertools.islice(numbered, AT_ONCE)):
             encoded = self._inner.encode_batch_fast([piece for _, piece in batch], add_special_tokens=False)
-            for (begins, piece), each in zip(batch, encoded, strict=True):
-                yield begins, len(piece), np.array(each.ids, np.uint32)
+            for (begins, piece), encoding in zip(batch, encoded, strict=True):
+                yield begins, len(piece), np.array(encoding.ids, np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
@@ -107,7 +107,7 @@ class Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE. On little text the vocabulary comes out smaller than asked."""
+    """Train byte-level BPE. On little text the vocabulary is smaller than `vocab_size`."""
     inner = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[SEPARATOR], show_progress=False)
     trainer.initial_alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -118,8 +118,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def raw_bytes() -> Tokenizer:
     """Return the tokenizer whose ids 0 to 255 are the bytes themselves; the separator is 256."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}  # in Latin-1: they stand for themselves
-    others = iter(range(256, 512))
-    vocab = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+    substitutes = iter(range(256, 512))
+    vocab = {chr(byte if byte in printable else next(substitutes)): byte for byte in range(256)}
     return Tokenizer(_byte_level(models.BPE(vocab=vocab, merges=[])))
 
 
@@ -186,8 +186,8 @@ class Tokens:
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
         """Return a fixed part of the validation text, in blocks of the training length."""
         sizes = training.train_length, training.batch_size, VALIDATION_SIZE
-        whole = batches.validation_batches(self.validation.ids, *sizes)
-        return [part for batch in whole for part in batch._replace(separator=self.separator).parts(1)]
+        uncut = batches.validation_batches(self.validation.ids, *sizes)
+        return [part for batch in uncut for part in batch._replace(separator=self.separator).parts(1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,17 +225,17 @@ def data_of(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
 
 def prepare(config: DataConfig, cache: str | Path | None, separator: int | None = None) -> Tokens:
     """Return the tokens of a text, from the cache (None: the user's) or made now; `separator` is as in `from_file`."""
-    given, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
+    loaded, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
     source = text.locate(config)
     key = dataclasses.asdict(config) | dict.fromkeys(("name", "path", "dataset", "revision", "document_mask"))
     key |= {"format": FORMAT, "text": source[1], "separator": separator}
-    key |= {"tokenizer": given.sha256 if given else [config.tokenizer, importlib.metadata.version("tokenizers")]}
+    key |= {"tokenizer": loaded.sha256 if loaded else [config.tokenizer, importlib.metadata.version("tokenizers")]}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     folder = (Path(os.path.expanduser(cache)) if cache else files.user_cache()) / "tokens" / digest[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            _write(config, source, given, folder)
+            _write(config, source, loaded, folder)
     record = json.loads((folder / "meta.json").read_text(encoding="utf-8")) | {"name": config.name}
     record |= {"tokenizer_revision": revision} if revision else {}
     tokenizer, splits = from_file(folder / "tokenizer.json", separator), {}
@@ -250,15 +250,15 @@ def prepare(config: DataConfig, cache: str | Path | None, separator: int | None 
 
 def prepare_all(configs: Iterable[Config]) -> list[Tokens]:
     """Make the tokens of several runs before any of them starts, so that a mistake in their text stops them all."""
-    needed = [(config.data, config.runtime.cache) for config in configs if config.data.task is None]
-    return [prepare(*each) for number, each in enumerate(needed) if each not in needed[:number]]
+    inputs = [(config.data, config.runtime.cache) for config in configs if config.data.task is None]
+    return [prepare(*arguments) for number, arguments in enumerate(inputs) if arguments not in inputs[:number]]
 
 
-def _write(config: DataConfig, source: text.Source, given: Tokenizer | None, folder: Path) -> None:
+def _write(config: DataConfig, source: text.Source, loaded: Tokenizer | None, folder: Path) -> None:
     logger.info("preparing the tokens of data '%s'", config.name)
     with files.atomic_folder(folder) as new:
         splits, record = text.load(config, source, new)
-        tokenizer = given or raw_bytes()
+        tokenizer = loaded or raw_bytes()
         if config.tokenizer == "bpe":
             train, order = splits["train"], np.random.default_rng(0).permutation(len(splits["train"]))
             rooms = BPE_CHARACTERS + train.sizes[order] - train.sizes[order].cumsum()
