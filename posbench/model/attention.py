@@ -44,19 +44,19 @@ def attention(
         rows = slice(length - (last or length), length)
         window = narrower(window, encoding.window) if layer.causal else None
         window = None if window is not None and window >= length else window
-        whole = layer.causal and rows.start == 0
-        out = None
-        if whole and not encoding.hooks & PAIRWISE and window is None and fused_is_fast(q, v):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=encoding.logit_scale)
-        elif whole and flex.serves(q, v):
-            out = flex.attention(encoding, q, k, v, layer, window, sinks)
-        elif whole and window is None and length >= CHANNELS_FROM and fused_is_fast(q, v):
-            out = _by_channels(encoding, q, k, v, layer)
-        if out is None:
-            out = by_rows(encoding, q, k, v, layer, window, sinks, rows)
+        is_full = layer.causal and rows.start == 0
+        output = None
+        if is_full and not encoding.hooks & PAIRWISE and window is None and fused_is_fast(q, v):
+            output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=encoding.logit_scale)
+        elif is_full and flex.serves(q, v):
+            output = flex.attention(encoding, q, k, v, layer, window, sinks)
+        elif is_full and window is None and length >= CHANNELS_FROM and fused_is_fast(q, v):
+            output = _by_channels(encoding, q, k, v, layer)
+        if output is None:
+            output = by_rows(encoding, q, k, v, layer, window, sinks, rows)
         if "map_outputs" in encoding.hooks:
-            out = encoding.map_outputs(exact(out), layer.replace(rows=rows))
-    return out.to(dtype)
+            output = encoding.map_outputs(exact(output), layer.replace(rows=rows))
+    return output.to(dtype)
 
 
 def prepared(
@@ -74,7 +74,7 @@ def prepared(
     if encoding.hooks & {"prepare", "rotate"}:
         q, k = exact(q), exact(k)
         layer = layer.replace(state=encoding.prepare(q, k, layer))
-        q, k = (each.to(dtype) for each in encoding.rotate(q, k, layer))
+        q, k = (tensor.to(dtype) for tensor in encoding.rotate(q, k, layer))
     return encoding, q, k, v, layer
 
 
@@ -103,26 +103,26 @@ def by_rows(
     Where all scores would be too many to keep, a block's are computed again backwards.
     """
     batch, heads, length, _ = q.shape
-    wanted = rows.stop - rows.start
-    again = torch.is_grad_enabled() and batch * heads * wanted * length * SCORE_BYTES > _kept_bytes(q.device)
-    step = max(2 * MIN_ROWS, -(-wanted // 4))  # a quarter: less is computed above the diagonal
-    if again or not torch.is_grad_enabled():
-        at_once = AT_ONCE if q.device.type == "cpu" else AT_ONCE_ACCELERATOR
-        step = max(MIN_ROWS, at_once // (batch * heads * length))
+    n_rows = rows.stop - rows.start
+    recompute = torch.is_grad_enabled() and batch * heads * n_rows * length * SCORE_BYTES > _kept_bytes(q.device)
+    step = max(2 * MIN_ROWS, -(-n_rows // 4))  # a quarter: less is computed above the diagonal
+    if recompute or not torch.is_grad_enabled():
+        budget = AT_ONCE if q.device.type == "cpu" else AT_ONCE_ACCELERATOR
+        step = max(MIN_ROWS, budget // (batch * heads * length))
     if window is not None:
         step = min(step, max(MIN_ROWS, window))
-    sums = bool(encoding.hooks & {"scores", "attend"})
+    sums_keys = bool(encoding.hooks & {"scores", "attend"})
     outputs = []
     for start in range(rows.start, rows.stop, step):
         stop = min(rows.stop, start + step)
         first = max(0, start - window + 1) if window is not None else 0
         keys: slice | Tensor = slice(0 if sinks else first, stop if layer.causal else length)
-        if sinks and first > sinks and not sums:  # hooks that sum over keys get those between sinks and window, too
+        if sinks and first > sinks and not sums_keys:  # hooks that sum over keys get those between sinks and window
             keys = torch.cat((torch.arange(sinks), torch.arange(first, stop)))
         queries = slice(start, stop)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
         block = encoding, *parts, layer.replace(rows=queries, keys=keys), window, sinks
-        outputs.append(checkpoint(_block, *block, use_reentrant=False) if again else _block(*block))
+        outputs.append(checkpoint(_block, *block, use_reentrant=False) if recompute else _block(*block))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
@@ -134,20 +134,20 @@ def logits_by_rows(
 
 
 def _logits(
-    encoding: Encoding, q: Tensor, k: Tensor, layer: Layer, added: Tensor | None, window: int | None, sinks: int
+    encoding: Encoding, q: Tensor, k: Tensor, layer: Layer, biases: Tensor | None, window: int | None, sinks: int
 ) -> Tensor:
     mask = mask_of(layer, window, sinks, exact(q).dtype)
     scores = q @ k.mT
     if "scores" in encoding.hooks:
         layer = layer.replace(visible=mask == 0)
         logits = exact(scores) * encoding.logit_scale
-        logits = logits if added is None else logits + added
+        logits = logits if biases is None else logits + biases
         logits = encoding.scores(logits, exact(q), exact(k), layer) + mask
-    elif added is not None and added.dim() == 4 and len(added) > 1:
+    elif biases is not None and biases.dim() == 4 and len(biases) > 1:
         # Of each sequence its own: no sum with the mask at (B, H, Tq, Tk) beside it.
-        logits = torch.add(mask, scores, alpha=encoding.logit_scale) + added
+        logits = torch.add(mask, scores, alpha=encoding.logit_scale) + biases
     else:
-        logits = torch.add(mask if added is None else added + mask, scores, alpha=encoding.logit_scale)
+        logits = torch.add(mask if biases is None else biases + mask, scores, alpha=encoding.logit_scale)
     if not layer.consecutive:  # logits of later keys may be infinite far out, where adding -inf gives no number
         logits = torch.where(mask == 0, logits, -math.inf)
     return logits
@@ -155,14 +155,14 @@ def _logits(
 
 def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int) -> Tensor:
     """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
-    added = _biases(encoding, q, k, layer)
+    biases = _biases(encoding, q, k, layer)
     # No fused kernel gives the gradient of its mask, or hides infinite logits, as of later keys where positions jump.
     fused = layer.consecutive and not encoding.hooks & {"scores", "attend"} and fused_is_fast(q, v)
-    if fused and (added is None or not added.requires_grad):
+    if fused and (biases is None or not biases.requires_grad):
         mask = mask_of(layer, window, sinks, exact(q).dtype)
-        mask = (mask if added is None else added + mask).to(q.dtype).expand(*q.shape[:3], k.shape[2])
+        mask = (mask if biases is None else biases + mask).to(q.dtype).expand(*q.shape[:3], k.shape[2])
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=encoding.logit_scale)
-    logits = _logits(encoding, q, k, layer, added, window, sinks)
+    logits = _logits(encoding, q, k, layer, biases, window, sinks)
     if "attend" in encoding.hooks:
         layer = layer.replace(visible=mask_of(layer, window, sinks, logits.dtype) == 0)
     return encoding.attend(logits, v, layer)
@@ -172,24 +172,24 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
     """Return what is added to the logits of a block, broadcastable to (B, H, Tq, Tk); None = nothing."""
     total, rows = None, layer.rows
     if "distance_bias" in encoding.hooks:
-        counted = layer.consecutive and layer.causal
-        first = layer.keys.start if counted and isinstance(layer.keys, slice) else None
+        is_consecutive = layer.consecutive and layer.causal
+        first = layer.keys.start if is_consecutive and isinstance(layer.keys, slice) else None
         distance = (
             layer.distance if first is None else torch.arange(rows.stop - first, device=q.device)
         )  # no others occur
         total = encoding.distance_bias(distance, layer)
         if total is not None:
-            total = total.movedim(0, 1) if first is None else _laid_out(total, rows.stop - rows.start)
+            total = total.movedim(0, 1) if first is None else _by_pairs(total, rows.stop - rows.start)
     if "bias" in encoding.hooks:
         bias = encoding.bias(exact(q), exact(k), layer)
         total = bias if total is None else total if bias is None else total + bias
     return total
 
 
-def _laid_out(by_distance: Tensor, rows: int) -> Tensor:
+def _by_pairs(by_distance: Tensor, rows: int) -> Tensor:
     """Lay values at the distances 0 .. K-1, (H, K), out as (H, rows, K): the last queries of K keys; 0 for later keys.
 
-    Row r starts at place rows - 1 - r of a common row. Copies of that row with one number too many do just that.
+    Row r starts at place rows - 1 - r of a common row: copies of that row, cut one number longer, line up so.
     """
     heads, keys = by_distance.shape
     common = F.pad(by_distance.flip(-1), (0, rows))
@@ -199,12 +199,12 @@ def _laid_out(by_distance: Tensor, rows: int) -> Tensor:
 
 def mask_of(layer: Layer, window: int | None, sinks: int, dtype: torch.dtype) -> Tensor:
     """Return the mask (Tq, Tk) of a block: 0 where a key is visible, -inf where it is hidden."""
-    rows, keys, rest = layer.rows, layer.keys, (window, sinks, layer.causal, dtype, layer.positions.device)
+    rows, keys, settings = layer.rows, layer.keys, (window, sinks, layer.causal, dtype, layer.positions.device)
     if isinstance(keys, Tensor):
-        return _mask(rows.start, rows.stop, keys, *rest)
-    moved = 0 if sinks else keys.start  # masks of blocks with equal shapes are one
-    make = _mask if torch.compiler.is_compiling() else _kept_mask
-    return make(rows.start - moved, rows.stop - moved, range(keys.start - moved, keys.stop - moved), *rest)
+        return _mask(rows.start, rows.stop, keys, *settings)
+    shift = 0 if sinks else keys.start  # masks of blocks with equal shapes are one
+    make_mask = _mask if torch.compiler.is_compiling() else _kept_mask
+    return make_mask(rows.start - shift, rows.stop - shift, range(keys.start - shift, keys.stop - shift), *settings)
 
 
 def _mask(
@@ -219,7 +219,7 @@ def _mask(
     return torch.zeros(gap.shape, dtype=dtype).masked_fill(~visible, -math.inf).to(device)
 
 
-# An evaluation may be the first to ask, and training the second.
+# Not inference tensors: an evaluation may make a mask that training then uses.
 _kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 
 
@@ -248,16 +248,16 @@ def _by_channels(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Lay
     exact_products = q.dtype in (torch.float32, torch.float64)
     if per_key is None or (per_key.requires_grad and not exact_products):  # whose gradients cancel: bf16 would not do
         return None
-    rest, channels = per_key / encoding.logit_scale, []
+    remainder, channels = per_key / encoding.logit_scale, []
     for _ in range(1 if exact_products else 3):
-        channels.append(rest.to(q.dtype))
-        rest = rest - channels[-1].to(rest.dtype)
-    added = torch.stack(channels, dim=-1).expand(*k.shape[:3], -1)
-    width, more = v.shape[-1], len(channels)
-    padding = -(k.shape[-1] + more) % ALIGNED
-    q = F.pad(F.pad(q, (0, more), value=1.0), (0, padding))
-    k = F.pad(torch.cat((k, added), dim=-1), (0, padding))
-    v = F.pad(v, (0, more + padding))
+        channels.append(remainder.to(q.dtype))
+        remainder = remainder - channels[-1].to(remainder.dtype)
+    bias_channels = torch.stack(channels, dim=-1).expand(*k.shape[:3], -1)
+    width, n_channels = v.shape[-1], len(channels)
+    padding = -(k.shape[-1] + n_channels) % ALIGNED
+    q = F.pad(F.pad(q, (0, n_channels), value=1.0), (0, padding))
+    k = F.pad(torch.cat((k, bias_channels), dim=-1), (0, padding))
+    v = F.pad(v, (0, n_channels + padding))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=encoding.logit_scale)[..., :width]
 
 

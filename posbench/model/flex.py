@@ -44,24 +44,24 @@ def attention(
         return None
     modifier, options = None, {}
     if encoding.hooks & {"distance_bias", "bias"}:
-        added = encoding.key_bias(layer)  # (1|B, H, T)
-        if added is None and "bias" not in encoding.hooks:
+        biases = encoding.key_bias(layer)  # (1|B, H, T)
+        if biases is None and "bias" not in encoding.hooks:
             distances = torch.arange(layer.positions.shape[1], device=layer.positions.device)
-            added, options = encoding.distance_bias(distances, layer), {"num_stages": STAGES_OF_TABLE}  # (H, T)
-        if added is None or (added.requires_grad and torch.are_deterministic_algorithms_enabled()):
+            biases, options = encoding.distance_bias(distances, layer), {"num_stages": STAGES_OF_TABLE}  # (H, T)
+        if biases is None or (biases.requires_grad and torch.are_deterministic_algorithms_enabled()):
             return None
-        modifier = _adding(added.float().contiguous())
+        modifier = _bias_modifier(biases.float().contiguous())
     mask = block_mask(q.shape[2], window, sinks, q.device)
     kernel = _compiled(torch.is_grad_enabled())
     return kernel(q, k, v, score_mod=modifier, block_mask=mask, scale=encoding.logit_scale, kernel_options=options)
 
 
-def _adding(values: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _bias_modifier(values: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return the modification of scores by biases per key, (1|B, H, T), or by distance, (H, T)."""
-    length, alone = values.shape[-1], len(values) == 1
+    length, shared = values.shape[-1], len(values) == 1
     if values.dim() == 2:  # hidden pairs are computed, too: no index may leave the table
         return lambda score, b, h, i, j: score + values[h, (i - j).clamp(0, length - 1)]
-    return lambda score, b, h, i, j: score + (values[0, h, j] if alone else values[b, h, j])
+    return lambda score, b, h, i, j: score + (values[0, h, j] if shared else values[b, h, j])
 
 
 @functools.cache
@@ -85,14 +85,14 @@ def block_mask(length: int, window: int | None, sinks: int, device: torch.device
         return i >= j if window is None else (i >= j) & ((i - j < window) | (j < sinks))
 
     first = torch.arange(0, length, BLOCK, device=device)  # token of each block
-    apart = first[:, None] - first
-    # Of the pairs of two blocks are visible. A last block of fewer queries is masked pair by pair.
-    some, every = apart >= 0, (apart > 0) & (first[:, None] + BLOCK <= length)
+    gap = first[:, None] - first
+    # Whether any and all pairs of two blocks are visible. A last, shorter block is masked pair by pair.
+    any_visible, all_visible = gap >= 0, (gap > 0) & (first[:, None] + BLOCK <= length)
     if window is not None:
-        some &= (apart - BLOCK < window - 1) | (first < sinks)
-        every &= (apart + BLOCK <= window) | (first + BLOCK <= sinks)
-    masked, whole = (  # how many blocks each block of queries sees, then which
-        (each.sum(-1).int()[None, None], each.int().argsort(descending=True).int()[None, None])
-        for each in (some & ~every, every)
+        any_visible &= (gap - BLOCK < window - 1) | (first < sinks)
+        all_visible &= (gap + BLOCK <= window) | (first + BLOCK <= sinks)
+    partial, full = (  # how many blocks each block of queries sees, then which
+        (blocks.sum(-1).int()[None, None], blocks.int().argsort(descending=True).int()[None, None])
+        for blocks in (any_visible & ~all_visible, all_visible)
     )
-    return BlockMask.from_kv_blocks(*masked, *whole, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))
+    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))

@@ -87,18 +87,18 @@ class GPT(nn.Module):
                 positions = encoding.positions(ids, generator)
             x = encoding.embed(self.tokens(ids), positions, ids)
         layer = make_layer(encoding, positions, consecutive=consecutive)
-        trains = torch.is_grad_enabled()
+        training = torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             rows = last if index == len(self.blocks) - 1 else None
             limits: dict[str, Any] = {"window": window, "sinks": sinks, "last": rows}
             attend = functools.partial(_attention, encoding, layer.replace(index=index), **limits)
-            given = x, attend, self.compiles and trains
-            if self.recomputes and trains:  # Chen et al. (2016), arXiv:1604.06174
+            arguments = x, attend, self.compiles and training
+            if self.recomputes and training:  # Chen et al. (2016), arXiv:1604.06174
                 # What is compiled saves its tensors at once, at its end: an early stop would be inside of it.
                 options: dict[str, Any] = {"preserve_rng_state": False, "early_stop": not self.compiles}
-                x = checkpoint(block, *given, use_reentrant=False, **options)
+                x = checkpoint(block, *arguments, use_reentrant=False, **options)
             else:
-                x = block(*given)
+                x = block(*arguments)
         return self.norm(x)  # type: ignore[no-any-return]
 
     @property
@@ -123,8 +123,8 @@ class GPT(nn.Module):
             # A stable sort puts them first, in their order; unlike a mask it asks no device how many there are.
             rows = (labels.flatten() == IGNORED).int().argsort(stable=True)[:n_scored]
             hidden, labels = hidden.flatten(0, 1).index_select(0, rows), labels.flatten().index_select(0, rows)
-        read, weight = self._into_head(hidden)
-        return linear_cross_entropy(read.flatten(0, -2), weight, labels.flatten())
+        states, weight = self._into_head(hidden)
+        return linear_cross_entropy(states.flatten(0, -2), weight, labels.flatten())
 
 
 class Block(nn.Module):
@@ -150,8 +150,8 @@ class Block(nn.Module):
 
 def _before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return queries, keys and values (B, H, T, Dh) of states (B, T, D), and what they were read from (B, T, D)."""
-    read = block.attention_norm(x)
-    return *block.attention.heads(read), read
+    inputs = block.attention_norm(x)
+    return *block.attention.heads(inputs), inputs
 
 
 def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:

@@ -24,10 +24,10 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     of 0 .. V-1 raises IndexError or RuntimeError. Both products of the gradient are made while the logits of some rows
     exist, which their own gradient replaces. Liger Kernel does the same: Hsu et al. (2024), arXiv:2410.10989.
     """
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    device_type = hidden.device.type
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
     differentiate = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)  # `forward` cannot know
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(device_type, enabled=False):
         loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, dtype, differentiate)  # type: ignore[no-untyped-call]
     return loss
 
@@ -41,23 +41,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         exact = torch.promote_types(dtype, torch.float32)
         # Logits of the padding are read by nothing.
         padding = 0 if device.type == "cpu" else -vocabulary % ALIGNED
-        read, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, padding))
-        of_hidden = torch.empty_like(read) if differentiate else None
+        states, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, padding))
+        of_hidden = torch.empty_like(states) if differentiate else None
         of_head = torch.zeros(head.shape, dtype=exact, device=device) if differentiate else None
         total = torch.zeros((), dtype=exact, device=device)
-        within = max(1, (AT_ONCE if device.type == "cpu" else AT_ONCE_ACCELERATOR) // vocabulary)
-        at_once = max(1, HEAD_AT_ONCE // len(head))
-        for start in range(0, len(read), at_once):
-            rows = slice(start, start + at_once)
-            logits = read[rows] @ head.mT
+        piece_rows = max(1, (AT_ONCE if device.type == "cpu" else AT_ONCE_ACCELERATOR) // vocabulary)
+        block_rows = max(1, HEAD_AT_ONCE // len(head))
+        for start in range(0, len(states), block_rows):
+            rows = slice(start, start + block_rows)
+            logits = states[rows] @ head.mT
             compiles = device.type == "cuda" and logits.numel() >= COMPILED_FROM and not torch.compiler.is_compiling()
             loss_of = _compiled_loss if compiles else _loss
-            scored = torch.split(logits[:, :vocabulary], within), torch.split(labels[rows, None], within)
+            scored = torch.split(logits[:, :vocabulary], piece_rows), torch.split(labels[rows, None], piece_rows)
             for piece, label in zip(*scored, strict=True):
                 total += loss_of(piece, label, differentiate)
             if of_hidden is not None and of_head is not None:  # logits are their own gradient by now
                 torch.mm(logits, head, out=of_hidden[rows])
-                of_head += logits.mT @ read[rows]
+                of_head += logits.mT @ states[rows]
         ctx.save_for_backward(of_hidden, of_head)
         ctx.vocabulary, ctx.n_scored, ctx.dtypes = vocabulary, max(1, len(labels)), (hidden.dtype, weight.dtype)
         return total / max(1, len(labels))

@@ -37,18 +37,18 @@ def attention(
         UserError: a shape, the layer or the window does not fit, something that the encoding needs is missing, it
             needs more of earlier tokens than a key-value cache holds, or it was cast to 16 bits.
     """
-    new, length = q.shape[-2], k.shape[-2]
-    if 0 < new < length:
-        _refuse_cache(encoding, x, new)
+    n_queries, length = q.shape[-2], k.shape[-2]
+    if 0 < n_queries < length:
+        _refuse_cache(encoding, x, n_queries)
         q = _after_zeros(q, length)
-        x = _after_zeros(x, length) if x is not None and x.shape[-2] == new else x
+        x = _after_zeros(x, length) if x is not None and x.shape[-2] == n_queries else x
     if window is not None and (window < 1 or not causal):
         raise UserError(f"window is {window}: expected at least 1, and causal=True")
     half = (torch.bfloat16, torch.float16)
     if cast := next((t.dtype for t in [*encoding.parameters(), *encoding.buffers()] if t.dtype in half), None):
         raise UserError(f"'{encoding.name}' was cast to {cast}: cast the model before the encoding is built")
-    described = _described(encoding, q, k, v, x, layer, positions, causal)
-    return attention_of_layer(encoding, q, k, v, described, window, last=new if new < length else None)
+    checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
+    return attention_of_layer(encoding, q, k, v, checked_layer, window, last=n_queries if n_queries < length else None)
 
 
 def attention_logits(
@@ -64,8 +64,8 @@ def attention_logits(
         (B, H, last or T, T) fp32, or fp64 for fp64 inputs: scaled, biased, -inf where masked.
     """
     with torch.autocast(q.device.type, enabled=False):
-        described = _described(encoding, q, k, k, x, layer, positions, causal)
-        encoding, q, k, _, block = whole_block(encoding, exact(q), exact(k), exact(k), described, last=last)
+        checked_layer = _checked_layer(encoding, q, k, k, x, layer, positions, causal)
+        encoding, q, k, _, block = whole_block(encoding, exact(q), exact(k), exact(k), checked_layer, last=last)
         return logits_by_rows(encoding, q, k, block, encoding.window if causal else None)
 
 
@@ -75,8 +75,8 @@ def attention_output(
 ) -> Tensor:  # fmt: skip
     """Return output of one attention layer by the definition, (B, H, last or T, Dh) fp32, as `attention_logits`."""
     with torch.autocast(q.device.type, enabled=False):
-        described = _described(encoding, q, k, v, x, layer, positions, causal)
-        encoding, q, k, v, block = whole_block(encoding, exact(q), exact(k), exact(v), described, last=last)
+        checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
+        encoding, q, k, v, block = whole_block(encoding, exact(q), exact(k), exact(v), checked_layer, last=last)
         logits = logits_by_rows(encoding, q, k, block, encoding.window if causal else None)
         return encoding.map_outputs(encoding.attend(logits, v, block), block)
 
@@ -95,27 +95,27 @@ def whole_block(
     return encoding, q[:, :, rows], k, v, layer.replace(visible=visible)
 
 
-def _described(
+def _checked_layer(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, layer: int, positions: Tensor | None,
     causal: bool,
 ) -> Layer:  # fmt: skip
     """Return what hooks read of a layer; UserError for inputs that do not fit or would leave the encoding out."""
-    shape, name, given = encoding.shape, encoding.name, positions
+    shape, name, explicit = encoding.shape, encoding.name, positions
     if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
         raise UserError(
             f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads}, T, {shape.head_dim})"
         )
     batch, heads, length, width = q.shape
-    for what, tensor in (("k", k), ("v", v)):
+    for argument, tensor in (("k", k), ("v", v)):
         if tensor.shape != (batch, *tensor.shape[1:2], length, width) or heads % tensor.shape[1]:
             raise UserError(
-                f"{what} is {tuple(tensor.shape)}: expected that of q, {tuple(q.shape)}, or with fewer heads"
+                f"{argument} is {tuple(tensor.shape)}: expected that of q, {tuple(q.shape)}, or with fewer heads"
             )
     if not 0 <= layer < shape.n_layers:
         raise UserError(f"layer is {layer}: expected 0 to {shape.n_layers - 1} for this '{name}'")
     if x is not None and x.shape != (batch, length, shape.d_model):
         raise UserError(f"x is {tuple(x.shape)}: expected (B, T, D), here {(batch, length, shape.d_model)}")
-    positions = torch.arange(length, device=q.device) if given is None else given
+    positions = torch.arange(length, device=q.device) if explicit is None else explicit
     positions = positions[None] if positions.dim() == 1 else positions
     if positions.shape not in ((1, length), (batch, length)):
         raise UserError(f"positions is {tuple(positions.shape)}: expected {(length,)} or {(batch, length)}")
@@ -124,22 +124,22 @@ def _described(
         raise UserError(
             f"'{name}' acts on the model's input: pass x, made from encoding.embed(embeddings, positions, ids)"
         )
-    if given is None and "positions" in encoding.hooks:
+    if explicit is None and "positions" in encoding.hooks:
         raise UserError(f"'{name}' chooses positions by itself: pass positions=encoding.positions(ids, None)")
-    return make_layer(encoding, positions, layer, x, given is None, causal)
+    return make_layer(encoding, positions, layer, x, explicit is None, causal)
 
 
-def _refuse_cache(encoding: Encoding, x: Tensor | None, new: int) -> None:
+def _refuse_cache(encoding: Encoding, x: Tensor | None, n_queries: int) -> None:
     """Raise UserError if the last rows cannot be computed from keys and values that were kept."""
     if encoding.length_dependent or "q" in encoding.history:
-        why = "reads queries of" if "q" in encoding.history else "has other outputs for"
-        raise UserError(f"'{encoding.name}' {why} earlier tokens, so it has no key-value cache: pass q of all tokens")
-    if "x" in encoding.history and x is not None and x.shape[-2] == new:
+        verb = "reads queries of" if "q" in encoding.history else "has other outputs for"
+        raise UserError(f"'{encoding.name}' {verb} earlier tokens, so it has no key-value cache: pass q of all tokens")
+    if "x" in encoding.history and x is not None and x.shape[-2] == n_queries:
         raise UserError(
             f"'{encoding.name}' reads the input of earlier tokens: keep x beside keys and values, (B, T, D)"
         )
 
 
-def _after_zeros(last: Tensor, length: int) -> Tensor:
+def _after_zeros(rows: Tensor, length: int) -> Tensor:
     """Return the rows of the last tokens (..., Tq, C) behind rows of zeros, (..., length, C)."""
-    return torch.nn.functional.pad(last, (0, 0, length - last.shape[-2], 0))
+    return torch.nn.functional.pad(rows, (0, 0, length - rows.shape[-2], 0))
