@@ -102,9 +102,9 @@ def load(name: str) -> "type[Encoding]":
         from posbench.encodings.base import Encoding
 
         module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-        classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Encoding)]
-        fits = [each for each in classes if name == each.name or name.replace("_", "") == each.__name__.lower()]
-        return _named((fits or classes[-1:])[0], name)
+        classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, Encoding)]
+        matching = [cls for cls in classes if name == cls.name or name.replace("_", "") == cls.__name__.lower()]
+        return _named((matching or classes[-1:])[0], name)
     if (point := installed.points(installed.ENCODINGS).get(name)) is None:
         raise unknown("encoding", name, names(), "'posbench list' shows all; a class of yours: encoding=FILE.py:CLASS")
     try:
@@ -132,13 +132,13 @@ def options_of(name: str) -> dict[str, Any]:
 def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
     """Build an encoding for a model shape; UserError if it or an option is unknown, or of the wrong type or value."""
     cls = load(name)
-    hints = {each.name: Any if each.annotation is each.empty else each.annotation for each in _parameters(cls)}
-    typed = checked(options or {}, hints, options_of(name), name, "encoding.")
+    hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in _parameters(cls)}
+    values = checked(options or {}, hints, options_of(name), name, "encoding.")
     if name in _MODULE_OF:
-        return cls(shape, **typed)
+        return cls(shape, **values)
     from posbench.encodings.own import construct
 
-    return construct(cls, shape, **typed)
+    return construct(cls, shape, **values)
 
 
 def acts(hooks: frozenset[str]) -> str:
@@ -168,9 +168,9 @@ def architectures(encoding: "Encoding") -> list[str]:
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     """Return the sha256 of the source of each encoding in use, also inside others, that is not posbench's own."""
-    used = [each for each in sorted(_elsewhere()) if json.dumps(each) in json.dumps([name, options], default=str)]
-    digests = {each: _registered[each][1] if each in _registered else _source_digest(load(each)) for each in used}
-    return {each: digest for each, digest in digests.items() if digest}
+    in_use = [used for used in sorted(_elsewhere()) if json.dumps(used) in json.dumps([name, options], default=str)]
+    digests = {used: _registered[used][1] if used in _registered else _source_digest(load(used)) for used in in_use}
+    return {used: digest for used, digest in digests.items() if digest}
 
 
 def _source_digest(cls: type) -> str:

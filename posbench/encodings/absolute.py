@@ -114,8 +114,8 @@ def check_whole(encoding: Encoding, positions: Tensor) -> None:
     check_length(encoding, positions.shape[-1])
     if positions.is_floating_point():
         raise UserError(f"'{encoding.name}' has a code per whole position: expected integer positions, got fractional")
-    looks = positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel()
-    if looks and encoding.max_length is not None and (last := int(positions.max())) >= encoding.max_length:
+    is_checked = positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel()
+    if is_checked and encoding.max_length is not None and (last := int(positions.max())) >= encoding.max_length:
         raise Undefined(f"position {last} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
 
 
@@ -195,8 +195,8 @@ class Binary(Additive):
     def code(self, positions: Tensor) -> Tensor:
         check_whole(self, positions)
         bits = (positions[..., None] >> torch.arange(self.digits, device=positions.device)) & 1
-        within = (positions >= 0) & (positions < 2**self.digits)
-        return F.pad(torch.where(within[..., None], bits, math.nan), (0, self.width - self.digits))
+        in_range = (positions >= 0) & (positions < 2**self.digits)
+        return F.pad(torch.where(in_range[..., None], bits, math.nan), (0, self.width - self.digits))
 
 
 class Sine(Additive):

@@ -71,9 +71,9 @@ def exact(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def part_of(x: Tensor, where: slice | Tensor) -> Tensor:
+def part_of(x: Tensor, tokens: slice | Tensor) -> Tensor:
     """Return x (B, H, T, ...) at some tokens; x itself if these are all, which saves a copy of the gradient."""
-    return x if isinstance(where, slice) and where == slice(0, x.shape[2]) else x[:, :, where]
+    return x if isinstance(tokens, slice) and tokens == slice(0, x.shape[2]) else x[:, :, tokens]
 
 
 class Encoding(nn.Module):

@@ -28,10 +28,10 @@ def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
     """Return the sum over s = 0 .. K-1 of weight_(K-1-s) x_(t-s), of x (B, T, C) and weight (C, K)."""
     length, width = x.shape[1], weight.shape[1]
     padded = F.pad(x, (0, 0, width - 1, 0))  # torch's own convolution takes three times as long on CPUs
-    out = padded[:, :length] * weight[:, 0]
-    for ahead in range(1, width):
-        out = out + padded[:, ahead : ahead + length] * weight[:, ahead]
-    return out.to(x.dtype)
+    sums = padded[:, :length] * weight[:, 0]
+    for shift in range(1, width):
+        sums = sums + padded[:, shift : shift + length] * weight[:, shift]
+    return sums.to(x.dtype)
 
 
 class FoX(Encoding):
@@ -124,8 +124,8 @@ class FoXPro(FoX):
         if name not in self.shifts:
             return a
         share = self._gates(self.shifts[name], layer).mT[..., None]  # (B, Hkv, T, 1)
-        before = F.pad(a[:, :, :-1], (0, 0, 1, 0))
-        return torch.lerp(a, before, share.repeat_interleave(a.shape[1] // share.shape[1], dim=1))
+        previous = F.pad(a[:, :, :-1], (0, 0, 1, 0))
+        return torch.lerp(a, previous, share.repeat_interleave(a.shape[1] // share.shape[1], dim=1))
 
     def _normed(self, name: str, a: Tensor, layer: Layer, epsilon: float) -> Tensor:
         if name not in self.norms:
@@ -166,12 +166,12 @@ class Wall(Encoding):
         # exp(P_i - P_m) are at most 1: one product serves both halves of a text, and each half is split again.
         of_q, of_k, q = layer.state[:, :, layer.rows], layer.state[:, :, layer.keys], self.logit_scale * q
         first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
-        before, within, after = logits.tensor_split((first, first + count), dim=-1)
+        earlier, block, following = logits.tensor_split((first, first + count), dim=-1)
         if first:
-            before = _across(q, of_q, k[:, :, :first], of_k[:, :, :first])
+            earlier = _across(q, of_q, k[:, :, :first], of_k[:, :, :first])
         later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
-        faded = torch.where(later, within, _among(q, k[:, :, first : first + count], of_q))
-        return torch.cat((before, faded, after), dim=-1)
+        faded = torch.where(later, block, _among(q, k[:, :, first : first + count], of_q))
+        return torch.cat((earlier, faded, following), dim=-1)
 
 
 def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
@@ -183,11 +183,11 @@ def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
 def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     """Return logits (B, H, T, T) of the same tokens' queries and keys (B, H, T, Dh); valid for keys up to the query."""
     length, size = q.shape[2], 4  # tokens whose pairs are computed one by one, a power of two
-    short = max(size, 1 << (length - 1).bit_length()) - length
-    q, k = (F.pad(x, (0, 0, 0, short)) for x in (q, k))
-    total = torch.cat((total, total[:, :, -1:].expand(-1, -1, short, -1)), dim=2)
-    q_in, k_in, of = (x.view(*x.shape[:2], -1, size, x.shape[3]) for x in (q, k, total))  # (B, H, blocks, size, Dh)
-    faded = (of[..., :, None, :] - of[..., None, :, :]).clamp(max=0).exp()
+    missing = max(size, 1 << (length - 1).bit_length()) - length
+    q, k = (F.pad(x, (0, 0, 0, missing)) for x in (q, k))
+    total = torch.cat((total, total[:, :, -1:].expand(-1, -1, missing, -1)), dim=2)
+    q_in, k_in, totals = (x.view(*x.shape[:2], -1, size, x.shape[3]) for x in (q, k, total))  # (B, H, blocks, size, Dh)
+    faded = (totals[..., :, None, :] - totals[..., None, :, :]).clamp(max=0).exp()
     logits = (q_in[..., :, None, :] * k_in[..., None, :, :] * faded).sum(-1)
     while logits.shape[2] > 1:  # joins blocks in twos
         (_, query), (key, _), (before, later) = (
@@ -246,10 +246,10 @@ class StickBreaking(Encoding):
         hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
         # In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
         z = logits + hidden
-        taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
-        out = (z - taken).exp() @ v.to(z.dtype)
-        rest = (-taken[..., :1]).exp()
-        return out + rest * v[:, :, diagonal : diagonal + out.shape[2]] if self.remainder else out
+        claimed = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
+        output = (z - claimed).exp() @ v.to(z.dtype)
+        remainder = (-claimed[..., :1]).exp()
+        return output + remainder * v[:, :, diagonal : diagonal + output.shape[2]] if self.remainder else output
 
 
 class PaTH(Encoding):
@@ -326,8 +326,8 @@ def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tenso
     """
     keys, rows = k.shape[2], q.shape[2]
     size = min(32, keys)  # with fewer, products are slim; with more, more is multiplied that is 0, above a diagonal
-    if short := -keys % size:  # tokens that reflect nothing fill the last block
-        k, w, beta = F.pad(k, (0, 0, 0, short)), F.pad(w, (0, 0, 0, short)), F.pad(beta, (0, short))
+    if missing := -keys % size:  # tokens that reflect nothing fill the last block
+        k, w, beta = F.pad(k, (0, 0, 0, missing)), F.pad(w, (0, 0, 0, missing)), F.pad(beta, (0, missing))
     k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))  # (B, H, blocks, size, ...)
     unit = torch.eye(size, dtype=w.dtype, device=w.device)
     # Reads nothing but what is below the diagonal; from the right, since from the left takes twice the time.
@@ -338,8 +338,8 @@ def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tenso
     turned, parts = torch.zeros_like(q), []
     for block in reversed(range(k.shape[2])):
         first = min(rows, max(0, block * size - before))  # of the queries that see one of these keys
-        behind = turned[:, :, first:]
-        s = ((q[:, :, first:] + behind) @ w[:, :, block].mT).tril(before + first - block * size)
-        parts.append(F.pad(behind @ k[:, :, block].mT - s @ m[:, :, block], (0, 0, first, 0)))
+        changes = turned[:, :, first:]
+        s = ((q[:, :, first:] + changes) @ w[:, :, block].mT).tril(before + first - block * size)
+        parts.append(F.pad(changes @ k[:, :, block].mT - s @ m[:, :, block], (0, 0, first, 0)))
         turned = turned - F.pad(s @ v[:, :, block], (0, 0, first, 0))
     return torch.cat(parts[::-1], dim=-1)[..., :keys]

@@ -25,9 +25,9 @@ class ALiBi(Encoding):
 
     def __init__(self, shape: Shape, slopes: list[float] | None = None) -> None:
         super().__init__(shape)
-        chosen = default_slopes(shape.n_heads) if slopes is None else slopes
-        self.expect(len(chosen) == shape.n_heads, "slopes", slopes, f"{shape.n_heads} numbers, one per head")
-        self.slopes = nn.Buffer(torch.tensor(chosen, dtype=torch.float32), persistent=False)
+        values = default_slopes(shape.n_heads) if slopes is None else slopes
+        self.expect(len(values) == shape.n_heads, "slopes", slopes, f"{shape.n_heads} numbers, one per head")
+        self.slopes = nn.Buffer(torch.tensor(values, dtype=torch.float32), persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         return -by_head(self.slopes, distance) * distance.abs()
@@ -79,8 +79,8 @@ class BAM(Encoding):
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         assert self.sharpness is not None
-        seen = torch.arange(layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device)
-        return logits * self.sharpness[layer.index][:, None, None] * seen[:, None].log()
+        counts = torch.arange(layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device)
+        return logits * self.sharpness[layer.index][:, None, None] * counts[:, None].log()
 
 
 class KerpleLog(Encoding):
@@ -102,7 +102,7 @@ class KerpleLog(Encoding):
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         bounded = zip((self.r1, self.r2), self.most, strict=True)
-        r1, r2 = (by_head(r.clamp(0.01, most).detach() + (r - r.detach()), distance) for r, most in bounded)
+        r1, r2 = (by_head(r.clamp(0.01, limit).detach() + (r - r.detach()), distance) for r, limit in bounded)
         return -r1 * self.kernel(distance.abs(), r2)
 
     def kernel(self, distance: Tensor, r2: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class DynamicBias(Encoding):
         super().__init__(shape)
         self.log = log
         width = width or max(1, shape.d_model // 4)
-        hidden = [nn.Sequential(nn.Linear(width if at else 1, width), nn.SiLU()) for at in range(depth)]
+        hidden = [nn.Sequential(nn.Linear(width if number else 1, width), nn.SiLU()) for number in range(depth)]
         self.network = nn.Sequential(*hidden, nn.Linear(width, shape.n_heads))
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
@@ -240,7 +240,7 @@ class FIRE(Encoding):
 
 def _network(network: nn.Module, shares: Tensor) -> Tensor:
     """Return a layer's network of shares (*S), (H, *S), at a lower cost: 33 straight pieces between 32 kinks."""
-    (weight,), bias, last_weight, last_bias = (each.mT if each.dim() > 1 else each for each in network.parameters())
+    (weight,), bias, last_weight, last_bias = (t.mT if t.dim() > 1 else t for t in network.parameters())
     # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
     kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
     middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
@@ -248,10 +248,10 @@ def _network(network: nn.Module, shares: Tensor) -> Tensor:
     slopes, intercepts = (active * weight) @ last_weight, (active * bias) @ last_weight + last_bias  # (33, H)
     piece = torch.searchsorted(kinks, shares.detach()).flatten()
 
-    def each(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing
+    def gathered(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing
         return table.mT.gather(1, piece.expand(table.shape[1], -1)).view(-1, *shares.shape)
 
-    return each(slopes) * shares + each(intercepts)
+    return gathered(slopes) * shares + gathered(intercepts)
 
 
 class GrapeA(Encoding):
@@ -279,8 +279,8 @@ class GrapeA(Encoding):
         def gated(x: Tensor, directions: Tensor | None) -> Tensor:
             if directions is None:
                 return x.new_zeros(x.shape[:-1])
-            along = F.normalize(directions[layer.index], dim=-1)[..., None]
-            return slopes * F.softplus((x @ along).squeeze(-1) * self.shape.head_dim**-0.5)
+            direction = F.normalize(directions[layer.index], dim=-1)[..., None]
+            return slopes * F.softplus((x @ direction).squeeze(-1) * self.shape.head_dim**-0.5)
 
         return [gated(q, self.query), gated(k, self.key)]
 

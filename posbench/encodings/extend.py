@@ -49,7 +49,7 @@ def methods() -> dict[str, Method]:
 def _method(name: str, function: Callable[..., Any]) -> Method:
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = list(inspect.signature(function).parameters.values())
-    options = {each.name: each.default for each in parameters if each.default is not each.empty}
+    options = {p.name: p.default for p in parameters if p.default is not p.empty}
     accepts, apply = next(iter(hints.values())), function
     if accepts is Spectrum:
         accepts, apply = Rotary, functools.partial(_scaled, function)
@@ -63,8 +63,8 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
 def methods_of(encoding: Encoding) -> list[str]:
     """Return the names of the methods that can extend an encoding or one of its inner encodings."""
     if isinstance(encoding, Wrapper):
-        able = {name for inner in encoding.inner_encodings for name in methods_of(inner)}
-        return [name for name in methods() if name in able]
+        names = {name for inner in encoding.inner_encodings for name in methods_of(inner)}
+        return [name for name in methods() if name in names]
     return [method.name for method in methods().values() if isinstance(encoding, method.accepts)]
 
 
@@ -72,10 +72,10 @@ def extend_encoding(encoding: Encoding, method: str, length: int, train_length: 
     """Return a trained encoding made to reach `length` tokens, sharing its parameters, and facts for result rows."""
     if method not in methods():
         raise unknown("extension", method, methods(), "'posbench list' shows all")
-    chosen, able = methods()[method], methods_of(encoding)
-    options = checked(options, chosen.hints, chosen.options, method)
-    if method not in able:
-        raise Undefined(f"'{encoding.name}' has no extension '{method}': it supports {', '.join(able) or 'none'}")
+    entry, possible = methods()[method], methods_of(encoding)
+    options = checked(options, entry.hints, entry.options, method)
+    if method not in possible:
+        raise Undefined(f"'{encoding.name}' has no extension '{method}': it supports {', '.join(possible) or 'none'}")
     stretch = Stretch(train_length, length)
     if isinstance(encoding, Wrapper):  # inner encodings that do not support the method stay as they are
         inners, facts = encoding.inner_encodings, {}
@@ -83,9 +83,9 @@ def extend_encoding(encoding: Encoding, method: str, length: int, train_length: 
             if method in methods_of(inner):
                 reached = vars(encoding.reached(inner, stretch))
                 inners[number], facts[f"{inner.name} {number}"] = extend_encoding(inner, method, **reached, **options)
-        return encoding.around(inners), {"dynamic": any(each["dynamic"] for each in facts.values()), "extended": facts}
+        return encoding.around(inners), {"dynamic": any(fact["dynamic"] for fact in facts.values()), "extended": facts}
     try:
-        copied, facts = chosen.apply(encoding, stretch, **chosen.options | options)
+        copied, facts = entry.apply(encoding, stretch, **entry.options | options)
     except OptionError as error:
         raise error.under("extension") from None
     copied.name, copied.window = encoding.name, encoding.window
@@ -102,7 +102,7 @@ def _scaled(rule: Callable[..., Scaling], rope: Rotary, stretch: Stretch, **opti
         options["factor"] = stretch.factor(options["factor"])[0]
     length = torch.tensor(stretch.length, dtype=torch.float64)
     f, attention_factor = rule(Spectrum(rope.inv_freq(), rope.base, stretch.train_length, length), **options)
-    before, after = ([float(f"{number:.6g}") for number in each.tolist()] for each in (rope.inv_freq(), f))
+    before, after = ([float(f"{number:.6g}") for number in values.tolist()] for values in (rope.inv_freq(), f))
     facts = {"dynamic": dynamic, "attention_factor": attention_factor, "inv_freq_before": before}
     return rope.rescaled(f, attention_factor), {**options, **facts, "inv_freq_after": after}
 

@@ -43,8 +43,8 @@ class Layered(Wrapper):
     def entry(self, layers: Entries, place: int, n_layers: int) -> Encoding:
         """Build the encoding of an entry for n_layers layers."""
         key, options = f"encoding.layers[{place}]", dict(layers[place])
-        given = {name: options.pop(name, None) for name in ("window", "chunk")}
-        limits = checked(given, dict.fromkeys(given, Count | None), dict.fromkeys(given), "layered", f"{key}.")
+        values = {name: options.pop(name, None) for name in ("window", "chunk")}
+        limits = checked(values, dict.fromkeys(values, Count | None), dict.fromkeys(values), "layered", f"{key}.")
         inner = build_entry(options, dataclasses.replace(self.shape, n_layers=n_layers), key)
         if "positions" in inner.hooks:
             raise UserError(f"{key}: '{inner.name}' chooses positions for all layers: expected it around `layered`")
@@ -56,15 +56,15 @@ class Layered(Wrapper):
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         which, index = self.places[layer.index]
-        inner, within = self.within(layer.replace(index=index), which)
+        inner, inner_layer = self.within(layer.replace(index=index), which)
         if (chunk := self.chunks[which]) is None:
-            return self.altered(inner), within
+            return self.altered(inner), inner_layer
 
         def scores(logits: Tensor, q: Tensor, k: Tensor, inside: Layer) -> Tensor:
             number = torch.arange(inside.positions.shape[1], device=logits.device) // chunk
             return logits.masked_fill(number[inside.rows, None] != number[inside.keys], -torch.inf)
 
-        return self.altered(inner, scores=scores), within
+        return self.altered(inner, scores=scores), inner_layer
 
 
 def _by_block(hook: str) -> Callable[..., Tensor]:
@@ -93,22 +93,22 @@ class Heads(Wrapper):
         for place, size in zip(dict.fromkeys(places), self.sizes, strict=True):
             key, block = f"encoding.heads[{place}]", dataclasses.replace(shape, n_heads=size, n_kv_heads=size)
             inners.append(inner := build_entry(heads[place], block, key))
-            if inner.hooks & {"positions", "logit_scale"} or any(isinstance(each, Layered) for each in inner.modules()):
+            if inner.hooks & {"positions", "logit_scale"} or any(isinstance(part, Layered) for part in inner.modules()):
                 raise UserError(f"{key}: '{inner.name}' acts on all heads: expected another, such as rope or alibi")
         self.adopt(inners)
 
     def blocks(self, layer: Layer) -> Iterator[tuple[Encoding, Layer]]:
         """Yield the encoding of each block of heads, and the layer as that sees it."""
         for which in range(len(self.sizes)):
-            inner, within = self.within(layer, which)
-            yield inner, within if layer.state is None else within.replace(state=layer.state[which])
+            inner, inner_layer = self.within(layer, which)
+            yield inner, inner_layer if layer.state is None else inner_layer.replace(state=layer.state[which])
 
     def of_blocks(self, hook: str, *tensors_and_layer: Any) -> list[Any]:
         """Return what a hook of each block gives for its heads of tensors (B, H, ...), and a layer."""
         *tensors, layer = tensors_and_layer
         parts = zip(*(torch.split(tensor, self.sizes, dim=1) for tensor in tensors), strict=True)
         blocks = zip(self.blocks(layer), parts, strict=True)
-        return [getattr(inner, hook)(*of_block, within) for (inner, within), of_block in blocks]
+        return [getattr(inner, hook)(*of_block, inner_layer) for (inner, inner_layer), of_block in blocks]
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Any]:
         return self.of_blocks("prepare", q, k, layer)
@@ -118,7 +118,7 @@ class Heads(Wrapper):
         return torch.cat(queries, dim=1), torch.cat(keys, dim=1)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        biases = (inner.distance_bias(distance, within) for inner, within in self.blocks(layer))
+        biases = (inner.distance_bias(distance, inner_layer) for inner, inner_layer in self.blocks(layer))
         blocks, zero = zip(self.sizes, biases, strict=True), torch.zeros((), device=distance.device)
         return torch.cat([(zero if bias is None else bias).expand(size, *distance.shape) for size, bias in blocks])
 

@@ -24,13 +24,13 @@ class Convolving(Wrapper):
         raise NotImplementedError
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        inner, within = self.within(layer)
+        inner, inner_layer = self.within(layer)
 
         def of_convolved(hook: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *tensors: hook(*self.convolved(layer.index, *tensors[:-1]), tensors[-1])
 
         names = {"rotate", "map_values"} | (inner.hooks & {"prepare"})
-        return self.altered(inner, **{name: of_convolved(getattr(inner, name)) for name in names}), within
+        return self.altered(inner, **{name: of_convolved(getattr(inner, name)) for name in names}), inner_layer
 
 
 class Canon(Convolving):
@@ -65,9 +65,9 @@ class Canon(Convolving):
         if name not in self.weights:
             return a
         weights = self.weights[name][layer].repeat_interleave(a.shape[1] // len(self.weights[name][layer]), dim=0)
-        itself = F.pad(weights.new_ones(1), (weights.shape[-1] - 1, 0)) if self.residual else 0
+        identity = F.pad(weights.new_ones(1), (weights.shape[-1] - 1, 0)) if self.residual else 0
         channels = a.transpose(1, 2).flatten(2)  # (B, T, H Dh)
-        mixed = causal_convolution(channels, (weights + itself).flatten(0, 1))
+        mixed = causal_convolution(channels, (weights + identity).flatten(0, 1))
         return mixed.view(*channels.shape[:2], *weights.shape[:2]).transpose(1, 2)
 
 
@@ -104,16 +104,16 @@ class CCA(Convolving):
         mean = (q + k) / 2
         of_keys = mean.view(len(q), -1, self.group, *mean.shape[2:]).mean(2)
         channels = torch.cat((q, k[:, :: self.group]), dim=1).mT.flatten(1, 2)  # (B, (H + Hkv) Dh, T)
-        mixed = self.by_head[layer](self.by_channel[layer](F.pad(channels, (self.earlier, 0))))
-        mixed = mixed.view(len(q), -1, self.shape.head_dim, q.shape[2]).mT.contiguous()
-        of_q, of_k = mixed.split((self.shape.n_heads, self.shape.n_kv_heads), dim=1)
+        convolved = self.by_head[layer](self.by_channel[layer](F.pad(channels, (self.earlier, 0))))
+        convolved = convolved.view(len(q), -1, self.shape.head_dim, q.shape[2]).mT.contiguous()
+        of_q, of_k = convolved.split((self.shape.n_heads, self.shape.n_kv_heads), dim=1)
         return of_q + mean, (of_k + of_keys).repeat_interleave(self.group, dim=1)
 
     def _late(self, v: Tensor) -> Tensor:
         tokens = v[:, :: self.group].transpose(1, 2)  # (B, T, Hkv, Dh)
         half = self.shape.n_kv_heads * self.shape.head_dim // 2
-        now, late = tokens.flatten(2).tensor_split((half,), dim=-1)
-        shifted = torch.cat((now, F.pad(late[:, :-1], (0, 0, 1, 0))), dim=-1).view_as(tokens).transpose(1, 2)
+        current, late = tokens.flatten(2).tensor_split((half,), dim=-1)
+        shifted = torch.cat((current, F.pad(late[:, :-1], (0, 0, 1, 0))), dim=-1).view_as(tokens).transpose(1, 2)
         return shifted.repeat_interleave(self.group, dim=1)
 
 
@@ -137,7 +137,7 @@ class DAPE(Wrapper):
     ) -> None:  # fmt: skip
         super().__init__(shape)
         shapes = [dataclasses.replace(shape, n_layers=1)] * shape.n_layers if per_layer else [shape]
-        self.adopt([build_inner(inner, each, inner_options, "encoding.inner_options") for each in shapes])
+        self.adopt([build_inner(inner, inner_shape, inner_options, "encoding.inner_options") for inner_shape in shapes])
         hooks = self.inner_encodings[0].hooks
         if hooks - {"prepare", "key_bias"} not in ({"distance_bias"}, {"bias"}):
             raise UserError(f"encoding.inner is '{inner}': expected one that only adds a bias, such as alibi")
@@ -151,13 +151,13 @@ class DAPE(Wrapper):
         return frozenset({"prepare", "scores"})  # the bias of the inner encoding is added in `scores`
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Any:
-        inner, within = self._inner(layer)
-        return inner.prepare(q, k, within)
+        inner, inner_layer = self._inner(layer)
+        return inner.prepare(q, k, inner_layer)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        inner, within = self._inner(layer)
-        by_distance = inner.distance_bias(within.distance, within)
-        bias = inner.bias(q, k, within) if by_distance is None else by_distance.movedim(0, 1)
+        inner, inner_layer = self._inner(layer)
+        by_distance = inner.distance_bias(inner_layer.distance, inner_layer)
+        bias = inner.bias(q, k, inner_layer) if by_distance is None else by_distance.movedim(0, 1)
         assert bias is not None  # one of the two hooks is there
         bias = bias.expand_as(logits)
         return logits + bias + self.adapted(torch.cat([logits, bias], dim=1), layer)
@@ -200,9 +200,9 @@ class DAPEV2(DAPE):
     def adapted(self, inputs: Tensor, layer: Layer) -> Tensor:
         reach, (first, leaky, second) = self.reach, cast(nn.Sequential, self.networks[layer.index])
         # Visible keys and the `reach` keys after them, where the first convolution still sees visible ones.
-        reached = torch.stack([F.pad(layer.visible, (by, reach - by)) for by in range(reach + 1)]).any(0)
+        in_reach = torch.stack([F.pad(layer.visible, (shift, reach - shift)) for shift in range(reach + 1)]).any(0)
         visible = F.pad(inputs.masked_fill(~layer.visible, 0), (reach, 2 * reach))
-        return second(F.pad(leaky(first(visible)).masked_fill(~reached, 0), (reach, 0)))
+        return second(F.pad(leaky(first(visible)).masked_fill(~in_reach, 0), (reach, 0)))
 
 
 class LearnedSinks(Wrapper):
@@ -225,11 +225,11 @@ class LearnedSinks(Wrapper):
             raise UserError(f"encoding.inner is '{inner}', which replaces the softmax: expected another, such as rope")
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        inner, within = self.within(layer)
+        inner, inner_layer = self.within(layer)
 
         def attend(logits: Tensor, v: Tensor, inside: Layer) -> Tensor:
             sinks = self.sinks[layer.index][:, None, None].expand(*logits.shape[:-1], 1)
             weights = torch.cat((logits, sinks), dim=-1).softmax(-1)[..., :-1]
             return weights @ v.to(weights.dtype)
 
-        return self.altered(inner, attend=attend), within
+        return self.altered(inner, attend=attend), inner_layer

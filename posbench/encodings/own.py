@@ -38,13 +38,13 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         raise UserError(f"encoding={place}: there is no file {path}")
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    typed = files.user_cache() / "own_encodings" / digest  # there if somebody has named this code
+    marker = files.user_cache() / "own_encodings" / digest  # there if somebody has named this code
     if sha256 not in (None, digest):
         raise UserError(f"{path} has changed since the run was made: restore it, or train anew, which is another run")
-    if sha256 and not typed.exists():
+    if sha256 and not marker.exists():
         raise UserError(f"{path} is code that nobody has named here yet: 'posbench train --cfg encoding={place}' does")
-    typed.parent.mkdir(parents=True, exist_ok=True)
-    typed.touch()
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
     if (module := sys.modules.get(f"posbench_own_{digest}")) is None:
         module = types.ModuleType(f"posbench_own_{digest}")
         module.__file__ = str(path)
@@ -54,12 +54,12 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         except Exception as error:
             del sys.modules[module.__name__]
             raise UserError(f"encoding={place}: {fault(error)}") from error
-    there = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Encoding)]
-    classes = [each for each in there if each.__module__ == module.__name__]
-    if len(chosen := [each for each in classes if name in ("", each.__name__)]) != 1:
-        listed = ", ".join(each.__name__ for each in classes) or "none: it has no Encoding"
-        raise UserError(f"encoding={place}: expected FILE.py:CLASS, one of {listed}")
-    return chosen[0], digest
+    encodings = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, Encoding)]
+    classes = [cls for cls in encodings if cls.__module__ == module.__name__]
+    if len(matching := [cls for cls in classes if name in ("", cls.__name__)]) != 1:
+        names = ", ".join(cls.__name__ for cls in classes) or "none: it has no Encoding"
+        raise UserError(f"encoding={place}: expected FILE.py:CLASS, one of {names}")
+    return matching[0], digest
 
 
 def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
@@ -72,9 +72,9 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     for module in encoding.modules():
         for name, value in vars(module).items():
             items = value if isinstance(value, list | tuple) else [value]
-            if not name.startswith("_") and any(isinstance(each, Tensor | nn.Module) for each in items):
-                wrong = f"{name} is neither trained nor moved with the model"
-                raise UserError(f"{_place(cls, '__init__')}: {wrong}: expected nn.Parameter, a buffer or a module")
+            if not name.startswith("_") and any(isinstance(item, Tensor | nn.Module) for item in items):
+                mistake = f"{name} is neither trained nor moved with the model"
+                raise UserError(f"{_place(cls, '__init__')}: {mistake}: expected nn.Parameter, a buffer or a module")
     return encoding
 
 
@@ -97,16 +97,16 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
         result = _in_one_line(cls, name, hook, self, *args)
         if name in _EXPECTED and result is not None:
             expected, parts = _EXPECTED[name](self, *args), result if isinstance(result, tuple) else (result,)
-            shapes = [tuple(getattr(each, "shape", ())) for each in parts]
+            shapes = [tuple(getattr(part, "shape", ())) for part in parts]
             if name == "rotate":
-                fits = len(shapes) == 2 and shapes[0] == shapes[1] and shapes[0][:3] == expected[:3]
+                valid = len(shapes) == 2 and shapes[0] == shapes[1] and shapes[0][:3] == expected[:3]
             elif name == "bias":  # one to be expanded will do
-                fits = all(size in (1, whole) for size, whole in zip(shapes[0][::-1], expected[::-1], strict=False))
+                valid = all(size in (1, full) for size, full in zip(shapes[0][::-1], expected[::-1], strict=False))
             else:
-                fits = shapes == [expected]
-            if not fits:
-                wanted = f"{'two of ' * (name == 'rotate')}{expected}"
-                raise UserError(f"{_place(cls, name)}: gave {shapes}, expected {wanted}")
+                valid = shapes == [expected]
+            if not valid:
+                description = f"{'two of ' * (name == 'rotate')}{expected}"
+                raise UserError(f"{_place(cls, name)}: gave {shapes}, expected {description}")
         return result
 
     return call

@@ -73,8 +73,8 @@ class Randomized(Repositioned):
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
         if self.fractional:
             return self.range * torch.rand(1, places.shape[1], generator=generator, device=places.device).sort().values
-        drawn = torch.randperm(self.range, generator=generator, device=places.device)[: places.shape[1]]
-        return drawn.sort().values[None]
+        sample = torch.randperm(self.range, generator=generator, device=places.device)[: places.shape[1]]
+        return sample.sort().values[None]
 
 
 class SHAPE(Repositioned):
@@ -99,12 +99,12 @@ class SHAPE(Repositioned):
         self.max_length = self.max_length and self.max_length - self.shift
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        more = self.shift if "embed" in inner.hooks else 0  # distances stay those of the input
-        return Stretch(stretch.train_length + more, stretch.length + more)
+        shift = self.shift if "embed" in inner.hooks else 0  # distances stay those of the input
+        return Stretch(stretch.train_length + shift, stretch.length + shift)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        drawn = torch.randint(self.shift, (1, 1), generator=generator, device=places.device)
-        return places + (drawn if self.training else self.shift)
+        shift = torch.randint(self.shift, (1, 1), generator=generator, device=places.device)
+        return places + (shift if self.training else self.shift)
 
 
 class CAPE(Repositioned):
@@ -132,8 +132,8 @@ class CAPE(Repositioned):
         if not self.training:
             return places
 
-        def drawn(most: float, count: int) -> Tensor:
-            return most * (2 * torch.rand(1, count, generator=generator, device=places.device) - 1)
+        def drawn(limit: float, count: int) -> Tensor:
+            return limit * (2 * torch.rand(1, count, generator=generator, device=places.device) - 1)
 
         moved = places + drawn(self.global_shift, 1)
         stretch = drawn(math.log(self.scaling), 1).exp()
@@ -235,11 +235,11 @@ class PositionCoupling(Textual):
 
     def places(self, kinds: Tensor) -> Tensor:
         answer, separator, closes = kinds == 1, kinds == 2, kinds >= 2
-        within = places((answer | F.pad(closes, (1, -1))).cumsum(-1))  # its part of the problem, from 0
-        first = torch.arange(kinds.shape[-1], device=kinds.device) - within
-        before = F.pad((within + 1).masked_fill(closes, 0), (1, -1)).gather(-1, first)  # size of the part before
-        counted = (before + 2 - within).clamp(min=1) if self.reversed else within + 1
-        place = torch.where(answer.gather(-1, first), counted, self.begin + within).masked_fill(separator, 0)
+        index = places((answer | F.pad(closes, (1, -1))).cumsum(-1))  # its part of the problem, from 0
+        first = torch.arange(kinds.shape[-1], device=kinds.device) - index
+        size_before = F.pad((index + 1).masked_fill(closes, 0), (1, -1)).gather(-1, first)  # size of the part before
+        order = (size_before + 2 - index).clamp(min=1) if self.reversed else index + 1
+        place = torch.where(answer.gather(-1, first), order, self.begin + index).masked_fill(separator, 0)
         last = len(self.table) - 1
         if self.training:
             room = (last - place.amax(-1, keepdim=True)).clamp(min=0)

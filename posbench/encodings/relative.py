@@ -40,12 +40,12 @@ class Shaw(Encoding):
         if self.values is None:
             return super().attend(logits, v, layer)
         weights, table = logits.softmax(-1), self.values[layer.index]
-        out = weights @ v.to(weights.dtype)
+        output = weights @ v.to(weights.dtype)
         if layer.consecutive and layer.causal:
             far, near, _ = table.tensor_split((1, 1 + self.max_distance))
-            return out + _diagonals(weights, self.max_distance) @ (near - far) + far  # the weights of a row sum to 1
+            return output + _diagonals(weights, self.max_distance) @ (near - far) + far  # the weights of a row sum to 1
         bins = weights.new_zeros(*weights.shape[:-1], len(table))
-        return out + bins.scatter_add(-1, self._table_rows(layer).expand_as(weights), weights) @ table
+        return output + bins.scatter_add(-1, self._table_rows(layer).expand_as(weights), weights) @ table
 
     def _table_rows(self, layer: Layer) -> Tensor:
         """Return the table row of each pair, (1|B, 1, Tq, Tk): row 0 is K or more back, row K the query itself."""
@@ -125,8 +125,8 @@ class DeBERTa(Encoding):
     def __init__(self, shape: Shape, max_distance: Count | None = None, num_buckets: int | None = None) -> None:
         super().__init__(shape)
         self.max_distance = max_distance or shape.train_length
-        fits = num_buckets is None or (num_buckets % 2 == 0 and 4 <= num_buckets < self.max_distance)
-        self.expect(fits, "num_buckets", num_buckets, f"an even number from 4 to below {self.max_distance}, or null")
+        valid = num_buckets is None or (num_buckets % 2 == 0 and 4 <= num_buckets < self.max_distance)
+        self.expect(valid, "num_buckets", num_buckets, f"an even number from 4 to below {self.max_distance}, or null")
         self.num_buckets, self.span = num_buckets, num_buckets or self.max_distance
         heads = (shape.n_layers, shape.n_heads, shape.head_dim, shape.d_model)
         self.table = nn.Parameter(torch.randn(2 * self.span, shape.d_model) * 0.02)  # p
@@ -140,8 +140,8 @@ class DeBERTa(Encoding):
         return q  # before anything around this encoding scales them
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        q, whole = part_of(layer.state, layer.rows), layer.distance.round()
-        rows = (whole if self.num_buckets is None else self.bucket(whole)).long() + self.span
+        q, distance = part_of(layer.state, layer.rows), layer.distance.round()
+        rows = (distance if self.num_buckets is None else self.bucket(distance)).long() + self.span
         rows = rows.clamp(0, 2 * self.span - 1)[:, None].expand(*q.shape[:3], -1)
         to_position = q @ (self.table @ self.keys[layer.index].mT).mT  # (B, H, Tq, 2S)
         from_position = k @ (self.table @ self.queries[layer.index].mT).mT  # (B, H, Tk, 2S)

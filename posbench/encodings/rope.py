@@ -104,8 +104,8 @@ class Rotary(Encoding):
 
     def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
         """Return a copy that shares its parameters, with these frequencies (P,) and q and k multiplied by a factor."""
-        copied, before = self.sharing(), self.inv_freq()
-        copied.ratio = self.ratio * torch.where(before == 0, 1, inv_freq / before).detach()
+        copied, current = self.sharing(), self.inv_freq()
+        copied.ratio = self.ratio * torch.where(current == 0, 1, inv_freq / current).detach()
         copied.attention_factor = self.attention_factor * attention_factor
         return copied
 
@@ -133,8 +133,8 @@ class RoPE(PureRotary):
     ) -> None:  # fmt: skip
         super().__init__(shape, base, layout)
         self.frequencies, pairs = frequencies, shape.head_dim // 2
-        fits = isinstance(frequencies, str) or len(frequencies) == pairs
-        self.expect(fits, "frequencies", frequencies, f"a law or {pairs} numbers, one per pair")
+        valid = isinstance(frequencies, str) or len(frequencies) == pairs
+        self.expect(valid, "frequencies", frequencies, f"a law or {pairs} numbers, one per pair")
 
     def trained(self, length: Tensor) -> Tensor:
         f = super().trained(length)
@@ -270,9 +270,9 @@ SCALINGS: dict[str, Callable[..., Scaling]] = {}  # rules: functions of a spectr
 def scaling(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
     """Enter a rule as a scaling, and make the encoding of its name. Options after a `*` are the extension's alone."""
     name, by_length = rule.__name__, rule.__name__ in ("dynamic_ntk", "longrope")
-    options = [each for each in inspect.signature(rule).parameters.values() if each.kind != each.KEYWORD_ONLY][1:]
+    options = [p for p in inspect.signature(rule).parameters.values() if p.kind != p.KEYWORD_ONLY][1:]
     shared = list(inspect.signature(Scaled).parameters.values())[: 4 if by_length else 3]
-    members: dict[str, Any] = {"rule": staticmethod(rule), "defaults": {each.name: each.default for each in options}}
+    members: dict[str, Any] = {"rule": staticmethod(rule), "defaults": {p.name: p.default for p in options}}
     members |= {"__signature__": inspect.Signature([*shared, *options]), "length_dependent": by_length}
     members |= {"name": name, "__doc__": rule.__doc__, "__module__": __name__}
     globals()[f"{name}_encoding"] = type(name, (Scaled,) if by_length else (Scaled, PureRotary), members)
@@ -363,12 +363,12 @@ def ntk_by_parts(
     Checked against: transformers, rope_type `yarn` without its factor (index); rope_type `llama3` (rotations).
     """
     expect(alpha <= beta, "beta", beta, f"at least alpha, {alpha:g}")  # of llama3: its high and low factors
-    pairs, most = len(rope.f), rope.train_length / (2 * math.pi)
+    pairs, max_rotations = len(rope.f), rope.train_length / (2 * math.pi)
     if ramp == "rotations":
-        share = 1 - ((most * rope.f - alpha) / (beta - alpha or 1e-9)).clamp(0, 1)
+        share = 1 - ((max_rotations * rope.f - alpha) / (beta - alpha or 1e-9)).clamp(0, 1)
     else:
         # From the pair with beta rotations to that with alpha, whole pairs. Others clamp one side of each end.
-        ends = [pairs * math.log(most / rotations) / math.log(rope.base) for rotations in (beta, alpha)]
+        ends = [pairs * math.log(max_rotations / rotations) / math.log(rope.base) for rotations in (beta, alpha)]
         low, high = (min(max(end, 0), 2 * pairs - 1) for end in (math.floor(ends[0]), math.ceil(ends[1])))
         index = torch.arange(pairs, dtype=torch.float64, device=rope.f.device)
         share = ((index - low) / (high - low or 0.001)).clamp(0, 1)

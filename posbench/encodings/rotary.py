@@ -44,10 +44,10 @@ class XPos(Rotary):
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
         i, d = to_fp64(positions), self.shape.head_dim
         first, last = i.amin(-1, keepdim=True), i.amax(-1, keepdim=True)
-        defined = last - first < self.span
-        if i.device.type == "cpu" and not torch.compiler.is_compiling() and not defined.all():
+        within_span = last - first < self.span
+        if i.device.type == "cpu" and not torch.compiler.is_compiling() and not within_span.all():
             raise Undefined(f"positions {self.span} or more apart are beyond 'xpos': raise encoding.scale_base")
-        centre = torch.where(defined, (first + last) / 2, math.nan)
+        centre = torch.where(within_span, (first + last) / 2, math.nan)
         zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + 0.4) / 1.4
         return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
 
@@ -117,17 +117,17 @@ class FoPE(Encoding):
         super().__init__(shape)
         check_pairs(self.name, shape)
         self.layout, self.still_sine = layout, still_sine
-        every = frequencies(shape.head_dim, base)
-        self.f = every[every >= 2 * math.pi / shape.train_length]  # (M,) fp64
-        kept, turning = len(self.f), min(len(self.f), shape.head_dim // 4)
-        drawn = torch.zeros(2, shape.n_layers, shape.n_heads, kept, turning)
+        all_frequencies = frequencies(shape.head_dim, base)
+        self.f = all_frequencies[all_frequencies >= 2 * math.pi / shape.train_length]  # (M,) fp64
+        count, turning = len(self.f), min(len(self.f), shape.head_dim // 4)
+        coefficients = torch.zeros(2, shape.n_layers, shape.n_heads, count, turning)
         if turning:
-            std = gain * math.sqrt(2 / (turning * (shape.n_heads + kept)))  # Xavier's fans are H·U and M·U
-            drawn.normal_(0, std, generator=torch.Generator().manual_seed(0))
-            for pair, frequency in enumerate(range(0, kept, math.ceil(kept / turning))):
-                drawn[..., frequency, pair] += 1
+            std = gain * math.sqrt(2 / (turning * (shape.n_heads + count)))  # Xavier's fans are H·U and M·U
+            coefficients.normal_(0, std, generator=torch.Generator().manual_seed(0))
+            for pair, frequency in enumerate(range(0, count, math.ceil(count / turning))):
+                coefficients[..., frequency, pair] += 1
         # of cosines and of sines: (2, layers, H, M, U)
-        self.coefficients = nn.Parameter(drawn) if learnable else nn.Buffer(drawn, persistent=False)
+        self.coefficients = nn.Parameter(coefficients) if learnable else nn.Buffer(coefficients, persistent=False)
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32 each."""
@@ -162,8 +162,8 @@ class DecoupledRoPE(Rotary):
         self.width = turning or max(2, shape.head_dim // 4 * 2)
         self.beside, self.turn_values = placement == "beside", turn_values
         self.history = frozenset({"x"} if self.beside else ())
-        fits = self.beside or self.width <= shape.head_dim
-        self.expect(fits, "turning", self.width, f"at most {shape.head_dim}, or placement=beside")
+        valid = self.beside or self.width <= shape.head_dim
+        self.expect(valid, "turning", self.width, f"at most {shape.head_dim}, or placement=beside")
         self.expect(not (turn_values and self.beside), "turn_values", turn_values, "false, or placement=trailing")
         layers = range(shape.n_layers if self.beside else 0)
         self.query = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads * self.width, bias=False) for _ in layers)
@@ -187,8 +187,8 @@ class DecoupledRoPE(Rotary):
         return self._turned(v, turns(self.angles(layer.positions), v.device)) if self.turn_values else v
 
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
-        back = -self.angles(layer.positions)[:, layer.rows]
-        return self._turned(out, turns(back, out.device)) if self.turn_values else out
+        angles = -self.angles(layer.positions)[:, layer.rows]
+        return self._turned(out, turns(angles, out.device)) if self.turn_values else out
 
     def _turned(self, a: Tensor, turns: Tensor) -> Tensor:
         """Return (B, H, T, Dh) with its last channels turned."""
@@ -216,8 +216,8 @@ class RoPE2D(Encoding):
         self.breaks = nn.Buffer(torch.tensor(breaks), persistent=False)
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        before = F.pad(self.breaks[ids.clamp(max=len(self.breaks) - 1)], (1, -1)).cumsum(-1)
-        return before * self.LINE + places(before)
+        lines = F.pad(self.breaks[ids.clamp(max=len(self.breaks) - 1)], (1, -1)).cumsum(-1)
+        return lines * self.LINE + places(lines)
 
     def make_tables(self, positions: Tensor) -> Tensor:
         line = positions.div(self.LINE, rounding_mode="floor")
@@ -327,10 +327,10 @@ class RePo(Rotary):
     ) -> None:
         super().__init__(shape, base, layout)
         width, self.first = max(1, shape.d_model // 8), round(shape.n_layers * 5 / 16) if first is None else first
-        placed = range(self.first, shape.n_layers)
-        self.gate = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in placed)
-        self.content = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in placed)
-        self.position = nn.ModuleList(nn.Linear(width, shape.n_heads, bias=False) for _ in placed)
+        layers = range(self.first, shape.n_layers)
+        self.gate = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in layers)
+        self.content = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in layers)
+        self.position = nn.ModuleList(nn.Linear(width, shape.n_heads, bias=False) for _ in layers)
         for weight in self.parameters():
             nn.init.trunc_normal_(weight, std=0.02, a=-0.06, b=0.06)
 

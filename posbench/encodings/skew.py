@@ -146,7 +146,7 @@ class SPE(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         places = to_fp64(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
-        frequency, phase = (each[layer.index].to(places.device).double() for each in (self.frequency, self.phase))
+        frequency, phase = (weight[layer.index].to(places.device).double() for weight in (self.frequency, self.phase))
         angles = math.pi * frequency.sigmoid()[:, None] * places  # (1|B, H, T, Dh, K)
         size = F.softplus(self.gain[layer.index]) / math.sqrt(2 * self.gain.shape[-1])  # (H, Dh, K)
         gate = None if self.gate is None else self.gate[layer.index]

@@ -48,7 +48,7 @@ class Temperature(Wrapper):
         self.wrap(inner, inner_options)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        inner, within = self.within(layer)
+        inner, inner_layer = self.within(layer)
 
         def sharpened(q: Tensor) -> Tensor:
             return q * self.factor(torch.arange(1, q.shape[2] + 1, device=q.device), layer.index)[..., None]
@@ -62,7 +62,7 @@ class Temperature(Wrapper):
 
         core = inner.core if isinstance(inner, Altered) else inner
         far = {"prepare": prepare} if isinstance(core, FarPairs) else {}  # whose logits come from `prepare`, too
-        return self.altered(inner, rotate=rotate, **far), within
+        return self.altered(inner, rotate=rotate, **far), inner_layer
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
         """Return the factor of queries that see n (T,) keys: (H, T) or (T,)."""
@@ -96,10 +96,10 @@ class ScaleInvariant(Wrapper):
         self.wrap(inner, inner_options)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        inner, within = self.within(layer)
+        inner, inner_layer = self.within(layer)
 
         def scores(logits: Tensor, q: Tensor, k: Tensor, inside: Layer) -> Tensor:
             growth = 2 * (inside.distance.abs() / self.tau).log1p()[:, None]
             return inner.scores(logits, q, k, inside) * (growth + 1).sqrt() - growth
 
-        return self.altered(inner, scores=scores), within
+        return self.altered(inner, scores=scores), inner_layer

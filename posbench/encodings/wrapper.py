@@ -24,7 +24,7 @@ class Altered(Encoding):
         super().__init__(inner.shape)
         self.inner, self.name = inner, inner.name
         self.core: Encoding = inner.core if isinstance(inner, Altered) else inner  # as it was before any change
-        self.window = min((each for each in (window, inner.window) if each is not None), default=None)
+        self.window = min((limit for limit in (window, inner.window) if limit is not None), default=None)
         unchanged = {hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}}
         vars(self).update(unchanged | dict(replaced), overridden=inner.hooks | replaced.keys())
 
@@ -45,10 +45,10 @@ class Wrapper(Encoding):
     def adopt(self, inners: Sequence[Encoding]) -> None:
         """Take on the parameters and the limits of these encodings."""
         self.inners = nn.ModuleList(inners)
-        self.max_length = min((each.max_length for each in inners if each.max_length is not None), default=None)
-        self.length_dependent = any(each.length_dependent for each in inners)
-        self.history = frozenset().union(self.history, *(each.history for each in inners))
-        self.whole_positions = any(each.whole_positions for each in inners)
+        self.max_length = min((inner.max_length for inner in inners if inner.max_length is not None), default=None)
+        self.length_dependent = any(inner.length_dependent for inner in inners)
+        self.history = frozenset().union(self.history, *(inner.history for inner in inners))
+        self.whole_positions = any(inner.whole_positions for inner in inners)
 
     def around(self, inners: Sequence[Encoding]) -> Self:
         copied = self.sharing()
@@ -64,8 +64,8 @@ class Wrapper(Encoding):
         return frozenset(self.adds).union(*(inner.hooks for inner in self.inner_encodings))
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        inner, within = self.within(layer)
-        return self.altered(inner), within
+        inner, inner_layer = self.within(layer)
+        return self.altered(inner), inner_layer
 
     def within(self, layer: Layer, which: int = 0) -> tuple[Encoding, Layer]:
         """Return what an inner encoding uses for a layer, as `at` does."""
