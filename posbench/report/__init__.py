@@ -69,14 +69,14 @@ def main(
     compare.reference_label(readable, reference)  # an unknown one is refused
     sections = _sections(readable, least, reference, figure)
     for number, section in enumerate(sections, start=1):
-        place = folder if number == 1 else folder / f"set-{number}"
-        place.mkdir(parents=True, exist_ok=True)
+        target = folder if number == 1 else folder / f"set-{number}"
+        target.mkdir(parents=True, exist_ok=True)
         if section.figure:
             for kind in ("png", "pdf"):
-                files.write(place / f"curves.{kind}", charts.drawn(section.figure, kind))
+                files.write(target / f"curves.{kind}", charts.drawn(section.figure, kind))
         if section.main:
-            files.write(place / "table.csv", csv_text(section.main.frame).encode())
-            files.write(place / "table.tex", section.main.latex(f"posbench-{number}").encode())
+            files.write(target / "table.csv", csv_text(section.main.frame).encode())
+            files.write(target / "table.tex", section.main.latex(f"posbench-{number}").encode())
     lists = [name for name in frame if name.startswith("unit_")]
     files.write(folder / "rows.csv", csv_text(frame.drop(columns=[*lists, "settings", "scheme"])).encode())
     files.write(folder / "index.html", _page(title, warnings, sections, runs).encode())
@@ -84,8 +84,8 @@ def main(
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    where = f"Figure: {folder / 'curves.png'}; page" if any(section.figure for section in sections) else "Page"
-    for line in (f"{where}: {folder / 'index.html'}", *warnings):
+    label = f"Figure: {folder / 'curves.png'}; page" if any(section.figure for section in sections) else "Page"
+    for line in (f"{label}: {folder / 'index.html'}", *warnings):
         console.print(line, soft_wrap=True)
     for section in sections:
         for line in (f"{section.heading or title}: {section.facts}", *section.answer):
@@ -102,54 +102,54 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     lines, not_done = [], runs[~runs["run_status"].isin(["done", "unreadable"])]
     if len(not_done):
         statuses = ", ".join(f"{number} {status}" for status, number in not_done["run_status"].value_counts().items())
-        first = "".join(f", the first: {' '.join(why.split())}" for why in not_done["run_reason"].dropna()[:1])
-        lines.append(f"Of {plural(len(runs), 'run')} not done: {statuses}{first}")
+        first_reason = "".join(f", the first: {' '.join(why.split())}" for why in not_done["run_reason"].dropna()[:1])
+        lines.append(f"Of {plural(len(runs), 'run')} not done: {statuses}{first_reason}")
     for run in runs[runs["run_status"] == "unreadable"].itertuples():
         lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
-    if len(again := runs.loc[runs["repeated"], "folder"]):
-        lines.append(f"Left out: {plural(len(again), 'run')} whose setting and seed another has, as {again.iloc[0]}")
+    if len(copies := runs.loc[runs["repeated"], "folder"]):
+        lines.append(f"Left out: {plural(len(copies), 'run')} whose setting and seed another has, as {copies.iloc[0]}")
     splits = frame[frame["main"]].groupby("folder")["split"].first()
-    others = (frame["status"] == "ok") & ~frame["main"] & (frame["split"] == frame["folder"].map(splits))
-    if number := frame.loc[others, "folder"].nunique():
+    elsewhere = (frame["status"] == "ok") & ~frame["main"] & (frame["split"] == frame["folder"].map(splits))
+    if number := frame.loc[elsewhere, "folder"].nunique():
         lines.append(f"Left out: rows on other targets than the curve of their run, of {number} of {len(runs)} runs")
-    for _, same in compare.main_rows(frame).query("curve == 'fixed_target' and status == 'ok'").groupby("setting"):
-        shared = same["targets_sha256"] == same.query("length_ratio == 1")["targets_sha256"].mode().max()
-        if len(apart := same[~shared].query("length_ratio == 1")["folder"]):
-            ratios = [f"{ratio:g}" for ratio in sorted(same["length_ratio"][shared].unique())]
-            how = f"'posbench evaluate {apart.iloc[0]} ratio={','.join(ratios)} longest={ratios[-1]}' computes them"
-            lines.append(f"Left out: {plural(len(apart), 'run')} without the targets that most share: {how}")
+    for _, group in compare.main_rows(frame).query("curve == 'fixed_target' and status == 'ok'").groupby("setting"):
+        shared = group["targets_sha256"] == group.query("length_ratio == 1")["targets_sha256"].mode().max()
+        if len(outliers := group[~shared].query("length_ratio == 1")["folder"]):
+            ratios = [f"{ratio:g}" for ratio in sorted(group["length_ratio"][shared].unique())]
+            hint = f"'posbench evaluate {outliers.iloc[0]} ratio={','.join(ratios)} longest={ratios[-1]}' computes them"
+            lines.append(f"Left out: {plural(len(outliers), 'run')} without the targets that most share: {hint}")
     installed = runs.loc[runs["run_status"] == "done", "installed_encodings"].dropna().map(json.loads)
     versions = Counter(name for name, _ in {pair for digests in installed for pair in digests.items()})
-    anew = "versions of its file: 'posbench train ... --restart' trains anew"
-    return lines + [f"'{name}' was trained with {count} {anew}" for name, count in versions.items() if count > 1]
+    advice = "versions of its file: 'posbench train ... --restart' trains anew"
+    return lines + [f"'{name}' was trained with {count} {advice}" for name, count in versions.items() if count > 1]
 
 
 def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, figure: "FigureKind") -> list[Section]:
     """Return a section for each set of runs that may be compared: text first, then those with most results."""
     from posbench.report import charts
 
-    sets = [same for _, same in frame.groupby("setting")]
-    sets.sort(key=lambda of: (of["trained_task"].iloc[0] or "", not of["newest"].any(), -of["folder"].nunique()))
+    sets = [group for _, group in frame.groupby("setting")]
+    sets.sort(key=lambda df: (df["trained_task"].iloc[0] or "", not df["newest"].any(), -df["folder"].nunique()))
     settings: dict[str, dict[str, str]] = {}
-    for _, alike in frame.groupby(frame["trained_task"].fillna("")):
-        settings |= frames.differing_settings(alike)
+    for _, of_task in frame.groupby(frame["trained_task"].fillna("")):
+        settings |= frames.differing_settings(of_task)
     sections = []
-    for number, same in enumerate(sets, start=1):
-        task = same["trained_task"].iloc[0]
-        apart = ", ".join(f"{key} {value}" for key, value in settings.get(same["setting"].iloc[0], {}).items())
+    for number, group in enumerate(sets, start=1):
+        task = group["trained_task"].iloc[0]
+        differences = ", ".join(f"{key} {value}" for key, value in settings.get(group["setting"].iloc[0], {}).items())
         name = f"Task {task}" if task else f"Set {number}" if len(sets) > 1 else ""
-        heading, facts = f"{name}: {apart}" if apart else name, answer.facts(same)
-        base = reference if reference in {*same["label"], *same["encoding"]} else None
+        heading, facts = f"{name}: {differences}" if differences else name, answer.facts(group)
+        base = reference if reference in {*group["label"], *group["encoding"]} else None
         if task:
-            table = tasks.compare_tasks(same, base)
-            main, more, picture = tables.task_table(table) if len(table) else None, [], charts.of_task(same)
-            sentences = answer.of_task(same, table)
+            table = tasks.compare_tasks(group, base)
+            main, more, picture = tables.task_table(table) if len(table) else None, [], charts.of_task(group)
+            sentences = answer.of_task(group, table)
         else:
-            table = compare.compare(same, base, compare.LEAST if least is None else least)
-            more = [card.card_table(same, table), tables.facts_table(table), *tables.training_tables(same)]
-            main, sentences = tables.main_table(table), answer.of_text(same, table)
-            picture = charts.of_text(same, table, figure)
-        sections.append(Section(heading, facts, sentences, picture, main, [*more, *tables.by_length(same)]))
+            table = compare.compare(group, base, compare.LEAST if least is None else least)
+            more = [card.card_table(group, table), tables.facts_table(table), *tables.training_tables(group)]
+            main, sentences = tables.main_table(table), answer.of_text(group, table)
+            picture = charts.of_text(group, table, figure)
+        sections.append(Section(heading, facts, sentences, picture, main, [*more, *tables.by_length(group)]))
     return sections
 
 

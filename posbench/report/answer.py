@@ -19,47 +19,47 @@ def facts(frame: pd.DataFrame) -> str:
     first = runs.sort_values("run_status", key=lambda status: status != "done", kind="stable").iloc[0]
     parts = [plural(runs["label"].nunique(), "encoding"), plural(runs["seed"].nunique(), "seed")]
     parts += [] if pd.isna(first["parameters"]) else [f"{first['parameters'] / 1e6:.3g}M parameters"]
-    about = f"task {first['trained_task']}" if first["trained_task"] else first["text"] or "text"
+    data = f"task {first['trained_task']}" if first["trained_task"] else first["text"] or "text"
     tokens = "" if pd.isna(first["trained_tokens"]) else f"{first['trained_tokens'] / 1e6:.3g}M tokens of "
-    return f"{', '.join(parts)}, {tokens}{about}, training length {first['train_length']}"
+    return f"{', '.join(parts)}, {tokens}{data}, training length {first['train_length']}"
 
 
 def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     """Return a few sentences on the schemes of one setting, with the table of `results.compare.compare`."""
     if not table.attrs["schemes"]:
         return ["No run has a loss at its training length yet." + command(frame, {}, "To continue, type")]
-    shown, base = table[table["nll"].notna()], table.attrs["reference"]
-    unlearned, best = shown["learned"].isin(NOT_BEATEN), shown.iloc[0]
-    which, judged = "the lowest loss" if len(shown) > 1 else "a loss of", shown[~unlearned]
-    lines = [f"At {table.attrs['train_length']} tokens {cut(best['label'])} has {which} {best['nll']:.3f}"]
-    if base is None and len(shown) > 1:
+    measured, base = table[table["nll"].notna()], table.attrs["reference"]
+    unlearned, best = measured["learned"].isin(NOT_BEATEN), measured.iloc[0]
+    result, judged = "the lowest loss" if len(measured) > 1 else "a loss of", measured[~unlearned]
+    lines = [f"At {table.attrs['train_length']} tokens {cut(best['label'])} has {result} {best['nll']:.3f}"]
+    if base is None and len(measured) > 1:
         lines[0] += "; without a reference (--reference NAME) no difference is judged."
     else:
-        lines[0] += f".{_words(shown, 'nll', ('better', 'worse', NOT_RESOLVED))}"
-    held: dict[str, list[str]] = {}
+        lines[0] += f".{_words(measured, 'nll', ('better', 'worse', NOT_RESOLVED))}"
+    by_reach: dict[str, list[str]] = {}
     lengths = judged.dropna(subset="holds_to") if "holds_to" in judged else judged[:0].assign(holds_to=0)
     for row in lengths.sort_values("holds_to", ascending=False, kind="stable").to_dict("records"):
         ratio = row["holds_to"] / table.attrs["train_length"]
         further = " at least" if row["holds_further"] is True and ratio > 1 else ""
-        held.setdefault(f"to{further} {ratio:g}x", []).append(row["label"])
-    if held:
-        first = "; ".join(f"{list_names(labels)} {far}" for far, labels in held.items())
+        by_reach.setdefault(f"to{further} {ratio:g}x", []).append(row["label"])
+    if by_reach:
+        holds = "; ".join(f"{list_names(labels)} {reach}" for reach, labels in by_reach.items())
         words = _words(judged, "rise", ("rises less", "rises more"), f"at {ENDPOINT_RATIO}x ")
-        lines.append(f"Holds: {first}.{words}")
-    if len(less := judged[judged["uses_context"].isin(NOT_BEATEN)]):
-        lines.append(f"Not shown to use more context than a cached n-gram model: {list_names(less['label'])}.")
-    seeds, tokens = int(shown["seeds"].min()), frame["trained_tokens"].max()
+        lines.append(f"Holds: {holds}.{words}")
+    if len(unused := judged[judged["uses_context"].isin(NOT_BEATEN)]):
+        lines.append(f"Not shown to use more context than a cached n-gram model: {list_names(unused['label'])}.")
+    seeds, tokens = int(measured["seeds"].min()), frame["trained_tokens"].max()
     if table.attrs["largest_document"] >= HALF:
         part = f"{table.attrs['largest_document']:.0%}"
         lines.append(f"One document has {part} of the targets: nothing is said of other text.")
-    elif seeds < ENOUGH_SEEDS and len(shown) > 1:
-        more = command(frame, {"seed": ",".join(map(str, range(ENOUGH_SEEDS)))})
-        lines.append(f"How sure: {plural(seeds, 'seed')} cannot tell of others; words need {ENOUGH_SEEDS}.{more}")
+    elif seeds < ENOUGH_SEEDS and len(measured) > 1:
+        more_seeds = command(frame, {"seed": ",".join(map(str, range(ENOUGH_SEEDS)))})
+        lines.append(f"How sure: {plural(seeds, 'seed')} cannot tell of others; words need {ENOUGH_SEEDS}.{more_seeds}")
     if unlearned.any():
-        loss = f" ({shown['ngram'].median():.3f})".replace(" (nan)", "")
-        longer = "" if pd.isna(tokens) else command(frame, {"training.tokens": str(int(tokens) * LONGER)})
-        names = list_names(shown.loc[unlearned, "label"])
-        lines.append(f"Not shown to have learned more than an n-gram model{loss}: {names}.{longer}")
+        loss = f" ({measured['ngram'].median():.3f})".replace(" (nan)", "")
+        suggestion = "" if pd.isna(tokens) else command(frame, {"training.tokens": str(int(tokens) * LONGER)})
+        names = list_names(measured.loc[unlearned, "label"])
+        lines.append(f"Not shown to have learned more than an n-gram model{loss}: {names}.{suggestion}")
     return lines
 
 
@@ -87,29 +87,29 @@ def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -
         rows = table[table[f"{name}_word"] == word].to_dict("records")
         form = " {:+.3f}" if name in ("nll", "rise") and word != NOT_RESOLVED else ""
         names = [cut(row["label"]) + form.format(row[f"{name}_difference"]) for row in rows]
-        than = "" if word == NOT_RESOLVED else f" than {table.attrs['reference']}"
-        parts += [f"{word}{than}: {list_names(names)}"] if names else []
+        comparison = "" if word == NOT_RESOLVED else f" than {table.attrs['reference']}"
+        parts += [f"{word}{comparison}: {list_names(names)}"] if names else []
     text = at + "; ".join(parts)
     return f" {text[0].upper()}{text[1:]}." if parts else ""
 
 
 def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type") -> str:
     """Return what to type for the runs of a frame with other values; empty if they have no command."""
-    asked: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for text in frame.drop_duplicates("folder")["command"].dropna().unique():
         words = shlex.split(text)
         if words[:2] != ["posbench", "train"] or any(word.startswith(("-", "encoding.")) for word in words):
             return ""
         for key, _, value in (word.partition("=") for word in words[2:]):
-            asked[key] = [*dict.fromkeys([*asked.get(key, []), value])]
-    if not asked or any("," in value or "[" in value for given in asked.values() for value in given):
+            options[key] = [*dict.fromkeys([*options.get(key, []), value])]
+    if not options or any("," in value or "[" in value for values_of in options.values() for value in values_of):
         return ""
-    merged = {key: ",".join(given) for key, given in asked.items()} | values
+    merged = {key: ",".join(values_of) for key, values_of in options.items()} | values
     return f" {invitation}:\n  posbench sweep {shlex.join(f'{key}={value}' for key, value in merged.items())}"
 
 
 def list_names(names: Iterable[str]) -> str:
     """Return names in one phrase, of many only the first: `fox, alibi and 17 more`."""
-    every = [cut(name) for name in names]
-    more = len(every) - MOST_NAMED
-    return f"{', '.join(every[:MOST_NAMED])} and {more} more" if more > 1 else ", ".join(every)
+    labels = [cut(name) for name in names]
+    n_more = len(labels) - MOST_NAMED
+    return f"{', '.join(labels[:MOST_NAMED])} and {n_more} more" if n_more > 1 else ", ".join(labels)

@@ -38,12 +38,12 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
     """Return what decides between the schemes of one setting, of `results.compare.compare`; `frame` has their rows."""
     time, memory = frame[["train_seconds", "cpu_seconds"]].min(axis=1), frame["peak_memory_bytes"].astype("float64")
     rows = frame.assign(time=time, memory=memory)[(frame["run_status"] == "done") & (frame["variant"] == PLAIN)]
-    far = rows[(rows["length_ratio"] == FARTHER) & rows["newest"]]
-    peaks = far[far["protocol"] == "fixed_target"].groupby("label")["memory"].min()
+    rows_far = rows[(rows["length_ratio"] == FARTHER) & rows["newest"]]
+    peaks = rows_far[rows_far["protocol"] == "fixed_target"].groupby("label")["memory"].min()
     cost = pd.concat([rows.groupby("label")["time"].min(), peaks], axis=1)
-    right = far[far["task"] == PROBE].groupby("label")["accuracy"].mean().rename("right")
+    accuracy = rows_far[rows_far["task"] == PROBE].groupby("label")["accuracy"].mean().rename("right")
     facts = pd.DataFrame([decision_card(name) for name in table["encoding"]], table["label"])
-    shown = table.join(pd.concat([cost / cost.reindex([BESIDE]).iloc[0], right, facts], axis=1), on="label")
+    joined = table.join(pd.concat([cost / cost.reindex([BESIDE]).iloc[0], accuracy, facts], axis=1), on="label")
     columns = [
         *(column for column in main_table(table).columns if column.name in ("encoding", "loss", "holds_to")),
         Column("interval", "95 %", interval_cell("low", "high", ".3f"), of="nll"),
@@ -57,4 +57,4 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
         f"time (of the fastest seed) and memory (at {FARTHER}x): as multiples of {BESIDE}'s; "
         "kernels: any, with a bias, or posbench's own; cache: whether keys and values suffice"
     )
-    return Table("To decide", shown, columns, note)
+    return Table("To decide", joined, columns, note)

@@ -72,13 +72,13 @@ def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
     """Draw runs: the curves of text, or the accuracies of a task; UserError if they may not be compared."""
     if frame["setting"].nunique() > 1:
         settings = pd.DataFrame(differing_settings(frame).values())
-        apart = "; ".join(f"{key}: {' or '.join(sorted(values.unique()))}" for key, values in settings.items())
-        raise UserError(f"these runs may not be compared, they differ in {apart}: plot those of one kind")
+        differences = "; ".join(f"{key}: {' or '.join(sorted(values.unique()))}" for key, values in settings.items())
+        raise UserError(f"these runs may not be compared, they differ in {differences}: plot those of one kind")
     of_a_task = frame["trained_task"].notna().any()
     figure = of_task(frame) if of_a_task else of_text(frame, compare.compare(frame, reference))
     if figure is None:
-        needed = "tested on its problems" if of_a_task else "evaluated with fixed_target"
-        raise UserError(f"nothing to plot: expected a run that has ended and was {needed}")
+        requirement = "tested on its problems" if of_a_task else "evaluated with fixed_target"
+        raise UserError(f"nothing to plot: expected a run that has ended and was {requirement}")
     return figure
 
 
@@ -102,18 +102,18 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels
     colours = dict(zip(sorted(named), COLOURS, strict=False))
     plain, narrowed = points["variant"] == PLAIN, (points["variant"] == WINDOWED) & (points["label"] == base)
     panels = kind == "panels"
-    beyond, against = panels and points["length"].nunique() > 1, panels and base is not None and len(named) > 1
+    has_rise, has_difference = panels and points["length"].nunique() > 1, panels and base is not None and len(named) > 1
     with matplotlib.rc_context(STYLE):
         figure = Picture(figsize=(11.0, 3.9) if panels else (3.5, 2.7), layout="constrained")
-        shares = [1.25, *([1.0] if beyond else []), *([0.9] if against else [])]
+        shares = [1.25, *([1.0] if has_rise else []), *([0.9] if has_difference else [])]
         axes, *others = figure.subplots(1, len(shares), width_ratios=shares, squeeze=False)[0]
         _curves(axes, points[plain | narrowed], "length", "nll", colours, length, levels, 19 if panels else 11)
         axes.set(title="Loss" if panels else "", xlabel="context in tokens (dotted: training length)")
         axes.set_ylabel("perplexity" if kind == "perplexity" else "loss, nats per token")
-        if beyond:
+        if has_rise:
             _curves(others[0], points[plain], "length", "rise", colours, length)
             others[0].set(title="Change from the training length", xlabel="context in tokens", ylabel="nats per token")
-        if against:
+        if has_difference:
             _differences(others[-1], table[table["label"].isin(named - {base})], colours)
     return figure
 
@@ -124,8 +124,8 @@ def of_task(frame: pd.DataFrame) -> Picture | None:
     if not len(places):
         return None
     points = places[places["as_trained"] & (places["status"] == "ok")]
-    far = points[points["length_ratio"] > 1].groupby("label")["accuracy"].mean().sort_values(ascending=False)
-    colours = dict(zip(dict.fromkeys([*far.index, *points["label"]]), COLOURS, strict=False))
+    accuracies = points[points["length_ratio"] > 1].groupby("label")["accuracy"].mean().sort_values(ascending=False)
+    colours = dict(zip(dict.fromkeys([*accuracies.index, *points["label"]]), COLOURS, strict=False))
     points = points.rename(columns={"accuracy_min": "accuracy_low", "accuracy_max": "accuracy_high"})
     trivial = {"trivial reader": points.groupby("length_ratio")["trivial"].median()}
     with matplotlib.rc_context(STYLE):
@@ -143,16 +143,16 @@ def _curves(
     """Draw a curve with its band for each scheme and variant, grey levels, as many names as fit, ticks at doublings."""
     ends: list[tuple[float, float, str, str, str]] = []
     for (label, variant), curve in points.sort_values(x).groupby(["label", "variant"]):
-        narrowed, known, group = variant != PLAIN, label in colours, f"curve-{label}"
+        narrowed, named, group = variant != PLAIN, label in colours, f"curve-{label}"
         colour = DARK if narrowed else colours.get(label, LIGHT)
         axes.plot(
-            curve[x], curve[y], color=colour, lw=1.7 if known else 0.8, ls=(0, (4, 2)) if narrowed else "-", gid=group,
-            zorder=2 + known, marker="o" if len(curve) == 1 or x != "length" else "", ms=3,
+            curve[x], curve[y], color=colour, lw=1.7 if named else 0.8, ls=(0, (4, 2)) if narrowed else "-", gid=group,
+            zorder=2 + named, marker="o" if len(curve) == 1 or x != "length" else "", ms=3,
         )  # fmt: skip
-        if known and not narrowed:
+        if named and not narrowed:
             low, high = curve[f"{y}_low"], curve[f"{y}_high"]
             axes.fill_between(curve[x], low, high, color=colour, alpha=0.13, lw=0, gid=group)
-        if known:
+        if named:
             name = cut(label, LONGEST_NAME) + (f", {variant}" if narrowed else "")
             ends.append((curve[y].iloc[-1], curve[x].iloc[-1], name, colour, group))
     for name, level in ((name, level.dropna()) for name, level in (levels or {}).items()):
@@ -162,13 +162,13 @@ def _curves(
     low, usual, high = points[y].quantile([0, 0.9, 1])
     if usual > low:  # no values that lie far above most
         high = min(high, usual + 1.5 * (usual - low))
-    shown = [low, high, *(end[0] for end in ends if names)]
-    margin = 0.04 * (max(shown) - min(shown)) or 0.1
-    axes.set_ylim((-0.03, 1.03) if y == "accuracy" else (min(shown) - margin, max(shown) + margin))
+    heights = [low, high, *(end[0] for end in ends if names)]
+    margin = 0.04 * (max(heights) - min(heights)) or 0.1
+    axes.set_ylim((-0.03, 1.03) if y == "accuracy" else (min(heights) - margin, max(heights) + margin))
     if names:
         _name_ends(axes, ends, names)
-    every = sorted(points[x].unique())
-    doublings = [value for value in every if float(np.log2(value / base)).is_integer()] or every
+    values = sorted(points[x].unique())
+    doublings = [value for value in values if float(np.log2(value / base)).is_integer()] or values
     step = -(-len(doublings) // MOST_TICKS)  # so few that they do not collide
     ticks = doublings[doublings.index(base) % step if base in doublings else 0 :: step]
     axes.set_xscale("log", base=2)
@@ -179,16 +179,16 @@ def _curves(
         axes.axvline(base, color=DARK, ls=":", lw=1)
 
 
-def _name_ends(axes: Axes, ends: list[tuple[float, float, str, str, str]], most: int) -> None:
+def _name_ends(axes: Axes, ends: list[tuple[float, float, str, str, str]], capacity: int) -> None:
     """Write names right of the panel at the ends of their curves, pushed apart where more than `most` would not fit."""
     ends, (low, high) = sorted(ends), axes.get_ylim()
-    at, gap = np.clip([end[0] for end in ends], low, high), (high - low) / most
+    heights, gap = np.clip([end[0] for end in ends], low, high), (high - low) / capacity
     for _ in range(300):
-        close = np.maximum(0, gap - np.diff(at)) / 2
-        at[:-1] -= close
-        at[1:] += close
-    at += max(0.0, low - at.min(initial=low))  # not among the ticks below
-    for (y, x, name, colour, group), height in zip(ends, at, strict=True):
+        close = np.maximum(0, gap - np.diff(heights)) / 2
+        heights[:-1] -= close
+        heights[1:] += close
+    heights += max(0.0, low - heights.min(initial=low))  # not among the ticks below
+    for (y, x, name, colour, group), height in zip(ends, heights, strict=True):
         line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 1}
         axes.annotate(
             name, (x, min(y, high)), xytext=(1.04, height), textcoords=axes.get_yaxis_transform(), va="center",

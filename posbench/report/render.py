@@ -77,7 +77,7 @@ class Table:
         values = [self.frame[column.of or column.name] if column.best else None for column in self.columns]
         best = [None if column is None else int(column.argmin()) for column in values]
         pairs = [zip(row, best, strict=True) for row in self.cells]
-        return [[write(text, at == lowest) for text, lowest in row] for at, row in enumerate(pairs)]
+        return [[write(text, i == lowest) for text, lowest in row] for i, row in enumerate(pairs)]
 
     def print(self, console: Console, most_rows: int | None = None) -> None:
         """Print as many columns as fit and the first rows, and the lines that explain what is there."""
@@ -86,26 +86,26 @@ class Table:
         def text(words: str, style: str = "") -> Text:
             return Text(words.translate(signs), style=style)
 
-        shown = self.part(self.columns, most_rows)
-        cells = zip((column.head for column in shown.columns), *shown.cells, strict=True)
+        fitted = self.part(self.columns, most_rows)
+        cells = zip((column.head for column in fitted.columns), *fitted.cells, strict=True)
         widths = [max(len(text(cell)) for cell in column) for column in cells]
-        spare = sorted((at for at, c in enumerate(shown.columns) if c.spare), key=lambda at: -shown.columns[at].spare)
-        shown = shown.part([shown.columns[at] for at in terminal.fitting(widths, spare, console.width)])
-        table, left_out = terminal.table(console), len(self.frame) - len(shown.frame)
-        for column in shown.columns:
+        spare = sorted((i for i, c in enumerate(fitted.columns) if c.spare), key=lambda i: -fitted.columns[i].spare)
+        fitted = fitted.part([fitted.columns[i] for i in terminal.fitting_columns(widths, spare, console.width)])
+        table, left_out = terminal.table(console), len(self.frame) - len(fitted.frame)
+        for column in fitted.columns:
             table.add_column(text(column.head), justify="left" if column.text else "right", no_wrap=True)
-        for row in shown.rows(lambda words, best: text(words, "bold" if best else "")):
+        for row in fitted.rows(lambda words, best: text(words, "bold" if best else "")):
             table.add_row(*row)
-        more = f"{left_out} more are in the page and in table.csv." if left_out else ""
-        unbroken = shown.notes.translate(signs).replace(" ", "\xa0").replace(";\xa0", "; ")  # lines end between notes
+        remark = f"{left_out} more are in the page and in table.csv." if left_out else ""
+        unbroken = fitted.notes.translate(signs).replace(" ", "\xa0").replace(";\xa0", "; ")  # lines end between notes
         notes = "\n".join(textwrap.wrap(unbroken, console.width, break_long_words=False)).replace("\xa0", " ")
-        for part, style in ((text(self.title), "bold"), (table, ""), (text(more), "dim"), (text(notes), "dim")):
+        for part, style in ((text(self.title), "bold"), (table, ""), (text(remark), "dim"), (text(notes), "dim")):
             if part:
                 console.print(part, style=style)
 
     def html(self) -> str:
         """Return the table as HTML, in a box that scrolls."""
-        sides = [" class=t" if column.text and at else "" for at, column in enumerate(self.columns)]
+        sides = [" class=t" if column.text and i else "" for i, column in enumerate(self.columns)]
         cells = self.rows(lambda text, best: f"<b>{escape(text)}</b>" if best else escape(text))
         rows = [[f"<td{side}>{cell}" for side, cell in zip(sides, row, strict=True)] for row in cells]
         heads = "".join(f"<th{side}>{escape(c.head)}" for side, c in zip(sides, self.columns, strict=True))

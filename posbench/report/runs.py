@@ -21,10 +21,10 @@ def main(paths: list[Path]) -> None:
     runs["loss"] = runs["folder"].map(losses.set_index("folder")["nll"])
     runs["study"] = [Path(folder).parent.name for folder in runs["folder"]]
     runs["mb"] = [files.size(Path(folder)) / 1e6 for folder in runs["folder"]]
-    settings = {study: frames.differing_settings(same) for study, same in runs.groupby("study")}
+    settings = {study: frames.differing_settings(group) for study, group in runs.groupby("study")}
     for run in runs.itertuples():
-        known = {key: value for key, value in settings[run.study].get(run.setting, {}).items() if value != "null"}
-        words = [run.options, *(f"{key.rpartition('.')[2]}={value}" for key, value in known.items())]
+        differing = {key: value for key, value in settings[run.study].get(run.setting, {}).items() if value != "null"}
+        words = [run.options, *(f"{key.rpartition('.')[2]}={value}" for key, value in differing.items())]
         runs.loc[run.Index, "apart"] = " ".join(words).strip()
     console = terminal.stdout()
     if not console.is_terminal:

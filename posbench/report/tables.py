@@ -65,8 +65,8 @@ def word(row: Row, name: str) -> str:
 
 def share(row: Row, name: str) -> str:
     """Return a median share of seeds, with the lowest and highest where they differ."""
-    apart = interval_cell(form=".2f")(row, name) if row[f"{name}_min"] != row[f"{name}_max"] else ""
-    return f"{number(row, name, '.2f')} {apart}".rstrip()
+    spread = interval_cell(form=".2f")(row, name) if row[f"{name}_min"] != row[f"{name}_max"] else ""
+    return f"{number(row, name, '.2f')} {spread}".rstrip()
 
 
 def runs(row: Row, name: str) -> str:
@@ -86,7 +86,7 @@ def main_table(table: pd.DataFrame) -> Table:
     length, count, ratios = (table.attrs[name] for name in ("train_length", "schemes", "ratios"))
     base = table.attrs["reference"] if "nll_difference" in table else None
     main_ratio = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else max(ratios, default=0)
-    odd = (table["not_done"] != "").any() or (table["left_out"] > 0).any()
+    has_gaps = (table["not_done"] != "").any() or (table["left_out"] > 0).any()
     all_learned = set(table.get("learned", [])) <= {"yes", None}
 
     def above(row: Row, name: str) -> str:
@@ -97,22 +97,22 @@ def main_table(table: pd.DataFrame) -> Table:
         return f"≥ {text}" if row.get("holds_further") is True else text
 
     adjusted = f"intervals and words against {base}: adjusted for {2 * (count - 1)} comparisons"
-    held = f"holds to: adds at most {RISE_LIMIT:g}, adjusted for {count} encodings"
+    holds_note = f"holds to: adds at most {RISE_LIMIT:g}, adjusted for {count} encodings"
     rises = []
-    for at, ratio in enumerate(ratios):
-        note, spare = ("", 9 + at) if ratio != main_ratio else (f"at {ratio:g}x: what that context adds", 2)
+    for index, ratio in enumerate(ratios):
+        note, spare = ("", 9 + index) if ratio != main_ratio else (f"at {ratio:g}x: what that context adds", 2)
         rises.append(Column(f"rise_{ratio:g}x", f"at {ratio:g}x", or_status(plus_minus), spare, note=note))
         rises += [Column("rise_word", "", word, 4, text=True)] if ratio == ENDPOINT_RATIO else []
     columns = [
         ENCODING,
-        *([RUNS] if odd else []),
+        *([RUNS] if has_gaps else []),
         Column("loss", "loss", ".3f", of="nll", best=count > 0, note=f"loss: nats per token at {length} tokens"),
         *([] if all_learned else [LEARNED]),
         Column("above", f"above {base}", above, 3, of="nll_difference", note=adjusted),
         Column("adjusted", "adjusted", ADJUSTED, 7, of="nll_difference"),
         Column("word", "", word, 5, text=True, of="nll_word"),
         *rises,
-        Column("holds_to", "holds to", holds, note=held),
+        Column("holds_to", "holds to", holds, note=holds_note),
         Column("uses", "uses", ".0f", 6, note=f"uses: tokens within {USES_LIMIT:g} of all"),
     ]
     readers = [f"{name} {table[reader].median():.3f}" for reader, name in compare.READERS.items() if reader in table]
@@ -175,10 +175,10 @@ def by_length(frame: pd.DataFrame) -> list[Table]:
     rows = frame[~frame["repeated"] & (frame["run_status"] == "done") & frame["newest"]]
     rows = rows.assign(length=rows["problem_length"].fillna(rows["length"]))
     means: dict[tuple[str, str], dict[str, str]] = {}
-    for (label, curve, length), same in rows[rows["curve"] != "fixed_target"].groupby(["label", "curve", "length"]):
-        bad = next((status for status in same["status"] if status != "ok"), None)
-        mean = same["accuracy"].fillna(same["nll"]).astype("float64").mean()
-        means.setdefault((label, curve), {})[str(length)] = bad or f"{mean:.3f}"
+    for (label, curve, length), group in rows[rows["curve"] != "fixed_target"].groupby(["label", "curve", "length"]):
+        failure = next((status for status in group["status"] if status != "ok"), None)
+        mean = group["accuracy"].fillna(group["nll"]).astype("float64").mean()
+        means.setdefault((label, curve), {})[str(length)] = failure or f"{mean:.3f}"
     lines = pd.DataFrame([{"label": label, "curve": curve, **cells} for (label, curve), cells in means.items()])
     lengths = [Column(str(length), f"{length:,}") for length in sorted(rows["length"].unique())]
     note = "Loss; of probes and problems the share of right answers"
@@ -200,10 +200,10 @@ def task_table(table: pd.DataFrame) -> Table:
     ]  # fmt: skip
     for ratio in ratios:
         name, spare = f"accuracy_{ratio:g}x", {1.0: 3, 2.0: 0, 4.0: 1}.get(ratio, 9)
-        first = ratio == (2 if 2 in ratios else ratios[0])
+        is_main = ratio == (2 if 2 in ratios else ratios[0])
         shares = f"at {ratio:g}x: right tokens at {ratio:g} times the longest trained length, median [lowest, highest]"
-        columns.append(Column(name, f"at {ratio:g}x", or_status(share), spare, note=shares if first else ""))
-        columns.append(Column(f"{name}_word", "", word, spare + 1, text=True, note=against if first else ""))
+        columns.append(Column(name, f"at {ratio:g}x", or_status(share), spare, note=shares if is_main else ""))
+        columns.append(Column(f"{name}_word", "", word, spare + 1, text=True, note=against if is_main else ""))
     trivial = [(ratio, table[f"accuracy_{ratio:g}x_trivial"].median()) for ratio in ratios if ratio in (1, 2, 4)]
     readers = ", ".join(f"{ratio:g}x {accuracy:.2f}" for ratio, accuracy in trivial if not pd.isna(accuracy))
     return Table("", table, columns, readers and f"trivial reader: {readers}", MARKS)

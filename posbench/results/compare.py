@@ -42,8 +42,8 @@ class Losses:
         self.train_length = int(rows["train_length"].iloc[0]) if len(rows) else 0
         targets, measured = rows["targets_sha256"].fillna("") + rows["dtype"].fillna(""), rows["status"] == "ok"
         at_one = measured & (rows["variant"] == PLAIN) & (rows["length"] == self.train_length)
-        others = measured & (targets != targets[at_one if at_one.any() else measured].mode().max())
-        rows = rows[~others & ~rows["folder"].isin(rows["folder"][others & at_one])]
+        excluded = measured & (targets != targets[at_one if at_one.any() else measured].mode().max())
+        rows = rows[~excluded & ~rows["folder"].isin(rows["folder"][excluded & at_one])]
         if rows.duplicated(["label", "seed", "variant", "length"]).any():
             raise ValueError("one seed of a scheme counts once")
         self.seeds: dict[str, int] = rows.groupby("label")["seed"].nunique().to_dict()
@@ -51,16 +51,16 @@ class Losses:
         ok = rows[rows["status"] == "ok"]
         self.tokens: Floats = np.array([*ok["unit_tokens"][:1], [1]][0], dtype=np.float64)
         self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)  # of a nat
-        documents = [self.tokens[each == at] for each in ok["unit_documents"][:1].dropna() for at in np.unique(each)]
+        documents = [self.tokens[units == n] for units in ok["unit_documents"][:1].dropna() for n in np.unique(units)]
         self.largest_document = max((float(part.sum() / self.tokens.sum()) for part in documents), default=0.0)
         self.statuses: dict[tuple[str, str, int], str] = {}
         self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
         sums = ok[["seed", "unit_nll", *(f"unit_{reader}" for reader in READERS)]]  # to take all columns is slow
-        for (label, variant, length), same in rows.groupby(["label", "variant", "length"])["status"]:
-            bad = [status for status in same if status != "ok"]
-            status = bad[0] if bad else "ok" if len(same) == self.seeds[label] else "missing"
+        for (label, variant, length), group in rows.groupby(["label", "variant", "length"])["status"]:
+            failures = [status for status in group if status != "ok"]
+            status = failures[0] if failures else "ok" if len(group) == self.seeds[label] else "missing"
             self.statuses[label, variant, int(length)] = status
-            by_unit = sums.loc[same.index if not bad else []]
+            by_unit = sums.loc[group.index if not failures else []]
             for kind in (variant, *READERS) if variant == PLAIN else (variant,):
                 nats = by_unit[f"unit_{kind if kind in READERS else 'nll'}"]
                 if len(by_unit) and nats.notna().all():
@@ -116,37 +116,37 @@ def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
 def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
     """Return the shortest context that, as longer ones, costs at most `USES_LIMIT`; None if less was not measured."""
     shorter = [length for length in reversed(losses.lengths(label)) if length < losses.train_length]
-    enough = _within(losses, label, shorter, USES_LIMIT, alpha)
-    return min(enough, default=losses.train_length) if len(enough) < len(shorter) else None
+    contexts = _within(losses, label, shorter, USES_LIMIT, alpha)
+    return min(contexts, default=losses.train_length) if len(contexts) < len(shorter) else None
 
 
 def _within(losses: Losses, label: str, lengths: Sequence[int], limit: float, alpha: float) -> Sequence[int]:
     """Return the first lengths whose rise is known and within a limit by its one-sided upper bound."""
-    for at, length in enumerate(lengths):
+    for i, length in enumerate(lengths):
         rise = losses.rise(label, length)
         if rise is None or not losses.for_words(rise).high(2 * alpha) <= limit:  # of one unit the bound is nan
-            return lengths[:at]
+            return lengths[:i]
     return lengths
 
 
 def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFrame:
     """Return the main rows on text of the newest checkpoints of runs that are done, each seed once."""
-    done = (frame["run_status"] == "done") & ~frame["repeated"]
-    return frame[done & frame["newest"] & (frame["protocol"] == protocol) & frame["task"].isna()]
+    mask = (frame["run_status"] == "done") & ~frame["repeated"]
+    return frame[mask & frame["newest"] & (frame["protocol"] == protocol) & frame["task"].isna()]
 
 
-def reference_label(frame: pd.DataFrame, wanted: str | None = None) -> str | None:
-    """Return the label of the scheme that others are compared with; UserError if the `wanted` one does not exist.
+def reference_label(frame: pd.DataFrame, reference: str | None = None) -> str | None:
+    """Return the label of the scheme that others are compared with; UserError if no scheme is called `reference`.
 
-    `wanted` is a label or an encoding, by default `REFERENCE`. Of several schemes of an encoding, the one with the most
-    seeds is taken.
+    It is a label or an encoding, by default `REFERENCE`. Of several schemes of an encoding, the one with the most seeds
+    is taken.
     """
-    runs, name = frame.drop_duplicates("folder"), wanted or REFERENCE
+    runs, name = frame.drop_duplicates("folder"), reference or REFERENCE
     matching = runs[runs["label" if name in set(runs["label"]) else "encoding"] == name]
     finished = (matching["run_status"] == "done").groupby(matching["label"]).sum()
-    if wanted and finished.empty:
-        known = ", ".join(sorted({*frame["label"], *frame["encoding"].dropna()}))
-        raise UserError(f"no scheme is called '{wanted}': expected one of {known}")
+    if reference and finished.empty:
+        choices = ", ".join(sorted({*frame["label"], *frame["encoding"].dropna()}))
+        raise UserError(f"no scheme is called '{reference}': expected one of {choices}")
     return None if finished.empty else str(finished.idxmax())
 
 
@@ -163,8 +163,8 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
     if frame["setting"].nunique() > 1:
         raise ValueError("schemes are compared in one setting")
     losses = Losses(main_rows(frame))
-    shown = [label for label in losses.seeds if losses.level(label, losses.train_length) is not None]
-    base = named if (named := reference_label(frame, reference)) in shown else None
+    labels = [label for label in losses.seeds if losses.level(label, losses.train_length) is not None]
+    base = default if (default := reference_label(frame, reference)) in labels else None
     facts = ["label", "encoding", "parameters", "encoding_parameters", "trained_tokens", "learning_rate"]
     schemes = []
     for label, runs in frame[~frame["repeated"]].drop_duplicates("folder").groupby("label"):
@@ -173,12 +173,12 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
         row["not_done"] = ", ".join(f"{count} {status}" for status, count in not_done.value_counts().items())
         row["left_out"] = len(done) - losses.seeds.get(label, 0)
         row["tokens_per_second"] = (done["trained_tokens"].astype("float64") / done["train_seconds"]).median()
-        row |= numbers(losses, label, len(shown))
-        row |= against(losses, label, base, len(shown), least) if base and label in shown and label != base else {}
+        row |= numbers(losses, label, len(labels))
+        row |= against(losses, label, base, len(labels), least) if base and label in labels and label != base else {}
         schemes.append(row)
-    table = pd.DataFrame(schemes).sort_values(["nll", "label"] if shown else ["label"], ignore_index=True)
+    table = pd.DataFrame(schemes).sort_values(["nll", "label"] if labels else ["label"], ignore_index=True)
     ratios = [length / losses.train_length for length in losses.lengths() if length > losses.train_length]
-    table.attrs = {"reference": base, "train_length": losses.train_length, "ratios": ratios, "schemes": len(shown)}
+    table.attrs = {"reference": base, "train_length": losses.train_length, "ratios": ratios, "schemes": len(labels)}
     table.attrs["largest_document"] = losses.largest_document
     return table
 
@@ -199,10 +199,10 @@ def numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
     for reader, gate in zip(READERS, ("learned", "uses_context"), strict=True):
         sums = losses.level(label, length, reader)
         row |= {gate: beats(losses, label, reader), reader: math.nan if sums is None else losses.estimate(sums).mean}
-    for further in longer:
-        name = f"rise_{further / length:g}x"
-        row |= {f"{name}_status": losses.statuses.get((label, PLAIN, further), "missing")}
-        row |= _interval(name, losses, losses.rise(label, further))
+    for context in longer:
+        name = f"rise_{context / length:g}x"
+        row |= {f"{name}_status": losses.statuses.get((label, PLAIN, context), "missing")}
+        row |= _interval(name, losses, losses.rise(label, context))
     if longer:
         narrowed = losses.level(label, longer[-1], WINDOWED)
         row |= _interval("above_windowed", losses, difference(losses.level(label, longer[-1]), narrowed))
@@ -221,27 +221,27 @@ def against(losses: Losses, label: str, reference: str, schemes: int, least: flo
     gates = [(name, beats(losses, name, "ngram")) for name in pair]
     gate = next((texts[gate].format(name) for name, gate in gates if gate in texts), "")
     long = f"one document has {losses.largest_document:.0%} of the targets" if losses.largest_document >= HALF else ""
-    for name, ratio, measure, (more, less), why in (
+    for name, ratio, measure, (higher, lower), reason in (
         ("nll", 1, losses.level, ("worse", "better"), long),
         ("rise", ENDPOINT_RATIO, losses.rise, ("rises more", "rises less"), gate or long),
     ):
         length, verdict = ratio * losses.train_length, NOT_RESOLVED
         paired = difference(measure(label, length), measure(reference, length))
         if paired is None:
-            statuses = [(who, losses.statuses.get((who, PLAIN, length), "missing")) for who in pair]
-            bad = [f"{who} is {status.replace('_', ' ')} at {ratio}x" for who, status in statuses if status != "ok"]
-            why = gate if name == "rise" and gate else next(iter(bad), "no seed in common")
+            statuses = [(side, losses.statuses.get((side, PLAIN, length), "missing")) for side in pair]
+            flaws = [f"{side} is {status.replace('_', ' ')} at {ratio}x" for side, status in statuses if status != "ok"]
+            reason = gate if name == "rise" and gate else next(iter(flaws), "no seed in common")
         else:
             gap = losses.estimate(paired)
             low, high, groups = gap.low(alpha), gap.high(alpha), in_two_groups(gap.seeds)
             row |= _interval(f"{name}_difference", losses, paired)
             row |= {f"{name}_difference_adjusted_low": low, f"{name}_difference_adjusted_high": high}
             if abs(gap.mean) >= least and (low > 0 or high < 0):
-                verdict = more if low > 0 else less
-            enough = ENOUGH_SEEDS_IN_GROUPS if groups else ENOUGH_SEEDS
-            if len(paired) < (ENOUGH_SEEDS if verdict == NOT_RESOLVED else enough):
-                why = why or f"{len(paired)} of {enough} seeds{', which fall in two groups' if groups else ''}"
-        row |= {f"{name}_word": "" if why else verdict, f"{name}_why": why}
+                verdict = higher if low > 0 else lower
+            needed = ENOUGH_SEEDS_IN_GROUPS if groups else ENOUGH_SEEDS
+            if len(paired) < (ENOUGH_SEEDS if verdict == NOT_RESOLVED else needed):
+                reason = reason or f"{len(paired)} of {needed} seeds{', which fall in two groups' if groups else ''}"
+        row |= {f"{name}_word": "" if reason else verdict, f"{name}_why": reason}
     return row
 
 

@@ -60,8 +60,8 @@ def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
         return Estimate(mean, math.sqrt(over_units), max(1, n_units - 1), means, n_units)
     if n_units == 1:
         return Estimate(mean, math.sqrt(over_seeds), n_seeds - 1, means)
-    rest = residuals - by_seed[:, None] - by_unit
-    in_both = float((rest**2).sum()) / ((n_seeds - 1) * (n_units - 1) * n_seeds * n_units)
+    interaction = residuals - by_seed[:, None] - by_unit
+    in_both = float((interaction**2).sum()) / ((n_seeds - 1) * (n_units - 1) * n_seeds * n_units)
     variance = max(over_seeds + over_units - in_both, over_seeds, over_units)
     spread = over_seeds**2 / (n_seeds - 1) + over_units**2 / (n_units - 1)
     return Estimate(mean, math.sqrt(variance), variance**2 / spread if spread else n_seeds - 1, means, n_units)
@@ -76,8 +76,8 @@ def in_two_groups(values: Sequence[float]) -> bool:
     if len(values) < 4:
         return False
     gaps, span = np.diff(np.sort(values)), max(values) - min(values)
-    alone = max(gaps[0], gaps[-1]) >= max(LEAST_GAP, 2 / 3 * span)
-    return bool(alone or gaps[1:-1].max() >= max(LEAST_GAP, span / 2))
+    outlying = max(gaps[0], gaps[-1]) >= max(LEAST_GAP, 2 / 3 * span)
+    return bool(outlying or gaps[1:-1].max() >= max(LEAST_GAP, span / 2))
 
 
 def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:

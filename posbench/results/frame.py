@@ -74,15 +74,15 @@ def read(paths: Iterable[Path], split: str | None = None, counts: Mapping[str, A
     Raises UserError for a path that does not exist, or for no run. A run that cannot be read is a row that says so.
     """
     paths = list(dict.fromkeys(map(Path, paths)))
-    studies, others = ([path for path in paths if (path.suffix == SUFFIX) == alone] for alone in (True, False))
-    folders = run_folders(others) if others or not studies else []
+    studies, run_paths = ([path for path in paths if (path.suffix == SUFFIX) == is_study] for is_study in (True, False))
+    folders = run_folders(run_paths) if run_paths or not studies else []
     rows = [row for run in folders for row in _rows(run, split, None if counts is None else counts.get(str(run), {}))]
     parts = [*map(_load, studies), *([_typed(pd.DataFrame(rows, columns=_COLUMNS))] if rows else [])]
     frame = _with_derived(pd.concat(parts, ignore_index=True))
     if counts is None and frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any():
         at_one = frame[(frame["length_ratio"] == 1) & (frame["variant"] == run_rows.PLAIN) & (frame["status"] == "ok")]
         runs = at_one.drop_duplicates(["folder", "targets_sha256"]).value_counts(["setting", "targets_sha256"])
-        return read(paths, split, {run: dict(runs.get(of, {})) for run, of in frame[["folder", "setting"]].to_numpy()})
+        return read(paths, split, {run: dict(runs.get(s, {})) for run, s in frame[["folder", "setting"]].to_numpy()})
     assert not frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any(), "a run has two rows of one key"
     return frame
 
@@ -99,8 +99,8 @@ def _load(path: Path) -> pd.DataFrame:
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with whole numbers that may be missing, and None where a text or a list is."""
     marks = {name: frame[name].eq(True) for name in ("main", "newest")}
-    others = [name for name in _COLUMNS if name not in _TYPES and name not in marks]
-    texts = {name: frame[name].astype("object").where(frame[name].notna(), None) for name in others}
+    names = [name for name in _COLUMNS if name not in _TYPES and name not in marks]
+    texts = {name: frame[name].astype("object").where(frame[name].notna(), None) for name in names}
     texts |= {name: texts[name].map(np.float64, na_action="ignore") for name in _UNITS}  # one type: a file has one
     return frame.astype(_TYPES).assign(**texts, **marks)
 
@@ -152,10 +152,10 @@ def _facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def _measured(folder: Path, asked: str, counts: Mapping[str | None, int] | None) -> list[dict[str, Any]]:
+def _measured(folder: Path, split: str, counts: Mapping[str | None, int] | None) -> list[dict[str, Any]]:
     """Return a run's rows as columns, with their marks and their sums by unit; without `counts` on all targets."""
     rows = run_rows.every_row(folder) if counts is None else run_rows.evaluation_rows(folder, counts)
-    split = run_rows.headline_split(rows, asked)
+    split = run_rows.headline_split(rows, split)
     main = {row.key for row in run_rows.on_shared_targets([row for row in rows if row.split == split], counts)}
     last = max((row.checkpoint_step for row in rows if row.split == split and row.is_headline), default=None)
     return [
@@ -172,22 +172,22 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with the columns that depend on what else is in it."""
     runs = frame.drop_duplicates("folder").set_index("folder")
     settings = [json.loads(text) if text else {} for text in runs["settings"]]
-    asked = [_json(_comparable(of_run)) for of_run in settings]
+    compared = [_json(_comparable(of_run)) for of_run in settings]
     texts = [*zip(runs["text_sha256"], runs["text_split"], runs["tokenizer_sha256"], strict=True)]
-    known = {key: text for key, text in zip(asked, texts, strict=True) if any(text[:2])}
+    known_texts = {key: text for key, text in zip(compared, texts, strict=True) if any(text[:2])}
     runs["scheme"] = [_json(_scheme(of_run)) for of_run in settings]
     runs["setting"] = [  # a run that ended before it knew its text joins one that asked alike
-        hashlib.sha256(_json([key, text if any(text[:2]) else known.get(key, text)]).encode()).hexdigest()[:12]
-        for key, text in zip(asked, texts, strict=True)
+        hashlib.sha256(_json([key, text if any(text[:2]) else known_texts.get(key, text)]).encode()).hexdigest()[:12]
+        for key, text in zip(compared, texts, strict=True)
     ]
     for column, keys in (("label", ["setting", "encoding"]), ("options", ["encoding"])):
         runs[column] = ""
-        for _, same in runs.groupby(keys):
-            names = _names(same["scheme"].unique(), str(same["encoding"].iloc[0]) if column == "label" else None)
-            runs.loc[same.index, column] = same["scheme"].map(names)
+        for _, group in runs.groupby(keys):
+            names = _names(group["scheme"].unique(), str(group["encoding"].iloc[0]) if column == "label" else None)
+            runs.loc[group.index, column] = group["scheme"].map(names)
     finished_first = runs.sort_values("run_status", key=lambda status: status != "done", kind="stable")
-    again = finished_first.duplicated(["setting", "encoding", "scheme", "seed"])
-    runs["repeated"] = again & (runs["text_sha256"].notna() | runs["text_split"].notna())
+    repeated = finished_first.duplicated(["setting", "encoding", "scheme", "seed"])
+    runs["repeated"] = repeated & (runs["text_sha256"].notna() | runs["text_split"].notna())
     derived = runs[["setting", "scheme", "label", "options", "repeated"]].reindex(frame["folder"])
     parts = frame[["protocol", "task", "offset", "extension", "window"]].astype(object)
     curves = [run_rows.curve_name(*p) if p[0] else "" for p in parts.where(parts.notna(), None).itertuples(index=False)]
@@ -196,18 +196,18 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must be equal in runs that are compared: model, initialisation, budget, kind of text."""
-    given = flat(drop_later_keys(nested(settings)))
-    asked = {k: v for k, v in given.items() if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)}
+    flat_settings = flat(drop_later_keys(nested(settings)))
+    compared = {k: v for k, v in flat_settings.items() if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)}
     if "start.tokens" in settings:  # compared with training as long from 0
-        asked["training.tokens"] = settings["start.tokens"] + settings["training.tokens"]
-        asked["training.warmup_tokens"] = settings["start.warmup_tokens"]
-    return asked
+        compared["training.tokens"] = settings["start.tokens"] + settings["training.tokens"]
+        compared["training.warmup_tokens"] = settings["start.warmup_tokens"]
+    return compared
 
 
 def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what makes a run's scheme: the encoding's options, its learning rate, where it began."""
-    whole = one_number(flat(add_later_keys(nested(settings))))
-    options = {k: v for k, v in whole.items() if k.startswith(_SCHEME) and v is not None}
+    complete = one_number(flat(add_later_keys(nested(settings))))
+    options = {k: v for k, v in complete.items() if k.startswith(_SCHEME) and v is not None}
     if "start.tokens" in settings:
         options |= {f"start.{name}": settings[f"start.{name}"] for name in ("encoding", "tokens")}
         options |= {_START: settings["start.train_length"], "start.warmup_tokens": settings["training.warmup_tokens"]}
@@ -221,23 +221,23 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
     begins from another has a rate of its own, left out unless nothing else tells schemes apart. Before the words stands
     the encoding, or the configuration choice that has a scheme's options.
     """
-    every = {scheme: json.loads(scheme) for scheme in schemes}
-    begun = _differing([options for options in every.values() if _START in options])
-    keys = [key for key in _differing([*every.values()]) if not key.startswith(f"{_START}.") or key in begun]
-    if _START in keys and len({_json({**options, _RATE: None}) for options in every.values()}) == len(every):
+    options_of = {scheme: json.loads(scheme) for scheme in schemes}
+    start_keys = _differing([options for options in options_of.values() if _START in options])
+    keys = [key for key in _differing([*options_of.values()]) if not key.startswith(f"{_START}.") or key in start_keys]
+    if _START in keys and len({_json({**options, _RATE: None}) for options in options_of.values()}) == len(options_of):
         keys = [key for key in keys if key != _RATE]
     usual = {}
     for key in keys:
-        counts = Counter(_json(options.get(key)) for options in every.values())
+        counts = Counter(_json(options.get(key)) for options in options_of.values())
         value, count = counts.most_common(1)[0]
-        off = next((off for off in _OFF if off in counts), None)
-        usual[key] = _OFF[0] if key.startswith(_START) else value if 2 * count > counts.total() else off
+        off_value = next((off_value for off_value in _OFF if off_value in counts), None)
+        usual[key] = _OFF[0] if key.startswith(_START) else value if 2 * count > counts.total() else off_value
     names = {}
-    for scheme, options in every.items():
+    for scheme, options in options_of.items():
         pattern = _patterns().get(_json({k: v for k, v in options.items() if k.startswith("encoding.")}))
-        spelt = [key for key in keys if _json(options.get(key)) != usual[key]]
-        spelt = [key for key in spelt if not (encoding and pattern and key.startswith("encoding."))]
-        short = {key: key if key.startswith(_START) else key.rpartition(".")[2] for key in spelt}
+        spelt_keys = [key for key in keys if _json(options.get(key)) != usual[key]]
+        spelt_keys = [key for key in spelt_keys if not (encoding and pattern and key.startswith("encoding."))]
+        short = {key: key if key.startswith(_START) else key.rpartition(".")[2] for key in spelt_keys}
         words = [f"{name}={shown(options.get(key))}" for key, name in short.items()]
         names[scheme] = " ".join([pattern or encoding, *words] if encoding else words)
     return names
@@ -254,16 +254,16 @@ def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Return, by setting, the values of the compared keys that are not the same in all settings of the frame."""
     runs = frame[frame["settings"].notna()].drop_duplicates("setting").set_index("setting")
     texts = runs[["text_sha256", "text_split", "tokenizer_sha256"]].to_dict("index")
-    asked = {str(setting): _comparable(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
-    keys = _differing([*asked.values()])
-    return {setting: {key: shown(values.get(key)) for key in keys} for setting, values in asked.items()}
+    facts = {str(setting): _comparable(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
+    keys = _differing([*facts.values()])
+    return {setting: {key: shown(values.get(key)) for key in keys} for setting, values in facts.items()}
 
 
 def shown(value: Any) -> str:
     """Return a setting as text: digests by their first digits, layers as `3 rope window=64 + none`."""
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        words = [[f"{key}={shown(each[key])}" for key in sorted(each, key=lambda key: key != "name")] for each in value]
-        groups = [(len([*same]), " ".join(layer).removeprefix("name=")) for layer, same in itertools.groupby(words)]
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        words = [[f"{key}={shown(item[key])}" for key in sorted(item, key=lambda key: key != "name")] for item in value]
+        groups = [(len([*run]), " ".join(layer).removeprefix("name=")) for layer, run in itertools.groupby(words)]
         return " + ".join(f"{count} {layer}" if count > 1 else layer for count, layer in groups)
     return _DIGEST.sub(r"\1", value if isinstance(value, str) else _json(value))
 

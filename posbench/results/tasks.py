@@ -45,9 +45,9 @@ def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows["seed_learned"] = ~rows["folder"].isin(trained.loc[~(trained["accuracy"] >= GATE), "folder"])
     rows = rows[rows["folder"].isin(trained.loc[trained["length_ratio"] == 1, "folder"])]
     places, diverged = rows.drop_duplicates(_PLACE), once[once["run_status"] == "diverged"].drop_duplicates("folder")
-    wrong = {"accuracy": 0.0, "exact_match": 0.0, "seed_learned": False, "status": "ok", "steps_to_gate": math.nan}
+    zeros = {"accuracy": 0.0, "exact_match": 0.0, "seed_learned": False, "status": "ok", "steps_to_gate": math.nan}
     facts = diverged[["folder", "label", "encoding", "seed"]].to_dict("records")
-    return pd.concat([rows, *(places.assign(**run, **wrong) for run in facts)], ignore_index=True)
+    return pd.concat([rows, *(places.assign(**run, **zeros) for run in facts)], ignore_index=True)
 
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
@@ -56,11 +56,11 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     `accuracy` (of tokens) is the median over all seeds, NaN unless `status` is ok.
     """
     places = []
-    for (label, *place), same in task_rows(frame).groupby(["label", *_PLACE]):
-        status = next((status for status in same["status"] if status != "ok"), "ok")
-        shares = same["accuracy"] if status == "ok" else same["accuracy"] * math.nan
-        row = {"label": label, **dict(zip(_PLACE, place, strict=True)), "status": status, "seeds": len(same)}
-        row |= {name: same[name].iloc[0] for name in ("as_trained", "trivial")}
+    for (label, *place), group in task_rows(frame).groupby(["label", *_PLACE]):
+        status = next((status for status in group["status"] if status != "ok"), "ok")
+        shares = group["accuracy"] if status == "ok" else group["accuracy"] * math.nan
+        row = {"label": label, **dict(zip(_PLACE, place, strict=True)), "status": status, "seeds": len(group)}
+        row |= {name: group[name].iloc[0] for name in ("as_trained", "trivial")}
         places.append(row | {"accuracy": shares.median(), "accuracy_min": shares.min(), "accuracy_max": shares.max()})
     return pd.DataFrame(places)
 
@@ -78,15 +78,15 @@ def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataF
     rows, places = task_rows(frame), accuracies(frame)
     if not len(rows):
         return pd.DataFrame()
-    wanted = (reference_label(frame, reference), "none", rows["label"].min())
-    base = next(label for label in wanted if label in set(rows["label"]))
+    choices = (reference_label(frame, reference), "none", rows["label"].min())
+    base = next(label for label in choices if label in set(rows["label"]))
     of_base, schemes, tests = rows[rows["label"] == base], [], []
-    for label, same in rows.groupby("label"):
-        schemes.append(_scheme(same, places[(places["label"] == label) & places["as_trained"]]))
-        tests += [(schemes[-1], *test) for test in (_asked(same, of_base) if label != base else [])]
+    for label, group in rows.groupby("label"):
+        schemes.append(_scheme(group, places[(places["label"] == label) & places["as_trained"]]))
+        tests += [(schemes[-1], *test) for test in (_comparisons(group, of_base) if label != base else [])]
     number = sum(not why for _, _, why, _ in tests)
     for row, name, why, shares in tests:
-        row |= {f"{name}_word": "", f"{name}_why": why} if why else _tested(row, name, shares, number)
+        row |= {f"{name}_word": "", f"{name}_why": why} if why else _test_columns(row, name, shares, number)
     table = pd.DataFrame(sorted(schemes, key=lambda row: row.pop("order")))
     table.attrs = {"reference": base, "tests": number}
     return table
@@ -111,25 +111,25 @@ def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
     return row | {"order": order}
 
 
-def _asked(scheme: pd.DataFrame, base: pd.DataFrame) -> Iterator[tuple[str, str, list[pd.Series]]]:
+def _comparisons(scheme: pd.DataFrame, base: pd.DataFrame) -> Iterator[tuple[str, str, list[pd.Series]]]:
     """Yield the tests of a scheme against the reference: the column, why there is none, and the shares of both."""
     learned = [rows.drop_duplicates("folder")["seed_learned"].astype(float) for rows in (scheme, base)]
     seeds = min(map(len, learned))
-    few = f"{seeds} of {ENOUGH_SEEDS} seeds" if seeds < ENOUGH_SEEDS else ""
+    too_few = f"{seeds} of {ENOUGH_SEEDS} seeds" if seeds < ENOUGH_SEEDS else ""
     gate = "not learned" if learned[0].mean() < HALF else ""
     gate = gate or ("the reference has not learned" if learned[1].mean() < HALF else "")
-    yield "learned", few, learned
+    yield "learned", too_few, learned
     for ratio in RATIOS:
-        at = [rows[rows["as_trained"] & (rows["length_ratio"] == ratio)] for rows in (scheme, base)]
-        both = pd.concat(at)
-        bad = both.loc[both["status"] != "ok", "status"].str.replace("_", " ")
-        others = (both[["targets_sha256", "dtype"]].nunique() > 1).any()
-        missing = "" if [*map(len, at)] == [*map(len, learned)] else "not tested in all seeds"
-        why = few or gate or "".join(bad[:1]) or ("other problems or precision" if others else missing)
-        yield f"accuracy_{ratio:g}x", why, [rows["accuracy"] for rows in at]
+        tested = [rows[rows["as_trained"] & (rows["length_ratio"] == ratio)] for rows in (scheme, base)]
+        pooled = pd.concat(tested)
+        failures = pooled.loc[pooled["status"] != "ok", "status"].str.replace("_", " ")
+        differ = (pooled[["targets_sha256", "dtype"]].nunique() > 1).any()
+        missing = "" if [*map(len, tested)] == [*map(len, learned)] else "not tested in all seeds"
+        reason = too_few or gate or "".join(failures[:1]) or ("other problems or precision" if differ else missing)
+        yield f"accuracy_{ratio:g}x", reason, [rows["accuracy"] for rows in tested]
 
 
-def _tested(row: dict[str, Any], name: str, shares: list[pd.Series], tests: int) -> dict[str, Any]:
+def _test_columns(row: dict[str, Any], name: str, shares: list[pd.Series], tests: int) -> dict[str, Any]:
     """Return the exact test of two sets of unpaired seeds, one of so many tests, as columns of this name."""
     from scipy import stats
 
@@ -138,14 +138,14 @@ def _tested(row: dict[str, Any], name: str, shares: list[pd.Series], tests: int)
         permutation_type="independent", vectorized=True, n_resamples=MOST_ORDERS, batch=10_000,
         rng=np.random.default_rng(0),
     )  # fmt: skip
-    p, why = min(1.0, tests * float(test.pvalue)), ""
+    p, reason = min(1.0, tests * float(test.pvalue)), ""
     words = ("learned by fewer seeds", "learned by more seeds") if name == "learned" else ("worse", "better")
     word = words[int(test.statistic > 0)]
     if tests * max(2 / math.comb(sum(map(len, shares)), len(shares[0])), 2 / MOST_ORDERS) >= ALPHA:
-        word, why = "", "too few seeds for any outcome"
+        word, reason = "", "too few seeds for any outcome"
     elif p >= ALPHA or abs(test.statistic) < LEAST:
         word = NOT_RESOLVED
     elif row.get(name, math.nan) <= row.get(f"{name}_trivial", math.nan):
-        why = "no better than the trivial reader"
-    columns = {"p": p, "difference": float(test.statistic), "word": word, "why": why}
+        reason = "no better than the trivial reader"
+    columns = {"p": p, "difference": float(test.statistic), "word": word, "why": reason}
     return {f"{name}_{key}": value for key, value in columns.items()}

@@ -53,7 +53,7 @@ def table(console: Console) -> Table:
     return Table(box=style, padding=(0, 1), pad_edge=False, collapse_padding=True, show_edge=False)
 
 
-def fitting(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
+def fitting_columns(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
     """Return which columns of these widths fit into so many characters: spare ones are dropped, the first one first."""
     spare, columns = list(spare), list(range(len(widths)))
     while spare and sum(widths[column] for column in columns) + 2 * (len(columns) - 1) > room:
