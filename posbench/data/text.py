@@ -194,7 +194,7 @@ def _stretches(sizes: Sequence[int], count: int) -> tuple[dict[str, list[tuple[i
 
 
 def copies(train: Iterable[str], held_out: Iterable[str], every: int = 1) -> tuple[list[int], float]:
-    """Return the numbers of training documents that hold an n-th held-out passage, and these passages' share."""
+    """Return the numbers of training documents with a held-out passage (each n-th is sought), and the share found."""
 
     def passages(text: str) -> np.ndarray:
         words = np.fromiter((hash(word[0]) for word in re.finditer(r"\S+", text)), np.int64).view(np.uint64)

@@ -20,9 +20,9 @@ ALIGNED = 128  # rows of the head that tensor cores take at once; at an odd numb
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Return the mean negative log-likelihood in nats of labels (N,) under hidden (N, D) @ weight (V, D).T; of none 0.
 
-    Products run in the dtype of autocast if that is on, the rest in fp32 (fp64 for fp64 inputs). A label that is none
-    of 0 .. V-1 raises IndexError or RuntimeError. Both products of the gradient are made while the logits of some rows
-    exist, which their own gradient replaces. Liger Kernel does the same: Hsu et al. (2024), arXiv:2410.10989.
+    Products run in the dtype of autocast if that is on, the rest in fp32 (fp64 for fp64 inputs). A label outside
+    0 .. V-1 raises IndexError or RuntimeError. Both products of the gradient are made while the logits of some rows
+    exist; their own gradient overwrites them. Liger Kernel does the same: Hsu et al. (2024), arXiv:2410.10989.
     """
     device_type = hidden.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype

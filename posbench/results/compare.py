@@ -67,7 +67,7 @@ class Losses:
                     self.sums[label, kind, int(length)] = pd.DataFrame(np.stack([*nats]), by_unit["seed"], dtype=float)
 
     def lengths(self, label: str | None = None) -> list[int]:
-        """Return the lengths, in tokens, that any scheme was asked for, or all seeds of one; no text was too short."""
+        """Return the lengths, in tokens, asked of any scheme, or of all seeds of one, that no text is too short for."""
         lacking = ("too_short",) if label is None else ("too_short", "missing")
         keys = [key for key, status in self.statuses.items() if status not in lacking and label in (None, key[0])]
         return sorted({length for _, variant, length in keys if variant == PLAIN})

@@ -109,7 +109,7 @@ def trained(folder: Path) -> Checkpoint:
 
 
 def keep_weights(folder: Path, steps: int) -> None:
-    """Delete a finished run's checkpoints but the newest weights, if these verify: all that is read."""
+    """Delete a finished run's checkpoints but the newest weights, if these verify: nothing else is read."""
     if final := at(folder, steps):
         _remove(checkpoint.path for checkpoint in every(folder) if checkpoint != final)
         (final.path / OPTIMIZER).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from posbench.run import RECORD
 
 
 def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
-    """Run folders under the given folders and globs, and of ids; those moved aside (`.old-1`) are left out."""
+    """Return the run folders under these folders and globs, and of ids, without those moved aside (`.old-1`)."""
     folders: dict[Path, Path] = {}
     for path in map(of_id, paths):
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))]

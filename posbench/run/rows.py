@@ -153,7 +153,7 @@ def every_row(folder: Path) -> list[EvaluationRow]:
 def evaluation_rows(folder: Path, counts: Mapping[str | None, int] | None = None) -> list[EvaluationRow]:
     """Return evaluation rows, one of each key: the last, unless an earlier one pairs with more of its curve.
 
-    So a later evaluation of a few lengths, on targets of their own or for lack of text, never breaks a curve.
+    So a later evaluation of a few lengths, on other targets, never breaks a curve.
     """
     rows = every_row(folder)
     paired = {id(row) for row in on_shared_targets(rows, counts)}

@@ -136,7 +136,7 @@ class Run:
         self.update(status="done" if self.record["status"] == "done" else status, reason=reason, message=message)
 
     def ended_by(self, error: BaseException) -> None:
-        """Record what ended the attempt; a run that is done and was refused before one began is left as it is."""
+        """Record what ended the attempt; a done run that was refused before an attempt began is left as it is."""
         if self.record["status"] != "done" or self.record["reason"] == ADDING:
             stopped = isinstance(error, Stopped | KeyboardInterrupt)
             reason = "signal" if stopped else error.reason if isinstance(error, RunFailed) else "error"
@@ -152,7 +152,7 @@ class Run:
         return config
 
     def write_config(self, config: AnyConfig) -> None:
-        """Let the folder have this configuration of the run."""
+        """Write this configuration of the run into its folder."""
         self.config = config
         text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
         files.write(self.folder / CONFIG, text.encode())

@@ -25,7 +25,7 @@ CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
 _VALUES = {"nll": "loss"} | {name: name for name in ("accuracy", "exact_match", "ci_low", "ci_high")}
 _AXES = ("tokens", "step", "seconds", CONTEXT)
 _SHOWN = ("eval/loss", "eval/accuracy")  # curves with a panel; the others can be added to one
-ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]  # what rows come to, and what draws them
+ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]  # a run's headline, and what draws it
 
 
 class Tracker:
@@ -55,7 +55,7 @@ class Tracker:
                 self._seen += 1
 
     def finish(self) -> None:
-        """Send what the run came to, and wait a bounded time."""
+        """Send the run's results, and wait a bounded time."""
         if self.session is None:
             return
         with self._failure_as_warning():
@@ -149,7 +149,7 @@ def wandb_session(config: Trains, run: Run) -> Any:
         place[key] = os.environ.get(f"WANDB_{key.upper()}") or recorded.get(key) or getattr(tracking, key)
     run.update(wandb=place)
     logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
-    # What the command line, the environment or the code hold stays here.
+    # The command line, the environment and the code are not uploaded.
     settings = wandb.Settings(
         silent=True, quiet=True, console="off", init_timeout=60, finish_timeout=60,
         reinit="create_new",  # several runs in one process do not end each other

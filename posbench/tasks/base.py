@@ -113,7 +113,7 @@ class Task:
         raise NotImplementedError  # each task draws its problems of a length that `problems` has checked
 
     def trivial(self, problems: Problems) -> Integers:
-        """Say a token after each input (count, size) without solving the problem: by default the commonest one left."""
+        """Return a guess after each input (count, size), without solving the problem: by default the commonest left."""
         return problems.commonest_left(np.where(problems.scored, problems.ids[:, 1:], 0))
 
     def varied(self, **options: Any) -> Self:

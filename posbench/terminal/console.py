@@ -54,7 +54,7 @@ def table(console: Console) -> Table:
 
 
 def fitting_columns(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
-    """Return which columns of these widths fit into so many characters: spare ones are dropped, the first one first."""
+    """Return the columns, by number, that fit into `room` characters: those of `spare` are dropped in their order."""
     spare, columns = list(spare), list(range(len(widths)))
     while spare and sum(widths[column] for column in columns) + 2 * (len(columns) - 1) > room:
         columns.remove(spare.pop(0))
@@ -124,7 +124,7 @@ def progress(total: int, start: int, full_speed: float | None = None) -> Iterato
 
 
 class Work:
-    """Other work of a known amount, whose line in the log has places for what is done, the total and the time left."""
+    """Other work of a known amount; `message`, its line in the log, takes what is done, the total and the time left."""
 
     def __init__(self, total: int, message: str) -> None:
         self.total, self.message, self.done = total, message, 0

@@ -168,7 +168,7 @@ def fit(
             batch = batches.batch(step).cut(updates.stage_at(step, training)[0]).share(parts, world.rank, world.size)
             outcomes.append(begin_update(trainer, batch, step, rate))
             step += 1
-            to_log, to_validate, to_save = (every and (step % every == 0 or step == total) for every in cadences)
+            to_log, to_validate, to_save = (cadence and (step % cadence == 0 or step == total) for cadence in cadences)
             must_read = to_log or to_validate or to_save or step == stable or step in evaluations
             loss, norm = read(0 if must_read else _AHEAD.get(trainer.device.type, 0))
             if stopped := world.stopped_by():  # the same signal in all processes: they have read the same updates
