@@ -140,13 +140,13 @@ def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
 def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
     """As docs/longer.md has them: 400 updates, their first twentieth for the warm-up, up to four times the length."""
     words = f"start={model('llama')} extension=yarn training.train_length={LONG} training.tokens={400 * 6 * LONG}"
-    config = finetune._asked(load.find(model("llama")), [*TEXT, *words.split()], None)[0]
+    config = finetune._config(load.find(model("llama")), [*TEXT, *words.split()], None)[0]
     training = config.training
     assert (training.learning_rate, training.warmup_tokens, config.study) == (2e-5, 400 * 6 * LONG // 20, "extend")
     assert (training.batch_size, training.accumulation, training.steps) == (1, 6, 400)
     assert config.encoding.options["parameters"]["factor"] == LONG / LENGTH
     assert [ratio * LONG for ratio in config.evaluation.ratios] == [LENGTH, LONG, 2 * LONG, 4 * LONG]
-    longrope = finetune._asked(load.find(model("llama")), [*TEXT, *words.replace("yarn", "longrope").split()], None)[0]
+    longrope = finetune._config(load.find(model("llama")), [*TEXT, *words.replace("yarn", "longrope").split()], None)[0]
     parameters = longrope.encoding.options["parameters"]  # up to the trained length a model turns as it did
     assert parameters["short_factor"] == [1.0] * 4 != parameters["long_factor"]
 

@@ -49,56 +49,56 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int]]:
     """Compute the missing rows of one model; returns the folder of results, the name of the text, and the lengths."""
     source = find(word)
-    asked, bos = parse_words(source, overrides)
-    sections = sections_of(source, source.config, asked.data, bos)
-    training = schema.TrainingElsewhere(asked.training.train_length)
-    config = schema.TrainedElsewhere(study=STUDY, training=training, evaluation=asked.evaluation, **sections)
-    device = machine.current(machine.resolve(asked.runtime.device))
-    threads = machine.set_threads(asked.runtime.threads)
-    subject = subject_of(source, config, precision_of(source, asked.evaluation, device), device)
-    tokens = text_of(config, asked.runtime.cache)
-    folder = Path(asked.runtime.outputs) / STUDY / config.id
+    settings, bos = parse_words(source, overrides)
+    sections = sections_of(source, source.config, settings.data, bos)
+    training = schema.TrainingElsewhere(settings.training.train_length)
+    config = schema.TrainedElsewhere(study=STUDY, training=training, evaluation=settings.evaluation, **sections)
+    device = machine.current(machine.resolve(settings.runtime.device))
+    threads = machine.set_threads(settings.runtime.threads)
+    subject = subject_of(source, config, precision_of(source, settings.evaluation, device), device)
+    tokens = text_of(config, settings.runtime.cache)
+    folder = Path(settings.runtime.outputs) / STUDY / config.id
     with Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run, signals_as_errors():
         run.begin_attempt(device=str(device), dtype=subject.precision, threads=threads)
-        before, now = (run.record["data"] or {}).get("sha256"), tokens.record["sha256"]
-        if before not in (None, now):
+        old_digest, digest = (run.record["data"] or {}).get("sha256"), tokens.record["sha256"]
+        if old_digest not in (None, digest):
             raise UserError(f"{folder} holds results on another text: restore that, or name this one by data.name=NAME")
         record(run, subject, tokens, config.reading)
-        if not evaluate_into(run, subject, tokens, asked.evaluation):
+        if not evaluate_into(run, subject, tokens, settings.evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
         run.finish("done")
-    return folder, asked.evaluation.split, lengths_of(asked.evaluation, asked.training.train_length)
+    return folder, settings.evaluation.split, lengths_of(settings.evaluation, settings.training.train_length)
 
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     """Return the words as a run's configuration (data, training length, evaluation and runtime count), and `bos`."""
-    given = by_key(words)
-    length, bos = read(given.pop("train_length", str(source.train_length))), given.pop("bos", None)
-    for key in given:
+    settings = by_key(words)
+    length, bos = read(settings.pop("train_length", str(source.train_length))), settings.pop("bos", None)
+    for key in settings:
         if key not in (LENGTH, *KEYS, *GROUPS):
             raise unknown_key(key, [*KEYS], ("train_length", "bos"))
         of_the_model = key in ("data.tokenizer", "data.vocab_size", "runtime.processes")
         if of_the_model or key.partition(".")[0] not in ("data", "evaluation", "runtime"):
             raise UserError(f"{key}: not for a HuggingFace model: it has its own, and is evaluated in one process")
     if type(length) is not int or length < 2:
-        raise UserError(f"{source.given}: expected train_length=N, the tokens that it was trained on: it is {length}")
-    usual = {"tracking": "none", "evaluation.longest": RATIOS[-1], "training.train_length": length}
-    usual |= {"training.tokens": length, "training.batch_size": 1, "training.accumulation": 1}
-    usual |= {"evaluation.targets": min(length, compose.single(["tracking=none"]).evaluation.targets)}
-    if not {"evaluation.length", "evaluation.ratios"} & given.keys():
-        usual["evaluation.ratios"] = list(RATIOS)
-    return compose.single([f"{key}={text}" for key, text in (usual | given).items()]), bos
+        raise UserError(f"{source.origin}: expected train_length=N, the tokens that it was trained on: it is {length}")
+    defaults = {"tracking": "none", "evaluation.longest": RATIOS[-1], "training.train_length": length}
+    defaults |= {"training.tokens": length, "training.batch_size": 1, "training.accumulation": 1}
+    defaults |= {"evaluation.targets": min(length, compose.single(["tracking=none"]).evaluation.targets)}
+    if not {"evaluation.length", "evaluation.ratios"} & settings.keys():
+        defaults["evaluation.ratios"] = list(RATIOS)
+    return compose.single([f"{key}={text}" for key, text in (defaults | settings).items()]), bos
 
 
 def sections_of(source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None) -> dict[str, Any]:
     """Return the sections about a model, whose configuration may be extended, and its text, for a folder of results."""
     position, config = position_of(config), config.get_text_config()
     options = {"parameters": config.rope_parameters} if position == "rope" else {}
-    place = os.path.normpath(source.given) if source.revision is None else source.given
+    location = os.path.normpath(source.origin) if source.revision is None else source.origin
     sizes = (config.num_hidden_layers, getattr(config, "num_attention_heads", None), config.hidden_size)
     return {
         "encoding": EncodingConfig(name or position, json.loads(json.dumps(options))),
-        "model": schema.ModelElsewhere(source.name, place, source.revision, source.sha256(), source.kind, *sizes),
+        "model": schema.ModelElsewhere(source.name, location, source.revision, source.sha256(), source.kind, *sizes),
         "reading": reading_of(source, bos),
         "data": dataclasses.replace(text, tokenizer=str(source.folder / TOKENIZER), vocab_size=int(config.vocab_size)),
     }
@@ -113,9 +113,9 @@ def reading_of(source: Source, bos: Any) -> ReadingConfig:
         raise UserError(f"bos is {bos}: expected bos=document or bos=window")
     with library_errors(f"{source.folder / TOKENIZER} is not a tokenizer.json"):
         tokenizer = tokenizers.Tokenizer.from_file(str(source.folder / TOKENIZER))
-    plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
-    if whole[:1] != plain[:1]:
-        return ReadingConfig(whole[0], bos != "document")
+    plain_ids, ids = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    if ids[:1] != plain_ids[:1]:
+        return ReadingConfig(ids[0], bos != "document")
     config = source.config.get_text_config()
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     for token in (getattr(config, "bos_token_id", None), *ends[:1]):
@@ -172,8 +172,8 @@ def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Reading
         parameters={**run.record["parameters"], "total": total},
         support={"level": level, "transformers": version},
     )
-    what = f"{kind} with transformers {version}: {level}, {total:,} parameters in {subject.precision}"
-    logger.info("%s; before documents%s: %r", what, " and in every window" if reading.first else "", text)
+    summary = f"{kind} with transformers {version}: {level}, {total:,} parameters in {subject.precision}"
+    logger.info("%s; before documents%s: %r", summary, " and in every window" if reading.first else "", text)
 
 
 def evaluate_into(

@@ -84,10 +84,10 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
         _write(new, settings, tensors, tokenizer, length)
         if code:
             (new / modeling.FILE).write_text(modeling.IMPORT)
-        lengths = [min(each, longest or each) for each in (1, SHORT, length, 2 * length, 4 * length)]
+        lengths = [min(tokens, longest or tokens) for tokens in (1, SHORT, length, 2 * length, 4 * length)]
         agreements = compare(new, model, tokenizer.vocab_size, lengths)
-        theirs = transformers().AutoTokenizer.from_pretrained(new)
-        if theirs(_TEXT)["input_ids"] != tokenizer.encode([_TEXT])[0].tolist():
+        their_tokenizer = transformers().AutoTokenizer.from_pretrained(new)
+        if their_tokenizer(_TEXT)["input_ids"] != tokenizer.encode([_TEXT])[0].tolist():
             raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing is written")
         (architecture,) = settings["architectures"]
         about = (
@@ -181,18 +181,18 @@ def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]
         if name.startswith("encoding."):
             continue
         name = name.removesuffix(".weight")
-        layers, number, rest = name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
-        name = ".".join(filter(None, (names.get(layers), number, names[rest])))
+        layers, number, module = name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
+        name = ".".join(filter(None, (names.get(layers), number, names[module])))
         parts = {name: weight.detach()}
-        if rest == "attention.qkv":
+        if module == "attention.qkv":
             q, k, v = parts[name].view(3, model.layers[0].attention.n_heads, -1, weight.shape[1])  # each (H, Dh, D)
             heads = (q[:, order], k[:, order], v)
-            separate = {name.replace("qkv", each): part for each, part in zip("qkv", heads, strict=True)}
+            separate = {name.replace("qkv", letter): part for letter, part in zip("qkv", heads, strict=True)}
             parts = {name: torch.cat(heads, dim=1)} if packed else separate
             parts = {name: part.flatten(0, 1) for name, part in parts.items()}
         for name, part in parts.items():
             tensors[f"{name}.weight"] = part.clone(memory_format=torch.contiguous_format)
-            if packed and ("norm" in rest or "mlp" in rest):
+            if packed and ("norm" in module or "mlp" in module):
                 tensors[f"{name}.bias"] = torch.zeros(len(part))
     return tensors
 
@@ -210,8 +210,8 @@ def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], toke
     """Write a model, and the run's tokenizer: it adds no tokens to a text and reads no separator in it."""
     library = transformers()
     ends = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
-    more = {"pad_token_id": None, "vocab_size": tokenizer.vocab_size, "dtype": "float32"}
-    library.AutoConfig.for_model(**settings, **ends, **more).save_pretrained(new)
+    facts = {"pad_token_id": None, "vocab_size": tokenizer.vocab_size, "dtype": "float32"}
+    library.AutoConfig.for_model(**settings, **ends, **facts).save_pretrained(new)
     library.GenerationConfig(**ends, use_cache=settings["use_cache"]).save_pretrained(new)
     safetensors.torch.save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     description = json.dumps(tokenizer.description | {"post_processor": None})
@@ -226,18 +226,18 @@ def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], toke
 
 
 @torch.inference_mode()
-def compare(folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, wanted: Iterable[int]) -> Agreements:
+def compare(folder: Path, model: Callable[[Tensor], Tensor], vocabulary: int, lengths: Iterable[int]) -> Agreements:
     """Compare a folder's model with what gives logits (1, T, V) of ids (1, T), in fp32; UserError if they differ."""
-    theirs = load(folder, transformers().AutoConfig.from_pretrained(folder), "fp32")
+    exported = load(folder, transformers().AutoConfig.from_pretrained(folder), "fp32")
     agreements = []
-    for length in sorted({max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary)) for length in wanted}):
+    for length in sorted({max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary)) for length in lengths}):
         ids = torch.randint(vocabulary, (1, length), generator=generator(0, "export", length))
-        logits = ours(ids)
-        difference, largest = (logits - theirs(ids).logits).abs().max().item(), logits.abs().max().item()
+        logits = model(ids)
+        difference, largest = (logits - exported(ids).logits).abs().max().item(), logits.abs().max().item()
         limit = max(LIMIT, _ROUNDING * length) * max(1.0, largest)
         if not difference <= limit:  # also NaN
-            wrong = f"at {length} tokens their logits differ by {difference:.2g}, expected at most {limit:.2g}"
-            raise UserError(f"the exported model is not the run's: {wrong}; nothing is written")
+            reason = f"at {length} tokens their logits differ by {difference:.2g}, expected at most {limit:.2g}"
+            raise UserError(f"the exported model is not the run's: {reason}; nothing is written")
         agreements.append({"length": length, "difference": difference, "largest_logit": largest, "limit": limit})
     return agreements
 
@@ -249,8 +249,8 @@ def worst(agreements: Agreements) -> float:
 
 def write_card(new: Path, run: Path, config: Trains, about: str, agreements: Agreements, **facts: Any) -> None:
     """Write a model's page, with its results as the run's rows have them, and the differences of its logits."""
-    where = {"versions": {**versions(), "transformers": transformers().__version__}, "device": "cpu", "dtype": "fp32"}
-    differences = {"run": run.name, **facts, **where, "differences": agreements}
+    setup = {"versions": {**versions(), "transformers": transformers().__version__}, "device": "cpu", "dtype": "fp32"}
+    differences = {"run": run.name, **facts, **setup, "differences": agreements}
     (new / PARITY).write_text(json.dumps(differences, indent=2) + "\n")
     tags = ["posbench", "positional-encoding", config.encoding.name]
     front = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}

@@ -43,7 +43,7 @@ _OTHERS = ("model", "encoding", "training", "experiment", "evaluation", "data.to
 def train_model(word: str, overrides: list[str], restart: bool = False, config_dir: Path | None = None) -> Path:
     """Train a model further, evaluate and save it; repeated, it continues. Returns the folder of results."""
     source = find(word)
-    config, extension = _asked(source, overrides, config_dir)
+    config, extension = _config(source, overrides, config_dir)
     device = machine.current(machine.resolve(config.runtime.device))
     dtype = machine.resolve_precision(config.training.precision, device)
     machine.be_deterministic(device, config.runtime.deterministic)
@@ -64,69 +64,69 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 model = with_adapters(model, config.lora, config.seed)
             trainer = Trainer(Learning(model, subject.first_token, config.runtime.checkpointing), config, device, dtype)
 
-            def merged() -> Any:
+            def merged_model() -> Any:
                 return copy.deepcopy(model).merge_and_unload() if config.lora else model
 
-            def evaluated(step: int, settings: EvaluationConfig) -> None:  # with the weights that its folder has
-                saved = cast_weights(merged(), DTYPES[source.precision], DTYPES[precision])
-                now = dataclasses.replace(subject, model=saved, precision=precision)
-                evaluate_into(run, now, tokens, settings, step, step * config.training.tokens_per_step)
+            def evaluate(step: int, settings: EvaluationConfig) -> None:  # with the weights that its folder has
+                saved = cast_weights(merged_model(), DTYPES[source.precision], DTYPES[precision])
+                trained_subject = dataclasses.replace(subject, model=saved, precision=precision)
+                evaluate_into(run, trained_subject, tokens, settings, step, step * config.training.tokens_per_step)
 
-            fit(trainer, tokens.batches(config.training, config.seed), tokens, config, run, evaluated)
+            fit(trainer, tokens.batches(config.training, config.seed), tokens, config, run, evaluate)
         trainer.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
-            evaluated(config.training.steps, config.evaluation)
+            evaluate(config.training.steps, config.evaluation)
             if not (run.folder / MODEL).exists():
-                _save(run, merged(), source, config)
+                _save(run, merged_model(), source, config)
             logger.info("the trained model, for transformers: %s", run.folder / MODEL)
         end(run, config)
     return folder
 
 
-def _asked(source: Source, words: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
+def _config(source: Source, words: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
     """Return what is trained further, and how, as the words ask."""
-    place, typed = f"start={source.given}", {split(word)[0] for word in words}
+    start, keys = f"start={source.origin}", {split(word)[0] for word in words}
     if source.kind not in TESTED:
-        known = ", ".join(TESTED)
-        raise UserError(f"{place}: {source.kind} models can be evaluated, not trained further: expected {known}")
-    if wrong := next((key for key in typed if key in _OTHERS or key.startswith("model.")), None):
-        raise UserError(f"{wrong}: not beside {place}, a HuggingFace model that is trained as it is")
-    given = by_key(words)
-    method = given.pop("encoding", None)
-    del given["start"]
-    options = {key.partition(".")[2]: read(given.pop(key)) for key in list(given) if key.startswith("encoding.")}
-    before, bos = read(given.pop("start.train_length", str(source.train_length))), given.pop("bos", None)
-    lora = read(given.pop("lora", "null"))
-    for key, number, least in (("start.train_length", before, 2), ("lora", 1 if lora is None else lora, 1)):
-        if type(number) is not int or number < least:
-            raise UserError(f"{place}: expected {key}=N, which is {number}")
+        kinds = ", ".join(TESTED)
+        raise UserError(f"{start}: {source.kind} models can be evaluated, not trained further: expected {kinds}")
+    if wrong_key := next((key for key in keys if key in _OTHERS or key.startswith("model.")), None):
+        raise UserError(f"{wrong_key}: not beside {start}, a HuggingFace model that is trained as it is")
+    texts = by_key(words)
+    method = texts.pop("encoding", None)
+    del texts["start"]
+    options = {key.partition(".")[2]: read(texts.pop(key)) for key in list(texts) if key.startswith("encoding.")}
+    start_length, bos = read(texts.pop("start.train_length", str(source.train_length))), texts.pop("bos", None)
+    lora = read(texts.pop("lora", "null"))
+    for key, number, minimum in (("start.train_length", start_length, 2), ("lora", 1 if lora is None else lora, 1)):
+        if type(number) is not int or number < minimum:
+            raise UserError(f"{start}: expected {key}=N, which is {number}")
     for key in ("training.train_length", "training.tokens"):
-        if key not in given:
+        if key not in texts:
             raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
-    usual = {"study": compose.STUDY, "training.batch_size": "1", "training.accumulation": "1", "at_tokens": "0"}
-    usual |= {"training.learning_rate": str(LORA_RATE if lora else RATE)} | given
-    base = compose.single([f"{key}={text}" for key, text in usual.items()], config_dir)
+    defaults = {"study": compose.STUDY, "training.batch_size": "1", "training.accumulation": "1", "at_tokens": "0"}
+    defaults |= {"training.learning_rate": str(LORA_RATE if lora else RATE)} | texts
+    base = compose.single([f"{key}={text}" for key, text in defaults.items()], config_dir)
     training, evaluation = base.training, base.evaluation
     length, tokens = training.train_length, training.tokens
     if any(len(stage) > 2 for stage in training.lengths):
-        raise UserError(f"training.lengths: expected [share,length] alone, without windows, beside {place}")
-    if "training.accumulation" not in given:
+        raise UserError(f"training.lengths: expected [share,length] alone, without windows, beside {start}")
+    if "training.accumulation" not in texts:
         accumulation = max(1, round(tokens / UPDATES / length / training.batch_size))
         training = dataclasses.replace(training, accumulation=accumulation)
-    if "training.warmup_tokens" not in given:
+    if "training.warmup_tokens" not in texts:
         training = dataclasses.replace(training, warmup_tokens=tokens // 20)
-    if not {"evaluation.length", "evaluation.ratios"} & given.keys():
-        lengths = ratios([before, length, 2 * length, 4 * length], base)
+    if not {"evaluation.length", "evaluation.ratios"} & texts.keys():
+        lengths = ratios([start_length, length, 2 * length, 4 * length], base)
         evaluation = dataclasses.replace(evaluation, ratios=tuple(lengths))
-    extension = _extension(source, length, before, method, options)
+    extension = _extension(source, length, start_length, method, options)
     shared: dict[str, Any] = {name: getattr(base, name) for name in ("study", "seed", "tracking", "runtime")}
     shared |= sections_of(source, extension.config if extension else source.config, base.data, bos, method)
-    settings = {"start": TrainingElsewhere(before), "training": training, "evaluation": evaluation, "lora": lora}
+    settings = {"start": TrainingElsewhere(start_length), "training": training, "evaluation": evaluation, "lora": lora}
     return TrainedOn(**shared, **settings), extension
 
 
 def _extension(
-    source: Source, length: int, before: int, method: str | None, options: dict[str, Any]
+    source: Source, length: int, start_length: int, method: str | None, options: dict[str, Any]
 ) -> rope.Extension | None:
     """Return the typed extension to a new training length, if any; UserError if a table of positions is too short."""
     rows = getattr(source.config, "max_position_embeddings", 0)
@@ -137,7 +137,7 @@ def _extension(
     if method is None and options.keys() != {"base"}:
         raise UserError(f"encoding.{min(options)}: expected extension=NAME beside it, or encoding.base alone")
     try:
-        return rope.extension(source.config, method or "abf", length, before, options, every_length=True)
+        return rope.extension(source.config, method or "abf", length, start_length, options, every_length=True)
     except Undefined as error:
         raise UserError(f"extension={method or 'abf'}: {error}") from None
 
@@ -150,10 +150,10 @@ class Learning(nn.Module):
         self.model, self.first_token = model, first_token
         self.eval()
         layer = transformers().modeling_layers.GradientCheckpointingLayer
-        again = functools.partial(recomputing, use_reentrant=False, preserve_rng_state=False)
+        recompute = functools.partial(recomputing, use_reentrant=False, preserve_rng_state=False)
         for block in model.modules() if recomputed else ():
             if isinstance(block, layer):  # the library's own switch also turns on dropout
-                block.forward = functools.partial(again, block.forward)
+                block.forward = functools.partial(recompute, block.forward)
 
     def train(self, mode: bool = True) -> "Learning":
         super().train(False)
@@ -190,20 +190,20 @@ def cast_weights(model: Any, *dtypes: torch.dtype, device: torch.device | None =
         return model
     weights = {}
     for weight in model.parameters():
-        new = functools.reduce(lambda tensor, dtype: tensor.to(dtype), dtypes, weight.detach())
-        weights[id(weight)] = nn.Parameter(new.to(device), requires_grad=False)
+        values = functools.reduce(lambda tensor, dtype: tensor.to(dtype), dtypes, weight.detach())
+        weights[id(weight)] = nn.Parameter(values.to(device), requires_grad=False)
     return copy.deepcopy(model, weights).to(device)
 
 
 def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
     """Save the model as a folder like the one that it came from, read that again, and compare logits."""
     dtype, cpu, length = DTYPES[source.precision], torch.device("cpu"), config.training.train_length
-    needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
-    with files.atomic_folder(run.folder / MODEL, needed) as new:
+    size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
+    with files.atomic_folder(run.folder / MODEL, size) as new:
         saved = copy.copy(cast_weights(model, dtype, device=cpu))
         saved.config = library = copy.deepcopy(saved.config)
-        every = library.rope_parameters if position_of(library) == "rope" else {}
-        kind = every.get("full_attention", every).get("rope_type")
+        parameters = library.rope_parameters if position_of(library) == "rope" else {}
+        kind = parameters.get("full_attention", parameters).get("rope_type")
         library.use_cache = kind not in ("dynamic", "longrope")  # cached keys would have a shorter text's frequencies
         if kind != "dynamic" and position_of(library) != "learned":  # `dynamic` starts from this setting
             key = next(key for key in LENGTHS if hasattr(library, key))
@@ -219,7 +219,7 @@ def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
                     content = json.dumps(json.loads(content) | changes[name], indent=2).encode()
                 (new / name).write_bytes(content)
         trained = cast_weights(model, dtype, torch.float32, device=cpu)
-        lengths = [min(each, length) for each in (1, export.SHORT, config.start.train_length, length)]
+        lengths = [min(tokens, length) for tokens in (1, export.SHORT, config.start.train_length, length)]
         agreements = export.compare(new, lambda ids: forward(trained, ids), config.data.vocab_size, lengths)
         about = (
             f"`{config.model.source}`, trained further by posbench at **{length:,} tokens**, with "

@@ -70,14 +70,14 @@ def with_class_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if (kind := text.get("model_type")) not in classes:
         return settings
     with library_errors(f"transformers refuses this configuration of '{kind}'"):
-        whole = classes[kind](**{key: value for key, value in text.items() if not key.startswith("rope_")}).to_dict()
-    rope = whole.pop("rope_parameters", None) or {}
+        config = classes[kind](**{key: value for key, value in text.items() if not key.startswith("rope_")}).to_dict()
+    rope = config.pop("rope_parameters", None) or {}
     if not based and (text.get("rope_scaling") or text.get("rope_parameters")):
-        plain = rope.get("full_attention") or rope
-        whole |= {key: plain[key] for key in ("rope_theta", "partial_rotary_factor") if key in plain}
+        section = rope.get("full_attention") or rope
+        config |= {key: section[key] for key in ("rope_theta", "partial_rotary_factor") if key in section}
     elif not based:
-        whole["rope_parameters"] = rope
-    text = whole | {key: value for key, value in text.items() if value is not None}
+        config["rope_parameters"] = rope
+    text = config | {key: value for key, value in text.items() if value is not None}
     return {**settings, "text_config": text} if "text_config" in settings else text
 
 
@@ -86,7 +86,7 @@ class Source:
     """A model that can be evaluated: its files and its configuration."""
 
     folder: Path
-    given: str  # what the user typed: a folder, or a name on the hub
+    origin: str  # what the user typed: a folder, or a name on the hub
     revision: str | None  # hub: the commit
     settings: dict[str, Any]  # content of config.json
     config: Any  # the library's configuration
@@ -98,7 +98,7 @@ class Source:
     @property
     def name(self) -> str:
         """What its folder of results is called: its own last name; of a model that a run trained, the run's."""
-        path = Path(self.given.partition("@")[0] if self.revision else self.given).resolve()
+        path = Path(self.origin.partition("@")[0] if self.revision else self.origin).resolve()
         path = path.parent if path.name == MODEL and (path.parent / RECORD).is_file() else path
         return re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)[:100].strip(".-_") or "model"
 
@@ -125,19 +125,19 @@ class Source:
         return digest.hexdigest()
 
 
-def find(given: str) -> Source:
+def find(location: str) -> Source:
     """Find a model in a folder, or on the hub, whose cache comes first; UserError if there is none that is accepted."""
     library = transformers()
     causal = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    folder, revision = (Path(given), None) if Path(given).exists() else hub.model_folder(given)
+    folder, revision = (Path(location), None) if Path(location).exists() else hub.model_folder(location)
     data_only = {"trust_remote_code": False, "local_files_only": True}
-    with library_errors(f"{given}: transformers cannot read its configuration"):
+    with library_errors(f"{location}: transformers cannot read its configuration"):
         settings, _ = library.PretrainedConfig.get_config_dict(folder, **data_only)
     kind = settings.get("model_type")
-    known = f"{', '.join(TESTED)}, or another causal language model of transformers"
+    expected = f"{', '.join(TESTED)}, or another causal language model of transformers"
     for wrong, reason in (
         (not settings, "it has no config.json, or an empty one"),
-        (kind not in causal, f"model_type is {kind!r}{did_you_mean(str(kind), causal)}: expected {known}"),
+        (kind not in causal, f"model_type is {kind!r}{did_you_mean(str(kind), causal)}: expected {expected}"),
         (settings.get("auto_map"), "auto_map in config.json: posbench runs no code of a model folder"),
         (settings.get("quantization_config"), "its weights are quantised: expected fp32, bf16 or fp16"),
         (kind == "mpt" and (settings.get("attn_config") or {}).get("alibi") is False, "transformers has no such mpt"),
@@ -146,10 +146,10 @@ def find(given: str) -> Source:
         (not [*folder.glob("model*.safetensors")], "it has no .safetensors: pickled weights may run code"),
     ):
         if wrong:
-            raise UserError(f"{given}: {reason}")
-    with library_errors(f"{given}: transformers refuses its configuration"):
+            raise UserError(f"{location}: {reason}")
+    with library_errors(f"{location}: transformers refuses its configuration"):
         config = library.AutoConfig.from_pretrained(folder, **data_only)
-    return Source(folder, given, revision, settings, config)
+    return Source(folder, location, revision, settings, config)
 
 
 def load(folder: Path, config: Any, precision: str) -> Any:

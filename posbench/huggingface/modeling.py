@@ -45,7 +45,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Compute tables that are no weights, which the library leaves unset; all weights come from the folder."""
         if names := module._non_persistent_buffers_set:
-            (path,) = (path for path, other in self.model.named_modules() if other is module)
+            (path,) = (path for path, candidate in self.model.named_modules() if candidate is module)
             computed = _built(self.config).get_submodule(path)
             for name in names:
                 module.get_buffer(name).copy_(computed.get_buffer(name))
@@ -64,22 +64,22 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         if any(options.get(name) is not None for name in ("position_ids", "inputs_embeds")):
             raise ValueError("posbench's models choose positions and embeddings by themselves: expected input_ids only")
         hidden = self.model.hidden(input_ids)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits, loss = self.model.logits(hidden[:, kept]), None
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits, loss = self.model.logits(hidden[:, positions]), None
         if labels is not None:
             loss = self.loss_function(self.model.logits(hidden), labels, vocab_size=self.config.vocab_size)
         return CausalLMOutput(loss=loss, logits=logits)
 
-    def prepare_inputs_for_generation(self, input_ids: Any, *_: Any, **given: Any) -> Any:
-        return {"input_ids": input_ids, "attention_mask": given.get("attention_mask")}
+    def prepare_inputs_for_generation(self, input_ids: Any, *_: Any, **options: Any) -> Any:
+        return {"input_ids": input_ids, "attention_mask": options.get("attention_mask")}
 
 
 def _built(config: Any) -> GPT:
     """Return the model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
     model, options = validate(ModelConfig, config.model), dict(config.encoding)
     with local_torch_dtype(torch.float32), torch.device("cpu"):
-        more: dict[str, Any] = {"vocabulary": tuple(config.vocabulary), "token_rms": model.token_rms}
-        shape = Shape(model.d_model, model.n_heads, model.n_layers, config.train_length, **more)
+        details: dict[str, Any] = {"vocabulary": tuple(config.vocabulary), "token_rms": model.token_rms}
+        shape = Shape(model.d_model, model.n_heads, model.n_layers, config.train_length, **details)
         return GPT(model, config.vocab_size, encodings.build(options.pop("name"), shape, options))
 
 

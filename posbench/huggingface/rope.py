@@ -85,22 +85,22 @@ def extension(
         raise Undefined(f"its RoPE is already extended (type '{parameters['rope_type']}')")
     if not isinstance(extended, Rotary):
         raise Undefined(f"transformers has no configuration for '{method}'")
-    name, given, long = method, facts, extended.inv_freq()
+    name, settings, long = method, facts, extended.inv_freq()
     short = long
     if every_length and method == "longrope":
-        within, _ = extend.extend_encoding(plain, method, train_length, train_length, **options)
-        short = cast(Rotary, within).inv_freq()
+        short_rope, _ = extend.extend_encoding(plain, method, train_length, train_length, **options)
+        short = cast(Rotary, short_rope).inv_freq()
     elif not every_length and method == "dynamic_ntk":
         factor = facts["factor"]
-        name, given = "ntk", facts | {"factor": max(1.0, factor * length / train_length - (factor - 1))}
-    changed = parameters | rope_parameters(name, given, plain, long, short, train_length)
+        name, settings = "ntk", facts | {"factor": max(1.0, factor * length / train_length - (factor - 1))}
+    stretched = parameters | rope_parameters(name, settings, plain, long, short, train_length)
     if name == "dynamic_ntk":  # so that a saved model still tells it
-        changed["original_max_position_embeddings"] = train_length
-    new = copy.deepcopy(config)
-    new.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
-    new.rope_parameters = changed if layers is None else {**config.rope_parameters, layers: changed}
+        stretched["original_max_position_embeddings"] = train_length
+    new_config = copy.deepcopy(config)
+    new_config.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
+    new_config.rope_parameters = stretched if layers is None else {**config.rope_parameters, layers: stretched}
     rotations = {kind: rope for kind, rope in rotations.items() if parts[kind]["rope_type"] == "default"}
-    return Extension(new, rotations | {layers: extended}, {**facts, "rope_parameters": changed})
+    return Extension(new_config, rotations | {layers: extended}, {**facts, "rope_parameters": stretched})
 
 
 def _rotary(config: Any, parameters: dict[str, Any], train_length: int) -> Rotary:
@@ -134,11 +134,11 @@ def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: i
             with torch.no_grad():
                 parts = module(torch.zeros(1, device=device), positions.to(device), *filter(None, [layers]))
             halves = [part[0, 0, : len(angles)].cpu().double() for part in parts]  # each number is there twice
-            given, wanted = torch.complex(*halves), torch.polar(torch.ones_like(angles), angles)
-            wanted = wanted * rope.attention_factor
-            if given.shape != wanted.shape or (given - wanted).abs().max() > _TOLERANCE:
+            actual, expected = torch.complex(*halves), torch.polar(torch.ones_like(angles), angles)
+            expected = expected * rope.attention_factor
+            if actual.shape != expected.shape or (actual - expected).abs().max() > _TOLERANCE:
                 return False
-            if ((given.angle() - angles).abs() / angles.clamp_min(1e-9)).max() > 10 * _TOLERANCE:
+            if ((actual.angle() - angles).abs() / angles.clamp_min(1e-9)).max() > 10 * _TOLERANCE:
                 return False
     return bool(modules)
 

@@ -48,9 +48,9 @@ class HuggingFaceModel:
         at_once = max(1, _MOST_LOGITS // (last * size))  # windows of which logits are held at once
         for start in range(0, len(ids), at_once):
             windows = machine.to_device(torch.from_numpy(ids[start : start + at_once, :-1]), self.model.device)
-            chosen = torch.from_numpy(scored[start : start + at_once, -last:]).to(windows.device)
+            mask = torch.from_numpy(scored[start : start + at_once, -last:]).to(windows.device)
             logits = self.read(windows, last)
-            yield logits.flatten(0, 1) if chosen.all() else logits[chosen]
+            yield logits.flatten(0, 1) if mask.all() else logits[mask]
 
     @torch.no_grad()
     def read(self, inputs: Tensor, last: int) -> Tensor:
@@ -91,14 +91,14 @@ class HuggingFaceModel:
 
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier ones."""
-        tokens, other = self._random_tokens().chunk(2)
+        tokens, altered = self._random_tokens().chunk(2)
         half = tokens.shape[1] // 2
-        other = torch.cat((tokens[:, :half], other[:, half:]), dim=1)
+        altered = torch.cat((tokens[:, :half], altered[:, half:]), dim=1)
         with library_errors(f"{self.name}: transformers cannot run it"):
-            logits, changed = (self.read(ids, ids.shape[1])[:, :half] for ids in (tokens, other))
+            logits, altered_logits = (self.read(ids, ids.shape[1])[:, :half] for ids in (tokens, altered))
         if not logits.isfinite().all():
             raise UserError(f"{self.name}: its logits are not finite in {self.precision}")
-        if self._differ(logits, changed):
+        if self._differ(logits, altered_logits):
             raise UserError(f"{self.name} is no causal model: later tokens change its earlier logits")
 
     @functools.cached_property
@@ -148,5 +148,5 @@ def _mask(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query - key < window) | (key < sinks)
 
-    seen = and_masks(options.pop("mask_function", causal_mask_function), near)
-    return original(*args, **{**options, "mask_function": seen, "allow_is_causal_skip": False})
+    visible = and_masks(options.pop("mask_function", causal_mask_function), near)
+    return original(*args, **{**options, "mask_function": visible, "allow_is_causal_skip": False})
