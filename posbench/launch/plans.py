@@ -65,26 +65,26 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
 
     plans: dict[str, Plan] = {}
     for words, config in (pair for overrides in sets for pair in compose.configs(overrides, config_dir)):
-        known = plans.setdefault(config.id, plan(config, words, config_dir))
-        if known.folder != config.folder:
-            raise UserError(f"{known.folder} and {config.folder} are one run: a sweep keeps each in one folder")
+        first_plan = plans.setdefault(config.id, plan(config, words, config_dir))
+        if first_plan.folder != config.folder:
+            raise UserError(f"{first_plan.folder} and {config.folder} are one run: a sweep keeps each in one folder")
     return list(plans.values())
 
 
-def read_sets(name: str | None, typed: list[str], config_dir: Path | None = None) -> list[list[str]]:
+def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = None) -> list[list[str]]:
     """Return the sets of overrides that `sweep=name` and the command line ask for together.
 
     A file holds `sets`, a list, and `shared`, overrides for all of them. What is typed takes the place of a file's own.
     """
     if name is None:
-        return [typed]
+        return [overrides]
     path = choice_file("sweep", name, [config_dir] if config_dir else [])
     content = {"shared": [], "sets": [], **load(path)}
     try:
-        words = [[*shlex.split(" ".join([*content["shared"], line])), *typed] for line in content["sets"]]
+        sets = [[*shlex.split(" ".join([*content["shared"], line])), *overrides] for line in content["sets"]]
     except (TypeError, ValueError):
-        words = []
-    if not words or len(content) > 2:
+        sets = []
+    if not sets or len(content) > 2:
         expected = "expected 'sets', a list such as '- encoding=rope,alibi', and 'shared'"
         raise UserError(f"{path} is not a sweep: {expected}")
-    return [list({split(word)[0]: word for word in each}.values()) for each in words]
+    return [list({split(word)[0]: word for word in words}.values()) for words in sets]

@@ -83,22 +83,22 @@ def loss_at_train_length(plan: Plan) -> float | None:
 
 def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
     """Log how many runs are done, failed ..., and how far each has come that runs."""
-    counts = Counter(each.name for each in status.values())
+    counts = Counter(state.name for state in status.values())
     logger.info("%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
     for plan in (plan for plan in todo if status[plan.id] == RUNNING):
-        last = (training_rows(plan.folder) or [{"step": 0}])[-1]
-        logger.info("  %s: step %s of %s", plan.id, last["step"], plan.config.training.steps)
+        row = (training_rows(plan.folder) or [{"step": 0}])[-1]
+        logger.info("  %s: step %s of %s", plan.id, row["step"], plan.config.training.steps)
 
 
-def line(plan: Plan, now: Status, todo: list[Plan]) -> str:
+def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     """Return how a run stands: its loss if it is done, else what tells it from the others, and the reason."""
-    if now == DONE:
+    if state == DONE:
         loss = loss_at_train_length(plan)
         return f"{plan.id} done" + (f": {loss:.4f} nats/token at the training length" if loss is not None else "")
-    shared = set[str].intersection(*(set(each.overrides) for each in todo))
+    shared = set[str].intersection(*(set(other.overrides) for other in todo))
     differing = " ".join(override for override in plan.overrides if override not in shared)
-    why = f" ({now.reason}): {now.message or ''}" if now.reason else ""
-    return f"{plan.id} [{differing}] {now.name}{why}"
+    reason = f" ({state.reason}): {state.message or ''}" if state.reason else ""
+    return f"{plan.id} [{differing}] {state.name}{reason}"
 
 
 def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], object]) -> dict[str, Status]:
@@ -109,30 +109,30 @@ def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], ob
     status = {plan.id: DONE if is_finished(plan) else WAITING for plan in todo}
     waiting, free = [plan for plan in todo if status[plan.id] == WAITING], list(slots)
     running: dict[int, tuple[BaseProcess, Plan, dict[str, str], dict[str, Any]]] = {}  # by the process's sentinel
-    passed_on, next_line = 0, time.monotonic() + _LINE_EVERY_SECONDS
+    forwarded, next_line = 0, time.monotonic() + _LINE_EVERY_SECONDS
 
     def ready(plan: Plan) -> bool:
         return not any(begins_from(plan.config, other.config) for _, other, *_ in running.values())
 
     with stop_signals() as received:
         while running or (waiting and not received):
-            while free and not received and (plan := next((each for each in waiting if ready(each)), None)):
+            while free and not received and (plan := next((job for job in waiting if ready(job)), None)):
                 waiting.remove(plan)
-                slot, before = free.pop(0), record(plan)
+                slot, old_record = free.pop(0), record(plan)
                 plan.output.parent.mkdir(parents=True, exist_ok=True)
-                process = start(FORKED, functools.partial(work, plan), slot, plan.output)
-                running[process.sentinel] = process, plan, slot, before
+                process = start_process(FORKED, functools.partial(work, plan), slot, plan.output)
+                running[process.sentinel] = process, plan, slot, old_record
                 status[plan.id] = RUNNING
-                logger.info("%s", line(plan, RUNNING, todo))
+                logger.info("%s", status_line(plan, RUNNING, todo))
             for ended in multiprocessing.connection.wait(list(running), timeout=0.5):  # which looks for signals
-                process, plan, slot, before = running.pop(ended)  # type: ignore[arg-type]
+                process, plan, slot, old_record = running.pop(ended)  # type: ignore[arg-type]
                 process.join()
                 free.append(slot)
-                status[plan.id] = outcome(plan, process.exitcode or 0, before, received)
-                logger.info("%s", line(plan, status[plan.id], todo))
-            for number in received[passed_on:]:
-                passed_on += 1  # the first signal lets them save, the second does not
-                send((process for process, *_ in running.values()), number if passed_on == 1 else signal.SIGKILL)
+                status[plan.id] = outcome(plan, process.exitcode or 0, old_record, received)
+                logger.info("%s", status_line(plan, status[plan.id], todo))
+            for number in received[forwarded:]:
+                forwarded += 1  # the first signal lets them save, the second does not
+                send_signal((process for process, *_ in running.values()), number if forwarded == 1 else signal.SIGKILL)
             if time.monotonic() > next_line:
                 next_line += _LINE_EVERY_SECONDS
                 log_progress(todo, status)
@@ -142,15 +142,15 @@ def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], ob
     return status
 
 
-def outcome(plan: Plan, code: int, before: dict[str, Any], received: Sequence[int] = ()) -> Status:
+def outcome(plan: Plan, code: int, old_record: dict[str, Any], received: Sequence[int] = ()) -> Status:
     """Return the outcome of a run whose process ended with a code, and write it into `run.json` if that could not.
 
-    `before` is `run.json` as it was before the process started, `received` what signals made this process stop it.
+    `old_record` is `run.json` as it was before the process started, `received` what signals made this process stop it.
     """
     if code in (0, InUse.exit_code):
         return IN_USE if code else DONE
     recorded = record(plan)
-    if recorded != before and recorded.get("reason") not in (None, ADDING):  # it was the process that wrote it
+    if recorded != old_record and recorded.get("reason") not in (None, ADDING):  # it was the process that wrote it
         name = "stopped" if recorded["status"] == "stopped" else "failed"  # a run that is done stays so in its record
         return Status(name, recorded["reason"], recorded["message"])
     if received:
@@ -165,7 +165,7 @@ def outcome(plan: Plan, code: int, before: dict[str, Any], received: Sequence[in
     return status
 
 
-def start(
+def start_process(
     context: BaseContext, work: Callable[[], object], environment: Mapping[str, str], output: Path | None
 ) -> BaseProcess:
     """Start a process that does work, which can be pickled, and ends with its exit code; `output` is for its prints."""
@@ -198,7 +198,7 @@ def _run(work: Callable[[], object], environment: Mapping[str, str], output: Pat
     sys.exit(code)
 
 
-def send(processes: Iterable[BaseProcess], number: int) -> None:
+def send_signal(processes: Iterable[BaseProcess], number: int) -> None:
     """Send a signal to those of the processes that have not ended."""
     for process in processes:
         if process.exitcode is None and process.pid:

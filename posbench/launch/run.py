@@ -47,14 +47,14 @@ def train(plan: Plan, restart: bool = False) -> bool:
     Returns whether this process is to show the results.
     """
     runtime = plan.config.runtime
-    here = place(runtime.processes)
-    size = here.size if here else runtime.processes or 1
+    rank_place = place(runtime.processes)
+    size = rank_place.size if rank_place else runtime.processes or 1
     if runtime.processes not in (None, size):
         raise UserError(f"runtime.processes is {runtime.processes}, started were {size}")
     refuse_uneven("training.batch_size", plan.config.training.batch_size, size, "processes")
     work = functools.partial(training.train, plan.config, plan.folder, list(plan.command), restart)
-    if here or size == 1:
-        with joined(here) as world:
+    if rank_place or size == 1:
+        with joined(rank_place) as world:
             work(world)
         return world.rank == 0
     try:
@@ -68,33 +68,33 @@ def train(plan: Plan, restart: bool = False) -> bool:
 
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     """Evaluate finished runs one after the other and print their curves. A run that fails does not stop the others."""
-    asked = {folder: apply(config_with_measured_lengths(folder), overrides) for folder in folders}
+    configs = {folder: apply(config_with_measured_lengths(folder), overrides) for folder in folders}
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
-    for folder, config in asked.items():
+    for folder, config in configs.items():
         try:
             evaluate_run(folder, config)
             lengths = lengths_of(config.evaluation, config.training.train_length)
             printed.print_results(folder, config.evaluation.split, lengths)
         except PosbenchError as error:
-            if len(asked) == 1 or isinstance(error, Stopped):
+            if len(configs) == 1 or isinstance(error, Stopped):
                 raise
             exits.report(error)
             failed.append(str(folder))
     if failed:
-        raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
+        raise PosbenchError(f"{len(failed)} of {len(configs)} runs not evaluated: {', '.join(failed)}")
 
 
 def config_with_measured_lengths(folder: Path) -> Config:
     """Return a run's configuration with the lengths of its curve, so that what is asked for next pairs with that."""
     config = load_config(folder)
-    asked, steps = config.evaluation, config.training.steps
+    settings, steps = config.evaluation, config.training.steps
     curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.curve_name == "fixed_target"]
-    curve = [row for row in curve if (row.checkpoint_step, row.split) == (steps, asked.split) and row.measured]
+    curve = [row for row in curve if (row.checkpoint_step, row.split) == (steps, settings.split) and row.measured]
     ratios = tuple(sorted({row.length_ratio for row in curve}))
-    farther = dataclasses.replace(asked, ratios=max(asked.ratios, ratios, key=lambda each: max(each, default=0)))
-    return dataclasses.replace(config, evaluation=farther)
+    extended = dataclasses.replace(settings, ratios=max(settings.ratios, ratios, key=lambda r: max(r, default=0)))
+    return dataclasses.replace(config, evaluation=extended)
 
 
 def start_processes(size: int, threads: int | None, work: Callable[[World], object]) -> None:
@@ -108,37 +108,37 @@ def start_processes(size: int, threads: int | None, work: Callable[[World], obje
             for rank in range(size):
                 job = functools.partial(_rank, Place(rank, size, rank, f"file://{shared}/store"), work)
                 output = Path(shared, f"{rank}.log") if rank else None
-                ranks.append(pool.start(pool.SPAWNED, job, environment, output))
-            until = math.inf
-            while any([process.exitcode is None for process in ranks]) and time.monotonic() < until:
+                ranks.append(pool.start_process(pool.SPAWNED, job, environment, output))
+            deadline = math.inf
+            while any([process.exitcode is None for process in ranks]) and time.monotonic() < deadline:
                 while received:
-                    pool.send(ranks, received.pop(0))
+                    pool.send_signal(ranks, received.pop(0))
                 if any(process.exitcode for process in ranks):
-                    until = min(until, time.monotonic() + _GRACE_SECONDS)
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 time.sleep(0.05)
             codes = [process.exitcode for process in ranks]  # None: it waits for one that has failed, as NCCL does
         finally:
-            pool.send(ranks, signal.SIGKILL)
+            pool.send_signal(ranks, signal.SIGKILL)
             for process in ranks:
                 process.join()
         if not (failed := sorted((code == _PEER_LOST, rank, code) for rank, code in enumerate(codes) if code)):
             return
         _, rank, code = failed[0]
-        words = pool.last_error(Path(shared, f"{rank}.log"))
+        message = pool.last_error(Path(shared, f"{rank}.log"))
     if rank == 0 and code > 0:
         raise SystemExit(code)
-    why = f"failed: {words}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-    error = RunFailed(f"rank {rank} of {size} {why}")
+    cause = f"failed: {message}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+    error = RunFailed(f"rank {rank} of {size} {cause}")
     error.exit_code = code if code > 0 else 128 - code
     raise error
 
 
-def _rank(here: Place, work: Callable[[World], object]) -> None:
+def _rank(place: Place, work: Callable[[World], object]) -> None:
     """Do work as one of several processes; exit silently if another has ended: `start_processes` says which."""
     console.log_to_terminal()
     machine.keep_freed_memory()
     try:
-        with joined(here) as world:
+        with joined(place) as world:
             work(world)
     except PeerLost:
         raise SystemExit(_PEER_LOST) from None

@@ -56,8 +56,8 @@ def sweep(
     todo = plans.resolve(plans.read_sets(of_sweep.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     missing = [plan for plan in todo if not pool.is_finished(plan)]
-    changed = [line for plan in todo for line in other_code(plan.config, pool.record(plan))]
-    for line in dict.fromkeys([*changed, *(no_verdicts(todo) if missing else [])]):
+    code_changes = [line for plan in todo for line in other_code(plan.config, pool.record(plan))]
+    for line in dict.fromkeys([*code_changes, *(verdict_warnings(todo) if missing else [])]):
         logger.warning("%s", line)
     if dry_run:
         print(cost([*rate_trials(todo, grid), *todo]))
@@ -74,7 +74,7 @@ def sweep(
         report.main([plan.folder for plan in todo if (plan.folder / "run.json").is_file()])
     if failed := [plan for plan in todo if status[plan.id] != pool.DONE]:
         for plan in failed:
-            logger.error("not done: %s", pool.line(plan, status[plan.id], todo))
+            logger.error("not done: %s", pool.status_line(plan, status[plan.id], todo))
         count, names = exits.plural(len(failed), "run"), ", ".join(plan.id for plan in failed)
         raise PosbenchError(f"{count} of {len(todo)} not done: {names}")
     return todo
@@ -82,18 +82,18 @@ def sweep(
 
 def cost(todo: list[Plan]) -> str:
     """Return the commands of plans that are not finished, one per line, then how many runs and tokens those are."""
-    left = [plan for plan in todo if not pool.is_finished(plan)]
-    training = [plan.config for plan in left if not (pool.is_trained(plan) and checkpoint.every(plan.folder))]
+    unfinished = [plan for plan in todo if not pool.is_finished(plan)]
+    training = [plan.config for plan in unfinished if not (pool.is_trained(plan) and checkpoint.every(plan.folder))]
     tokens = sum(config.training.steps * config.training.tokens_per_step for config in training)
     for config in training:  # it begins where the rate of a smaller budget fell
         smaller = (stable_steps(plan.config.training) for plan in todo if begins_from(config, plan.config))
         tokens -= max(smaller, default=0) * config.training.tokens_per_step
-    commands = [shlex.join(plan.command) for plan in left if plan.command]  # a trial of a learning rate has none
-    counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
+    commands = [shlex.join(plan.command) for plan in unfinished if plan.command]  # a trial of a learning rate has none
+    counts = f"{exits.plural(len(todo), 'run')}: {len(todo) - len(unfinished)} finished, {len(unfinished)} to do"
     return "\n".join([*commands, f"{counts}, {tokens:,} tokens to train on.", "Nothing was run or written."])
 
 
-def no_verdicts(todo: list[Plan]) -> list[str]:
+def verdict_warnings(todo: list[Plan]) -> list[str]:
     """Return why the report of these runs will lack words, and what to type; empty for one scheme."""
     configs = [plan.config for plan in todo]
     if len({repr(config.encoding) for config in configs}) < 2:
@@ -119,16 +119,16 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     one for each of them. More runs than GPUs share these in turn.
     """
     runtime = todo[0].config.runtime
-    each, gpus = runtime.processes or 1, [dict[str, str]()]
+    size, gpus = runtime.processes or 1, [dict[str, str]()]
     on_cpu = machine.resolve(runtime.device).type == "cpu"
     if not on_cpu and runtime.device in ("auto", "cuda"):
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
-        groups = [names[first : first + each] for first in range(0, len(names) - each + 1, each)]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+        groups = [names[start : start + size] for start in range(0, len(names) - size + 1, size)]
         gpus = [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups] or gpus
-    fit = max(1, machine.cores() // (runtime.threads or 1) // each) if on_cpu else len(gpus)
+    fit = max(1, machine.cores() // (runtime.threads or 1) // size) if on_cpu else len(gpus)
     n_slots = n_jobs or min(len(todo), fit)
-    threads = {"OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * each))}
+    threads = {"OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * size))}
     todo = sorted(todo, key=lambda plan: plan.config.training.tokens)  # a larger budget may begin from a smaller one
     return pool.run(todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)], run)
 
@@ -154,30 +154,30 @@ def _grid(of_sweep: dict[str, str]) -> list[float]:
 
 def rate_trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
     """Return each encoding at each multiple of its learning rate, with seed 0, as runs in the folder `tuning`."""
-    made: dict[str, Plan] = {}
+    trials: dict[str, Plan] = {}
     for plan, factor in itertools.product(todo, grid):
         config = plan.changed(_RATE, float(f"{plan.config.training.learning_rate * factor:.6g}")).config
         evaluation = dataclasses.replace(config.evaluation, **_EVALUATION)
         tracking = dataclasses.replace(config.tracking, backend="none")  # at the best rate it has a sweep's run's name
         config = dataclasses.replace(config, seed=0, evaluation=evaluation, tracking=tracking)
-        made[config.id] = Plan(config, plan.folder.parent / "tuning" / config.id, ())
-    return list(made.values())
+        trials[config.id] = Plan(config, plan.folder.parent / "tuning" / config.id, ())
+    return list(trials.values())
 
 
 def with_tuned_rates(todo: list[Plan], grid: list[float], n_jobs: int | None) -> list[Plan]:
     """Return the runs of a sweep at their best learning rates, after running the trials that the choice needs."""
     execute(rate_trials(todo, grid), n_jobs)
-    best: dict[str, float] = {}  # by the id of an encoding's first trial
+    best_rates: dict[str, float] = {}  # by the id of an encoding's first trial
     for plan in todo:
-        tried = rate_trials([plan], grid)
-        if tried[0].id in best:
+        trials = rate_trials([plan], grid)
+        if trials[0].id in best_rates:
             continue
-        losses = {trial.config.training.learning_rate: pool.loss_at_train_length(trial) for trial in tried}
+        losses = {trial.config.training.learning_rate: pool.loss_at_train_length(trial) for trial in trials}
         measured = {rate: loss for rate, loss in losses.items() if loss is not None}
         rate = min(measured, key=lambda rate: measured[rate], default=plan.config.training.learning_rate)
-        shown = ", ".join(f"{rate:g}: {measured.get(rate, 'failed')}" for rate in losses)
+        summary = ", ".join(f"{rate:g}: {measured.get(rate, 'failed')}" for rate in losses)
         edge = rate in (min(losses), max(losses))
         advice = ", at the edge of the grid: a wider tune_grid may find a better one" if edge else ""
-        logger.info("%s: learning rate %g (nats/token: %s)%s", plan.config.encoding.name, rate, shown, advice)
-        best[tried[0].id] = rate
-    return [plan.changed(_RATE, best[rate_trials([plan], grid)[0].id]) for plan in todo]
+        logger.info("%s: learning rate %g (nats/token: %s)%s", plan.config.encoding.name, rate, summary, advice)
+        best_rates[trials[0].id] = rate
+    return [plan.changed(_RATE, best_rates[rate_trials([plan], grid)[0].id]) for plan in todo]
