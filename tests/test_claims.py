@@ -94,7 +94,7 @@ def runs(template: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def entry(*tests: str) -> claim.Entry:
-    parsed = tuple(map(claim._parsed, tests))
+    parsed = tuple(map(claim._inequality, tests))
     names = {term.run: "" for test in parsed for term in test.terms}
     return claim.Entry("mine", claim.validate(claim.Claim, CLAIM), parsed, names, ROOT)
 

@@ -108,7 +108,7 @@ class Entry:
 def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     """Read the claims of these names, `all` for all. Raises UserError if there is no such claim, or a file is none."""
     shared: dict[str, str] = {}
-    known: dict[str, tuple[Path, Any]] = {}  # by name: the file, and what it holds
+    contents: dict[str, tuple[Path, Any]] = {}  # by name: the file, and what it holds
     for folder in (configs_dir(), *([config_dir] if config_dir else [])):
         for path in sorted((folder / "claim").glob("*.yaml")):
             content = shipped.load(path)
@@ -116,10 +116,10 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
                 shared |= content
                 continue
             claims = {path.stem: content} if "sentence" in content else content
-            known |= {name: (path, each) for name, each in claims.items()}
-    if strange := [name for name in names if name not in (*known, "all")]:
-        raise unknown("claim", strange[0], known, "'posbench list claims' shows all")
-    return [_read(name, *known[name], shared) for name in sorted(known if "all" in names else {*names})]
+            contents |= {name: (path, value) for name, value in claims.items()}
+    if strange := [name for name in names if name not in (*contents, "all")]:
+        raise unknown("claim", strange[0], contents, "'posbench list claims' shows all")
+    return [_read(name, *contents[name], shared) for name in sorted(contents if "all" in names else {*names})]
 
 
 def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
@@ -131,32 +131,32 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
         if strange := [run for run in claim.runs if isinstance(run, str) and run not in shared]:
             raise unknown("run", strange[0], shared, f"runs that claims share: {', '.join(shared)}")
         overrides = ({run: shared[run]} if isinstance(run, str) else run for run in claim.runs)
-        runs = dict(pair for each in overrides for pair in each.items())
-        entry = Entry(name, claim, tuple(map(_parsed, tests)), runs, path)
+        runs = dict(pair for named in overrides for pair in named.items())
+        entry = Entry(name, claim, tuple(map(_inequality, tests)), runs, path)
         if claim.seeds and not any(test.within for test in entry.tests):
             raise UserError(f"seeds is {claim.seeds}: expected none, it is for published numbers (= 1.88 ± 0.05)")
-        asked = claim.more_seeds
-        used = {term.run for test in entry.tests for term in test.terms} | ({asked.of, asked.than} if asked else set())
-        for run in sorted(used ^ set(entry.runs)):
-            wrong = f"not among runs ({', '.join(entry.runs)})" if run in used else "not used: leave it out"
+        pair = claim.more_seeds
+        names = {term.run for test in entry.tests for term in test.terms} | ({pair.of, pair.than} if pair else set())
+        for run in sorted(names ^ set(entry.runs)):
+            wrong = f"not among runs ({', '.join(entry.runs)})" if run in names else "not used: leave it out"
             raise UserError(f"run '{run}' is {wrong}")
     except UserError as error:
         raise UserError(f"{path}: {name}: {error}") from None
     return entry
 
 
-def _parsed(text: str) -> Inequality:
-    whole = _TEST.fullmatch(text.strip())
-    if whole is None or (whole["side"] == "=") != bool(whole["within"]):
+def _inequality(text: str) -> Inequality:
+    test = _TEST.fullmatch(text.strip())
+    if test is None or (test["side"] == "=") != bool(test["within"]):
         raise UserError(f"test: cannot read '{text}': {_EXPECTED}")
-    figure, terms, at = whole["figure"], [], 0
-    while at < len(figure):
-        match = _TERM.match(figure, at)
-        if match is None or (at and not match["sign"]):
-            raise UserError(f"test: cannot read '{figure[at:]}': {_EXPECTED}")
+    figure, terms, start = test["figure"], [], 0
+    while start < len(figure):
+        match = _TERM.match(figure, start)
+        if match is None or (start and not match["sign"]):
+            raise UserError(f"test: cannot read '{figure[start:]}': {_EXPECTED}")
         weight = float(match["weight"] or 1) * (-1 if match["sign"] == "-" else 1)
-        place = match["protocol"] or "fixed_target", match["kind"] or "plain"
-        terms.append(Term(weight, match["run"], float(match["ratio"]), *place))
-        at = match.end()
-    direction = 1 if whole["side"] == ">" else -1
-    return Inequality(tuple(terms), direction, float(whole["margin"]), float(whole["within"] or 0))
+        curve = match["protocol"] or "fixed_target", match["kind"] or "plain"
+        terms.append(Term(weight, match["run"], float(match["ratio"]), *curve))
+        start = match.end()
+    direction = 1 if test["side"] == ">" else -1
+    return Inequality(tuple(terms), direction, float(test["margin"]), float(test["within"] or 0))

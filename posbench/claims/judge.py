@@ -29,10 +29,10 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
     """
     rows = []
     for entry, runs in entries:
-        ended = ("done", "diverged") if entry.claim.more_seeds else ("done",)  # on a task it has no answer right
-        done = {name: rows[rows["run_status"].isin(ended)] for name, rows in runs.items()}
+        statuses = ("done", "diverged") if entry.claim.more_seeds else ("done",)  # on a task it has no answer right
+        done = {name: rows[rows["run_status"].isin(statuses)] for name, rows in runs.items()}
         seconds = sum(float(rows.drop_duplicates("folder")["cpu_seconds"].sum()) for rows in done.values())
-        row: dict[str, Any] = {"claim": entry.id, "sentence": entry.claim.sentence, "p": None, **_tested(entry, done)}
+        row: dict[str, Any] = {"claim": entry.id, "sentence": entry.claim.sentence, "p": None, **_finding(entry, done)}
         row["cpu_minutes"] = round(seconds / 60, 1)
         row |= {name: getattr(entry.claim.source, name) or "" for name in ("published", "paper", "where")}
         row["published"] += f" (within {row.pop('within'):g})" if "within" in row else ""
@@ -43,7 +43,7 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _tested(entry: Entry, runs: Runs) -> dict[str, Any]:
+def _finding(entry: Entry, runs: Runs) -> dict[str, Any]:
     """Return what was found of a claim: the outcome that its p allows, or one without p."""
     from scipy import special
 
@@ -52,23 +52,23 @@ def _tested(entry: Entry, runs: Runs) -> dict[str, Any]:
     if fewest < min(entry.seeds, ENOUGH_SEEDS):
         return {"outcome": "not run", "ours": few}
     if published := [test for test in entry.tests if test.within]:
-        return _beside(published[0], runs)
+        return _reproduction(published[0], runs)
     if entry.claim.more_seeds:
-        return _of_task(entry.claim.more_seeds, runs, few)
+        return _task_finding(entry.claim.more_seeds, runs, few)
     shared = sorted(set.intersection(*(set(rows["seed"]) for rows in runs.values())))[: entry.seeds]
     frame = pd.concat([rows[rows["seed"].isin(shared)].assign(label=name) for name, rows in runs.items()])
     losses = Losses(compare.main_rows(frame.assign(repeated=False)))
-    if why := next((why for name in runs if (why := _gate(losses, name))), ""):
-        return {"outcome": "not learned", "ours": why}
+    if reason := next((reason for name in runs if (reason := _gate(losses, name))), ""):
+        return {"outcome": "not learned", "ours": reason}
     try:
         means = [(test, _mean(test, losses, frame)) for test in entry.tests]
     except LookupError as missing:
         return {"outcome": "not run", "ours": missing.args[0]}
     p_values: dict[bool, list[float]] = {True: [], False: []}  # by whether the mean is on the claimed side
     for test, mean in means:
-        beyond = test.direction * (mean.mean - test.margin)
-        p_value = 2 * float(special.stdtr(mean.df, -abs(beyond) / max(mean.error, 1e-12)))  # of a t-test
-        p_values[beyond > 0].append(p_value)
+        excess = test.direction * (mean.mean - test.margin)
+        p_value = 2 * float(special.stdtr(mean.df, -abs(excess) / max(mean.error, 1e-12)))  # of a t-test
+        p_values[excess > 0].append(p_value)
     against = p_values[False]  # one of several tests contradicts if it does so for their number; all have to support
     return {
         "outcome": "contradicted" if against else "supported",
@@ -77,7 +77,7 @@ def _tested(entry: Entry, runs: Runs) -> dict[str, Any]:
     }
 
 
-def _beside(published: Inequality, runs: Runs) -> dict[str, Any]:
+def _reproduction(published: Inequality, runs: Runs) -> dict[str, Any]:
     """Return our value of a published number, the mean over seeds of losses or shares of right answers."""
     total: Any = 0
     for term in published.terms:
@@ -101,8 +101,8 @@ def _gate(losses: Losses, name: str) -> str:
     if compare.beats(losses, name, "ngram") != "yes":
         return f"{name} is not shown to have learned more than an n-gram model"
     shorter = [length for length in losses.lengths(name) if length < losses.train_length]
-    used = compare.uses(losses, name) or min(shorter, default=losses.train_length)
-    return f"{name} needs only {used} of its {losses.train_length} tokens" if 2 * used < losses.train_length else ""
+    span = compare.uses(losses, name) or min(shorter, default=losses.train_length)
+    return f"{name} needs only {span} of its {losses.train_length} tokens" if 2 * span < losses.train_length else ""
 
 
 def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
@@ -124,24 +124,24 @@ def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
     return losses.estimate(total)
 
 
-def _of_task(asked: MoreSeeds, runs: Runs, few: str) -> dict[str, Any]:
+def _task_finding(pair: MoreSeeds, runs: Runs, few: str) -> dict[str, Any]:
     """Return the seeds of both schemes that answer right, with Fisher's exact p."""
     from scipy import stats
 
     shares = []
-    for name in (asked.of, asked.than):
+    for name in (pair.of, pair.than):
         rows = tasks.task_rows(runs[name].assign(label=name, repeated=False))
         learned = rows.drop_duplicates("folder")["seed_learned"]
-        if asked.at > 1 and learned.mean() < HALF:
+        if pair.at > 1 and learned.mean() < HALF:
             return {"outcome": "not learned", "ours": f"{int(learned.sum())} of {len(learned)} seeds of {name} learned"}
         plain = (rows["variant"] == "plain") & (rows["offset"] == 0)
-        right = rows.loc[plain & (rows["of_task"] == asked.variant) & (rows["length_ratio"] == asked.at), "accuracy"]
-        if right.isna().any() or len(right) < max(1, len(learned)):
-            return {"outcome": "not run", "ours": f"{name} was not tested at {asked.at if len(learned) else 1:g}x"}
-        shares.append((int((right >= asked.right).sum()), len(right)))
-    (more, of), (than, of_than) = shares
-    ours = f"{more} of {of} against {than} of {of_than} seeds"
+        accuracy = rows.loc[plain & (rows["of_task"] == pair.variant) & (rows["length_ratio"] == pair.at), "accuracy"]
+        if accuracy.isna().any() or len(accuracy) < max(1, len(learned)):
+            return {"outcome": "not run", "ours": f"{name} was not tested at {pair.at if len(learned) else 1:g}x"}
+        shares.append((int((accuracy >= pair.right).sum()), len(accuracy)))
+    (count, n), (other_count, other_n) = shares
+    text = f"{count} of {n} against {other_count} of {other_n} seeds"
     if few:
-        return {"outcome": "not run", "ours": f"{few}: {ours}"}
-    p = float(stats.fisher_exact([[more, of - more], [than, of_than - than]]).pvalue)
-    return {"outcome": "supported" if more / of > than / of_than else "contradicted", "p": p, "ours": ours}
+        return {"outcome": "not run", "ours": f"{few}: {text}"}
+    p_value = float(stats.fisher_exact([[count, n - count], [other_count, other_n - other_count]]).pvalue)
+    return {"outcome": "supported" if count / n > other_count / other_n else "contradicted", "p": p_value, "ours": text}

@@ -52,8 +52,8 @@ def reproduce(
     entries = claim.read(names, config_dir)
     plans_of = plans_of_claims(entries, overrides, config_dir)
     study_rows = frames.read(studies) if studies else None
-    every = {plan.id: plan for runs in plans_of.values() for each in runs.values() for plan in each}  # shared ones once
-    todo = [plan for name, plan in every.items() if study_rows is None or name not in set(study_rows["run"])]
+    by_id = {plan.id: plan for runs in plans_of.values() for jobs in runs.values() for plan in jobs}  # shared ones once
+    todo = [plan for name, plan in by_id.items() if study_rows is None or name not in set(study_rows["run"])]
     console.log_to_terminal()
     if dry_run:
         print(sweep.cost(todo))
@@ -61,7 +61,7 @@ def reproduce(
     status = sweep.execute(todo, n_jobs) if todo else {}
     findings = judge_claims(entries, plans_of, study_rows)
     table(findings).print(console.stdout())
-    path = next(iter(every.values())).folder.parent / FILE
+    path = next(iter(by_id.values())).folder.parent / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
@@ -71,7 +71,7 @@ def reproduce(
 
 def plans_of_claims(entries: Sequence[Entry], overrides: list[str], config_dir: Path | None = None) -> Needed:
     """Return the runs of claims, of each as many seeds as it takes. Overrides of a claim itself come first."""
-    made: dict[str, list[Plan]] = {}
+    by_text: dict[str, list[Plan]] = {}
     for text in {text: None for entry in entries for text in entry.runs.values()}:
         words = shlex.split(text)
         for override in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
@@ -79,19 +79,19 @@ def plans_of_claims(entries: Sequence[Entry], overrides: list[str], config_dir: 
         resolved = plans.resolve([[*words, f"seed={SEEDS[0]}"]], config_dir)
         if len(resolved) != 1:
             raise UserError(f"{shlex.join(words)}: expected one value each: a claim's runs differ in the seed only")
-        made[text] = [resolved[0].changed("seed", seed) for seed in SEEDS]
-    return {entry.id: {name: made[text][: entry.seeds] for name, text in entry.runs.items()} for entry in entries}
+        by_text[text] = [resolved[0].changed("seed", seed) for seed in SEEDS]
+    return {entry.id: {name: by_text[text][: entry.seeds] for name, text in entry.runs.items()} for entry in entries}
 
 
 def judge_claims(entries: Sequence[Entry], plans_of: Needed, study_rows: pd.DataFrame | None = None) -> pd.DataFrame:
     """Judge claims by the rows of kept studies, and by the folders of runs that are not among them."""
     rows = pd.DataFrame(columns=["run", "run_status", "seed", "cpu_seconds"]) if study_rows is None else study_rows
-    folders = {plan.folder for runs in plans_of.values() for each in runs.values() for plan in each}
+    folders = {plan.folder for runs in plans_of.values() for jobs in runs.values() for plan in jobs}
     of_studies = set(rows["run"])
     trained = [folder for folder in folders if folder.name not in of_studies and (folder / "run.json").is_file()]
     rows = pd.concat([rows, frames.read(trained)], ignore_index=True) if trained else rows
     return judge([
-        (entry, {name: rows[rows["run"].isin([plan.id for plan in each])] for name, each in plans_of[entry.id].items()})
+        (entry, {name: rows[rows["run"].isin([plan.id for plan in jobs])] for name, jobs in plans_of[entry.id].items()})
         for entry in entries
     ])  # fmt: skip
 
