@@ -31,7 +31,7 @@ def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, wor
     torch.set_num_threads(1)  # more gain nothing at these sizes, and are twenty times as slow beside a sweep
     pictures = []
     if phrase and words:
-        pictures = [panels.moving(dict(builder(*typed) for typed in split(names)), phrase, words)]
+        pictures = [panels.moving(dict(builder(*scheme) for scheme in split(names)), phrase, words)]
     for name, options in [] if pictures else split(names):
         folder = of_id(Path(name))
         is_run = (folder.is_dir() or "/" in name) and ":" not in name and not options and name not in encodings.names()
@@ -42,15 +42,15 @@ def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, wor
 
 def split(words: list[str]) -> list[tuple[str, list[str]]]:
     """Split words into names, each with the key=value words after it."""
-    asked: list[tuple[str, list[str]]] = []
+    schemes: list[tuple[str, list[str]]] = []
     for word in words:
         if "=" not in word:
-            asked.append((word, []))
-        elif not asked:
+            schemes.append((word, []))
+        elif not schemes:
             raise UserError(f"'{word}': expected the name of an encoding, then its options, as in rope base=100")
         else:
-            asked[-1][1].append(word.removeprefix("encoding."))
-    return asked
+            schemes[-1][1].append(word.removeprefix("encoding."))
+    return schemes
 
 
 def builder(name: str, words: list[str]) -> tuple[str, Build]:
@@ -75,12 +75,12 @@ def draw(pictures: Sequence[Picture]) -> charts.Picture:
             title = f"{picture.title} (dotted: training length, {picture.train_length})"
             part.suptitle(title, fontsize=10, weight="bold", wrap=True)
             lines = [line for panel in picture.panels for line in (*panel.curves.values(), *panel.image)]
-            every = part.subplots(height, columns, squeeze=False).flat
-            for axes, panel in zip(every, picture.panels, strict=False):
+            grid = part.subplots(height, columns, squeeze=False).flat
+            for axes, panel in zip(grid, picture.panels, strict=False):
                 _panel(axes, panel)
                 axes.set_xlim(0, max(map(len, lines)) - 1)
                 axes.axvline(picture.train_length - 0.5, color=charts.DARK, ls=":", lw=1)
-            for axes in every[len(picture.panels) :]:
+            for axes in grid[len(picture.panels) :]:
                 axes.set_axis_off()
     return figure
 
@@ -95,8 +95,8 @@ def _panel(axes: Axes, panel: Panel) -> None:
         axes.figure.colorbar(image, ax=axes, pad=0.02)
         return
     for (name, values), colour in zip(panel.curves.items(), itertools.cycle(charts.COLOURS), strict=False):
-        known = np.isfinite(values) & (values > (FAINTEST if panel.log else -np.inf))
-        axes.plot(np.flatnonzero(known), values[known], color=colour, lw=1.5, label=name)
+        mask = np.isfinite(values) & (values > (FAINTEST if panel.log else -np.inf))
+        axes.plot(np.flatnonzero(mask), values[mask], color=colour, lw=1.5, label=name)
     low, high = axes.get_ylim()
     if panel.log:  # at least a factor of 4 either way, so that noise looks flat
         axes.set(yscale="log", ylim=(axes.dataLim.y0 / 4, axes.dataLim.y1 * 4))

@@ -77,8 +77,8 @@ def turned(encoding: Encoding, positions: Tensor) -> tuple[Tensor, Tensor]:
     length, shape = positions.shape[-1], encoding.shape
     ones = torch.ones(1, shape.n_heads, length, shape.head_dim)
     x = random(1, 1, shape.d_model, seed=1).expand(-1, length, -1)
-    used, layer = encoding.at(make_layer(encoding, positions, x=x))
-    q, k = used.rotate(ones, ones, layer)
+    scheme, layer = encoding.at(make_layer(encoding, positions, x=x))
+    q, k = scheme.rotate(ones, ones, layer)
     return q[0, 0], k[0, 0]
 
 
@@ -116,16 +116,16 @@ def pairs_of(
     Where an encoding normalises itself, weights are outputs for identity matrices as values, logits their logarithms.
     """
     described = make_layer(encoding, positions, layer, x)
-    used, q, k, v, block = whole_block(encoding, q, k, torch.zeros_like(q), described, window, sinks, last)
-    logits = logits_by_rows(used, q, k, block, narrower(window, used.window), sinks)
-    plain = q @ k.mT * used.logit_scale
-    if "attend" not in used.hooks:
+    scheme, q, k, v, block = whole_block(encoding, q, k, torch.zeros_like(q), described, window, sinks, last)
+    logits = logits_by_rows(scheme, q, k, block, narrower(window, scheme.window), sinks)
+    plain = q @ k.mT * scheme.logit_scale
+    if "attend" not in scheme.hooks:
         return block, logits, logits.softmax(-1), logits - plain
     (keys, width), parts = v.shape[-2:], []
-    nothing = used.attend(logits, torch.zeros_like(v), block)
+    zero_output = scheme.attend(logits, torch.zeros_like(v), block)
     for start in range(0, keys, width):
         values = torch.eye(keys, start + width)[:, start:].expand_as(v)
-        parts.append(used.attend(logits, values, block) - nothing)
+        parts.append(scheme.attend(logits, values, block) - zero_output)
     weights = torch.cat(parts, dim=-1)[..., :keys]
     shares = weights / weights.sum(-1, keepdim=True)  # with a sink, weights sum to less than 1
     if not torch.allclose(shares, logits.softmax(-1), atol=1e-5):
@@ -235,11 +235,11 @@ def _attention(encoding: Encoding) -> Panel:
 @torch.no_grad()
 def moving(builds: Mapping[str, Build], phrase: str, pair: str) -> Picture:
     """Return what position adds to the logit of two words, `daughter,called`, as their phrase moves."""
-    words, both, panels = phrase.lower().split(), pair.lower().split(","), []
-    if len({*both}) != 2 or not {*both} <= {*words} or len(words) >= SHAPE.train_length:
+    words, pair_words, panels = phrase.lower().split(), pair.lower().split(","), []
+    if len({*pair_words}) != 2 or not {*pair_words} <= {*words} or len(words) >= SHAPE.train_length:
         raise UserError(f"--words is '{pair}': expected two different words of a phrase below {SHAPE.train_length}")
     for label, build in builds.items():
-        key, query = sorted(map(words.index, both))
+        key, query = sorted(map(words.index, pair_words))
         added = moved(build(SHAPE), words, key, query, 2 * SHAPE.train_length)
         panels.append(Panel(label, "place of the later word", "added to the logit", {"": added}))
     return Picture(f"{pair} in '{phrase}'", panels)
@@ -248,7 +248,7 @@ def moving(builds: Mapping[str, Build], phrase: str, pair: str) -> Picture:
 def moved(encoding: Encoding, words: list[str], key: int, query: int, length: int) -> Numbers:
     """Return the logit of two words less that without encoding, as their phrase moves along random tokens."""
     width, added = encoding.token_dim(), np.full(length, np.nan)
-    vectors, sentence = [random(width, seed=zlib.crc32(w.encode())) for w in words], random(1, length, width)
+    vectors, sentence = [random(width, seed=zlib.crc32(word.encode())) for word in words], random(1, length, width)
     for start in range(0, min(length, encoding.max_length or length) - len(words) + 1, 4):
         tokens = sentence[:, : encoding.max_length].clone()
         tokens[0, start : start + len(words)] = torch.stack(vectors)
@@ -264,19 +264,19 @@ def of_run(folder: Path) -> Picture:
     """Return the panels of a run; UserError if the folder is no run, or has no complete checkpoint."""
     config = load_config(folder)
     model = model_of(folder, config, tokenizer_of(folder))
-    drawn = of_positions(model.encoding)
+    panels = of_positions(model.encoding)
     if config.data.task is None:
         tokens = data.prepare(config.data, config.runtime.cache)
         if (load_record(folder).get("data") or {}).get("sha256") not in (None, tokens.record["sha256"]):
             raise UserError(f"the text of {folder} is no longer the one that it was trained on")
         ids = getattr(tokens, config.evaluation.split).ids[: WINDOWS * LONGEST].astype(np.int64)
-        drawn += on_text(model, config, torch.from_numpy(ids))
-    return Picture(f"{folder.resolve().name}, trained", drawn, config.training.train_length)
+        panels += on_text(model, config, torch.from_numpy(ids))
+    return Picture(f"{folder.resolve().name}, trained", panels, config.training.train_length)
 
 
 def on_text(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
     """Return what is added to logits by distance, if an encoding adds something, and mean attention."""
-    trained, encoding, drawn, curves = config.training.train_length, model.encoding, [], {}
+    trained, encoding, panels, curves = config.training.train_length, model.encoding, [], {}
     for length in (trained * ratio for ratio in RATIOS if ratio == 1 or trained * ratio <= LONGEST):
         windows = ids[: len(ids) // length * length].view(-1, length)[:WINDOWS]
         if len(windows) and length <= (encoding.max_length or length):
@@ -289,8 +289,8 @@ def on_text(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
         for layer in [0] if alike else np.unique(np.linspace(0, len(added) - 1, LAYERS).astype(int)):
             title = "Added to the logit" + ("" if alike else f", layer {layer + 1} of {len(added)}")
             heads = {f"head {head}": values for head, values in enumerate(added[layer], start=1)}
-            drawn.append(Panel(title, DISTANCE, "mean on its own text", heads))
-    return [*drawn, Panel("Mean attention, its own text", DISTANCE, "weight", curves, log=True)]
+            panels.append(Panel(title, DISTANCE, "mean on its own text", heads))
+    return [*panels, Panel("Mean attention, its own text", DISTANCE, "weight", curves, log=True)]
 
 
 def _by_distance(model: GPT, ids: Tensor) -> Tensor:
@@ -301,11 +301,11 @@ def _by_distance(model: GPT, ids: Tensor) -> Tensor:
     described = make_layer(encoding, positions)
     for layer, block in enumerate(model.layers):
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, read: Tensor, layer: int = layer) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, inputs: Tensor, layer: int = layer) -> Tensor:
             last = max(1, min(QUERIES, length // 8))
-            rows, _, weights, added = pairs_of(encoding, q, k, read, positions, layer, last, window, sinks)
+            rows, _, weights, added = pairs_of(encoding, q, k, inputs, positions, layer, last, window, sinks)
             means.append(by_distance(torch.cat([added, weights]), rows, length))
-            return attention(encoding, q, k, v, described.replace(index=layer, x=read), window, sinks)
+            return attention(encoding, q, k, v, described.replace(index=layer, x=inputs), window, sinks)
 
         x = block(x, attend)
     return torch.stack(means, dim=1)

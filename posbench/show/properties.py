@@ -61,7 +61,7 @@ def in_words(row: Row, name: str) -> str:
 @torch.no_grad()
 def measure(words: list[str] | None = None) -> pd.DataFrame:
     """Return a row of numbers per encoding; words are names, each followed by its options. None: all encodings."""
-    builds = [command.builder(*typed) for typed in command.split(words or encodings.names())]
+    builds = [command.builder(*scheme) for scheme in command.split(words or encodings.names())]
     rows = [{"encoding": name, **_numbers(build(SHAPE, draw=False), build(SHAPE))} for name, build in builds]
     return pd.DataFrame(rows)
 
@@ -109,8 +109,8 @@ def _order(encoding: Encoding) -> float:
 
 def _continuous(encoding: Encoding) -> float:
     """Return the largest change over a small step as a share of that over a whole one; a jump stays. NaN: no code."""
-    whole, far = (panels.code(encoding, positions[None]) for positions in (torch.arange(8), torch.arange(8) ** 2))
-    if torch.allclose(whole, far, atol=1e-6):
+    codes, far_codes = (panels.code(encoding, positions[None]) for positions in (torch.arange(8), torch.arange(8) ** 2))
+    if torch.allclose(codes, far_codes, atol=1e-6):
         return math.nan  # independent of positions
     try:
         vectors = panels.code(encoding, torch.arange(8 * FINE + 1)[None] / FINE)
