@@ -130,8 +130,8 @@ class LoadedRun:
     def __repr__(self) -> str:
         names = MAIN if self.config.data.task is None else MAIN_OF_TASK
         values = {name: value for name in names if (value := self.headline.get(name)) is not None}
-        shown = "".join(f", {name} {v if isinstance(v, str) else f'{v:.4g}'}" for name, v in values.items())
-        return f"<run {self.id}: {self.status}{shown}; {self.folder}>"
+        summary = "".join(f", {name} {v if isinstance(v, str) else f'{v:.4g}'}" for name, v in values.items())
+        return f"<run {self.id}: {self.status}{summary}; {self.folder}>"
 
 
 def load(run: str | Path) -> LoadedRun:
@@ -196,15 +196,15 @@ def train(
         Stopped: it was interrupted, as by a notebook's stop button, and has been saved.
     """
     words, directory = _words(overrides, settings), None if config_dir is None else Path(config_dir)
-    if (begins := start_of(words)) and find.is_model(begins):
+    if (start := start_of(words)) and find.is_model(start):
         from posbench.huggingface.finetune import train_model
 
-        with _shown():
-            return _logged(train_model(begins, words, restart, directory))
+        with _shown_log():
+            return _load_logged(train_model(start, words, restart, directory))
     plan = plans.resolve_one(words, directory)
-    with _shown():
+    with _shown_log():
         launch.train(plan, restart)
-        return _logged(plan.folder)
+        return _load_logged(plan.folder)
 
 
 def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any) -> LoadedRun:
@@ -218,13 +218,13 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
     if not isinstance(run, LoadedRun) and find.is_model(str(run)):
         from posbench.huggingface.evaluate import evaluate_model
 
-        with _shown():
-            return _logged(evaluate_model(str(run), words)[0])
+        with _shown_log():
+            return _load_logged(evaluate_model(str(run), words)[0])
     folder = run.folder if isinstance(run, LoadedRun) else Path(run)
-    asked = apply(launch.config_with_measured_lengths(folder), words)
-    with _shown():
-        evaluate_run(folder, asked)
-        return _logged(folder)
+    config = apply(launch.config_with_measured_lengths(folder), words)
+    with _shown_log():
+        evaluate_run(folder, config)
+        return _load_logged(folder)
 
 
 def sweep(
@@ -239,9 +239,9 @@ def sweep(
         n_jobs: processes at a time; None = one per CPU core or GPU.
     """
     words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
-    chosen = {name for word in words if word.startswith("encoding=") for name in word.partition("=")[2].split(",")}
-    with _shown():
-        if chosen & set(encodings.registered()):
+    names = {name for word in words if word.startswith("encoding=") for name in word.partition("=")[2].split(",")}
+    with _shown_log():
+        if names & set(encodings.registered()):
             todo = plans.resolve([words], directory)
             for plan in todo:
                 launch.train(plan)
@@ -264,30 +264,30 @@ def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False)
             words += _words((), parts, several)
             continue
         listed = several and isinstance(value, Sequence) and not isinstance(value, str)
-        words.append(f"{key}={','.join(map(_typed, value)) if listed else _typed(value)}")
+        words.append(f"{key}={','.join(map(_typed_value, value)) if listed else _typed_value(value)}")
     return words
 
 
-def _typed(value: Any) -> str:
+def _typed_value(value: Any) -> str:
     """Return a value as it is typed; a class of one's own is registered and stands for its name."""
     if isinstance(value, type):
         return encodings.register(value).name
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_typed(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_typed_value(item)}" for key, item in value.items()) + "}"
     listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return f"[{','.join(map(_typed, value))}]" if listed else str(value)
+    return f"[{','.join(map(_typed_value, value))}]" if listed else str(value)
 
 
-def _logged(folder: Path) -> LoadedRun:
+def _load_logged(folder: Path) -> LoadedRun:
     run = load(folder)
     logger.info("%r", run)
     return run
 
 
 @contextlib.contextmanager
-def _shown() -> Iterator[None]:
+def _shown_log() -> Iterator[None]:
     """Show the log; restore logging, warnings and the number of threads afterwards."""
     threads = torch.get_num_threads()
     try:

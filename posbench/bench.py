@@ -66,21 +66,21 @@ def bench(words: list[str], sizes: Sizes, rounds: int = 5, threads: int | None =
     """
     names, overrides = [word for word in words if "=" not in word], [word for word in words if "=" in word]
     configs = configurations(names, sizes, threads, overrides)
-    training, (device, dtype) = configs[BASE].training, place(configs[BASE])
+    training, (device, dtype) = configs[BASE].training, device_and_dtype(configs[BASE])
     updates, peaks = {}, {}
     for name, config in configs.items():
         machine.reset_peak_memory(device)
-        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else math.nan
+        held_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else math.nan
         updates[name] = update_of(build(config, sizes.vocab_size).to(device), config, sizes.vocab_size)
         updates[name]()
-        peaks[name] = machine.peak_memory(device) - before
+        peaks[name] = machine.peak_memory(device) - held_bytes
     seconds = take_turns(updates, rounds, device)
     ratios = seconds.rdiv(seconds[BASE], axis=0)
     quartiles = {f"of_none_{end}": ratios.quantile(share) for end, share in (("low", 0.25), ("high", 0.75))}
     speeds = {"tokens_per_second": training.tokens_per_step / seconds.median(), "of_none": ratios.median()}
     frame = pd.DataFrame(speeds | quartiles | {"peak_bytes": pd.Series(peaks)}).loc[names or list(configs)]
-    how = f"{training.batch_size} x {training.train_length} tokens, {machine.dtype_name(dtype)}, {device}"
-    frame.attrs["how"] = f"{how}, {plural(torch.get_num_threads(), 'thread')}, medians of {plural(rounds, 'round')}"
+    setup = f"{training.batch_size} x {training.train_length} tokens, {machine.dtype_name(dtype)}, {device}"
+    frame.attrs["how"] = f"{setup}, {plural(torch.get_num_threads(), 'thread')}, medians of {plural(rounds, 'round')}"
     return frame.rename_axis("encoding").reset_index()
 
 
@@ -95,16 +95,16 @@ def sizes_of(shape: str, length: int | None = None) -> Sizes:
 
 def configurations(names: list[str], sizes: Sizes, threads: int | None, overrides: list[str]) -> dict[str, Config]:
     """Return the configurations that `posbench train` would have at these sizes: of `none`, and of every name."""
-    given = {f"model.{key}": getattr(sizes, key) for key in ("n_layers", "d_model", "n_heads")}
-    given |= {f"training.{key}": getattr(sizes, key) for key in ("train_length", "batch_size")}
-    given |= {"training.tokens": 10**12, "runtime.threads": threads or "null"}  # no fewer than any batch has
-    given |= {"evaluation.targets": 1, "runtime.compile": "false"}  # which so many tokens would switch on
-    typed = by_key(overrides)
-    usual = [f"{key}={value}" for key, value in given.items() if key not in typed]
+    settings = {f"model.{key}": getattr(sizes, key) for key in ("n_layers", "d_model", "n_heads")}
+    settings |= {f"training.{key}": getattr(sizes, key) for key in ("train_length", "batch_size")}
+    settings |= {"training.tokens": 10**12, "runtime.threads": threads or "null"}  # no fewer than any batch has
+    settings |= {"evaluation.targets": 1, "runtime.compile": "false"}  # which so many tokens would switch on
+    typed_keys = by_key(overrides)
+    defaults = [f"{key}={value}" for key, value in settings.items() if key not in typed_keys]
     configs = {}
     for name in [BASE, *(names or encodings.names())]:
         try:
-            configs[name] = compose.single([f"encoding={name}", *usual, *overrides])
+            configs[name] = compose.single([f"encoding={name}", *defaults, *overrides])
         except UserError as error:
             if names or name == BASE:
                 raise
@@ -112,7 +112,7 @@ def configurations(names: list[str], sizes: Sizes, threads: int | None, override
     return configs
 
 
-def place(config: Config) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
     """Set threads and allocator; return the device and the dtype of matrix products."""
     machine.set_threads(config.runtime.threads)
     machine.keep_freed_memory()
@@ -122,7 +122,7 @@ def place(config: Config) -> tuple[torch.device, torch.dtype]:
 
 def update_of(model: torch.nn.Module, config: Config, vocab_size: int) -> Callable[[], None]:
     """Return the update of `posbench train`, on the same random tokens whenever it is called."""
-    training, trainer = config.training, Trainer(model, config, *place(config))
+    training, trainer = config.training, Trainer(model, config, *device_and_dtype(config))
     ids = np.random.default_rng(0).integers(vocab_size, size=training.tokens_per_step + 1, dtype=np.uint16)
     batch = TrainingBatches(ids, training.train_length, training.batch_size * training.accumulation, seed=0).batch(0)
     outcomes: list[Outcome] = []

@@ -75,11 +75,11 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f": did you mean '{close}'?" if close else ""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> UserError:
+def unknown(kind: str, name: str, choices: Iterable[str], hint: str = "") -> UserError:
     """Return the error about a name of a kind that does not exist: the nearest one that does, and which there are."""
-    known = list(known)
-    listed = listed or f"there are {', '.join(known)}"
-    return UserError(f"unknown {kind} '{name}'{did_you_mean(name, known)} ({listed})")
+    choices = list(choices)
+    hint = hint or f"there are {', '.join(choices)}"
+    return UserError(f"unknown {kind} '{name}'{did_you_mean(name, choices)} ({hint})")
 
 
 def _bare(name: str) -> str:

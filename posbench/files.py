@@ -107,5 +107,5 @@ def full_disk_as_failure(path: Path, needed: int | None = None) -> Iterator[None
             raise
         free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.is_dir())).free
         room = f"{free:,} free" if needed is None else f"{needed:,} bytes needed, {free:,} free"
-        again = "free some space and run the same command again"
-        raise RunFailed(f"no room to write {path} ({error.strerror}): {room}; {again}", reason="disk") from error
+        advice = "free some space and run the same command again"
+        raise RunFailed(f"no room to write {path} ({error.strerror}): {room}; {advice}", reason="disk") from error

@@ -23,5 +23,5 @@ def config_folders() -> list[Path]:
     """Return the `posbench_configs` folders of packages that add something. Imports none of them."""
     packages = sorted({point.module.partition(".")[0] for point in points(ENCODINGS).values()})
     specs = filter(None, map(importlib.util.find_spec, packages))
-    folders = (Path(place) / _CONFIGS for spec in specs for place in spec.submodule_search_locations or ())
+    folders = (Path(location) / _CONFIGS for spec in specs for location in spec.submodule_search_locations or ())
     return [folder for folder in folders if folder.is_dir()]

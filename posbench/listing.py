@@ -55,7 +55,7 @@ def _lines(container: dict[str, Any], texts: dict[str, str], prefix: str) -> lis
     lines = []
     for key, value in container.items():
         path, indent = f"{prefix}{key}", "  " * prefix.count(".")
-        if value and isinstance(value, dict) and (not prefix or any(other.startswith(f"{path}.") for other in texts)):
+        if value and isinstance(value, dict) and (not prefix or any(name.startswith(f"{path}.") for name in texts)):
             lines += [f"{indent}{key}:", *_lines(value, texts, f"{path}.")]
             continue
         text = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True).strip()[1:-1]
@@ -84,7 +84,7 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     from posbench.evaluation import probes
 
     facts = ("name", "title", "source", "options")
-    there: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
+    kinds: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "encodings": (describe, encodings.names()),
         "patterns of layers": (_first_comment, choices("encoding/layered").items()),
         "extensions": (lambda method: {key: getattr(method, key) for key in facts}, methods().values()),
@@ -93,15 +93,15 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     }
     for group in ("experiment", "model", "sweep", "data"):
         files = choices(group) if group == "data" else choices(group, (), EVERY)  # tasks have a section of their own
-        there[group if group == "data" else f"{group}s"] = (_first_comment, files.items())
+        kinds[group if group == "data" else f"{group}s"] = (_first_comment, files.items())
     text = "\n".join(path.read_text(encoding="utf-8") for path in choices("claim").values())
-    there["claims"] = (lambda claim: {"name": claim[1], "title": claim[0]}, _CLAIM.findall(text))
-    by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
+    kinds["claims"] = (lambda claim: {"name": claim[1], "title": claim[0]}, _CLAIM.findall(text))
+    by_word = {name.partition(" ")[0].rstrip("s"): name for name in kinds}
     names = [by_word.get(section.lower().rstrip("s"), "") for section in sections]
     if "" in names:
-        words = ", ".join(name.partition(" ")[0] for name in there)
+        words = ", ".join(name.partition(" ")[0] for name in kinds)
         raise UserError(f"list has no section '{sections[names.index('')]}' ({words})")
-    return {name: [make(each) for each in of] for name, (make, of) in there.items() if name in (names or there)}
+    return {name: [make(item) for item in items] for name, (make, items) in kinds.items() if name in (names or kinds)}
 
 
 def page(name: str) -> str:
@@ -120,7 +120,7 @@ def page(name: str) -> str:
         choice, key = f"encoding={name}", "encoding"
     meanings = {option: f"  # {meaning}" for option, meaning in (comments(path) if path else {}).items()}
     text = inspect.cleandoc(document or "")
-    options = [f"  {key}.{each}={value}{meanings.get(each, '')}" for each, value in values.items() if each != "name"]
+    options = [f"  {key}.{name}={value}{meanings.get(name, '')}" for name, value in values.items() if name != "name"]
     links = [f"https://arxiv.org/abs/{number}" for number in dict.fromkeys(_ARXIV.findall(text))]
     return "\n".join([f"{name}: {text}", "", *links, "Options:", *options, "", f"posbench train {choice}"])
 
@@ -136,8 +136,8 @@ def describe(name: str) -> dict[str, Any]:
     try:
         encoding = encodings.build(name, DEMO)
     except UserError as error:  # it needs an option without a default
-        built = ("acts", "parameters", "max_length", "length_dependent", "kernels", "cache", "architectures", "models")
-        return row | dict.fromkeys(built) | {"note": str(error), "extensions": []}
+        facts = ("acts", "parameters", "max_length", "length_dependent", "kernels", "cache", "architectures", "models")
+        return row | dict.fromkeys(facts) | {"note": str(error), "extensions": []}
     return row | {
         "acts": encodings.acts(encoding.hooks),
         "parameters": sum(parameter.numel() for parameter in encoding.parameters()),

@@ -19,12 +19,12 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def resolve(name: str) -> torch.device:
     """Return the device of a name; `auto` is CUDA, else MPS, else the CPU. Raises UserError if it is not here."""
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind, there in here.items() if there))
-    if not here.get(name.partition(":")[0]):
-        known = ", ".join(kind for kind, there in here.items() if there)
-        raise UserError(f"runtime.device is '{name}', which this machine does not have (here: auto, {known})")
+        return torch.device(next(kind for kind, is_available in available.items() if is_available))
+    if not available.get(name.partition(":")[0]):
+        names = ", ".join(kind for kind, is_available in available.items() if is_available)
+        raise UserError(f"runtime.device is '{name}', which this machine does not have (here: auto, {names})")
     return torch.device(name)
 
 
@@ -37,13 +37,13 @@ def current(device: torch.device) -> torch.device:
     return device
 
 
-def be_deterministic(device: torch.device, wanted: bool) -> None:
+def be_deterministic(device: torch.device, deterministic: bool) -> None:
     """Use deterministic CUDA kernels wherever torch has them, from before the first product on: cuBLAS looks once."""
     if device.type == "cuda":
-        if wanted:
+        if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # which nothing reads
-        torch.use_deterministic_algorithms(wanted, warn_only=True)
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
@@ -79,7 +79,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak * 1e12 for known, peak in _PEAKS.items() if name.startswith(known)), None)
+    return next((peak * 1e12 for prefix, peak in _PEAKS.items() if name.startswith(prefix)), None)
 
 
 def has_amx() -> bool:
@@ -90,8 +90,8 @@ def has_amx() -> bool:
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """Return the instruction sets that this CPU has, by torch's names for them."""
-    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.12 cannot tell
-    return frozenset(flag for flag, there in known.items() if there)
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.12 cannot tell
+    return frozenset(flag for flag, is_present in capabilities.items() if is_present)
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
@@ -105,7 +105,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    return next(name for name, known in _DTYPES.items() if known == dtype)
+    return next(name for name, value in _DTYPES.items() if value == dtype)
 
 
 def cores() -> int:
@@ -116,8 +116,8 @@ def cores() -> int:
 def threads_each(processes: int) -> int:
     """Return CPU threads for each of some processes: the cores shared out, at most `OMP_NUM_THREADS` if that is set."""
     shared = max(1, cores() // processes)
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return min(shared, int(wanted)) if wanted.isdecimal() and int(wanted) else shared
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(shared, int(limit)) if limit.isdecimal() and int(limit) else shared
 
 
 def set_threads(threads: int | None) -> int:

@@ -18,7 +18,7 @@ Natural = Annotated[int, Ge(0)]
 
 
 def checked(
-    given: Mapping[str, Any], hints: Mapping[str, Any], defaults: Mapping[str, Any], owner: str, section: str = ""
+    options: Mapping[str, Any], hints: Mapping[str, Any], defaults: Mapping[str, Any], owner: str, section: str = ""
 ) -> dict[str, Any]:
     """Return options of an owner as their annotations say; a section stands before their names in messages.
 
@@ -27,7 +27,7 @@ def checked(
     import pydantic
 
     values = {}
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in defaults:
             near = did_you_mean(key, defaults).replace(":", ";", 1)
             raise UserError(f"'{owner}' has no option '{key}': it accepts {', '.join(defaults) or 'none'}{near}")

@@ -35,13 +35,13 @@ class World:
         self.received: Sequence[int] = ()  # signals that asked this process to stop, as they come
         self._stopped_by: int | None = None
 
-    def device(self, chosen: torch.device) -> torch.device:
-        """Return the device of this process in a run on `chosen`; a GPU is the current one from now on."""
-        if self.size > 1 and (chosen.type not in ("cpu", "cuda") or chosen.index is not None):
-            raise UserError(f"runtime.device is {chosen}: {self.size} processes run on cpu, or on cuda with a GPU each")
-        if self.size > 1 and chosen.type == "cuda":  # Slurm may show each process its own GPU alone, as number 0
-            chosen = torch.device("cuda", self._local_rank % torch.cuda.device_count())
-        return machine.current(chosen)
+    def device(self, device: torch.device) -> torch.device:
+        """Return the device of this process in a run on a device; a GPU is the current one from now on."""
+        if self.size > 1 and (device.type not in ("cpu", "cuda") or device.index is not None):
+            raise UserError(f"runtime.device is {device}: {self.size} processes run on cpu, or on cuda with a GPU each")
+        if self.size > 1 and device.type == "cuda":  # Slurm may show each process its own GPU alone, as number 0
+            device = torch.device("cuda", self._local_rank % torch.cuda.device_count())
+        return machine.current(device)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> tuple[Tensor, Tensor]:
         """Sum the gradients of all processes, in place, and their losses: one message, so a resumed run adds up alike.
@@ -128,8 +128,8 @@ def joined(place: Place | None) -> Iterator[World]:
         yield World()
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    ours = {"timeout": _TIMEOUT, "rank": place.rank, "world_size": place.size}
-    _exchange(dist.init_process_group, backend, place.url, **ours)
+    settings = {"timeout": _TIMEOUT, "rank": place.rank, "world_size": place.size}
+    _exchange(dist.init_process_group, backend, place.url, **settings)
     if place.rank > 0:
         logging.getLogger("posbench").handlers = [logging.NullHandler()]
     try:
@@ -142,10 +142,10 @@ def joined(place: Place | None) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _exchange(operation: Callable[..., object], *given: Any, **named: Any) -> None:
+def _exchange(operation: Callable[..., object], *args: Any, **options: Any) -> None:
     """Exchange something with the other processes. Raises PeerLost if that breaks."""
     try:
-        operation(*given, **named)
+        operation(*args, **options)
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # of this process
         raise
     except RuntimeError as error:  # of torch, whatever it is that broke
