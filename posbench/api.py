@@ -71,7 +71,7 @@ class LoadedRun:
 
     @functools.cached_property
     def headline(self) -> Headline:
-        """The run in the values that `runs` has of it, by name."""
+        """The values of the run's row in `runs`, by name."""
         return headline(self._frame)
 
     @property

@@ -76,7 +76,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str], hint: str = "") -> UserError:
-    """Return the error about a name of a kind that does not exist: the nearest one that does, and which there are."""
+    """Return the error about an unknown name of a kind, with the nearest choice, and a hint or the list of choices."""
     choices = list(choices)
     hint = hint or f"there are {', '.join(choices)}"
     return UserError(f"unknown {kind} '{name}'{did_you_mean(name, choices)} ({hint})")

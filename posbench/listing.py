@@ -175,7 +175,7 @@ def _documented(name: str, text: str) -> dict[str, Any]:
 
 
 def _first_comment(choice: tuple[str, Path]) -> dict[str, Any]:
-    """Name and first comment of a file of a configuration group."""
+    """Return the name and first comment of a file of a configuration group."""
     name, path = choice
     lines = path.read_text(encoding="utf-8").splitlines()
     title = next(line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line)

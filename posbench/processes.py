@@ -36,7 +36,7 @@ class World:
         self._stopped_by: int | None = None
 
     def device(self, device: torch.device) -> torch.device:
-        """Return the device of this process in a run on a device; a GPU is the current one from now on."""
+        """Return this process's device in a run on `device`; a GPU is the current one from now on."""
         if self.size > 1 and (device.type not in ("cpu", "cuda") or device.index is not None):
             raise UserError(f"runtime.device is {device}: {self.size} processes run on cpu, or on cuda with a GPU each")
         if self.size > 1 and device.type == "cuda":  # Slurm may show each process its own GPU alone, as number 0

@@ -131,7 +131,7 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
         if strange := [run for run in claim.runs if isinstance(run, str) and run not in shared]:
             raise unknown("run", strange[0], shared, f"runs that claims share: {', '.join(shared)}")
         overrides = ({run: shared[run]} if isinstance(run, str) else run for run in claim.runs)
-        runs = dict(pair for named in overrides for pair in named.items())
+        runs = dict(item for mapping in overrides for item in mapping.items())
         entry = Entry(name, claim, tuple(map(_inequality, tests)), runs, path)
         if claim.seeds and not any(test.within for test in entry.tests):
             raise UserError(f"seeds is {claim.seeds}: expected none, it is for published numbers (= 1.88 ± 0.05)")

@@ -44,7 +44,7 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
 
 
 def _finding(entry: Entry, runs: Runs) -> dict[str, Any]:
-    """Return what was found of a claim: the outcome that its p allows, or one without p."""
+    """Return the finding on a claim: the outcome that its p-value allows, or one without a p-value."""
     from scipy import special
 
     fewest, name = min((rows["seed"].nunique(), name) for name, rows in runs.items())

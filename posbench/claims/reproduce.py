@@ -70,7 +70,7 @@ def reproduce(
 
 
 def plans_of_claims(entries: Sequence[Entry], overrides: list[str], config_dir: Path | None = None) -> Needed:
-    """Return the runs of claims, of each as many seeds as it takes. Overrides of a claim itself come first."""
+    """Return the plans of the claims' runs, with the seeds that each claim needs. A claim's own overrides win."""
     by_text: dict[str, list[Plan]] = {}
     for text in {text: None for entry in entries for text in entry.runs.values()}:
         words = shlex.split(text)

@@ -65,7 +65,7 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
 
 @functools.lru_cache(maxsize=128)  # all encodings; Hydra takes a tenth of a second for each
 def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return what Hydra makes of the chosen files, without its own: a third of the time. Restore a caller's Hydra."""
+    """Return what Hydra composes, without settings of its own: a third of the time. A caller's Hydra is restored."""
     callers_hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     search = ",".join(json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders)
@@ -82,7 +82,7 @@ def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> Dict
 
 
 def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
-    """Return the checked configuration of typed values by their full keys."""
+    """Return the checked configuration of a point: typed values by full key."""
     groups = {key: text for key, text in point.items() if key in GROUPS}
     cfg = _base_config(groups, folders)
     for name, source in _SOURCES.items():
@@ -164,7 +164,7 @@ def _run_folders(pattern: str) -> list[str]:
 
 
 def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
-    """Give a configuration what it takes from a run (docs/longer.md), before typed values by full key are assigned."""
+    """Copy into a configuration what it takes from a run (docs/longer.md); typed values are assigned afterwards."""
     for key in point:
         if key.startswith(("model", "experiment", "start.")) and not key.startswith("model.attention."):
             raise UserError(f"{key}: not beside start, which takes it from that run")

@@ -59,7 +59,7 @@ def add_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drop_later_keys(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what makes a run, without the later keys that mean what was done before them."""
+    """Return what makes a run, without later keys whose value means what posbench did before it had them."""
     shaping = {key: copy.deepcopy(value) for key, value in container.items() if key not in NOT_IDENTITY}
     later = [(section, shaping.get(section), *option) for section, keys in LATER.items() for option in keys.items()]
     later += [*_later_options(shaping.get("encoding"), later=LATER_OPTIONS), ("", shaping, "start", None)]

@@ -78,7 +78,7 @@ def by_key(words: Collection[str]) -> dict[str, str]:
 
 
 def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) -> UserError:
-    """Return the error about a key that is none of `keys` nor of `words`, which stand for some without a section."""
+    """Return the error about a key that is in neither `keys` nor `words`, which are short for some keys."""
     name = key.rpartition(".")[2]
     if hints := [hint for hint, names in ALIASES.items() if {key, name, key.partition(".")[0]} & set(names.split())]:
         return UserError(f"unknown key '{key}' (it is {hints[0]})")

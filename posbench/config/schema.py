@@ -398,7 +398,7 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
 
 
 def _mistake(errors: Any, keys: Collection[str]) -> UserError:
-    """Return the first of pydantic's errors about what has these keys, as the line that a user reads."""
+    """Return pydantic's first error as the line that a user reads; `keys` are those that exist."""
     error = errors.errors(include_url=False)[0]
     parts = [part for part in error["loc"] if isinstance(part, str) and "[" not in part]  # indices, types say little
     key, mistake, value = ".".join(parts), error["type"], error["input"]
@@ -447,7 +447,7 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `flat` was given. It dropped empty dictionaries: those of inner encodings' options come back."""
+    """Undo `flat`. It dropped empty dictionaries: those of inner encodings' options come back."""
     container: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, name = key.split(".")

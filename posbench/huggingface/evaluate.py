@@ -105,7 +105,7 @@ def sections_of(source: Source, config: Any, text: DataConfig, bos: Any, name: s
 
 
 def reading_of(source: Source, bos: Any) -> ReadingConfig:
-    """Return the token before each document, and whether every window begins with it: by `bos`, else as the tokenizer.
+    """Return the token before each document, and whether it begins every window: as `bos` or else the tokenizer says.
 
     It is the one that the tokenizer puts before a text, else the configuration's begin token, else its end token.
     """

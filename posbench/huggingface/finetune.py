@@ -84,7 +84,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 
 
 def _config(source: Source, words: list[str], config_dir: Path | None) -> tuple[TrainedOn, rope.Extension | None]:
-    """Return what is trained further, and how, as the words ask."""
+    """Return the configuration that the words ask for, and the model's extension, if any."""
     start, keys = f"start={source.origin}", {split(word)[0] for word in words}
     if source.kind not in TESTED:
         kinds = ", ".join(TESTED)

@@ -126,7 +126,7 @@ class Source:
 
 
 def find(location: str) -> Source:
-    """Find a model in a folder, or on the hub, whose cache comes first; UserError if there is none that is accepted."""
+    """Find a model in a folder, in the hub's cache or on the hub; UserError if there is none, or it is not accepted."""
     library = transformers()
     causal = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     folder, revision = (Path(location), None) if Path(location).exists() else hub.model_folder(location)

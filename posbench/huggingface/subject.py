@@ -132,7 +132,7 @@ def prepare(model: Any, length: int) -> None:
 
 @functools.cache  # once, or masks would be narrowed twice
 def _narrow_masks() -> None:
-    """Have the library narrow its masks, of T x T numbers, where it makes them, so that a layer's own window stays."""
+    """Have the library narrow its masks (T x T) where it makes them, so that a layer's own window stays."""
     masks = transformers().AttentionMaskInterface
     for name in ("sdpa", "eager"):
         masks.register(name, functools.partial(_mask, masks()[name]))

@@ -82,7 +82,7 @@ def loss_at_train_length(plan: Plan) -> float | None:
 
 
 def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
-    """Log how many runs are done, failed ..., and how far each has come that runs."""
+    """Log how many runs are done, failed and so on, and the step of each that is running."""
     counts = Counter(state.name for state in status.values())
     logger.info("%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
     for plan in (plan for plan in todo if status[plan.id] == RUNNING):
@@ -143,9 +143,9 @@ def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], ob
 
 
 def outcome(plan: Plan, code: int, old_record: dict[str, Any], received: Sequence[int] = ()) -> Status:
-    """Return the outcome of a run whose process ended with a code, and write it into `run.json` if that could not.
+    """Return the outcome of a run whose process ended with a code, and write it into `run.json` if the process did not.
 
-    `old_record` is `run.json` as it was before the process started, `received` what signals made this process stop it.
+    `old_record`: `run.json` before the process started; `received`: the signals that made this process stop it.
     """
     if code in (0, InUse.exit_code):
         return IN_USE if code else DONE
@@ -168,7 +168,7 @@ def outcome(plan: Plan, code: int, old_record: dict[str, Any], received: Sequenc
 def start_process(
     context: BaseContext, work: Callable[[], object], environment: Mapping[str, str], output: Path | None
 ) -> BaseProcess:
-    """Start a process that does work, which can be pickled, and ends with its exit code; `output` is for its prints."""
+    """Start a process that does `work`, which is pickled, and ends with its exit code; its prints go to `output`."""
     os.environ["PYTHONSAFEPATH"] = "1"  # or Python would import from the current folder, which may be a stranger's
     process: BaseProcess = context.Process(target=_run, args=(work, os.environ | environment, output))  # type: ignore[attr-defined]
     main = sys.modules["__main__"]

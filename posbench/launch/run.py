@@ -87,7 +87,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
 
 
 def config_with_measured_lengths(folder: Path) -> Config:
-    """Return a run's configuration with the lengths of its curve, so that what is asked for next pairs with that."""
+    """Return a run's configuration with the lengths of its curve, so that new rows are paired with old ones."""
     config = load_config(folder)
     settings, steps = config.evaluation, config.training.steps
     curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.curve_name == "fixed_target"]
@@ -98,7 +98,7 @@ def config_with_measured_lengths(folder: Path) -> Config:
 
 
 def start_processes(size: int, threads: int | None, work: Callable[[World], object]) -> None:
-    """Do work in so many processes; RunFailed says which one failed and why, SystemExit that rank 0 has said it."""
+    """Do work in `size` processes. RunFailed says which one failed, and why; SystemExit: rank 0 has said so itself."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     environment = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}", **os.environ}
     environment["OMP_NUM_THREADS"] = str(threads or machine.threads_each(size))

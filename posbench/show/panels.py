@@ -294,7 +294,7 @@ def on_text(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
 
 
 def _by_distance(model: GPT, ids: Tensor) -> Tensor:
-    """Return what is added to logits and what weight there is, (2, layers, heads, T), as the model reads a window."""
+    """Return what is added to logits, and weights, by distance as the model reads a window: (2, layers, heads, T)."""
     encoding, length, means = model.encoding, ids.shape[1], []
     positions = encoding.positions(ids, None)
     x, window, sinks = encoding.embed(model.tokens(ids), positions, ids), model.window, model.sinks

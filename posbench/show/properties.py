@@ -108,7 +108,7 @@ def _order(encoding: Encoding) -> float:
 
 
 def _continuous(encoding: Encoding) -> float:
-    """Return the largest change over a small step as a share of that over a whole one; a jump stays. NaN: no code."""
+    """Return the largest change over a small step as a share of that over a whole one: 1 at a jump; NaN: no code."""
     codes, far_codes = (panels.code(encoding, positions[None]) for positions in (torch.arange(8), torch.arange(8) ** 2))
     if torch.allclose(codes, far_codes, atol=1e-6):
         return math.nan  # independent of positions
