@@ -57,11 +57,6 @@ class Stopped(PosbenchError):
         self.exit_code = 128 + signal_number
 
 
-def named(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that equals a name but for case and hyphens: `rope` for RoPE, `wikitext-2` for WikiText_2."""
-    return next((choice for choice in choices if _bare(choice) == _bare(name)), None)
-
-
 def nearest(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the choice that is spelt most like a name; None if none is similar enough."""
     by_bare = {_bare(choice): choice for choice in reversed(list(choices))}
