@@ -49,7 +49,7 @@ def test_panels_show_what_the_encoding_does() -> None:
 def test_attention_is_drawn_as_far_as_the_encoding_is_defined(name: str, tiny_config: Config) -> None:
     config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name))
     with torch.no_grad():
-        curves = panels.on_text(build(config, 257).eval(), config, TEXT)[-1].curves
+        curves = panels.text_panels(build(config, 257).eval(), config, TEXT)[-1].curves
     assert list(curves) == ["at 16"] if name == "learned" else ["at 16", "at 32", "at 64"]
     assert all(np.isfinite(values[1:3]).all() for values in curves.values())
 
@@ -67,4 +67,4 @@ def test_a_run_is_drawn_as_learned_beside_encodings_and_left_as_it_was(
     assert support.posbench("show", str(run), "rope", "base=100") == 0
     assert Path("show.png").read_bytes().startswith(b"\x89PNG") and support.snapshot(run) == before
     expected = posbench.load(run).model().encoding.distance_bias(torch.arange(64), 0).detach().numpy()
-    np.testing.assert_allclose(list(panels.of_run(run).panels[0].curves.values()), expected, atol=1e-5)
+    np.testing.assert_allclose(list(panels.run_picture(run).panels[0].curves.values()), expected, atol=1e-5)

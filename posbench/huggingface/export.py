@@ -175,7 +175,7 @@ _NAMES = (
 def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]:
     """Return a model's weights under Llama's names, or GPT-NeoX's: q, k, v packed head by head, and biases of 0."""
     names = {name: (llama, neox)[packed] for name, llama, neox in _NAMES}
-    order = slice(None) if rope is None else _order(rope, packed)
+    order = slice(None) if rope is None else _channel_order(rope, packed)
     tensors: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
         if name.startswith("encoding."):
@@ -197,7 +197,7 @@ def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]
     return tensors
 
 
-def _order(rope: Rotary, partly: bool) -> Tensor:
+def _channel_order(rope: Rotary, partly: bool) -> Tensor:
     """Return the index of each channel of q and k in transformers' order: of w that turn, p is paired with p + w/2."""
     turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
     pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)

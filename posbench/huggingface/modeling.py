@@ -39,14 +39,14 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
 
     def __init__(self, config: PosbenchConfig) -> None:
         super().__init__(config)
-        self.model = _built(config)
+        self.model = _initial_model(config)
         self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Compute tables that are no weights, which the library leaves unset; all weights come from the folder."""
         if names := module._non_persistent_buffers_set:
             (path,) = (path for path, candidate in self.model.named_modules() if candidate is module)
-            computed = _built(self.config).get_submodule(path)
+            computed = _initial_model(self.config).get_submodule(path)
             for name in names:
                 module.get_buffer(name).copy_(computed.get_buffer(name))
 
@@ -74,7 +74,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         return {"input_ids": input_ids, "attention_mask": options.get("attention_mask")}
 
 
-def _built(config: Any) -> GPT:
+def _initial_model(config: Any) -> GPT:
     """Return the model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
     model, options = validate(ModelConfig, config.model), dict(config.encoding)
     with local_torch_dtype(torch.float32), torch.device("cpu"):

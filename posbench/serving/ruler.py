@@ -58,12 +58,12 @@ def planned(evaluation: Evaluation) -> list[Planned]:
             row = dataclasses.replace(row, extension_options=plain(facts), targets_sha256=digest)
         except Undefined as error:
             row = dataclasses.replace(row, status="undefined", reason=str(error))
-        score = functools.partial(scored, evaluation, subject)
+        score = functools.partial(scored_row, evaluation, subject)
         rows += [(dataclasses.replace(row, task=task), score) for task in TASKS]
     return rows
 
 
-def scored(evaluation: Evaluation, subject: Subject, row: EvaluationRow) -> EvaluationRow:
+def scored_row(evaluation: Evaluation, subject: Subject, row: EvaluationRow) -> EvaluationRow:
     """Return a row with the mean score of its problems; `undefined` if the harness cannot make them."""
     try:
         with (

@@ -31,11 +31,11 @@ def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, wor
     torch.set_num_threads(1)  # more gain nothing at these sizes, and are twenty times as slow beside a sweep
     pictures = []
     if phrase and words:
-        pictures = [panels.moving(dict(builder(*scheme) for scheme in split(names)), phrase, words)]
+        pictures = [panels.phrase_picture(dict(builder(*scheme) for scheme in split(names)), phrase, words)]
     for name, options in [] if pictures else split(names):
         folder = of_id(Path(name))
         is_run = (folder.is_dir() or "/" in name) and ":" not in name and not options and name not in encodings.names()
-        pictures.append(panels.of_run(run_folder(folder)) if is_run else panels.picture(*builder(name, options)))
+        pictures.append(panels.run_picture(run_folder(folder)) if is_run else panels.picture(*builder(name, options)))
     files.write(png, charts.drawn(draw(pictures), "png"))
     print(png)
 

@@ -50,14 +50,14 @@ def build(name: str, options: Mapping[str, Any], shape: Shape, draw: bool = True
     return encoding
 
 
-def used_in(encoding: Encoding, layer: int = 0) -> Encoding:
+def layer_encoding(encoding: Encoding, layer: int = 0) -> Encoding:
     """Return the encoding that a layer uses."""
     return encoding.at(make_layer(encoding, torch.zeros(1, 1, dtype=torch.long), layer))[0]
 
 
 def hooks_of(encoding: Encoding) -> frozenset[str]:
     """Return the hooks that act at the input and in the first layer."""
-    return encoding.hooks & {"embed"} | used_in(encoding).hooks - {"embed"}
+    return encoding.hooks & {"embed"} | layer_encoding(encoding).hooks - {"embed"}
 
 
 def positions_of(encoding: Encoding, length: int) -> Tensor:
@@ -72,7 +72,7 @@ def input_code(encoding: Encoding, positions: Tensor) -> Tensor:
     return encoding.embed(tokens, positions, torch.zeros_like(positions, dtype=torch.long))[0]
 
 
-def turned(encoding: Encoding, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rotated_ones(encoding: Encoding, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return a query and a key of ones after `rotate`, in the first head: (1, T) to (T, anything) each."""
     length, shape = positions.shape[-1], encoding.shape
     ones = torch.ones(1, shape.n_heads, length, shape.head_dim)
@@ -86,7 +86,7 @@ def code(encoding: Encoding, positions: Tensor) -> Tensor:
     """Return the code of positions, or of distances if the encoding acts on pairs: (1, T) to (T, anything)."""
     hooks, parts = hooks_of(encoding), [torch.zeros(positions.shape[-1], 1)]
     parts += [input_code(encoding, positions)] if "embed" in hooks else []
-    parts += turned(encoding, positions) if "rotate" in hooks else []
+    parts += rotated_ones(encoding, positions) if "rotate" in hooks else []
     if hooks & PAIRWISE:  # the query is last, the keys at the given distances before it
         distances = torch.cat([positions[0], positions.max() + 1 + torch.arange(MARGIN)])
         parts.append(contribution(encoding, (distances.max() - distances).flip(0)[None]).flatten(0, 1).mT.flip(0))
@@ -99,7 +99,7 @@ def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
     q, k = random(2 * CONTENTS, 1, shape.head_dim, seed=1)[:, None].expand(-1, shape.n_heads, length, -1).chunk(2)
     x = random(CONTENTS, 1, shape.d_model, seed=1).expand(-1, length, -1)
     logits = pairs_of(encoding, q, k, x, positions, last=1)[1]
-    return (logits - q[..., -1:, :] @ k.mT * used_in(encoding).logit_scale)[..., 0, MARGIN:]
+    return (logits - q[..., -1:, :] @ k.mT * layer_encoding(encoding).logit_scale)[..., 0, MARGIN:]
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -150,11 +150,11 @@ def read(encoding: Encoding, tokens: Tensor, bare: bool = False) -> tuple[Tensor
     return q, k, v, x, positions
 
 
-def change(encoding: Encoding, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def logit_change(encoding: Encoding, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits of tokens less those without encoding, and their weights, (B, H, T, T) each."""
     (q, k, _, x, positions), (bare_q, bare_k, *_) = (read(encoding, tokens, bare) for bare in (False, True))
     _, logits, weights, _ = pairs_of(encoding, q, k, x, positions)
-    return logits - bare_q @ bare_k.mT * used_in(encoding).logit_scale, weights
+    return logits - bare_q @ bare_k.mT * layer_encoding(encoding).logit_scale, weights
 
 
 class Panel(NamedTuple):
@@ -180,19 +180,19 @@ class Picture(NamedTuple):
 def picture(label: str, build: Build) -> Picture:
     """Return the panels of an encoding; UserError if `SHAPE` does not fit it."""
     encoding = build(SHAPE)
-    added = [_added(encoding)] if hooks_of(encoding) & PAIRWISE else []
+    added = [_added_panel(encoding)] if hooks_of(encoding) & PAIRWISE else []
     untrained = ", untrained: random parameters" if [*encoding.parameters()] else ""
-    return Picture(label + untrained, [*of_positions(encoding), *added, _attention(encoding)])
+    return Picture(label + untrained, [*position_panels(encoding), *added, _attention_panel(encoding)])
 
 
-def of_positions(encoding: Encoding) -> list[Panel]:
+def position_panels(encoding: Encoding) -> list[Panel]:
     """Return an encoding's code at each position and the products of two: of the input, and of turned q and k."""
     panels, positions = [], positions_of(encoding, 2 * encoding.shape.train_length)
     if "embed" in hooks_of(encoding):
         code = input_code(encoding, positions)
         panels += [_image("Code of each position", code, encoding), _products("Dot product of two codes", code, code)]
     if "rotate" in hooks_of(encoding):
-        q, k = turned(encoding, positions)
+        q, k = rotated_ones(encoding, positions)
         if (k[MARGIN:] - k[-1]).abs().max() > STAYS:  # else by neighbours, which the first tokens lack
             panels += [_image("A key of ones, by position", k, encoding), _products("q·k of ones", q, k)]
     return panels
@@ -213,7 +213,7 @@ def _products(title: str, q: Tensor, k: Tensor) -> Panel:
     return Panel(title, DISTANCE, "product", curves)
 
 
-def _added(encoding: Encoding) -> Panel:
+def _added_panel(encoding: Encoding) -> Panel:
     """Draw the contribution of position to the last query's logits if all tokens are equal."""
     added = contribution(encoding, positions_of(encoding, 2 * encoding.shape.train_length + MARGIN))[0].flip(-1).numpy()
     added = np.where(added < np.log(np.finfo(np.float32).tiny) / 2, np.nan, added)  # of weights that are 0
@@ -222,7 +222,7 @@ def _added(encoding: Encoding) -> Panel:
     return Panel("Added to the logit, equal tokens", DISTANCE, "added to the logit", curves)
 
 
-def _attention(encoding: Encoding) -> Panel:
+def _attention_panel(encoding: Encoding) -> Panel:
     """Draw the mean weight by distance for random tokens under random projections; 1 is an even share."""
     length = positions_of(encoding, 2 * encoding.shape.train_length).shape[1]
     q, k, _, x, positions = read(encoding, random(SAMPLES, length, encoding.token_dim()))
@@ -233,26 +233,26 @@ def _attention(encoding: Encoding) -> Panel:
 
 
 @torch.no_grad()
-def moving(builds: Mapping[str, Build], phrase: str, pair: str) -> Picture:
+def phrase_picture(builds: Mapping[str, Build], phrase: str, pair: str) -> Picture:
     """Return what position adds to the logit of two words, `daughter,called`, as their phrase moves."""
     words, pair_words, panels = phrase.lower().split(), pair.lower().split(","), []
     if len({*pair_words}) != 2 or not {*pair_words} <= {*words} or len(words) >= SHAPE.train_length:
         raise UserError(f"--words is '{pair}': expected two different words of a phrase below {SHAPE.train_length}")
     for label, build in builds.items():
         key, query = sorted(map(words.index, pair_words))
-        added = moved(build(SHAPE), words, key, query, 2 * SHAPE.train_length)
+        added = moved_logits(build(SHAPE), words, key, query, 2 * SHAPE.train_length)
         panels.append(Panel(label, "place of the later word", "added to the logit", {"": added}))
     return Picture(f"{pair} in '{phrase}'", panels)
 
 
-def moved(encoding: Encoding, words: list[str], key: int, query: int, length: int) -> Numbers:
+def moved_logits(encoding: Encoding, words: list[str], key: int, query: int, length: int) -> Numbers:
     """Return the logit of two words less that without encoding, as their phrase moves along random tokens."""
     width, added = encoding.token_dim(), np.full(length, np.nan)
     vectors, sentence = [random(width, seed=zlib.crc32(word.encode())) for word in words], random(1, length, width)
     for start in range(0, min(length, encoding.max_length or length) - len(words) + 1, 4):
         tokens = sentence[:, : encoding.max_length].clone()
         tokens[0, start : start + len(words)] = torch.stack(vectors)
-        added[start + query] = change(encoding, tokens)[0][0, 0, start + query, start + key]
+        added[start + query] = logit_change(encoding, tokens)[0][0, 0, start + query, start + key]
     return added
 
 
@@ -260,21 +260,21 @@ def moved(encoding: Encoding, words: list[str], key: int, query: int, length: in
 
 
 @torch.no_grad()
-def of_run(folder: Path) -> Picture:
+def run_picture(folder: Path) -> Picture:
     """Return the panels of a run; UserError if the folder is no run, or has no complete checkpoint."""
     config = load_config(folder)
     model = model_of(folder, config, tokenizer_of(folder))
-    panels = of_positions(model.encoding)
+    panels = position_panels(model.encoding)
     if config.data.task is None:
         tokens = data.prepare(config.data, config.runtime.cache)
         if (load_record(folder).get("data") or {}).get("sha256") not in (None, tokens.record["sha256"]):
             raise UserError(f"the text of {folder} is no longer the one that it was trained on")
         ids = getattr(tokens, config.evaluation.split).ids[: WINDOWS * LONGEST].astype(np.int64)
-        panels += on_text(model, config, torch.from_numpy(ids))
+        panels += text_panels(model, config, torch.from_numpy(ids))
     return Picture(f"{folder.resolve().name}, trained", panels, config.training.train_length)
 
 
-def on_text(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
+def text_panels(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
     """Return what is added to logits by distance, if an encoding adds something, and mean attention."""
     trained, encoding, panels, curves = config.training.train_length, model.encoding, [], {}
     for length in (trained * ratio for ratio in RATIOS if ratio == 1 or trained * ratio <= LONGEST):
@@ -284,7 +284,7 @@ def on_text(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
             curves[f"at {length}"] = weights.mean((0, 1))
     if not curves:
         raise UserError("the run's text is shorter than its training length")
-    if any(used_in(encoding, layer).hooks & {"distance_bias", "bias", "scores"} for layer in range(len(added))):
+    if any(layer_encoding(encoding, layer).hooks & {"distance_bias", "bias", "scores"} for layer in range(len(added))):
         alike = np.allclose(added, added[:1], atol=1e-4, equal_nan=True)
         for layer in [0] if alike else np.unique(np.linspace(0, len(added) - 1, LAYERS).astype(int)):
             title = "Added to the logit" + ("" if alike else f", layer {layer + 1} of {len(added)}")

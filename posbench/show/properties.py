@@ -74,7 +74,7 @@ def _numbers(initial: Encoding, encoding: Encoding) -> dict[str, float | str]:
     gaps = torch.cdist(code, code)
     vectors = panels.code(encoding, torch.arange(2 * LENGTH)[None])
     differences = (vectors[:, None] - vectors).norm(dim=-1).fill_diagonal_(math.inf)
-    moved = panels.moved(encoding, ["a", "phrase", "with", "the", "query", "and", "its", "key"], 4, 7, LONGEST)
+    moved = panels.moved_logits(encoding, ["a", "phrase", "with", "the", "query", "and", "its", "key"], 4, 7, LONGEST)
     tokens = panels.random(1, 2 * LENGTH, encoding.token_dim())
     longer = _output(encoding, tokens)[:, :, :LENGTH] - _output(encoding, tokens[:, :LENGTH])
     return {
@@ -123,7 +123,7 @@ def _continuous(encoding: Encoding) -> float:
 def _purpose(encoding: Encoding) -> str:
     """Compare logits, and outputs at equal weights, with those of no encoding."""
     tokens = panels.random(1, LENGTH, encoding.token_dim())
-    change, weights = panels.change(encoding, tokens)
+    change, weights = panels.logit_change(encoding, tokens)
     change = torch.where(torch.isfinite(change), change, math.nan)
     values = _output(encoding, tokens) - weights @ panels.read(encoding, tokens, bare=True)[2]
     acts = {"scores": change - change.nanmean(-1, keepdim=True), "values": values}
