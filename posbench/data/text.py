@@ -86,7 +86,7 @@ def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
     def cells(rows: Any) -> Iterator[str]:
         with hub.one_line(config.dataset):
             refuse_missing(config.column, [*(rows.features or [config.column])])
-            yield from (checked(value, config.column) for value in rows[config.column])
+            yield from (cell_text(value, config.column) for value in rows[config.column])
 
     rows = hub.rows(config, commit)
     standard = {SPLIT_WORDS[name.lower()]: name for name in reversed([*rows]) if name.lower() in SPLIT_WORDS}
@@ -116,7 +116,7 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
         splits[split] = _write(folder / f"{split}.documents", itertools.islice(not_blank, config.max_documents))
     texts, kind, counts = next(iter(splits.values())), "document", {}
     if len(splits) > 1:
-        kind, splits = "given", splits if len(splits) == len(SPLITS) else _completed(splits)
+        kind, splits = "given", splits if len(splits) == len(SPLITS) else _three_splits(splits)
     elif config.source == "builtin":
         splits = _by_document(texts, list(builtin_modules())[: len(texts)], BUILTIN_HELD_OUT)
     elif len(texts) >= FEWEST_DOCUMENTS:
@@ -152,7 +152,7 @@ def _write(path: Path, texts: Iterable[str]) -> Texts:
     return Texts(read, np.stack([np.arange(len(ends)), 0 * ends, characters], 1))
 
 
-def _completed(splits: dict[str, Texts]) -> dict[str, Texts]:
+def _three_splits(splits: dict[str, Texts]) -> dict[str, Texts]:
     """Return three splits: the one held-out split is halved, since the other is missing."""
     (texts,) = (texts for split, texts in splits.items() if split != "train")
     if len(texts) >= FEWEST_DOCUMENTS:
@@ -261,7 +261,7 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
         try:
             for row in _rows(path, column):
                 refuse_missing(column, [*row] if isinstance(row, dict) else [])
-                yield checked(row[column], column)
+                yield cell_text(row[column], column)
                 number += 1
         except (ValueError, OSError, RuntimeError, csv.Error) as error:
             reason = str(error).partition("\n")[0]
@@ -298,7 +298,7 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
             yield row
 
 
-def checked(value: Any, column: str) -> str:
+def cell_text(value: Any, column: str) -> str:
     """Return a cell's text, that of null being empty; ValueError for what is no text."""
     if not isinstance(value, str | None):
         raise ValueError(f"column '{column}' holds {type(value).__name__}: expected text")

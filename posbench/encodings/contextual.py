@@ -168,19 +168,19 @@ class Wall(Encoding):
         first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
         earlier, block, following = logits.tensor_split((first, first + count), dim=-1)
         if first:
-            earlier = _across(q, of_q, k[:, :, :first], of_k[:, :, :first])
+            earlier = _logits_across(q, of_q, k[:, :, :first], of_k[:, :, :first])
         later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
-        faded = torch.where(later, block, _among(q, k[:, :, first : first + count], of_q))
+        faded = torch.where(later, block, _logits_among(q, k[:, :, first : first + count], of_q))
         return torch.cat((earlier, faded, following), dim=-1)
 
 
-def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
+def _logits_across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
     """Return logits (..., M, N) of queries (..., M, Dh) and keys (..., N, Dh) before them all, with their sums."""
     last = of_k[..., -1:, :].detach()  # its value cancels
     return (q * (of_q - last).exp()) @ (k * (last - of_k).exp()).mT
 
 
-def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
+def _logits_among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     """Return logits (B, H, T, T) of the same tokens' queries and keys (B, H, T, Dh); valid for keys up to the query."""
     length, size = q.shape[2], 4  # tokens whose pairs are computed one by one, a power of two
     missing = max(size, 1 << (length - 1).bit_length()) - length
@@ -194,7 +194,7 @@ def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
             x.view(*x.shape[:2], -1, 2, size, x.shape[3]).unbind(3) for x in (q, k, total)
         )
         above = F.pad(logits[:, :, ::2], (0, size))
-        below = torch.cat((_across(query, later, key, before), logits[:, :, 1::2]), dim=-1)
+        below = torch.cat((_logits_across(query, later, key, before), logits[:, :, 1::2]), dim=-1)
         logits, size = torch.cat((above, below), dim=-2), 2 * size
     return logits[:, :, 0, :length, :length]
 
@@ -285,7 +285,7 @@ class PaTH(Encoding):
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         w, beta = (part_of(part, layer.keys) for part in layer.state[:2])
-        return logits + self.logit_scale * _change(q, k, w, beta, layer.rows.start - layer.keys.start)
+        return logits + self.logit_scale * _logit_change(q, k, w, beta, layer.rows.start - layer.keys.start)
 
 
 class PaTHFoX(PaTH):
@@ -316,7 +316,7 @@ class PaTHFoX(PaTH):
         return self.logit_scale * (total[:, :, layer.rows, None] - total[:, :, None, layer.keys])
 
 
-def _change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
+def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
     """Return the change of q·k by the reflections in between, (B, H, Tq, Tk); query r sees the keys up to r + before.
 
     By blocks of keys from the right; `turned` is what the blocks behind have changed in each query:

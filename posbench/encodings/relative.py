@@ -33,7 +33,7 @@ class Shaw(Encoding):
         by_row = q @ self.keys[layer.index].mT * self.logit_scale  # (B, H, Tq, 2K+1)
         if layer.consecutive and layer.causal:  # all but the last K keys are K or more back
             far, near, _ = by_row.tensor_split((1, 1 + self.max_distance), dim=-1)
-            return _laid_out(near - far, k.shape[2]) + far
+            return _by_pairs(near - far, k.shape[2]) + far
         return by_row.gather(-1, self._table_rows(layer).expand(*q.shape[:3], -1))
 
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
@@ -54,7 +54,7 @@ class Shaw(Encoding):
 
 
 # Rows with one number too many, read as rows without it, each begin one place later than the row before.
-def _laid_out(near: Tensor, keys: int) -> Tensor:
+def _by_pairs(near: Tensor, keys: int) -> Tensor:
     """Return values (B, H, Tq, K) for the K keys up to each of the last queries as (B, H, Tq, keys), 0 elsewhere."""
     batch, heads, rows, width = near.shape
     wide = F.pad(near, (keys - rows, rows)).flatten(2)[..., :-rows]

@@ -66,7 +66,7 @@ def print_results(folder: Path, split: str | None = None, lengths: Sequence[int]
     for remark in [*remarks, *_about_run(frame, rows)]:
         out.print(remark, soft_wrap=True)
     if not in_curve.all():
-        _others(rows[~in_curve], "problem_length" if of_task else "length").print(out)
+        _other_table(rows[~in_curve], "problem_length" if of_task else "length").print(out)
     for remark in [*_about_offset(rows[rows["task"] == OFFSET]), *_about_ruler(rows[rows["protocol"] == RULER])]:
         out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
@@ -112,7 +112,7 @@ def _lines_of_task(rows: pd.DataFrame, bar: str) -> list[Row]:
     ]
 
 
-def _others(rows: pd.DataFrame, length: str) -> Table:
+def _other_table(rows: pd.DataFrame, length: str) -> Table:
     """Return extensions, probes, shifted positions and other protocols: a line each, by length."""
     from scipy import stats
 

@@ -110,17 +110,17 @@ def beats(losses: Losses, label: str, reader: str) -> str | None:
 def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
     """Return the longest context that, as shorter ones, adds at most `RISE_LIMIT`; None if none longer was measured."""
     longer = [length for length in losses.lengths(label) if length > losses.train_length]
-    return max(_within(losses, label, longer, RISE_LIMIT, alpha), default=losses.train_length) if longer else None
+    return max(_within_limit(losses, label, longer, RISE_LIMIT, alpha), default=losses.train_length) if longer else None
 
 
 def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
     """Return the shortest context that, as longer ones, costs at most `USES_LIMIT`; None if less was not measured."""
     shorter = [length for length in reversed(losses.lengths(label)) if length < losses.train_length]
-    contexts = _within(losses, label, shorter, USES_LIMIT, alpha)
+    contexts = _within_limit(losses, label, shorter, USES_LIMIT, alpha)
     return min(contexts, default=losses.train_length) if len(contexts) < len(shorter) else None
 
 
-def _within(losses: Losses, label: str, lengths: Sequence[int], limit: float, alpha: float) -> Sequence[int]:
+def _within_limit(losses: Losses, label: str, lengths: Sequence[int], limit: float, alpha: float) -> Sequence[int]:
     """Return the first lengths whose rise is known and within a limit by its one-sided upper bound."""
     for i, length in enumerate(lengths):
         rise = losses.rise(label, length)

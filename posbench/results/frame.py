@@ -110,7 +110,7 @@ def _rows(folder: Path, split: str | None, counts: Mapping[str | None, int] | No
     facts: dict[str, Any] = {"folder": str(folder), "run": folder.name}
     try:
         facts |= _facts(folder)
-        rows = _measured(folder, split or json.loads(facts["settings"]).get("evaluation.split", ""), counts)
+        rows = _measured_rows(folder, split or json.loads(facts["settings"]).get("evaluation.split", ""), counts)
     except Exception as error:  # whatever is wrong with one run is said in its row, and the others are read
         return [facts | {"run_status": "unreadable", "run_reason": str(error) or type(error).__name__}]
     return [facts | row for row in rows] or [facts]
@@ -152,7 +152,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def _measured(folder: Path, split: str, counts: Mapping[str | None, int] | None) -> list[dict[str, Any]]:
+def _measured_rows(folder: Path, split: str, counts: Mapping[str | None, int] | None) -> list[dict[str, Any]]:
     """Return a run's rows as columns, with their marks and their sums by unit; without `counts` on all targets."""
     rows = run_rows.every_row(folder) if counts is None else run_rows.evaluation_rows(folder, counts)
     split = run_rows.headline_split(rows, split)
@@ -238,7 +238,7 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
         spelt_keys = [key for key in keys if _json(options.get(key)) != usual[key]]
         spelt_keys = [key for key in spelt_keys if not (encoding and pattern and key.startswith("encoding."))]
         short = {key: key if key.startswith(_START) else key.rpartition(".")[2] for key in spelt_keys}
-        words = [f"{name}={shown(options.get(key))}" for key, name in short.items()]
+        words = [f"{name}={setting_text(options.get(key))}" for key, name in short.items()]
         names[scheme] = " ".join([pattern or encoding, *words] if encoding else words)
     return names
 
@@ -256,13 +256,13 @@ def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     texts = runs[["text_sha256", "text_split", "tokenizer_sha256"]].to_dict("index")
     facts = {str(setting): _comparable(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
     keys = _differing([*facts.values()])
-    return {setting: {key: shown(values.get(key)) for key in keys} for setting, values in facts.items()}
+    return {setting: {key: setting_text(values.get(key)) for key in keys} for setting, values in facts.items()}
 
 
-def shown(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """Return a setting as text: digests by their first digits, layers as `3 rope window=64 + none`."""
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        words = [[f"{key}={shown(item[key])}" for key in sorted(item, key=lambda key: key != "name")] for item in value]
+    if isinstance(value, list) and value and all(isinstance(d, dict) for d in value):
+        words = [[f"{key}={setting_text(d[key])}" for key in sorted(d, key=lambda key: key != "name")] for d in value]
         groups = [(len([*run]), " ".join(layer).removeprefix("name=")) for layer, run in itertools.groupby(words)]
         return " + ".join(f"{count} {layer}" if count > 1 else layer for count, layer in groups)
     return _DIGEST.sub(r"\1", value if isinstance(value, str) else _json(value))

@@ -39,14 +39,14 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
         progress = (step - warmup) / max(1, total - 1 - warmup)
         share = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     else:
-        share = min(1.0, (total - 1 - step) / _fall(total, training)) if training.decay_fraction else 1.0
+        share = min(1.0, (total - 1 - step) / _fall_steps(total, training)) if training.decay_fraction else 1.0
     return training.learning_rate * (final + (1 - final) * share)
 
 
 def stable_steps(training: TrainingConfig) -> int:
     """Return the updates before a constant rate falls; 0 if it never does, or if lengths depend on the budget."""
     falls = training.schedule == "constant" and training.decay_fraction > 0 and not training.lengths
-    return training.steps - math.ceil(_fall(training.steps, training)) if falls else 0
+    return training.steps - math.ceil(_fall_steps(training.steps, training)) if falls else 0
 
 
 def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
@@ -56,7 +56,7 @@ def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
     return length, window[0] if window else None
 
 
-def _fall(total: int, training: TrainingConfig) -> float:
+def _fall_steps(total: int, training: TrainingConfig) -> float:
     """Return the updates of `total` over which the rate of a constant schedule falls."""
     return max(1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps))
 
