@@ -44,7 +44,7 @@ def reproduce(
         UserError: no such claim, or a mistake in a claim or an override; nothing was run.
         PosbenchError: some runs failed; the others are done and the claims are judged by them.
     """
-    overrides = [word for word in words if "=" in word]
+    overrides = [*{split(word)[0]: word for word in words if "=" in word}.values()]
     studies = [Path(word) for word in words if word.endswith(frames.SUFFIX) and "=" not in word]
     names = [word for word in words if "=" not in word and Path(word) not in studies]
     if not names:
@@ -75,11 +75,14 @@ def plans_of_claims(entries: Sequence[Entry], overrides: list[str], config_dir: 
     for text in {text: None for entry in entries for text in entry.runs.values()}:
         words = shlex.split(text)
         for override in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
-            words += [override] if split(override)[0] not in {split(word)[0] for word in words} else []
+            words += [override] if split(override)[0] not in {"seed", *(split(word)[0] for word in words)} else []
         resolved = plans.resolve([[*words, f"seed={SEEDS[0]}"]], config_dir)
         if len(resolved) != 1:
             raise UserError(f"{shlex.join(words)}: expected one value each: a claim's runs differ in the seed only")
         by_text[text] = [resolved[0].changed("seed", seed) for seed in SEEDS]
+    typed = {"=".join(split(word)) for word in overrides}
+    if unread := typed.difference(*(seeds[0].command for seeds in by_text.values())):
+        raise UserError(f"{min(unread)}: these claims have a value of their own for that")
     return {entry.id: {name: by_text[text][: entry.seeds] for name, text in entry.runs.items()} for entry in entries}
 
 
