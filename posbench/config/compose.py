@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings, installed, tasks
 from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults, with_paths
-from posbench.config.overrides import KEYS, LENGTH, WORDS, by_key, ratios, unknown_key, value, values
+from posbench.config.overrides import KEYS, LENGTH, OF_A_SWEEP, WORDS, by_key, ratios, unknown_key, value, values
 from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_container, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
@@ -93,7 +93,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     dataset = cfg.data.get("dataset")
     for key in (key for key in point if key not in (*GROUPS, LENGTH, "start")):
         if key in _WITH_OPTIONS or (key not in KEYS and not key.startswith(_OPEN)):
-            raise unknown_key(key, [*KEYS, *GROUPS], WORDS)
+            raise unknown_key(key, [*KEYS, *GROUPS], (*WORDS, *OF_A_SWEEP))
         OmegaConf.update(cfg, key, value(key, point[key]), merge=True)
     # Functions such as `${oc.env:...}` would put secrets into records.
     if match := re.search(r'\$\{[^"]*:[^"]*', json.dumps(OmegaConf.to_container(cfg), default=str)):

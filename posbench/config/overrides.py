@@ -8,7 +8,7 @@ and only mappings and options of encodings are YAML. Settings of evaluation and 
 import contextlib
 import fnmatch
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from posbench.config import schema
@@ -19,13 +19,13 @@ from posbench.errors import UserError, nearest
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
 KEYS = schema.keys()
 OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
-# What may be typed without its section, and the key it stands for.
-WORDS = {key.partition(".")[2]: key for key in KEYS if key.startswith(("evaluation.", "runtime."))}
+# What may be typed without its section, and the key it stands for. Training has a `precision` of its own.
+WORDS = {key.partition(".")[2]: key for key in KEYS if re.match(r"(evaluation|runtime)\.(?!precision)", key)}
 WORDS |= {word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")}
 WORDS |= {"length": LENGTH, "lengths": LENGTH}
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
 OF_A_FINISHED_RUN = {word: key for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"}
-OF_A_FINISHED_RUN |= {word: WORDS[word] for word in ("device", "threads")}
+OF_A_FINISHED_RUN |= {"precision": "evaluation.precision", "device": "runtime.device", "threads": "runtime.threads"}
 # What posbench has instead, and what other trainers call it.
 ALIASES = {
     "training.tokens: a step has training.batch_size x training.train_length of them": "steps max_steps num_steps "
@@ -51,15 +51,15 @@ ALIASES = {
 }
 
 
-def split(word: str) -> tuple[str, str]:
-    """Return the full key of a key=value word and its value as it was typed. Raises UserError if it is none."""
+def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
+    """Return the full key of a key=value word, which may be short, and its value as typed. UserError if it is none."""
     key, equals, text = word.partition("=")
     if not key or not equals:
         group = next((f"{group}={word}" for group in (*GROUPS, "sweep") if word in choices(group, (), EVERY)), None)
         expected = f"did you mean '{group}'?" if group else "expected key=value, such as encoding=alibi or seed=1"
         raise UserError(f"cannot read '{word}': {expected}")
     section, _, name = key.rpartition(".")
-    return WORDS.get(name, key) if section in ("", "evaluation", "runtime") else key, text
+    return short.get(name, key) if section in ("", "evaluation", "runtime") else key, text
 
 
 def start_of(words: Collection[str]) -> str:
@@ -67,11 +67,11 @@ def start_of(words: Collection[str]) -> str:
     return next((word[6:] for word in words if word.startswith("start=") and word != "start=null"), "")
 
 
-def by_key(words: Collection[str]) -> dict[str, str]:
+def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:
     """Return typed values by full key. Of a key that is given twice the later value holds."""
     texts: dict[str, str] = {}
     words = [re.sub("^extension=", "encoding=", word) for word in words] if start_of(words) else words
-    for key, text in map(split, words):
+    for key, text in (split(word, short) for word in words):
         texts.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # lengths and ratios set the same
         texts[key] = text
     return texts
@@ -84,9 +84,9 @@ def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) ->
         return UserError(f"unknown key '{key}' (it is {hints[0]})")
     # Below this likeness a suggestion misleads more often than it helps.
     by_name = {choice.rpartition(".")[2]: choice for choice in reversed(list(keys))} | {word: word for word in words}
-    close = nearest(key, keys, 0.75) or by_name.get(nearest(name, by_name, 0.75) or "")
-    suggestion = f": did you mean '{close}'?" if close else " ('posbench train --cfg' shows all keys)"
-    return UserError(f"unknown key '{key}'{suggestion}")
+    close = nearest(key, [*by_name, *keys], 0.75) or nearest(name, by_name, 0.75) or ""
+    near = f": did you mean '{by_name.get(close, close)}'?" if close else " ('posbench train --cfg' shows all keys)"
+    return UserError(f"unknown key '{key}'{near}")
 
 
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
@@ -144,7 +144,7 @@ def _items(text: str) -> list[str]:
 
 def apply(config: Config, words: list[str]) -> Config:
     """Return the configuration of a finished run as it is to be evaluated, with its device and threads."""
-    plain, settings = schema.to_container(config), by_key(words)
+    plain, settings = schema.to_container(config), by_key(words, OF_A_FINISHED_RUN)
     for key, text in settings.items():
         if key not in OF_A_FINISHED_RUN.values():
             raise unknown_key(key, OF_A_FINISHED_RUN)

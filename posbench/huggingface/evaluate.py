@@ -13,7 +13,7 @@ import torch
 
 from posbench import machine
 from posbench.config import compose, schema
-from posbench.config.overrides import KEYS, LENGTH, by_key, read, unknown_key
+from posbench.config.overrides import KEYS, LENGTH, OF_A_FINISHED_RUN, WORDS, by_key, read, unknown_key
 from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, ReadingConfig
 from posbench.config.shipped import GROUPS
 from posbench.data import tokens as data
@@ -72,14 +72,14 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     """Return the words as a run's configuration (data, training length, evaluation and runtime count), and `bos`."""
-    settings = by_key(words)
+    settings = by_key(words, WORDS | OF_A_FINISHED_RUN)
     length, bos = read(settings.pop("train_length", str(source.train_length))), settings.pop("bos", None)
     for key in settings:
         if key not in (LENGTH, *KEYS, *GROUPS):
-            raise unknown_key(key, [*KEYS], ("train_length", "bos"))
-        of_the_model = key in ("data.tokenizer", "data.vocab_size", "runtime.processes")
-        if of_the_model or key.partition(".")[0] not in ("data", "evaluation", "runtime"):
-            raise UserError(f"{key}: not for a HuggingFace model: it has its own, and is evaluated in one process")
+            raise unknown_key(key, [*KEYS], (*WORDS, "train_length", "bos"))
+        of_the_text = key.partition(".")[0] == "data" and key not in ("data.tokenizer", "data.vocab_size")
+        if not of_the_text and key not in (*OF_A_FINISHED_RUN.values(), "runtime.outputs", "runtime.cache"):
+            raise UserError(f"{key}: not for a HuggingFace model: it has its own, or needs none")
     if type(length) is not int or length < 2:
         raise UserError(f"{source.origin}: expected train_length=N, the tokens that it was trained on: it is {length}")
     defaults = {"tracking": "none", "evaluation.longest": RATIOS[-1], "training.train_length": length}
