@@ -185,23 +185,24 @@ def test_smallest_bases_of_two_digits_are_those_of_the_page_of_results() -> None
 
 
 def test_the_command_describes_compares_draws_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, base in (("one", 1e4), ("other", 2e4)):
-        (tmp_path / f"{name}.json").write_text(json.dumps({**LLAMA, "rope_theta": base}))
-    first, second = str(tmp_path / "one.json"), str(tmp_path / "other.json")
-    assert posbench("rope", first, second, "--png", str(tmp_path / "a.png"), "--write", str(tmp_path / "out")) == 0
+    first, second = f"{tmp_path}/one.json", f"{tmp_path}/other.json"
+    for path, base in ((first, 1e4), (second, 2e4)):
+        Path(path).write_text(json.dumps({**LLAMA, "rope_theta": base}))
+    assert posbench("rope", first, second, f"--png={tmp_path}/a.png") == 0
     assert "all layers: differ from position" in capsys.readouterr().out
     gemma = ropes({**SIZES, **PUBLISHED["gemma3_text"], "model_type": "gemma3_text"})
     for both, kinds in (([gemma, gemma[::-1]], [True, True]), ([gemma, ropes(LLAMA)], [True, False])):
         assert ["turn alike" in line for line in compare_ropes(["a", "b"], both)[2:]] == kinds
     (axes,) = picture(["a", "b"], [ropes(LLAMA | {"rope_theta": base}) for base in (1e4, 2e4)], [64]).axes
     assert len(axes.get_lines()) == 4 and len(axes.get_legend().get_texts()) == 3  # the trained length is named once
-    assert (tmp_path / "a.png").stat().st_size > 10_000
+    assert (tmp_path / "a.png").stat().st_size > 10_000 and posbench("rope", first, f"--write={tmp_path}/out") == 0
     assert json.loads((tmp_path / "out/transformers5.json").read_text())["rope_parameters"]["rope_theta"] == 1e4
     assert posbench("rope", first, "extension=yarn:factor=8", "length=4096") == 0
     assert posbench("rope", "yarn", "factor=8", "head_dim=64", "train_length=1024") == 0
     assert capsys.readouterr().out.count("slowed 8 times") == 2
-    assert [posbench("rope", name) for name in ("alibi", "pope", "xpos")] == [2, 2, 2]
-    assert [posbench("rope", *words) for words in ((first, "lenght=8"), (first, "base=2"), ("rop",))] == [2, 2, 2]
+    wrong = ("lenght=8", "base=2", "length=16k", "length=-5", "extension=pi:factor=x", "pi --write=pi")
+    assert [posbench("rope", first, *words.split()) for words in wrong] == [2] * 6
+    assert [posbench("rope", name) for name in ("alibi", "pope", "xpos", "rop")] == [2] * 4
     assert "did you mean 'length='" in (error := capsys.readouterr().err) and "did you mean 'rope'" in error
 
 

@@ -71,7 +71,7 @@ def methods_of(encoding: Encoding) -> list[str]:
 def extend_encoding(encoding: Encoding, method: str, length: int, train_length: int, **options: Any) -> Extended:
     """Return a trained encoding made to reach `length` tokens, sharing its parameters, and facts for result rows."""
     if method not in methods():
-        raise unknown("extension", method, methods(), "'posbench list' shows all")
+        raise unknown("extension", method, methods(), "'posbench list' shows all; extension=search is for evaluate")
     entry, possible = methods()[method], methods_of(encoding)
     options = checked(options, entry.hints, entry.options, method)
     if method not in possible:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from posbench import encodings, files
 from posbench.config import compose
+from posbench.config.overrides import LENGTH, value
 from posbench.config.schema import Config
 from posbench.data import hub
 from posbench.encodings import extend
@@ -49,8 +50,12 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
         raise UserError("expected a config.json, a model, a run or a rotary encoding; or two of them to compare")
     if not {*names} & {*encodings.names()} and (unread_words := sorted(values.keys() - {"length", "extension"})):
         raise unknown("word", f"{unread_words[0]}=", ["length=", "extension="])
+    if len(names) == 2 and folder:
+        raise UserError(f"--write is for one configuration: expected {names[0]} or {names[1]} alone")
+    lengths = value(LENGTH, values.get("length", ""))
+    if not all(type(length) is int and length >= 1 for length in lengths):
+        raise UserError(f"length is {values['length']}: expected lengths in tokens, such as 4096,16384")
     configurations = [settings_of(name, values) for name in names]
-    lengths = [int(length) for length in values.get("length", "").split(",") if length]
     for name, settings in zip(names, configurations, strict=True):
         print("\n".join(describe_ropes(name, settings, lengths)))
     ropes = [read.ropes(configuration) for configuration in configurations]
@@ -81,7 +86,8 @@ def settings_of(name: str, values: dict[str, str]) -> Settings:
         size.append(f"training.train_length={values.get('train_length', 4096)}")
         settings = _settings_of_encoding(compose.single([f"encoding={name}", *options, *size]))
     elif not find.is_model(name):
-        raise unknown("configuration", name, encodings.names(), "expected a config.json, a model, a run or an encoding")
+        near = {*encodings.names(), *map(str, Path(name).parent.glob("[!.]*"))} - {name}
+        raise unknown("configuration", name, near, "expected a config.json, a model, a run or an encoding")
     else:
         settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
     configuration = with_class_defaults(settings)
@@ -102,9 +108,9 @@ def _settings_of_encoding(config: Config, run: Path | None = None) -> dict[str, 
 
 def _longest(values: dict[str, str], settings: Settings) -> int:
     """Return the longest input in tokens that an extension is for: the length asked for, else its factor times L."""
-    lengths = [int(length) for length in values.get("length", "").split(",") if length]
-    factor = float(parse_choice(values["extension"])[1].get("factor") or 4.0)
-    return max(lengths, default=round(factor * read.ropes(settings)[0].train_length))
+    factor = parse_choice(values["extension"])[1].get("factor")
+    factor = factor if isinstance(factor, int | float) else 4.0  # what is no number is refused where it is used
+    return max(value(LENGTH, values.get("length", "")), default=round(factor * read.ropes(settings)[0].train_length))
 
 
 def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:

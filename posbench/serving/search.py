@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from posbench import machine
-from posbench.config import overrides
+from posbench.config.overrides import LENGTH, apply, by_key
 from posbench.errors import UserError
 from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
-from posbench.huggingface.evaluate import evaluate_model
+from posbench.huggingface.evaluate import evaluate_model, parse_words
 from posbench.huggingface.load import find
 from posbench.report.render import Column, Table
 from posbench.results.compare import ALPHA
@@ -66,14 +66,14 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     """
     console.log_to_terminal()
     machine.keep_freed_memory()
-    settings = overrides.by_key(words)
+    settings = by_key(words)
     settings.pop("evaluation.extensions")
-    length_text = settings.pop(overrides.LENGTH, "")
-    words = [f"{key}={text}" for key, text in settings.items() if key not in ("evaluation.tasks", "evaluation.split")]
-    if isinstance(subject, Path):
-        train_length = load_config(subject).training.train_length
-    else:
-        train_length = int(settings.get("train_length") or find(subject).train_length or 0)
+    length_text = settings.pop(LENGTH, "")
+    words = [f"{key}={text}" for key, text in settings.items()]
+    if fixed := settings.keys() & {"evaluation.tasks", "evaluation.split", "evaluation.protocols"}:
+        raise UserError(f"{min(fixed)}: extension=search has its own, {PROBE} on validation text, then test text")
+    config = apply(load_config(subject), words) if isinstance(subject, Path) else parse_words(find(subject), words)[0]
+    train_length = config.training.train_length
     if not length_text.isdigit() or int(length_text) <= train_length:
         raise UserError(f"extension=search needs one length beyond {train_length}, such as length={4 * train_length}")
     measured, lengths = (length := int(length_text), train_length), f"length={train_length},{length_text}"
@@ -110,5 +110,5 @@ def _evaluate(subject: str | Path, words: list[str]) -> Path:
     """Evaluate a run or a model, and return the folder with the rows."""
     if isinstance(subject, str):
         return evaluate_model(subject, words)[0]
-    evaluate_run(subject, overrides.apply(load_config(subject), words))
+    evaluate_run(subject, apply(load_config(subject), words))
     return subject
