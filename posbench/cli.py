@@ -235,6 +235,9 @@ def evaluate(
     from posbench.run import find
 
     models = [word for word in words if "=" not in word and find.is_model(word)]
+    settings = [word for word in words if word not in models]
+    if models and (others := [word for word in settings if "=" not in word]):
+        raise UserError(f"{others[0]} is no HuggingFace model, as {models[0]} is: expected models alone, or runs alone")
     if "extension=search" in words:
         from posbench.serving import search
 
@@ -244,7 +247,6 @@ def evaluate(
     if models:
         from posbench.huggingface import evaluate as huggingface
 
-        settings = [word for word in words if word not in models]
         huggingface.evaluate_models(models, settings)
         return
     from posbench.launch import run
@@ -326,8 +328,8 @@ def export(
     from posbench.huggingface import export
     from posbench.run import find
 
-    if code not in ("code=true", "code=false"):
-        raise UserError(f"unknown setting '{code}': expected code=true, or nothing")
+    if code not in ("code=true", "code=false") or "=" in folder.name:
+        raise UserError(f"after RUN come '{folder}' and '{code}': expected a folder, then code=true or nothing")
     print(export.export(find.run_folder(run), folder, code == "code=true"))
 
 

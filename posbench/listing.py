@@ -12,7 +12,7 @@ import yaml
 
 from posbench import encodings
 from posbench.config.shipped import EVERY, choice_file, choices, configs_dir
-from posbench.errors import UserError
+from posbench.errors import UserError, unknown
 from posbench.report.card import DEMO, decision_card
 
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
@@ -99,8 +99,7 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in kinds}
     names = [by_word.get(section.lower().rstrip("s"), "") for section in sections]
     if "" in names:
-        words = ", ".join(name.partition(" ")[0] for name in kinds)
-        raise UserError(f"list has no section '{sections[names.index('')]}' ({words})")
+        raise unknown("section", sections[names.index("")], (name.partition(" ")[0] for name in kinds))
     return {name: [make(item) for item in items] for name, (make, items) in kinds.items() if name in (names or kinds)}
 
 

@@ -103,6 +103,10 @@ train data=_base | unknown data '_base' (a text of your own is data.path=
 train rope | cannot read 'rope': did you mean 'encoding=rope'?
 sweep six | cannot read 'six': did you mean 'sweep=six'?
 train training.learning_rat=3 | did you mean 'training.learning_rate'?
+train precision=bf16 | unknown key 'precision': did you mean 'training.precision'?
+bench rope encoding=alibi | encoding is not for bench: expected encodings, model, training.* or runtime.*
+reproduce alibi_holds seed=3 | seed=3: these claims have a value of their own for that
+export rope-s0 code=true | after RUN come 'code=true' and 'code=false': expected a folder
 train protocl=fixed_target | unknown key 'protocl': did you mean 'protocol'?
 train lr=3 | unknown key 'lr' (it is training.learning_rate)
 train epochs=3 | (it is training.tokens: a step has 
@@ -192,8 +196,7 @@ def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None
     assert posbench("list", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in shown["encodings"]] == encodings.names()
-    facts = ("title", "beyond", "source", "checked_against")
-    assert all(row[fact] for row in shown["encodings"] for fact in facts)
+    assert all(row[fact] for row in shown["encodings"] for fact in ("title", "beyond", "source", "checked_against"))
     rows = {row["name"]: row for row in shown["encodings"]}
     card = ("acts", "kernels", "cache", "architectures", "models")
     where = {name: tuple(rows[name][key] for key in card) for name in rows}
@@ -239,9 +242,7 @@ def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
     assert [line for line in lines if line.startswith("error: ")] == lines[-1:] and "step 2" in lines[-1]
 
 
-def test_evaluate_takes_studies_and_one_run_that_fails_does_not_stop_the_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("seed=0") == train("seed=1") == 0
     broken, whole = (Path("outputs/demo") / name for name in runs())
     capsys.readouterr()
