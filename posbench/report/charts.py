@@ -208,5 +208,4 @@ def _differences(axes: Axes, rows: pd.DataFrame, colours: Mapping[str, str]) -> 
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.locator_params(axis="x", nbins=5)
-    base = cut(rows.attrs["reference"], LONGEST_NAME)
-    axes.set(title=f"Loss above {base}", xlabel="nats per token, adjusted 95 %")
+    axes.set(title=f"Loss above {cut(rows.attrs['reference'], LONGEST_NAME)}", xlabel="nats per token, adjusted 95 %")

@@ -60,10 +60,6 @@ class Table:
         self.columns = [column for column in columns if column is columns[0] or any(texts[column])]
         self.cells = [*zip(*(texts[column] for column in self.columns), strict=True)]  # the text of each, by row
 
-    def part(self, columns: Sequence[Column], rows: int | None = None) -> "Table":
-        """Return the table with other columns and no more than so many rows."""
-        return Table(self.title, self.frame.iloc[:rows], columns, self.legend, self.marks)
-
     @property
     def notes(self) -> str:
         """The notes of the columns, the marks that occur, and the legend, in one sentence."""
@@ -74,8 +70,7 @@ class Table:
 
     def rows(self, write: Callable[[str, bool], Any]) -> list[list[Any]]:
         """Return the cells as `write` makes them of a text and whether it is the lowest value of its column."""
-        values = [self.frame[column.of or column.name] if column.best else None for column in self.columns]
-        best = [None if column is None else int(column.argmin()) for column in values]
+        best = [int(self.frame[c.of or c.name].argmin()) if c.best else None for c in self.columns]
         pairs = [zip(row, best, strict=True) for row in self.cells]
         return [[write(text, i == lowest) for text, lowest in row] for i, row in enumerate(pairs)]
 
@@ -86,17 +81,20 @@ class Table:
         def text(words: str, style: str = "") -> Text:
             return Text(words.translate(signs), style=style)
 
-        fitted = self.part(self.columns, most_rows)
-        cells = zip((column.head for column in fitted.columns), *fitted.cells, strict=True)
+        columns = self.columns
+        cells = zip((column.head for column in columns), *self.cells[:most_rows], strict=True)
         widths = [max(len(text(cell)) for cell in column) for column in cells]
-        spare = sorted((i for i, c in enumerate(fitted.columns) if c.spare), key=lambda i: -fitted.columns[i].spare)
-        fitted = fitted.part([fitted.columns[i] for i in terminal.fitting_columns(widths, spare, console.width)])
+        spare = sorted((i for i, c in enumerate(columns) if c.spare), key=lambda i: -columns[i].spare)
+        fits = terminal.fitting_columns(widths, spare, console.width)
+        hidden = ", ".join(c.head for i, c in enumerate(columns) if c.head and i not in fits)
+        fitted = Table(self.title, self.frame.iloc[:most_rows], [columns[i] for i in fits], self.legend, self.marks)
         table, left_out = terminal.table(console), len(self.frame) - len(fitted.frame)
         for column in fitted.columns:
             table.add_column(text(column.head), justify="left" if column.text else "right", no_wrap=True)
         for row in fitted.rows(lambda words, best: text(words, "bold" if best else "")):
             table.add_row(*row)
-        remark = f"{left_out} more are in the page and in table.csv." if left_out else ""
+        remark = f"{left_out} more are in the page and in table.csv. " if left_out else ""
+        remark += f"Left out at this width: {hidden}." if hidden else ""
         unbroken = fitted.notes.translate(signs).replace(" ", "\xa0").replace(";\xa0", "; ")  # lines end between notes
         notes = "\n".join(textwrap.wrap(unbroken, console.width, break_long_words=False)).replace("\xa0", " ")
         for part, style in ((text(self.title), "bold"), (table, ""), (text(remark), "dim"), (text(notes), "dim")):

@@ -174,6 +174,7 @@ def by_length(frame: pd.DataFrame) -> list[Table]:
     """Return a table of means over seeds, or a status, of all that was measured beside the curves of plain models."""
     rows = frame[~frame["repeated"] & (frame["run_status"] == "done") & frame["newest"]]
     rows = rows.assign(length=rows["problem_length"].fillna(rows["length"]))
+    rows["curve"] = rows["curve"].str.removeprefix("task_").str.replace("_from_", " from position ")
     means: dict[tuple[str, str], dict[str, str]] = {}
     for (label, curve, length), group in rows[rows["curve"] != "fixed_target"].groupby(["label", "curve", "length"]):
         failure = next((status for status in group["status"] if status != "ok"), None)
