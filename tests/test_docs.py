@@ -88,7 +88,7 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["six results ### Beyond the", "six results ### Against", "patterns longer ## Which"])
 def test_a_table_is_that_of_the_rows_beside_the_page(place: str) -> None:
-    """Losses, rises, reach, uses, differences and adjusted intervals of each scheme; of patterns also cached keys."""
+    """Losses, rises, reach, uses, differences and adjusted intervals of schemes; of patterns also cache and passkey."""
     study, page, title = place.split(" ", 2)
     frame, text = read([ROOT / f"docs/rows/{study}.parquet"]), text_of(f"docs/{page}.md")
     tables = [compare(part) for _, part in frame.groupby("setting")]
@@ -99,9 +99,11 @@ def test_a_table_is_that_of_the_rows_beside_the_page(place: str) -> None:
     for row in pd.concat(tables).to_dict("records"):
         label, half = row["label"], (row["nll_high"] - row["nll_low"]) / 2
         keys = [min(layer.get("window", 1024), 1024) for layer in settings[label].get("encoding.layers", [{}])]
-        known[label] |= {f"{row['nll']:.3f} ±{half:.3f}", f"{100 * sum(keys) / len(keys) / 1024:.0f} %"}
+        known[label] |= {f"{row['nll']:.3f} ±{half:.3f}", f"{100 * sum(keys) / len(keys) / 1024:.0f}"}
         for name in ("nll_difference_adjusted", "rise_difference_adjusted"):
             known[label].add(f"{row[f'{name}_low']:+.3f} to {row[f'{name}_high']:+.3f}")
+    for (_, label), rows in frame[frame["task"] == "passkey"].groupby(["setting", "label"]):
+        known[label].add(", ".join(f"{100 * rows[rows['length_ratio'] == n]['accuracy'].mean():.0f}" for n in (1, 8)))
     lines = rows_of(next(part for part in text[text.index(title) :].split("\n\n") if part.startswith("|")))[2:]
     for name, *cells in lines:
         shown = [*name.split("`"), name][1]

@@ -301,8 +301,7 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
         process.join()
         until(lambda: not processes_of(tmp_path))
     sweep.sweep(arguments, n_jobs=1)
-    todo = plans.resolve([arguments])
-    assert_as_single_runs(todo, tmp_path / "single")
+    assert_as_single_runs(plans.resolve([arguments]), tmp_path / "single")
 
 
 @pytest.mark.slow

@@ -54,8 +54,7 @@ def weights_sha256(folder: pathlib.Path) -> str:
 
 
 def losses(folder: pathlib.Path) -> list[tuple[int, float, float]]:
-    rows = training_rows(folder)
-    return [(row["step"], row["train/loss"], row["train/learning_rate"]) for row in rows]
+    return [(row["step"], row["train/loss"], row["train/learning_rate"]) for row in training_rows(folder)]
 
 
 def evaluation_numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
