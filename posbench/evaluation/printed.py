@@ -171,13 +171,13 @@ def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
 def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
     if frame["run_status"].iloc[0] != "done" and len(rows):
         yield f"Not finished: evaluated as it stands after step {rows['checkpoint_step'].iloc[0]}."
+    if len(precisions := rows["dtype"].dropna().unique()) > 1:
+        yield f"Rows in {' and '.join(precisions)}: only those in one precision are comparable."
     counts = frame[~frame["main"] & frame["protocol"].notna()].groupby(["split", "checkpoint_step"]).size()
     if len(counts):
         parts = [f"{number} on {split} text at step {step}" for (split, step), number in counts.items()]
-        yield (
-            f"Rows that are not shown, on another text or on other targets than the curve: {', '.join(parts)}. Lengths "
-            "that are asked for together share their targets."
-        )
+        yield f"Rows that are not shown, on another text or on other targets than the curve: {', '.join(parts)}."
+        yield "Lengths that are asked for together share their targets."
 
 
 def _about_offset(rows: pd.DataFrame) -> Iterator[str]:
