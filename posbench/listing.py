@@ -119,7 +119,7 @@ def page(name: str) -> str:
         choice, key = f"encoding={name}", "encoding"
     meanings = {option: f"  # {meaning}" for option, meaning in (comments(path) if path else {}).items()}
     text = inspect.cleandoc(document or "")
-    options = [f"  {key}.{name}={value}{meanings.get(name, '')}" for name, value in values.items() if name != "name"]
+    options = [f"  {key}.{word}={value}{meanings.get(word, '')}" for word, value in values.items() if word != "name"]
     links = [f"https://arxiv.org/abs/{number}" for number in dict.fromkeys(_ARXIV.findall(text))]
     return "\n".join([f"{name}: {text}", "", *links, "Options:", *options, "", f"posbench train {choice}"])
 

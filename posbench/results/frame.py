@@ -230,7 +230,7 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
     for key in keys:
         counts = Counter(_json(options.get(key)) for options in options_of.values())
         value, count = counts.most_common(1)[0]
-        off_value = next((off_value for off_value in _OFF if off_value in counts), None)
+        off_value = next((text for text in _OFF if text in counts), None)
         usual[key] = _OFF[0] if key.startswith(_START) else value if 2 * count > counts.total() else off_value
     names = {}
     for scheme, options in options_of.items():

@@ -117,11 +117,11 @@ def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
     """Return settings whose plain RoPE is extended: `method:option=value:option=value`."""
     method, options = parse_choice(values["extension"])
     turning = read.rotating(read.ropes(settings))
-    plain = [rope for rope in turning if not rope.window] or turning
-    if not plain or any(rope.type != "default" for rope in plain):
-        types = ", ".join(rope.type for rope in plain)
+    ropes = [rope for rope in turning if not rope.window] or turning
+    if not ropes or any(rope.type != "default" for rope in ropes):
+        types = ", ".join(rope.type for rope in ropes)
         raise UserError(f"extension={method}: only plain RoPE is extended, and this is {types}")
-    rope = plain[0]
+    rope = ropes[0]
     shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
     encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
     extended, facts = extend.extend_encoding(encoding, method, _longest(values, settings), rope.train_length, **options)
@@ -130,10 +130,10 @@ def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
     text = language_part(settings)
     section = read.section_of(text, "transformers 5", rope.layers)
     part = {key: section[key] for key in ("partial_rotary_factor", *read.BESIDE) if key in section} | part
-    sections = {key: value for key, value in (text.get("rope_parameters") or {}).items() if isinstance(value, dict)}
+    sections = {kind: entry for kind, entry in (text.get("rope_parameters") or {}).items() if isinstance(entry, dict)}
     if text.get("model_type") in read.LOCAL:
-        sections = {rope.layers: {"rope_type": "default", "rope_theta": rope.base} for rope in turning} | sections
-    text = {key: value for key, value in text.items() if key not in ("rope_scaling", "rope_theta")}
+        sections = {other.layers: {"rope_type": "default", "rope_theta": other.base} for other in turning} | sections
+    text = {key: text[key] for key in text if key not in ("rope_scaling", "rope_theta")}
     text["rope_parameters"] = {**sections, rope.layers: part} if sections else part
     return {**settings, "text_config": text} if "text_config" in settings else text
 
@@ -148,8 +148,8 @@ def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> lis
         lines += ["", f"{rope.layers} ({rope.number}){window}"]
         if rope.type == read.NOPE:
             continue
-        lists = {key: f"[{len(value)} numbers]" for key, value in rope.options.items() if isinstance(value, list)}
-        options = " ".join(f"{key}={plain(value)}" for key, value in {**rope.options, **lists}.items())
+        lists = {key: f"[{len(option)} numbers]" for key, option in rope.options.items() if isinstance(option, list)}
+        options = " ".join(f"{key}={plain(option)}" for key, option in {**rope.options, **lists}.items())
         share = "" if rope.width == rope.head_dim else f" of {rope.head_dim}"
         lines.append(f"  {rope.type}, base {rope.base:,.10g}, {rope.width}{share} channels of a head turn".rstrip())
         lines += [f"  {options}"] if options else []

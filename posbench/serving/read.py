@@ -208,7 +208,7 @@ def _widths(text: Settings, part: Settings, layers: str) -> tuple[int, int]:
     """Return the channels of a head, and how many of them turn."""
     hidden, heads = text.get("hidden_size") or text.get("n_embd"), text.get("num_attention_heads") or text.get("n_head")
     per_layer = (text.get("per_layer_config") or {}).values()  # Gemma 4, as transformers saves it
-    wide = text.get("global_head_dim") or next((part["head_dim"] for part in per_layer if "head_dim" in part), None)
+    wide = text.get("global_head_dim") or next((layer["head_dim"] for layer in per_layer if "head_dim" in layer), None)
     head_dim = text.get("qk_rope_head_dim") or (layers == "full_attention" and wide)
     head_dim = head_dim or text.get("head_dim") or (hidden and heads and hidden // heads)
     if not head_dim:
