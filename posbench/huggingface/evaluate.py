@@ -35,7 +35,7 @@ from posbench.terminal.signals import signals_as_errors
 logger = logging.getLogger(__name__)
 
 STUDY = "models"  # the folder of results
-RATIOS = (1.0, 2.0, 4.0)  # default lengths, in training lengths
+RATIOS = (1.0, 2.0, 4.0)  # default lengths, as multiples of the training length
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
@@ -47,7 +47,7 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
 
 
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int]]:
-    """Compute the missing rows of one model; returns the folder of results, the name of the text, and the lengths."""
+    """Compute the missing rows of one model; return its folder of results, the split of the text, and the lengths."""
     source = find(word)
     settings, bos = parse_words(source, overrides)
     sections = sections_of(source, source.config, settings.data, bos)
@@ -71,7 +71,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
 
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
-    """Return the words as a run's configuration (data, training length, evaluation and runtime count), and `bos`."""
+    """Return the configuration in the words (its data, train_length, evaluation and runtime are used), and `bos`."""
     settings = by_key(words, WORDS | OF_A_FINISHED_RUN)
     length, bos = read(settings.pop("train_length", str(source.train_length))), settings.pop("bos", None)
     for key in settings:
@@ -91,7 +91,7 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
 
 
 def sections_of(source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None) -> dict[str, Any]:
-    """Return the sections about a model, whose configuration may be extended, and its text, for a folder of results."""
+    """Return a result folder's sections on the model and its text; `config`: the model's own, or an extended one."""
     position, config = position_of(config), config.get_text_config()
     options = {"parameters": config.rope_parameters} if position == "rope" else {}
     location = os.path.normpath(source.origin) if source.revision is None else source.origin
@@ -105,9 +105,9 @@ def sections_of(source: Source, config: Any, text: DataConfig, bos: Any, name: s
 
 
 def reading_of(source: Source, bos: Any) -> ReadingConfig:
-    """Return the token before each document, and whether it begins every window: as `bos` or else the tokenizer says.
+    """Return the token before each document, and whether it also begins every window: `bos` decides, or the tokenizer.
 
-    It is the one that the tokenizer puts before a text, else the configuration's begin token, else its end token.
+    The tokenizer names that token if it puts one before a text; else it is the configuration's begin or end token.
     """
     if bos not in (None, "document", "window"):
         raise UserError(f"bos is {bos}: expected bos=document or bos=window")
@@ -125,7 +125,7 @@ def reading_of(source: Source, bos: Any) -> ReadingConfig:
 
 
 def precision_of(source: Source, settings: EvaluationConfig, device: torch.device) -> str:
-    """Return the requested precision; for `auto` that of the weights if the device is good at it, else fp32."""
+    """Return the requested precision; `auto` is that of the weights if the device computes fast in it, else fp32."""
     if settings.precision != "auto":
         return settings.precision
     fast = {"bf16": machine.bf16_is_fast(device), "fp16": device.type == "cuda", "fp32": True}
@@ -152,7 +152,7 @@ def subject_of(source: Source, config: Any, precision: str, device: torch.device
 
 
 def text_of(config: Any, cache: str | None) -> Tokens:
-    """Return the text as tokens of the model; UserError if it has some that the model's table does not know."""
+    """Return the text as the model's tokens; UserError if the model's table has no row for one of them."""
     with signals_as_errors():
         tokens = data.prepare(config.data, cache, config.reading.separator)
     highest = max(int(split.ids.max(initial=0)) for split in (tokens.train, tokens.validation, tokens.test))
@@ -162,7 +162,7 @@ def text_of(config: Any, cache: str | None) -> Tokens:
 
 
 def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
-    """Write into `run.json`, and log: the text, the tokenizer, the model's size, and whether its kind is tested."""
+    """Record in `run.json`, and log, the text, the tokenizer, the model's size, and whether its kind is tested."""
     kind, version, total = subject.model.config.model_type, transformers().__version__, subject.model.num_parameters()
     level, text = "tested" if kind in TESTED else "untested", tokens.tokenizer.decode([reading.separator])
     begin = {"id": reading.separator, "text": text, "first_in_every_window": reading.first}
@@ -179,7 +179,7 @@ def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Reading
 def evaluate_into(
     run: Run, subject: HuggingFaceModel, tokens: Tokens, settings: EvaluationConfig, step: int = 0, n: int | None = None
 ) -> int:
-    """Evaluate into a folder of results, after `step` updates and `n` tokens; returns the number of new rows."""
+    """Evaluate a model after `step` updates and `n` tokens, write the rows to its folder, and return their number."""
     text: Any = {"split": getattr(tokens, settings.split), "token_bytes": tokens.tokenizer.token_bytes}
     text |= {"tokenizer": tokens.tokenizer, "settings": settings, "checkpoint_step": step, "tokens": n}
     evaluation = Evaluation(subject=subject, dtype=subject.precision, device=subject.model.device, **text)

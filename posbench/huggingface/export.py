@@ -5,7 +5,7 @@
     layernorm + gelu    rotary, none             GPT-NeoX
     any                 any, with code=true      posbench's own class, which `modeling_posbench.py` imports
 
-It is written beside its place, read again, compared, and renamed: complete and equal to the run, or absent.
+The folder is written under a temporary name, read again, compared and renamed: it is equal to the run, or absent.
 """
 
 import json
@@ -35,12 +35,12 @@ from posbench.run.run import load_config, versions
 from posbench.tasks.base import SEPARATOR
 
 PARITY = "posbench_parity.json"
-LIMIT = 1e-5  # as a share of the largest logit
+LIMIT = 1e-5  # the largest accepted difference of logits, as a share of the largest logit
 SHORT = 16  # tokens; rounding is small up to here
-_ROUNDING = 2.0**-24  # error of a number in fp32: transformers computes angles so, beyond some hundred tokens
-_MOST_LOGITS, _MOST_TOKENS = 2**27, 2**13  # of a comparison, which holds two models and scores T x T
+_ROUNDING = 2.0**-24  # of fp32, in which transformers computes angles: above 167 tokens it decides the limit
+_MOST_LOGITS, _MOST_TOKENS = 2**27, 2**13  # in a comparison, which holds two models and T x T attention scores
 _TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
-_FOLLOW_LENGTH = ("longrope", "dynamic_ntk")  # cached keys would have the frequencies of a shorter input
+_FOLLOW_LENGTH = ("longrope", "dynamic_ntk")  # no cache: its keys would have the frequencies of a shorter input
 _NO_CACHE = " Its frequencies follow the input's length: `use_cache` is false. Load it anew for a shorter input."
 _USE = f"""
 ```python
@@ -55,17 +55,17 @@ logits = model(ids).logits
 
 In training `{SEPARATOR}` began every document. The tokenizer does not add it: put its id first yourself, as above.
 Generation also ends at this id."""
-# No pair turns: attention without positions, in architectures that have only rotary encodings.
+# The encoding `none` in architectures that have only rotary encodings: no pair of channels turns.
 _NO_POSITIONS = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.0}
 
-Agreements = list[dict[str, float]]  # by length: `length`, `difference` of logits, `largest_logit`, `limit`
+Agreements = list[dict[str, float]]  # one per length: `length`, `difference` of logits, `largest_logit`, `limit`
 Exported = tuple[dict[str, Any], dict[str, Tensor]]  # a model in transformers' terms: its configuration and weights
 
 
 def export(run: Path, folder: Path, code: bool = False) -> str:
-    """Write a run's newest model into a new folder, and return in one line how far its logits are from the run's.
+    """Write a run's newest model into a new folder; return a line that says how far its logits are from the run's.
 
-    `code`: as posbench's class, for any encoding, instead of a stock architecture.
+    `code`: whether to use posbench's own class, which has any encoding, instead of a stock architecture.
     """
     config, tokenizer, _ = load_config(run), tokenizer_of(run), transformers()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
@@ -73,7 +73,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     trained = checkpoint.trained(run)
     model = model_of(run, config, tokenizer)
     if code:
-        from posbench.huggingface import modeling  # transformers comes with it
+        from posbench.huggingface import modeling  # not at the top: it imports transformers
 
         settings = modeling.settings_of(config, tokenizer.texts)
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -102,7 +102,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
 
 
 def stock(model: GPT, config: Config) -> Exported:
-    """Return a trained model as the stock architecture that computes the same; UserError if there is none, and why."""
+    """Return a trained model in the stock architecture that computes the same; UserError says why there is none."""
     block = (config.model.norm, config.model.mlp)
     kind = {("rmsnorm", "swiglu"): "llama", ("layernorm", "gelu"): "gpt_neox"}.get(block)
     for wrong, reason in (
@@ -139,12 +139,12 @@ def stock(model: GPT, config: Config) -> Exported:
 
 
 def parameters_of(rope: Rotary | None, partly: bool) -> dict[str, Any]:
-    """Return the `rope_parameters` of an encoding; `partly`: the architecture can turn a head's first channels only."""
+    """Return the `rope_parameters` of an encoding; `partly`: the architecture can turn only a head's first channels."""
     if rope is None or rope.width == 0:
         return _NO_POSITIONS
     share = rope.width / rope.shape.head_dim
     if rope.name == "p_rope" or (rope.name == "partial_rope" and not partly):
-        # The fast frequencies of the whole head; the slow ones are 0: base^(-2p/r) = (base^(d/r))^(-2p/d).
+        # Written as the whole head's fast frequencies, with 0 for its slow ones: base^(-2p/r) = (base^(d/r))^(-2p/d).
         theta = rope.base if rope.name == "p_rope" else rope.base ** (1 / share)
         share = cast(Any, rope).fraction
         return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
@@ -173,7 +173,7 @@ _NAMES = (
 
 
 def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]:
-    """Return a model's weights under Llama's names, or GPT-NeoX's: q, k, v packed head by head, and biases of 0."""
+    """Return weights under Llama's names; `packed`: under GPT-NeoX's, with q, k, v packed by head, and biases of 0."""
     names = {name: (llama, neox)[packed] for name, llama, neox in _NAMES}
     order = slice(None) if rope is None else _channel_order(rope, packed)
     tensors: dict[str, Tensor] = {}
@@ -198,7 +198,7 @@ def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]
 
 
 def _channel_order(rope: Rotary, partly: bool) -> Tensor:
-    """Return the index of each channel of q and k in transformers' order: of w that turn, p is paired with p + w/2."""
+    """Return the indices of a head's channels in transformers' order: of w that turn, p is paired with p + w/2."""
     turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
     pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
     if partly:
@@ -207,7 +207,7 @@ def _channel_order(rope: Rotary, partly: bool) -> Tensor:
 
 
 def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, length: int) -> None:
-    """Write a model, and the run's tokenizer: it adds no tokens to a text and reads no separator in it."""
+    """Write a model and the run's tokenizer, which adds no token to a text and reads no text as the separator."""
     library = transformers()
     ends = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
     facts = {"pad_token_id": None, "vocab_size": tokenizer.vocab_size, "dtype": "float32"}
@@ -227,7 +227,7 @@ def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], toke
 
 @torch.inference_mode()
 def compare(folder: Path, model: Callable[[Tensor], Tensor], vocabulary: int, lengths: Iterable[int]) -> Agreements:
-    """Compare a folder's model with what gives logits (1, T, V) of ids (1, T), in fp32; UserError if they differ."""
+    """Compare a folder's model in fp32 with `model`, from ids (1, T) to logits (1, T, V); UserError if they differ."""
     exported = load(folder, transformers().AutoConfig.from_pretrained(folder), "fp32")
     agreements = []
     for length in sorted({max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary)) for length in lengths}):
@@ -248,7 +248,7 @@ def worst(agreements: Agreements) -> float:
 
 
 def write_card(new: Path, run: Path, config: Trains, about: str, agreements: Agreements, **facts: Any) -> None:
-    """Write a model's page, with its results as the run's rows have them, and the differences of its logits."""
+    """Write a model's README.md, with the results in the run's rows, and a file of the differences of its logits."""
     setup = {"versions": {**versions(), "transformers": transformers().__version__}, "device": "cpu", "dtype": "fp32"}
     differences = {"run": run.name, **facts, **setup, "differences": agreements}
     (new / PARITY).write_text(json.dumps(differences, indent=2) + "\n")

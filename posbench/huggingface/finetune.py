@@ -1,4 +1,4 @@
-"""Training a model of transformers further, `posbench train start=FOLDER`, all of it or adapters by `peft` (LoRA)."""
+"""Train a model of transformers further (`posbench train start=FOLDER`): all weights, or LoRA adapters by `peft`."""
 
 import copy
 import dataclasses
@@ -34,14 +34,14 @@ from posbench.training.train import begin, end, fit
 
 logger = logging.getLogger(__name__)
 
-RATE, UPDATES, LORA_RATE = 2e-5, 400, 2e-4  # as the authors of PI and YaRN have it, and those of LoRA
+RATE, UPDATES, LORA_RATE = 2e-5, 400, 2e-4  # as in the papers of PI and YaRN; the last as in that of LoRA
 # Keys and groups that are for posbench's own models.
 _OTHERS = ("model", "encoding", "training", "experiment", "evaluation", "data.tokenizer", "data.vocab_size",
            "runtime.compile", "runtime.processes")  # fmt: skip
 
 
 def train_model(word: str, overrides: list[str], restart: bool = False, config_dir: Path | None = None) -> Path:
-    """Train a model further, evaluate and save it; repeated, it continues. Returns the folder of results."""
+    """Train a model further, evaluate and save it; return the folder of results. The same call again continues."""
     source = find(word)
     config, extension = _config(source, overrides, config_dir)
     device = machine.current(machine.resolve(config.runtime.device))
@@ -67,13 +67,13 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
             def merged_model() -> Any:
                 return copy.deepcopy(model).merge_and_unload() if config.lora else model
 
-            def evaluate(step: int, settings: EvaluationConfig) -> None:  # with the weights that its folder has
+            def evaluate(step: int, settings: EvaluationConfig) -> None:  # with weights rounded as in the saved folder
                 saved = cast_weights(merged_model(), DTYPES[source.precision], DTYPES[precision])
                 trained_subject = dataclasses.replace(subject, model=saved, precision=precision)
                 evaluate_into(run, trained_subject, tokens, settings, step, step * config.training.tokens_per_step)
 
             fit(trainer, tokens.batches(config.training, config.seed), tokens, config, run, evaluate)
-        trainer.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
+        trainer.optimizer.zero_grad(set_to_none=True)  # makes room for copies of the weights
         with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
             evaluate(config.training.steps, config.evaluation)
             if not (run.folder / MODEL).exists():
@@ -128,7 +128,7 @@ def _config(source: Source, words: list[str], config_dir: Path | None) -> tuple[
 def _extension(
     source: Source, length: int, start_length: int, method: str | None, options: dict[str, Any]
 ) -> rope.Extension | None:
-    """Return the typed extension to a new training length, if any; UserError if a table of positions is too short."""
+    """Return the requested extension to a new training length, if any; UserError if a position table is too short."""
     rows = getattr(source.config, "max_position_embeddings", 0)
     if position_of(source.config) == "learned" and length > rows:
         raise UserError(f"training.train_length is {length:,}: {source.kind} has a table of {rows:,} positions")
@@ -143,7 +143,7 @@ def _extension(
 
 
 class Learning(nn.Module):
-    """The loss of a model as training calls it, without dropout; `recomputed`: blocks compute again for gradients."""
+    """A model's loss as training calls it, without dropout. `recomputed`: blocks run again in the backward pass."""
 
     def __init__(self, model: Any, first_token: int | None, recomputed: bool = False) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Learning(nn.Module):
         return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
     def state_dict(self, *unused: Any, **also: Any) -> Any:
-        """Return each parameter that learns, under the library's name for it; the rest follows from the folder."""
+        """Return the parameters that are trained, by name; all others are those of the model's folder."""
         return {name: parameter.detach() for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def load_state_dict(self, state: Mapping[str, Any], *unused: Any, **also: Any) -> None:  # type: ignore[override]
@@ -174,17 +174,17 @@ class Learning(nn.Module):
 
 
 def with_adapters(model: Any, rank: int, seed: int) -> Any:
-    """Return the model, in place, with adapters (LoRA) beside all linear layers but the head; they alone learn."""
+    """Add LoRA adapters to all linear layers but the head, in place, and return the model; only the adapters learn."""
     peft = library("peft", ">=0.18")
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the layers of GPT-2, which peft treats as it must
+        warnings.simplefilter("ignore")  # peft warns of GPT-2's layers, but treats them correctly
         torch.default_generator.manual_seed(derive(seed, "lora"))
         return peft.get_peft_model(model, config)
 
 
 def cast_weights(model: Any, *dtypes: torch.dtype, device: torch.device | None = None) -> Any:
-    """Return a copy whose weights took these dtypes one after the other; the model itself if that changes nothing."""
+    """Return a copy with weights cast to these dtypes one after the other, or the model itself if nothing changes."""
     device = device or model.device
     if device == model.device and all(dtype == model.dtype for dtype in dtypes):
         return model

@@ -55,14 +55,14 @@ def library_errors(problem: str, kind: type[PosbenchError] = UserError) -> Itera
 
 
 def language_part(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a config.json says of the language model: all of it, or a section of a model of several parts."""
+    """Return the part of a config.json on the language model: a section if the model has several parts, else all."""
     return settings.get("text_config") or settings
 
 
 def with_class_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json with what its authors left to the class of the model, as those of Gemma 3 did.
+    """Return a config.json completed with the defaults of the model's class, as Gemma 3's needs it.
 
-    Raises UserError if that is a size, and transformers, which has the classes, is not installed or refuses the file.
+    Raises UserError if a size is missing and transformers is not installed, or if transformers refuses the file.
     """
     text = language_part(settings)
     sized, based = {*LENGTHS} & {*text} and {"num_attention_heads", "n_head"} & {*text}, "'rope_theta'" in str(text)
@@ -97,7 +97,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What its folder of results is called: its own last name; of a model that a run trained, the run's."""
+        """The name of its folder of results: the last part of its path, or the run's name if a run trained it."""
         path = Path(self.origin.partition("@")[0] if self.revision else self.origin).resolve()
         path = path.parent if path.name == MODEL and (path.parent / RECORD).is_file() else path
         return re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)[:100].strip(".-_") or "model"
@@ -109,7 +109,7 @@ class Source:
 
     @property
     def train_length(self) -> int | None:
-        """Tokens that it was trained on at a time, before its RoPE was stretched, if its configuration says so."""
+        """The training length in tokens, before any extension of its RoPE; None if its configuration has none."""
         text = language_part(self.settings)
         ropes = [text.get("rope_parameters"), text.get("rope_scaling")]
         ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
@@ -166,7 +166,7 @@ def load(folder: Path, config: Any, precision: str) -> Any:
             use_safetensors=True,
             output_loading_info=True,
         )
-    for key in ("missing_keys", "unexpected_keys"):  # it would have random numbers, or leave out half of a model
+    for key in ("missing_keys", "unexpected_keys"):  # the first would be random numbers, the second left out
         if names := sorted(report[key]):
             raise UserError(f"{folder}: weights do not match its configuration: {key} {', '.join(names[:3])}")
     return model.eval()

@@ -1,4 +1,4 @@
-"""posbench's model as a class of transformers, which importing this registers, for what no stock architecture has."""
+"""posbench's model as a class of transformers, for what no stock architecture has. Importing this registers it."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +24,7 @@ REMARK = (
 
 
 class PosbenchConfig(transformers.PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
-    """What `settings_of` has: the sections `model` and `encoding` of a run, and what its encoding is built from."""
+    """The settings of `settings_of`: a run's sections `model` and `encoding`, and what its encoding is built from."""
 
     model_type = KIND
 
@@ -43,7 +43,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Compute tables that are no weights, which the library leaves unset; all weights come from the folder."""
+        """Compute the tables that are not saved, which the library leaves unset. All weights come from the folder."""
         if names := module._non_persistent_buffers_set:
             (path,) = (path for path, candidate in self.model.named_modules() if candidate is module)
             computed = _initial_model(self.config).get_submodule(path)
@@ -58,7 +58,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutput:
-        """Return logits of token ids (B, T), and the loss of labels (B, T), shifted here; ValueError for padding."""
+        """Return logits of ids (B, T), and the loss of labels (B, T), which it shifts; ValueError for padding."""
         if attention_mask is not None and not bool((attention_mask != 0).all()):
             raise ValueError("padding: posbench's models read whole sequences; expected inputs of one length")
         if any(options.get(name) is not None for name in ("position_ids", "inputs_embeds")):
@@ -84,7 +84,7 @@ def _initial_model(config: Any) -> GPT:
 
 
 def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
-    """Return the configuration of a run's model as the class of this file; `vocabulary`: token texts by id."""
+    """Return the configuration of a run's model for `PosbenchForCausalLM`; `vocabulary`: token texts by id."""
     names = {"AutoConfig": "PosbenchConfig", "AutoModelForCausalLM": "PosbenchForCausalLM"}
     return {
         "model_type": KIND,

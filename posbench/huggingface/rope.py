@@ -1,4 +1,4 @@
-"""RoPE as transformers writes it: `rope_parameters` of encodings and extensions, and proof that a model turns so."""
+"""RoPE in transformers: the `rope_parameters` of encodings and extensions, and a check that a model rotates by them."""
 
 import copy
 import dataclasses
@@ -15,7 +15,7 @@ from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import Undefined
 from posbench.huggingface.load import position_of
 
-_TOLERANCE = 1e-5  # of cosines and sines: the library's frequencies are fp32
+_TOLERANCE = 1e-5  # largest error of cosines and sines: the library's frequencies are fp32
 
 
 def rope_parameters(
@@ -24,7 +24,7 @@ def rope_parameters(
     """Return the `rope_parameters` of a rotary encoding or of an extension of one; Undefined if a pair comes to a halt.
 
     Args:
-        rope: what has the base and the width.
+        rope: the encoding that gives the base and the width.
         long, short: radians per position of each pair, for inputs above and up to the original length.
     """
     factor, scale, low, high = (options.get(key) for key in ("factor", "attention_factor", "alpha", "beta"))
@@ -47,7 +47,7 @@ def rope_parameters(
             return stretched | {"rope_type": "llama3", "low_freq_factor": low, "high_freq_factor": high}
     if not bool((torch.minimum(long, short) > 0).all()):
         raise Undefined(f"transformers has no configuration for '{name}': a pair comes to a halt")
-    base = frequencies(rope.width, rope.base)  # any frequencies are LongRoPE's: a divisor for each pair
+    base = frequencies(rope.width, rope.base)  # LongRoPE can express any frequencies, by a divisor for each pair
     divisors = {"short_factor": (base / short).tolist(), "long_factor": (base / long).tolist()}
     return stretched | {"rope_type": "longrope", **divisors, "attention_factor": scale}
 
@@ -64,15 +64,15 @@ class Extension:
 def extension(
     config: Any, method: str, length: int, train_length: int, options: dict[str, Any], every_length: bool = False
 ) -> Extension:
-    """Return an extension of a rotary model; Undefined if the library has none, or the model was stretched before.
+    """Return an extension of a rotary model; Undefined if the library has none, or if the model is already extended.
 
     Layers with a sliding window and a base of their own are unchanged: they meet no new distances.
 
-    `every_length`: frequencies follow the input's length. Otherwise they are those of this length, whatever is read.
+    `every_length`: whether frequencies follow the input's length. Otherwise they are those of `length` for all inputs.
     """
     if position_of(config) != "rope":
         plain = encodings.build("rope", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))
-        extend.extend_encoding(plain, method, length, train_length, **options)  # a mistyped one is an error here, too
+        extend.extend_encoding(plain, method, length, train_length, **options)  # raises the error of a mistyped method
         raise Undefined(f"{config.model_type} has no rotary encoding: transformers extends only these")
     parts: dict[str | None, Any] = {None: config.rope_parameters}
     if "rope_type" not in parts[None]:
@@ -94,7 +94,7 @@ def extension(
         factor = facts["factor"]
         name, settings = "ntk", facts | {"factor": max(1.0, factor * length / train_length - (factor - 1))}
     stretched = parameters | rope_parameters(name, settings, plain, long, short, train_length)
-    if name == "dynamic_ntk":  # so that a saved model still tells it
+    if name == "dynamic_ntk":  # so that a saved model still has its training length
         stretched["original_max_position_embeddings"] = train_length
     new_config = copy.deepcopy(config)
     new_config.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
@@ -104,7 +104,7 @@ def extension(
 
 
 def _rotary(config: Any, parameters: dict[str, Any], train_length: int) -> Rotary:
-    """Return plain RoPE with the base and width of a model's."""
+    """Return plain RoPE with a model's base and width."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = int(width * parameters.get("partial_rotary_factor", 1.0))
     shape = Shape(d_model=width, n_heads=1, n_layers=1, train_length=train_length)
@@ -112,7 +112,7 @@ def _rotary(config: Any, parameters: dict[str, Any], train_length: int) -> Rotar
 
 
 def extend_model(model: nn.Module, extension: Extension, length: int) -> Any:
-    """Return a copy of a model that shares all weights, and turns as an extension does; Undefined if it cannot."""
+    """Return a model with an extension's RoPE that shares all weights; Undefined if the library's RoPE differs."""
     copied = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     for parent in list(copied.modules()):
         for name, module in list(parent.named_children()):
@@ -124,7 +124,7 @@ def extend_model(model: nn.Module, extension: Extension, length: int) -> Any:
 
 
 def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: int) -> bool:
-    """Return whether a model has rotary modules and all turn as they must for a length, by the angles at position 1."""
+    """Return whether a model has rotary modules, and all have the right angles at position 1 for inputs of a length."""
     positions = torch.tensor([[1, length - 1]])
     modules = list(filter(_is_rotary, model.modules()))
     for module in modules:
@@ -133,7 +133,7 @@ def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: i
             angles = rope.inv_freq()
             with torch.no_grad():
                 parts = module(torch.zeros(1, device=device), positions.to(device), *filter(None, [layers]))
-            halves = [part[0, 0, : len(angles)].cpu().double() for part in parts]  # each number is there twice
+            halves = [part[0, 0, : len(angles)].cpu().double() for part in parts]  # the library has each number twice
             actual, expected = torch.complex(*halves), torch.polar(torch.ones_like(angles), angles)
             expected = expected * rope.attention_factor
             if actual.shape != expected.shape or (actual - expected).abs().max() > _TOLERANCE:
@@ -144,7 +144,7 @@ def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: i
 
 
 def restore(model: nn.Module) -> None:
-    """Reset state from earlier inputs: `dynamic` keeps the frequencies of the longest one."""
+    """Reset what earlier inputs left behind: `dynamic` keeps the frequencies of the longest one."""
     for rotary in filter(_is_rotary, model.modules()):
         for name, original in list(rotary.named_buffers()):
             if name.endswith("original_inv_freq"):

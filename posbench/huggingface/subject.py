@@ -1,4 +1,4 @@
-"""A model of transformers as the subject of an evaluation: its own logits, windows by masks, extensions by RoPE."""
+"""A model of transformers as an evaluation's subject. Masks give its windows, and other RoPE gives its extensions."""
 
 import contextvars
 import dataclasses
@@ -19,8 +19,8 @@ from posbench.huggingface.load import TESTED, library_errors, position_of, trans
 from posbench.randomness import generator
 
 _MOST_LOGITS = 2**27  # held at once, unless a single window has more
-_SHORT, _NARROW = 64, 4  # tokens that checks read, and see through a window
-_SHARE = {"fp32": 1e-3, "bf16": 0.15, "fp16": 0.15}  # of the spread of logits, by which equal ones may differ
+_SHORT, _NARROW = 64, 4  # tokens: the inputs of checks, and the window in one of them
+_SHARE = {"fp32": 1e-3, "bf16": 0.15, "fp16": 0.15}  # differences below this share of the logits' SD are rounding
 _window: contextvars.ContextVar[tuple[int | None, int]] = contextvars.ContextVar("window", default=(None, 0))
 
 
@@ -39,13 +39,13 @@ class HuggingFaceModel:
 
     @property
     def config(self) -> Any:
-        """The library's configuration; of a model of several parts that of its text part."""
+        """The library's configuration; in a model of several parts, that of its text part."""
         return self.model.config.get_text_config()
 
     @torch.no_grad()
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
         last, size = tail_length(scored), int(self.config.vocab_size)
-        at_once = max(1, _MOST_LOGITS // (last * size))  # windows of which logits are held at once
+        at_once = max(1, _MOST_LOGITS // (last * size))  # windows whose logits are held at once
         for start in range(0, len(ids), at_once):
             windows = machine.to_device(torch.from_numpy(ids[start : start + at_once, :-1]), self.model.device)
             mask = torch.from_numpy(scored[start : start + at_once, -last:]).to(windows.device)
@@ -90,7 +90,7 @@ class HuggingFaceModel:
         return Varied(dataclasses.replace(self, model=model, window=variant.window, sinks=variant.sinks), facts)
 
     def refuse_not_causal(self) -> None:
-        """Raise UserError unless logits are finite, and later tokens change no earlier ones."""
+        """Raise UserError unless logits are finite, and later tokens change no earlier logits."""
         tokens, altered = self._random_tokens().chunk(2)
         half = tokens.shape[1] // 2
         altered = torch.cat((tokens[:, :half], altered[:, half:]), dim=1)
@@ -115,7 +115,7 @@ class HuggingFaceModel:
 
 
 def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: Any) -> Tensor:
-    """Return the library's logits of ids (B, T), whatever was read before; `first_token` replaces the first of each."""
+    """Return the library's logits of ids (B, T), whatever was read before; `first_token` replaces each first id."""
     if first_token is not None:
         ids = torch.cat((torch.full_like(ids[:, :1], first_token), ids[:, 1:]), dim=1)
     prepare(model, ids.shape[1])
@@ -124,15 +124,15 @@ def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: 
 
 
 def prepare(model: Any, length: int) -> None:
-    """Let a model read an input of that length as if it had read none before."""
+    """Prepare a model for an input of this length, as if it had read none before."""
     rope.restore(model)
-    if model.config.model_type == "mpt":  # the size of its bias
+    if model.config.model_type == "mpt":  # the length that its bias is built for
         model.config.max_seq_len = length
 
 
 @functools.cache  # once, or masks would be narrowed twice
 def _narrow_masks() -> None:
-    """Have the library narrow its masks (T x T) where it makes them, so that a layer's own window stays."""
+    """Make the library narrow its (T x T) masks where it builds them, so that a layer's own window is kept."""
     masks = transformers().AttentionMaskInterface
     for name in ("sdpa", "eager"):
         masks.register(name, functools.partial(_mask, masks()[name]))
