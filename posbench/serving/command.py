@@ -1,4 +1,4 @@
-"""`posbench rope`: what a RoPE configuration means, what engines make of it, and how to tell it to each."""
+"""`posbench rope`: what a RoPE configuration means, how each engine reads it, and how to give it to each."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
 
     Args:
         words: config.json files, folders or names of models, runs, or names of encodings with options; then
-            `extension=yarn:factor=4`, `length=16384`, `head_dim=` and `train_length=` of an encoding by its name.
+            `extension=yarn:factor=4`, `length=16384`, and for an encoding's name `head_dim=` and `train_length=`.
         folder: where the configurations for engines are written.
     """
     values = dict(word.split("=", 1) for word in words if "=" in word)
@@ -95,7 +95,7 @@ def settings_of(name: str, values: dict[str, str]) -> Settings:
 
 
 def _settings_of_encoding(config: Config, run: Path | None = None) -> dict[str, Any]:
-    """Return the settings of a model with an encoding, whose frequencies a run may have learned."""
+    """Return the content of a config.json for an encoding; `run`: its folder, which may hold learned frequencies."""
     rope = config.build_encoding()
     if run and [*rope.parameters()]:
         rope = model_of(run, config, tokenizer_of(run)).encoding
@@ -107,9 +107,9 @@ def _settings_of_encoding(config: Config, run: Path | None = None) -> dict[str, 
 
 
 def _longest(values: dict[str, str], settings: Settings) -> int:
-    """Return the longest input in tokens that an extension is for: the length asked for, else its factor times L."""
+    """Return an extension's longest input in tokens: the requested length, or its factor times the training length."""
     factor = parse_choice(values["extension"])[1].get("factor")
-    factor = factor if isinstance(factor, int | float) else 4.0  # what is no number is refused where it is used
+    factor = factor if isinstance(factor, int | float) else 4.0  # another type is refused where the factor is used
     return max(value(LENGTH, values.get("length", "")), default=round(factor * read.ropes(settings)[0].train_length))
 
 
@@ -139,7 +139,7 @@ def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
 
 
 def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
-    """Return lines that say what a configuration means, and what engines make of it."""
+    """Return lines that say what a configuration means, and how engines read it."""
     ropes = read.ropes(settings)
     kind = language_part(settings).get("model_type", "model")
     lines = [f"{name}: {kind}, {sum(rope.number for rope in ropes)} layers"]
@@ -170,7 +170,7 @@ def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> lis
 
 
 def stretches(rope: Rope, f: Tensor) -> str:
-    """Return which pairs are as plain RoPE of the same base has them, in between, slowed by the factor, or halted."""
+    """Return which pairs turn as in plain RoPE of this base, are slowed the most, lie in between, or stand still."""
     divisors: list[float] = (frequencies(rope.width, rope.base) / f).tolist()  # inf where a pair stands still
     largest = max(divisors)
 
@@ -190,7 +190,7 @@ def stretches(rope: Rope, f: Tensor) -> str:
 
 
 def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str]:
-    """Return lines that say where two configurations turn otherwise."""
+    """Return lines that say where the rotations of two configurations differ."""
     lines = ["", f"{names[0]} and {names[1]}"]
     pairs = [(a, b) for a, b in itertools.product(*ropes) if a.layers == b.layers or 1 in map(len, ropes)]
     for first, second in pairs or zip(*ropes, strict=False):
@@ -205,7 +205,7 @@ def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str
 
 
 def write_instructions(folder: Path, settings: Settings, model: str, length: int = 0) -> list[str]:
-    """Write what tells each engine this RoPE for inputs of a length, and return it as lines."""
+    """Write the instructions that give each engine this RoPE for inputs of a length, and return them as lines."""
     lines: list[str] = []
     for engine, instruction, differences in instructions(settings, model, length):
         lines += ["", engine, *filter(None, [instruction]), *(f"! it still {line}" for line in differences)]
@@ -237,11 +237,11 @@ def picture(names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence
                 axes.axhline(at := rope.train_length, color=charts.DARK, ls=":", lw=1, label=f"trained, {at:,}")
             axes.set(yscale="log", title=kind, xlabel="pair of channels", ylabel="tokens for a whole turn")
             axes.yaxis.set_major_formatter("{x:,.0f}")
-            lines = {str(line.get_label()): line for line in axes.get_lines()}  # what both have is named once
+            lines = {str(line.get_label()): line for line in axes.get_lines()}  # each label once
             axes.legend(handles=lines.values(), fontsize=7, framealpha=0)
     return figure
 
 
 def _shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
-    """Return the lengths asked for, by default that of training and the longest that a RoPE is made for."""
+    """Return the requested lengths, by default the training length and the longest input that a RoPE is made for."""
     return lengths or sorted({rope.train_length, reach(rope)})

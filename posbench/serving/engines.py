@@ -1,4 +1,4 @@
-"""What engines make of a configuration otherwise than transformers 5, and how to tell each of them the same RoPE."""
+"""How engines read a configuration differently from transformers 5, and how to give each of them the same RoPE."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from posbench.serving import read
 from posbench.serving.read import Rope, Settings
 
 _SECTIONS = ("rope_scaling", "rope_parameters")
-FLAGS = {  # of llama.cpp, by the keys of a section
+FLAGS = {  # llama.cpp's flag for each key of a section
     "rope_theta": "--rope-freq-base",
     "rope_type": "--rope-scaling",
     "factor": "--rope-scale",
@@ -23,7 +23,7 @@ FLAGS = {  # of llama.cpp, by the keys of a section
 
 
 def remarks(settings: Settings) -> list[str]:
-    """Return what is misspelt, missing, passed over, or read otherwise by an engine: a line each."""
+    """Return a line for each key that is misspelt, missing or ignored, and for each engine that differs."""
     text = language_part(settings)
     sections = {name: text[name] for name in _SECTIONS if text.get(name)}
     lines = [line for name, section in sections.items() for line in _section_remarks(name, section, text)]
@@ -40,7 +40,7 @@ def remarks(settings: Settings) -> list[str]:
 
 
 def _section_remarks(name: str, section: Settings, text: Settings) -> Iterator[str]:
-    """Yield what is wrong with a section whoever reads it."""
+    """Yield what is wrong with a section, whichever engine reads it."""
     parts = {key: part for key, part in section.items() if isinstance(part, Mapping)} or {"": section}
     for layers, part in parts.items():
         path = f"{name}.{layers}" if layers else name
@@ -65,7 +65,7 @@ def _section_remarks(name: str, section: Settings, text: Settings) -> Iterator[s
 
 
 def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Settings, longest: int) -> Iterator[str]:
-    """Yield how an engine turns otherwise than the reference, for each kind of layer."""
+    """Yield how an engine's rotations differ from the reference, for each kind of layer."""
     for expected, rope in zip(reference, ropes, strict=True):
         lengths = dict.fromkeys((expected.train_length, reach(expected), longest or reach(expected)))
         a, b = expected.at(reach(expected))[1], rope.at(reach(expected))[1]
@@ -80,7 +80,7 @@ def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Se
 
 
 def _reason(engine: str, rope: Rope, text: Settings) -> str:
-    """Return why an engine reads a configuration otherwise."""
+    """Return why an engine reads a configuration differently from the reference."""
     facts = read.ENGINES[engine]
     part = read.section_of(text, engine, rope.layers)
     if not part or (engine.startswith("transformers 4") and "rope_theta" not in text):
@@ -103,15 +103,15 @@ def reach(rope: Rope) -> int:
 
 
 class Instruction(NamedTuple):
-    """What tells an engine a RoPE."""
+    """How to give an engine a RoPE."""
 
     engine: str
     text: str  # keys of config.json as JSON, or a command
-    differs: list[str]  # how the engine still turns otherwise, when it reads that
+    differs: list[str]  # how the engine's rotations still differ with this text
 
 
 def instructions(settings: Settings, model: str = "MODEL", length: int = 0) -> list[Instruction]:
-    """Return for each engine what tells it the RoPE that transformers 5 reads, for inputs up to a length or longer."""
+    """Return for each engine how to give it the RoPE that transformers 5 reads, for inputs up to `length` or longer."""
     text = language_part(settings)
     reference = read.rotating(read.ropes(settings))
     if not reference:
@@ -125,7 +125,7 @@ def instructions(settings: Settings, model: str = "MODEL", length: int = 0) -> l
         by_kind = any(isinstance(part, Mapping) for part in (text.get("rope_parameters") or {}).values())
         alike = not by_kind and all(part == first for part in parts.values())
         keys: dict[str, Any] = {"rope_parameters": first if alike else parts}
-        if not any(rope.type in ("linear", "dynamic") for rope in reference):  # for which it is the trained length
+        if not any(rope.type in ("linear", "dynamic") for rope in reference):  # there it must be the trained length
             keys["max_position_embeddings"] = longest
         if engine == "transformers 4":
             if not alike and text.get("model_type") not in read.LOCAL:
@@ -173,7 +173,7 @@ def _parameters(rope: Rope, engine: str, text: Settings) -> dict[str, Any]:
 
 
 def _flags(part: Settings, longest: int, differs: list[str]) -> tuple[str, list[str]]:
-    """Return llama.cpp's flags for a model that is converted already; it has them for one plain kind of layer."""
+    """Return llama.cpp's command for a converted model, empty if it has no flags for this RoPE; and what differs."""
     if part.get("rope_type") not in ("default", "linear", "yarn"):
         return "", differs or ["has no flags for it: convert a model with the keys of transformers 5"]
     flags = [word for key, flag in FLAGS.items() if part.get(key, "default") != "default" for word in (flag, part[key])]

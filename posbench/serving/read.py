@@ -1,6 +1,6 @@
 """The RoPE that a config.json asks for, by kind of layer, as each engine reads it.
 
-Engines differ in the keys that they read and in what these mean. What stands here is from their code in autumn 2026:
+Engines differ in the keys that they read and in what these mean. The facts here are from their code in autumn 2026:
 transformers 5.23, 4.57 and 4.55 (modeling_rope_utils), vLLM 0.25 and SGLang (rotary_embedding), llama.cpp (conversion).
 """
 
@@ -20,11 +20,11 @@ Settings = Mapping[str, Any]  # the content of a config.json
 ALL = "all layers"
 NOPE = "none"  # the type of layers without positions
 _NO_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent")  # kinds of layers without queries and keys
-TOLERANCE = 1e-3  # of cosines that count as equal
+TOLERANCE = 1e-3  # largest difference of cosines that count as equal
 _BETAS = {"beta_slow": 1.0, "beta_fast": 32.0}
 MSCALE = ("mscale", "mscale_all_dim")
 _ATTENTION = ("attention_factor", "attn_factor", *MSCALE)
-# The keys of each type, the required ones first; then how many these are.
+# The keys of each type, the required ones first, and the number of required keys.
 KEYS: dict[str, tuple[tuple[str, ...], int]] = {
     "default": ((), 0),
     "linear": (("factor",), 1),
@@ -34,11 +34,11 @@ KEYS: dict[str, tuple[tuple[str, ...], int]] = {
     "longrope": (("short_factor", "long_factor", "original_max_position_embeddings", "attention_factor", "factor"), 2),
     "proportional": (("factor",), 0),
 }
-STRETCHED = ("yarn", "longrope", "llama3")  # whose trained length is a key of its own; Llama 3.1 was trained beyond
-# Keys of any type that say nothing of frequencies: of several axes, or read by the models' own attention.
+STRETCHED = ("yarn", "longrope", "llama3")  # types with a key for the trained length; Llama 3.1 was trained beyond it
+# Keys of any type that do not change frequencies: they are for several axes, or for the model's own attention.
 BESIDE = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta", "short_mscale", "long_mscale")
 OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *BESIDE)
-# Kinds of models whose layers with windows have plain RoPE, and its base if that is not the others'.
+# Kinds of models whose layers with windows have plain RoPE, and its base; None: the base of the other layers.
 LOCAL: dict[str, float | None] = {"gemma3_text": 10_000.0, "olmo3": None}
 OTHER_NAMES = {"su": "longrope", "deepseek_yarn": "yarn", "mrope": "default"}
 
@@ -46,11 +46,11 @@ OTHER_NAMES = {"su": "longrope", "deepseek_yarn": "yarn", "mrope": "default"}
 class Engine(NamedTuple):
     """How an engine reads a config.json."""
 
-    sections: tuple[str, ...]  # where it looks for RoPE; the first that is there
-    unread: tuple[str, ...] = ()  # keys of a section that it passes over
+    sections: tuple[str, ...]  # where it looks for RoPE: it reads the first section that exists
+    unread: tuple[str, ...] = ()  # keys of a section that it ignores
     multiplies: tuple[str, ...] = ()  # keys that multiply YaRN's own factor on queries and keys
     one_length: bool = False  # it keeps the frequencies of the longest input for all inputs
-    without: tuple[str, ...] = ()  # types that it takes for `default`
+    without: tuple[str, ...] = ()  # types that it reads as `default`
 
 
 _EITHER = ("rope_parameters", "rope_scaling")
@@ -68,16 +68,16 @@ class Rope(NamedTuple):
     """The RoPE of one kind of layer."""
 
     layers: str  # the kind, such as full_attention
-    number: int  # of layers of this kind
+    number: int  # the number of layers of this kind
     head_dim: int
     width: int  # channels of a head that turn
     type: str  # a key of KEYS, or NOPE
     base: float
     options: Mapping[str, Any]
     train_length: int  # tokens, before any stretching
-    longest: int  # tokens that the model is said to read
+    longest: int  # the model's longest input in tokens, by its configuration
     window: int | None
-    fixed_length: int | None = None  # the frequencies of this length serve all
+    fixed_length: int | None = None  # all inputs have the frequencies of this length; None: of their own
 
     def at(self, length: int) -> tuple[Tensor, float]:
         """Return the radians per position of each pair for inputs of a length, (P,) fp64, and the factor on q and k."""
@@ -109,26 +109,26 @@ class Rope(NamedTuple):
 def ropes(settings: Settings, engine: str = "transformers 5") -> list[Rope]:
     """Return the RoPE of each kind of layer, as an engine reads a configuration.
 
-    Raises UserError for no width of a head, no length, an unknown type, or a required key that is missing.
+    Raises UserError if the width of a head, the length or a required key is missing, or if the type is unknown.
     """
     text = language_part(settings)
     return [_rope(text, engine, *kind, count) for kind, count in _layers(text).items()]
 
 
 def section_of(text: Settings, engine: str, layers: str) -> Settings:
-    """Return the section that an engine reads for a kind of layers; empty if there is none where it looks."""
+    """Return the section that an engine reads for a kind of layers; empty if it finds none."""
     section: Settings = next((text[name] for name in ENGINES[engine].sections if text.get(name)), {})
     return section[layers] if isinstance(section.get(layers), Mapping) else section
 
 
 def unread(engine: str, text: Settings) -> tuple[str, ...]:
-    """Return the keys of a section that an engine passes over; in DeepSeek's kind of attention all read MSCALE."""
+    """Return the keys of a section that an engine ignores; in DeepSeek's attention every engine reads MSCALE."""
     keys = ENGINES[engine].unread
     return tuple(key for key in keys if key not in MSCALE) if text.get("qk_rope_head_dim") else keys
 
 
 def _layers(text: Settings) -> Counter[tuple[str, bool]]:
-    """Return how many layers are of each kind, and turn queries and keys or not."""
+    """Return the number of layers by kind, and by whether they turn queries and keys."""
     count = text.get("num_hidden_layers") or text.get("n_layer") or 1
     period = text.get("sliding_window_pattern") or {"gemma2": 2, "olmo3": 4}.get(str(text.get("model_type")))
     kinds = text.get("layer_types") or [ALL] * count
@@ -192,7 +192,7 @@ def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> 
 
 
 def temperature(options: Settings, multiplies: tuple[str, ...]) -> float:
-    """Return the factor on queries and keys of YaRN."""
+    """Return YaRN's factor on queries and keys; keys in `multiplies` multiply it."""
 
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(options["factor"]) + 1 if options["factor"] > 1 else 1.0
@@ -224,7 +224,7 @@ def rotating(ropes: Sequence[Rope]) -> list[Rope]:
 
 
 def first_difference(first: Rope, second: Rope, length: int) -> tuple[int, int] | None:
-    """Return the first position, and its first pair, whose cosines differ by more than TOLERANCE up to a length."""
+    """Return the first position up to a length, and its first pair, whose cosines differ by more than TOLERANCE."""
     (f, _), (g, _) = first.at(length), second.at(length)
     if len(f) != len(g):
         return (1, min(len(f), len(g)))
@@ -240,7 +240,7 @@ def first_difference(first: Rope, second: Rope, length: int) -> tuple[int, int] 
 
 
 def bound_by_base(f: Tensor, length: int) -> int:
-    """Return up to which distance the sum of cosines over pairs is not negative: equal tokens stand out of random ones.
+    """Return the first distance with a negative sum of cosines over pairs: below it, equal tokens beat random ones.
 
     Source: Men et al., "Base of RoPE Bounds Context Length" (2024), arXiv:2405.14591, section 4. At most `length`.
     """

@@ -32,7 +32,7 @@ from posbench.run.rows import RULER, EvaluationRow, plain
 
 TASKS = [f"niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)]
 TASKS += ["niah_multiquery", "niah_multivalue", "vt", "cwe", "fwe", "qa_squad", "qa_hotpot"]
-LEAST, BEYOND = 512, 192  # tokens: the shortest length; by how much a prompt and its answer may exceed theirs
+LEAST, BEYOND = 512, 192  # tokens: the shortest length, and how far a prompt with its answer may exceed its length
 
 
 def check(settings: EvaluationConfig, train_length: int) -> list[int]:
@@ -80,7 +80,7 @@ def scored_row(evaluation: Evaluation, subject: Subject, row: EvaluationRow) -> 
 
 
 def _samples(evaluation: Evaluation, subject: Subject, row: EvaluationRow, folder: str) -> list[dict[str, Any]]:
-    """Return the harness's record of each problem of a row; the tokenizer is written into a folder for it."""
+    """Return the harness's record of each problem of a row. It reads the tokenizer from `folder`, written here."""
     from lm_eval import evaluator
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager, ruler
@@ -97,33 +97,33 @@ def _samples(evaluation: Evaluation, subject: Subject, row: EvaluationRow, folde
             max_tokens = (option["max_gen_toks"] for option in options)
             return [tokenizer.decode(_answer(subject, *pair)) for pair in zip(prompts, max_tokens, strict=True)]
 
-    if row.task == "vt":  # it would look forever for an example of 500 tokens, and for a problem beside that
+    if row.task == "vt":  # the harness would search forever for a 500-token example, or a problem, where none fits
         from lm_eval.tasks.ruler.vt_utils import generate_input_output as text_of
 
         example, problem = map(len, tokenizer.encode([text_of(5, 1, 4, True)[0], text_of(10, 1, 4)[0]]))
         if example > 440 or example + problem + 90 > row.length:
             raise Undefined(f"there is no room: its example has {example} tokens, its shortest problem {problem}")
-    # The harness would run code of a model's own folder: this one has a tokenizer only.
+    # The harness would run code from a model's folder, so this folder has only a tokenizer.
     inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.description))
     transformers().PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(folder)
     problems = {"tokenizer": folder, "max_seq_lengths": [row.length]}
     manager = TaskManager(include_defaults=False, include_path=[*ruler.__path__], metadata=problems)
     limits: dict[str, Any] = {"limit": evaluation.settings.blocks, "bootstrap_iters": 0}
-    with contextlib.suppress(ZeroDivisionError):  # of a mean over no problems
+    with contextlib.suppress(ZeroDivisionError):  # the harness takes a mean even over no problems
         results = evaluator.simple_evaluate(Answers(), tasks=[name], task_manager=manager, **limits)
         return list(results["samples"][name])
     raise Undefined(f"none of its problems fits into {row.length:,} tokens")
 
 
 def _answer(subject: Any, ids: list[int], limit: int) -> list[int]:
-    """Return the tokens that follow, at most so many, the likeliest each time; a document's first token ends them."""
+    """Return at most `limit` tokens after `ids`, the likeliest each time; the token that begins documents ends them."""
     end, length = ids[0], len(ids)
     if isinstance(subject, HuggingFaceModel):
         inputs = torch.tensor([ids], device=subject.model.device)
         prepare(subject.model, length + limit)
         options = {"attention_mask": torch.ones_like(inputs), "max_new_tokens": limit, "pad_token_id": end}
         return list(subject.model.generate(inputs, do_sample=False, **options)[0, length:].tolist())
-    while len(ids) < length + limit and ids[length:][-1:] != [end]:  # our own models have no cache
+    while len(ids) < length + limit and ids[length:][-1:] != [end]:  # posbench's models have no key-value cache
         mask = np.arange(len(ids))[None] == len(ids) - 1
         ids = [*ids, int(next(subject.logits(np.array([[*ids, end]]), mask, 0)).argmax())]
     return ids[length:]

@@ -1,8 +1,8 @@
 """`posbench evaluate RUN|MODEL extension=search length=N`: which method, with which factor, for N tokens?
 
-Each candidate is scored on validation text at N tokens: by its loss, and by a retrieval probe. The one whose worse rank
-is best is chosen, the lower loss among equals. Then plain and chosen are evaluated on test text, so that no number that
-is reported had a part in the choice.
+Each candidate gets two ranks on validation text at N tokens: by its loss, and by a retrieval probe. Its worse rank
+counts. The candidate with the best one is chosen; between equals, the one with the lower loss. Then the model is
+evaluated on test text, plain and with the chosen method, so that the choice does not depend on any reported number.
 """
 
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ _LEAN = ("protocol=fixed_target", "evaluation.windowed=false", "evaluation.sinks
 
 
 def candidates(ratio: float) -> list[str]:
-    """Return the extensions that are tried for a length of so many training lengths."""
+    """Return the extensions to try; `ratio`: the length divided by the training length."""
     factors = [f"{multiple * ratio:g}" for multiple in MULTIPLES]
     return [f"{method}:factor={factor}" for method in METHODS for factor in factors] + ["dynamic_ntk"]
 
 
 def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
-    """Return the candidates that are defined, best first, with `nll` and probe at a length, and `loss_at_1x`.
+    """Return the candidates that are defined, best first, with `nll` and `accuracy` at a length, and `loss_at_1x`.
 
-    `frame`: rows of one run or model on one text. `retrieves`: whether any is shown to beat chance in the probe; if
-    not, the loss decides alone.
+    `frame`: rows of one run or model on one text. Column `retrieves`: whether a test shows that any candidate beats
+    chance in the probe; if not, the loss alone decides.
     """
     from scipy import stats
 
