@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from posbench.report.charts import FigureKind
 
-WIDTH = 100  # characters, of files and pipes
+WIDTH = 100  # characters in files and pipes
 MOST_ROWS = 8  # in the terminal; the page and the CSV file have all
 
 
@@ -40,7 +40,7 @@ class Section:
     answer: Sequence[str]
     figure: "Figure | None"
     main: Table | None  # None: nothing was measured
-    more: Sequence[Table]  # folded in the page, not in the terminal
+    more: Sequence[Table]  # folded away in the page, absent in the terminal
 
 
 def main(
@@ -55,8 +55,8 @@ def main(
     Args:
         paths: run folders, study folders, globs, kept studies (`*.parquet`).
         out: folder for the files; None: `report` in the study's folder.
-        least: nats per token; a smaller difference has no word.
-        reference: label or encoding that others are compared with. None: `rope`, of tasks without it `none`.
+        least: the smallest difference, in nats per token, that gets a word; None: `compare.LEAST`.
+        reference: label or encoding that others are compared with. None: `rope`, or `none` on tasks without it.
     """
     from posbench.report import charts
 
@@ -66,7 +66,7 @@ def main(
         raise UserError(f"none of the runs can be read: {runs['run_reason'].iloc[0]}")
     folder = out or Path(os.path.commonpath([Path(run).absolute().parent for run in runs["folder"]])) / "report"
     title, warnings = ", ".join(sorted(set(runs["study"].dropna()))), _warnings(frame, runs)
-    compare.reference_label(readable, reference)  # an unknown one is refused
+    compare.reference_label(readable, reference)  # refuses an unknown one
     sections = _sections(readable, least, reference, figure)
     for number, section in enumerate(sections, start=1):
         target = folder if number == 1 else folder / f"set-{number}"
@@ -91,7 +91,7 @@ def main(
         for line in (f"{section.heading or title}: {section.facts}", *section.answer):
             sentence, _, command = line.partition("\n")
             console.print(sentence)
-            if command:  # is copied in one piece
+            if command:  # on one line, so that it can be copied
                 console.print(command, soft_wrap=True)
         if section.main:
             section.main.print(console, MOST_ROWS)
@@ -125,7 +125,7 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
 
 
 def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, figure: "FigureKind") -> list[Section]:
-    """Return a section for each set of runs that may be compared: text first, then those with most results."""
+    """Return a section for each set of runs that may be compared: text before tasks, then sets with more runs first."""
     from posbench.report import charts
 
     sets = [group for _, group in frame.groupby("setting")]
@@ -154,7 +154,7 @@ def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, f
 
 
 def _page(title: str, warnings: Sequence[str], sections: Sequence[Section], runs: pd.DataFrame) -> str:
-    """Return the report as one HTML file that needs no network; jinja or `Table` escapes all from a run folder."""
+    """Return the report as one HTML file that needs no network; jinja or `Table` escapes what a run folder holds."""
     import jinja2
 
     from posbench.report import charts
@@ -168,7 +168,7 @@ def _page(title: str, warnings: Sequence[str], sections: Sequence[Section], runs
 
 
 class _Callable(types.ModuleType):
-    """The module as `posbench.report(...)`, the command from Python."""
+    """This module made callable: `posbench.report(...)` is the command from Python."""
 
     def __call__(self, *paths: str | Path, out: str | Path | None = None, **options: Any) -> None:
         """Report on runs as `main` does."""

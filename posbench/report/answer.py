@@ -10,7 +10,7 @@ from posbench.results.compare import ENDPOINT_RATIO, ENOUGH_SEEDS, HALF, NOT_BEA
 from posbench.terminal.exits import plural
 
 MOST_NAMED = 5
-LONGER = 4  # times the training that is suggested to models that have not learned
+LONGER = 4  # factor on the training tokens, as a suggestion for models that have not learned
 
 
 def facts(frame: pd.DataFrame) -> str:
@@ -25,7 +25,7 @@ def facts(frame: pd.DataFrame) -> str:
 
 
 def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return a few sentences on the schemes of one setting, with the table of `results.compare.compare`."""
+    """Return a few sentences on the schemes of one setting; `table`: what `results.compare.compare` returns."""
     if not table.attrs["schemes"]:
         return ["No run has a loss at its training length yet." + command(frame, {}, "To continue, type")]
     measured, base = table[table["nll"].notna()], table.attrs["reference"]
@@ -64,7 +64,7 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
 
 
 def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return a few sentences on the schemes of one setting, with the table of `results.tasks.compare_tasks`."""
+    """Return a few sentences on the schemes of one setting; `table`: what `results.tasks.compare_tasks` returns."""
     if not len(table):
         return ["No run was tested on its problems yet." + command(frame, {}, "To continue, type")]
     ranked = table[table["ranked"]]
@@ -81,7 +81,7 @@ def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
 
 
 def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -> str:
-    """Return a sentence on the schemes that have these words, with their differences in nats; empty without any."""
+    """Return a sentence on the schemes that have these words, with their differences in nats; empty if none has."""
     parts = []
     for word in words if f"{name}_word" in table else ():
         rows = table[table[f"{name}_word"] == word].to_dict("records")
@@ -94,7 +94,7 @@ def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -
 
 
 def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type") -> str:
-    """Return what to type for the runs of a frame with other values; empty if they have no command."""
+    """Return the command that makes the runs of a frame with other `values`; empty if no command can."""
     options: dict[str, list[str]] = {}
     for text in frame.drop_duplicates("folder")["command"].dropna().unique():
         words = shlex.split(text)
@@ -109,7 +109,7 @@ def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Return names in one phrase, of many only the first: `fox, alibi and 17 more`."""
+    """Return names in one phrase, with a number in place of the last of many: `fox, alibi and 17 more`."""
     labels = [cut(name) for name in names]
     n_more = len(labels) - MOST_NAMED
     return f"{', '.join(labels[:MOST_NAMED])} and {n_more} more" if n_more > 1 else ", ".join(labels)

@@ -1,4 +1,4 @@
-"""What decides between encodings: results, cost, kernels, cache, exports, models that have it."""
+"""The facts that decide between encodings: results, cost, kernels, cache, exports, and models that have them."""
 
 import pandas as pd
 
@@ -9,9 +9,9 @@ from posbench.report.render import Column, Table
 from posbench.report.tables import interval_cell, main_table
 from posbench.run.rows import PLAIN
 
-DEMO = Shape(d_model=128, n_heads=4, n_layers=4, train_length=64)  # of experiment=demo
-BESIDE, PROBE, FARTHER = "none", "passkey", 4  # whose cost is 1; retrieval, at so many training lengths
-# By encoding, model types of transformers that have it; of RoPE's scalings any rotary model by its `rope_type`.
+DEMO = Shape(d_model=128, n_heads=4, n_layers=4, train_length=64)  # the shape of experiment=demo
+BESIDE, PROBE, FARTHER = "none", "passkey", 4  # the encoding of cost 1; the probe, at 4 training lengths
+# By encoding, the model types of transformers that have it. Any rotary model has RoPE's scalings, by its `rope_type`.
 MODELS = {
     "rope": "llama, mistral, qwen3, olmo2, gemma2", "partial_rope": "gpt_neox, phi, stablelm, nemotron, glm4",
     "p_rope": "gemma4", "decoupled_rope": "deepseek_v2, deepseek_v3", "learned_sinks": "gpt_oss",
@@ -24,7 +24,7 @@ MODELS = {
 
 
 def decision_card(name: str) -> dict[str, str]:
-    """Return what is known of an encoding of default options before it is measured; nothing if it cannot be built."""
+    """Return what is known of an encoding with default options before any run; empty if it cannot be built."""
     try:
         encoding = encodings.build(name, DEMO)
     except UserError:  # it needs an option, or is not installed here
@@ -35,7 +35,7 @@ def decision_card(name: str) -> dict[str, str]:
 
 
 def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
-    """Return what decides between the schemes of one setting, of `results.compare.compare`; `frame` has their rows."""
+    """Return a table to decide between schemes; `table`: what `results.compare.compare` returns for rows `frame`."""
     time, memory = frame[["train_seconds", "cpu_seconds"]].min(axis=1), frame["peak_memory_bytes"].astype("float64")
     rows = frame.assign(time=time, memory=memory)[(frame["run_status"] == "done") & (frame["variant"] == PLAIN)]
     rows_far = rows[(rows["length_ratio"] == FARTHER) & rows["newest"]]

@@ -1,4 +1,4 @@
-"""The figures of a report: curves by context, differences from the reference, and of a task accuracies by length."""
+"""The figures of a report: curves by context, differences from the reference, and for a task accuracies by length."""
 
 import io
 import re
@@ -21,7 +21,7 @@ from posbench.run.rows import PLAIN, WINDOWED
 
 FigureKind = Literal["panels", "curve", "perplexity"]
 DARK, GREY, LIGHT = "#333333", "#8C8C8C", "#C8C8C8"
-# Of Okabe and Ito, which colour-blind readers tell apart, then darker ones for the rest.
+# The colours of Okabe and Ito, which colour-blind readers can tell apart, and then darker ones.
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#8C6D1F", "#6A3D9A",
     "#4D9221", "#B2182B",
@@ -43,7 +43,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.7,
 }
-# What would tell two files of the same runs apart, by kind of file.
+# Metadata in which two files of the same runs would differ, by kind of file.
 _UNDATED = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Creator", "Producer"]}
 
 
@@ -63,13 +63,13 @@ def drawn(figure: Figure, kind: str) -> bytes:
 
 
 def inline(figure: Figure) -> str:
-    """Return a figure as SVG within a page, to a decimal of a point and in the page's font."""
+    """Return a figure as SVG for a page, in the page's font, with numbers rounded to a tenth of a point."""
     svg = re.sub(r"<metadata>.*?</metadata>|font-family:[^;\"]*;?", "", drawn(figure, "svg").decode(), flags=re.DOTALL)
     return re.sub(r"\d+\.\d{2,}(?![\d<])", lambda number: f"{float(number[0]):.1f}", svg[svg.find("<svg") :])
 
 
 def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
-    """Draw runs: the curves of text, or the accuracies of a task; UserError if they may not be compared."""
+    """Draw runs: the curves of text, or the accuracies of a task; UserError if not comparable, or without results."""
     if frame["setting"].nunique() > 1:
         settings = pd.DataFrame(differing_settings(frame).values())
         differences = "; ".join(f"{key}: {' or '.join(sorted(values.unique()))}" for key, values in settings.items())
@@ -119,7 +119,7 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels
 
 
 def of_task(frame: pd.DataFrame) -> Picture | None:
-    """Draw the schemes of one setting on a task: accuracy by length of the problems, median and range of seeds."""
+    """Draw the schemes of one setting on a task: accuracy by problem length, as the median and range over seeds."""
     places = tasks.accuracies(frame)
     if not len(places):
         return None
@@ -160,7 +160,7 @@ def _curves(
             axes.plot(level.index, level, color=GREY, lw=1, zorder=1)
             ends.append((level.iloc[-1], level.index[-1], name, GREY, ""))
     low, usual, high = points[y].quantile([0, 0.9, 1])
-    if usual > low:  # no values that lie far above most
+    if usual > low:  # values far above most others are cut off
         high = min(high, usual + 1.5 * (usual - low))
     heights = [low, high, *(end[0] for end in ends if names)]
     margin = 0.04 * (max(heights) - min(heights)) or 0.1
@@ -169,7 +169,7 @@ def _curves(
         _name_ends(axes, ends, names)
     values = sorted(points[x].unique())
     doublings = [value for value in values if float(np.log2(value / base)).is_integer()] or values
-    step = -(-len(doublings) // MOST_TICKS)  # so few that they do not collide
+    step = -(-len(doublings) // MOST_TICKS)  # few enough ticks that their labels do not collide
     ticks = doublings[doublings.index(base) % step if base in doublings else 0 :: step]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{n // 1024}k" if n % 1024 == 0 and n >= 8192 else f"{n:.6g}{unit}" for n in ticks])
@@ -180,14 +180,14 @@ def _curves(
 
 
 def _name_ends(axes: Axes, ends: list[tuple[float, float, str, str, str]], capacity: int) -> None:
-    """Write names right of the panel at the ends of their curves, pushed apart where more than `most` would not fit."""
+    """Write names right of the panel at the ends of their curves, pushed apart so that `capacity` of them would fit."""
     ends, (low, high) = sorted(ends), axes.get_ylim()
     heights, gap = np.clip([end[0] for end in ends], low, high), (high - low) / capacity
     for _ in range(300):
         close = np.maximum(0, gap - np.diff(heights)) / 2
         heights[:-1] -= close
         heights[1:] += close
-    heights += max(0.0, low - heights.min(initial=low))  # not among the ticks below
+    heights += max(0.0, low - heights.min(initial=low))  # names stay above the ticks
     for (y, x, name, colour, group), height in zip(ends, heights, strict=True):
         line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 1}
         axes.annotate(

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from posbench.terminal import console as terminal
 
-Row = Mapping[str, Any]  # of the frame behind a table
-# Characters of a table that plain ASCII and LaTeX write otherwise.
+Row = Mapping[str, Any]  # a row of the frame behind a table
+# Characters of a table that are written differently in plain ASCII and in LaTeX.
 _ASCII = str.maketrans({"±": "+/-", "≥": ">="})
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -26,9 +26,9 @@ _LATEX = str.maketrans({
 class Column:
     """A column of a table."""
 
-    name: str  # tells it from the others
+    name: str  # unique in its table
     head: str
-    cell: str | Callable[[Row, str], str] = ""  # how a value is written, `.3f`, or the text of a row and column
+    cell: str | Callable[[Row, str], str] = ""  # a value's format, as `.3f`, or a function from row and name to text
     spare: int = 0  # a narrow terminal leaves out the column with the highest number first; 0: it always stays
     text: bool = False  # aligned to the left
     of: str = ""  # the frame's column; empty: `name`
@@ -36,7 +36,7 @@ class Column:
     note: str = ""  # what it means, for the legend
 
     def shown(self, row: Row) -> str:
-        """Return the text of a row."""
+        """Return the column's text for a row."""
         name = self.of or self.name
         return number(row, name, self.cell) if isinstance(self.cell, str) else self.cell(row, name)
 
@@ -69,7 +69,7 @@ class Table:
         return f"{joined}." if joined else ""
 
     def rows(self, write: Callable[[str, bool], Any]) -> list[list[Any]]:
-        """Return the cells as `write` makes them of a text and whether it is the lowest value of its column."""
+        """Return the cells; `write` makes each from its text and whether it is to stand out as its column's lowest."""
         best = [int(self.frame[c.of or c.name].argmin()) if c.best else None for c in self.columns]
         pairs = [zip(row, best, strict=True) for row in self.cells]
         return [[write(text, i == lowest) for text, lowest in row] for i, row in enumerate(pairs)]

@@ -9,11 +9,11 @@ from posbench.results import frame as frames
 from posbench.results.tasks import as_trained
 from posbench.terminal import console as terminal
 
-LEAST, OTHERS = 16, 40  # characters: of the settings, and of the columns beside id and settings
+LEAST, OTHERS = 16, 40  # characters: at least for the settings, and for all columns beside id and settings
 
 
 def main(paths: list[Path]) -> None:
-    """Print a line per run below the paths, with what differs in its study; in a pipe nothing is cut off."""
+    """Print a line per run below the paths, with the settings that differ in its study; a pipe gets whole lines."""
     frame = frames.read(paths)
     headline = as_trained(frame) | (frame["curve"] == "fixed_target")
     losses = frame[frame["newest"] & headline & (frame["length_ratio"] == 1)].drop_duplicates("folder")

@@ -16,7 +16,7 @@ MARKS = {"±": "95 %", GROUPED: "seeds in two groups", UNRESOLVED: "not resolved
 
 
 def cut(text: str, longest: int = LONGEST_LABEL) -> str:
-    """Return a label, without its middle where it is very long: options often differ at the end."""
+    """Return a label, without its middle if it is very long: options often differ at the end."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[: longest - half - 3]}...{text[-half:]}"
 
@@ -29,7 +29,7 @@ def compact(row: Row, name: str) -> str:
 
 
 def or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
-    """Return a cell that has the status in place of a number that is not known."""
+    """Return a function for a column's cells that gives the status where the number is unknown, else `cell`."""
 
     def shown(row: Row, name: str) -> str:
         status = number(row, f"{name}_status", "") or "ok"
@@ -48,7 +48,7 @@ def plus_minus(row: Row, name: str) -> str:
 
 
 def interval_cell(low: str = "min", high: str = "max", form: str = "+.3f") -> Callable[[Row, str], str]:
-    """Return the cell of an interval, [-0.35, +0.14], whose ends are columns; of seeds empty where there is one."""
+    """Return a function for cells like [-0.35, +0.14], whose ends are columns; a range over one seed is empty."""
 
     def cell(row: Row, name: str) -> str:
         ends = number(row, f"{name}_{low}", form), number(row, f"{name}_{high}", form)
@@ -58,13 +58,13 @@ def interval_cell(low: str = "min", high: str = "max", form: str = "+.3f") -> Ca
 
 
 def word(row: Row, name: str) -> str:
-    """Return the word for a difference: `UNRESOLVED`, or empty where nothing may be said."""
+    """Return the word for a difference, as `UNRESOLVED` if it is not resolved, or empty where nothing may be said."""
     text = number(row, name, "").removeprefix("rises ").removeprefix("learned by ")
     return UNRESOLVED if text == NOT_RESOLVED else text
 
 
 def share(row: Row, name: str) -> str:
-    """Return a median share of seeds, with the lowest and highest where they differ."""
+    """Return the median over seeds of a share, with the lowest and highest where they differ."""
     spread = interval_cell(form=".2f")(row, name) if row[f"{name}_min"] != row[f"{name}_max"] else ""
     return f"{number(row, name, '.2f')} {spread}".rstrip()
 
@@ -82,7 +82,7 @@ ADJUSTED = interval_cell("adjusted_low", "adjusted_high")
 
 
 def main_table(table: pd.DataFrame) -> Table:
-    """Return the table of schemes on text, of `results.compare.compare`: at the training length and beyond it."""
+    """Return the main table on text, from what `results.compare.compare` returns: at the training length and beyond."""
     length, count, ratios = (table.attrs[name] for name in ("train_length", "schemes", "ratios"))
     base = table.attrs["reference"] if "nll_difference" in table else None
     main_ratio = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else max(ratios, default=0)
@@ -171,7 +171,7 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
 
 
 def by_length(frame: pd.DataFrame) -> list[Table]:
-    """Return a table of means over seeds, or a status, of all that was measured beside the curves of plain models."""
+    """Return a table of means over seeds, or a status, for all curves but `fixed_target`; no table without any."""
     rows = frame[~frame["repeated"] & (frame["run_status"] == "done") & frame["newest"]]
     rows = rows.assign(length=rows["problem_length"].fillna(rows["length"]))
     rows["curve"] = rows["curve"].str.removeprefix("task_").str.replace("_from_", " from position ")
@@ -187,7 +187,7 @@ def by_length(frame: pd.DataFrame) -> list[Table]:
 
 
 def task_table(table: pd.DataFrame) -> Table:
-    """Return the table of schemes on a task, of `results.tasks.compare_tasks`."""
+    """Return the main table on a task, from what `results.tasks.compare_tasks` returns."""
     ratios = sorted(float(name[9:-8]) for name in table if name.startswith("accuracy_") and name.endswith("x_status"))
     against = f"words: against {table.attrs['reference']}, exact tests adjusted for {table.attrs['tests']}"
     learned = f"learned: seeds with {GATE:.0%} of the answers' tokens right at every trained length"
