@@ -94,7 +94,6 @@ train --seed 3 | Settings are key=value, without dashes: seed=...
 evaluate nix | nix does not exist: expected run folders or study folders
 report text.tx | text.tx does not exist: did you mean 'text.txt'?
 sample outputs/x/rope-s0 word | outputs/x/rope-s0 does not exist: expected run folders
-train probe=passkey | unknown key 'probe' (it is evaluation.tasks: task=passkey)
 evaluate gpt2 | a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2
 train encoding=rop | unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)
 train encoding=rotary | did you mean 'rope'?

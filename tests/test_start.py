@@ -107,6 +107,7 @@ def test_a_glob_gives_a_run_for_each(here: Path) -> None:
 # Words beside those of ON | what the line says.
 REFUSED = """
 start=outputs/nowhere | expected a run folder
+start={rope}0 | did you mean 'rope-s
 start={rope} model.n_layers=2 | model.n_layers: not beside start
 start={rope} encoding=fox | 'fox' cannot begin from
 start={learned} | training.train_length is 64

@@ -28,7 +28,7 @@ from posbench.config.identity import MOVED_ASIDE, relative_path, spell_defaults,
 from posbench.config.overrides import KEYS, LENGTH, OF_A_SWEEP, WORDS, by_key, ratios, unknown_key, value, values
 from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_container, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
-from posbench.errors import UserError
+from posbench.errors import UserError, did_you_mean
 
 _SOURCES = {"path": "text", "dataset": "hub"}  # a key of the data that chooses the source which reads it
 _OPEN = ("encoding.", "data.task.", "data.splits.")  # where encodings, tasks and data sets have keys of their own
@@ -201,7 +201,8 @@ def _finished_run(run: str) -> tuple[Config, StartConfig]:
     folder = Path(run)
     config = load_saved(folder / SAVED) if (folder / SAVED).is_file() else None
     if not isinstance(config, Config) or config.start or config.data.task:
-        raise UserError(f"start={folder}: expected a run folder, outputs/STUDY/RUN, on text, that began at random")
+        hint = "" if folder.exists() else did_you_mean(folder.name, [path.name for path in folder.parent.glob("*/")])
+        raise UserError(f"start={folder}: expected a run folder, of a text and from random weights{hint}")
     training, record = config.training, json.loads((folder / "run.json").read_bytes())
     manifest = max((folder / "checkpoint").glob("step-*/manifest.json"), default=None)  # eight digits
     newest = json.loads(manifest.read_bytes()) if manifest else {}

@@ -22,7 +22,7 @@ OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes besid
 # What may be typed without its section, and the key it stands for. Training has a `precision` of its own.
 WORDS = {key.partition(".")[2]: key for key in KEYS if re.match(r"(evaluation|runtime)\.(?!precision)", key)}
 WORDS |= {word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")}
-WORDS |= {"length": LENGTH, "lengths": LENGTH}
+WORDS |= {"length": LENGTH, "lengths": LENGTH, "probe": "evaluation.tasks", "probes": "evaluation.tasks"}
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
 OF_A_FINISHED_RUN = {word: key for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"}
 OF_A_FINISHED_RUN |= {"precision": "evaluation.precision", "device": "runtime.device", "threads": "runtime.threads"}
@@ -45,7 +45,6 @@ ALIASES = {
     "study, the folder that runs share": "run_name experiment_name",
     "runtime.outputs, the folder of the studies": "output_dir out_dir",
     "for posbench sweep": "sweep tune tune_grid",
-    "evaluation.tasks: task=passkey": "probe probes",
     "chosen with its options: encoding=alibi, data=text": "encoding.name data.source data.task data.task.name",
     "a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": "seeds n_seeds num_seeds",
 }
