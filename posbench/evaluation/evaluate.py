@@ -1,6 +1,6 @@
-"""Evaluation of any model far beyond its training length: the rows asked for, of text or of a task.
+"""Evaluation of any model far beyond its training length. Its results are rows, on text or on a task.
 
-`Evaluation` is that on text: perplexity by context length. `problems.TaskEvaluation` is that on a task.
+`Evaluation` measures perplexity on text by context length. `problems.TaskEvaluation` measures answers on a task.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, pl
 
 
 def evaluate(evaluation: AnyEvaluation, existing: Sequence[EvaluationRow] = ()) -> Iterator[EvaluationRow]:
-    """Yield the rows asked for that are not among the `existing` ones, each as soon as it is computed."""
+    """Yield the requested rows that are missing from `existing`, each as soon as it is computed."""
     with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
         for row, measure in evaluation.planned():
             if any(same_row(row, other, evaluation.settings) for other in existing):
@@ -39,9 +39,9 @@ def evaluate(evaluation: AnyEvaluation, existing: Sequence[EvaluationRow] = ()) 
                     row = measure(row)
                 except NotFinite as error:
                     row = dataclasses.replace(row, status="failed", reason=str(error))
-                except UserError as error:  # in an encoding of one's own
+                except UserError as error:  # from a user's own encoding
                     raise RunFailed(f"at {row.length} tokens: {error}") from error
-                seconds = round(time.monotonic() - started, 3)  # of this row alone: next to none if all was cached
+                seconds = round(time.monotonic() - started, 3)  # almost 0 if another row computed the nll
                 peak = machine.peak_memory(evaluation.device)
                 row = dataclasses.replace(row, seconds=seconds, peak_memory_bytes=peak)
             yield row
@@ -53,19 +53,19 @@ class Evaluation(AnyEvaluation):
 
     subject: Subject
     split: TokenSplit  # the text that `settings.split` names
-    token_bytes: NDArray[np.integer] | None  # by token id; None: tokens are not pieces of the original text
-    reader: CachedNGrams | None = None  # of what the model was trained on; None: that is not known
-    tokenizer: Tokenizer | None = None  # the subject's; None: not known
+    token_bytes: NDArray[np.integer] | None  # UTF-8 bytes of each token id; None: tokens are no exact pieces of text
+    reader: CachedNGrams | None = None  # counts the training tokens; None: these are unknown
+    tokenizer: Tokenizer | None = None  # the subject's tokenizer; None: unknown
 
     def planned(self) -> list[Planned]:
-        nll_of = functools.cache(functools.partial(_nll, self))  # what rows share is computed for the first of them
+        nll_of = functools.cache(functools.partial(_nll, self))  # rows with equal forward passes share them
         of_text = measurements(self.settings, self.split, self.subject.train_length)
         benchmarks = [probes.benchmark(task).planned(self) for task in self.settings.tasks if task in probes.BENCHMARKS]
         return sum(benchmarks, [_planned(self, measurement, nll_of) for measurement in of_text])
 
 
 def describe(row: EvaluationRow) -> str:
-    """Return a row in one line, protocol and unit beside the number."""
+    """Return a row as one line of text: its curve and length, and its numbers with their units."""
     label = f"{row.curve_name} at {row.length} tokens ({multiple(row.length_ratio)})"
     if row.problem_length is not None:
         label = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
@@ -100,18 +100,18 @@ def _planned(evaluation: Evaluation, measurement: Measurement, nll_of: Callable[
         return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row
     targets = protocols.targets_of(windows)
     row = dataclasses.replace(row, extension_options=plain(facts), targets_sha256=digest or targets.sha256(split))
-    if measurement.poses:  # problems are made again: those of all rows would take much memory
+    if measurement.poses:  # not kept from above: the problems of all rows would take much memory
         return row, lambda row: problems.ranked(row, subject, make_choices(), evaluation)
     return row, lambda row: _measured(row, evaluation, variant, targets, nll_of(measurement))
 
 
 def same_row(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
-    """Return whether `other`, from a file, is the same row; what is known only after the passes does not count.
+    """Return whether `other`, from a file, is the same row, by what is known before the forward passes.
 
-    A precision that is named counts. With `auto` it does not: another machine may have another one.
+    The precision is compared unless the settings leave it to `auto`, which may choose another on another machine.
     """
     columns = [*EVALUATION_KEY, "extension_options"]
-    if other.status != "failed" or row.reason:  # why a row failed is known after its passes only
+    if other.status != "failed" or row.reason:  # the reason of a failed row is known only after its passes
         columns.append("reason")
     if settings.precision != "auto":
         columns.append("dtype")
@@ -129,7 +129,7 @@ def _nll(evaluation: Evaluation, measurement: Measurement) -> Floats:
 
 
 def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
-    """Return the subject as a row asks for it; raises as `Subject.varied` and `Subject.shifted`."""
+    """Return the subject in the variant and at the offset of a row. Raises as `Subject.varied` and `shifted` do."""
     varied = evaluation.subject.varied(measurement.variant, measurement.length + measurement.offset)
     return varied._replace(subject=varied.subject.shifted(measurement.offset)) if measurement.offset else varied
 
@@ -137,7 +137,7 @@ def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
 def _measured(
     row: EvaluationRow, evaluation: Evaluation, variant: Variant, targets: Targets, nll: Floats
 ) -> EvaluationRow:
-    """Return the row with its mean, the interval of that over units of text, and its sums by unit."""
+    """Return the row with its mean nll, the interval of this mean over units of text, and its sums by unit."""
     check_finite(nll)
     documents, unit = _units(targets, evaluation.split)
 
@@ -174,9 +174,9 @@ def _measured(
 
 
 def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
-    """Return the document that each unit of text stands in, and the unit of each target.
+    """Return the document that contains each unit of text, and the unit of each target.
 
-    A block belongs to the document of its first target, or to the stretch of one where stretches are held out.
+    A block belongs to the document of its first target and, where stretches are held out, to the stretch of that token.
     """
     order = np.argsort(targets.indices, kind="stable")
     firsts = targets.indices[order][np.unique(targets.blocks[order], return_index=True)[1]]

@@ -34,24 +34,24 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate_run(folder: Path, config: Config, world: World | None = None) -> None:
-    """Evaluate a finished run's newest checkpoint; only what is missing is computed.
+    """Evaluate a finished run's newest checkpoint. Only missing rows are computed.
 
-    An evaluation is no attempt: `run.json` keeps the outcome of the training.
+    An evaluation does not count as an attempt at the run: `run.json` keeps the outcome of the training.
 
     Args:
-        config: the run's, with the evaluation asked for.
-        world: the processes that evaluate together. All of them do this; rank 0 writes.
+        config: the run's configuration, with the evaluation that is wanted.
+        world: the processes that evaluate together. Each of them calls this function; rank 0 writes.
 
     Raises:
         UserError: the folder holds no run or no complete checkpoint, the run was trained on another text than its
             configuration gives now, or the settings cannot be met.
-        Stopped: a signal asked for an end; what was computed is kept.
+        Stopped: a signal asked this process to end. The rows computed so far are kept.
     """
     world = world or World()
     device = world.device(machine.resolve(config.runtime.device))
     check(config)
     trained = checkpoint.trained(folder)
-    if trained.step < config.training.steps:  # its rows would stand among those of the training
+    if trained.step < config.training.steps:  # its rows would come between those of the training
         progress = f"{trained.step} of {config.training.steps} updates are made"
         raise UserError(f"{folder} is not finished, {progress}: go on with '{load_record(folder)['command']}' first")
     machine.set_threads(config.runtime.threads)
@@ -60,7 +60,7 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
     with ownership as run, signals_as_errors():
         if run:
             tracking.mirror(config, run, results_of)
-        text, tokenizer_file = config.data, folder / TOKENIZER  # the original of a tokenizer file may be gone
+        text, tokenizer_file = config.data, folder / TOKENIZER  # the user's own tokenizer file may be gone
         if text.tokenizer not in ("bpe", "bytes") and tokenizer_file.is_file():
             text = dataclasses.replace(text, tokenizer=str(tokenizer_file))
         tokens = world.after_first(lambda: data_of(text, config.runtime.cache))
@@ -80,9 +80,9 @@ def evaluate_into(
     device: torch.device,
     world: World | None = None,
 ) -> int:
-    """Evaluate the model after so many updates into a run folder; return how many rows were missing.
+    """Evaluate the model after `step` updates, write the rows into the run folder, and return how many were missing.
 
-    `run`: None in a process beyond the first, which computes its share.
+    `run`: None in every process but the first. Such a process computes its share and writes nothing.
     """
     world, settings = world or World(), config.evaluation
     precision = config.training.precision if settings.precision == "auto" else settings.precision
@@ -101,7 +101,7 @@ def evaluate_into(
 
 
 def rows_into(run: Run | None, evaluation: AnyEvaluation, existing: Sequence[EvaluationRow]) -> int:
-    """Write the missing rows one by one, so that nothing computed is lost; returns how many were missing."""
+    """Write each missing row as soon as it is computed, so that none is lost. Return how many rows were missing."""
     started, n_rows = time.monotonic(), 0
     try:
         for row in evaluate(evaluation, existing):
@@ -118,7 +118,7 @@ def rows_into(run: Run | None, evaluation: AnyEvaluation, existing: Sequence[Eva
 
 
 def evaluations_on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
-    """Return the evaluations during training by number of updates: `fixed_target` as trained, at all lengths."""
+    """Return the settings of evaluations during training, by update: plain `fixed_target` rows at all lengths."""
     final, training = config.evaluation, config.training
     settings = dataclasses.replace(final, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=())
     steps = {tokens // training.tokens_per_step for tokens in final.at_tokens}
@@ -127,7 +127,7 @@ def evaluations_on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
 
 
 def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGrams | None:
-    """Return the simple reader of what a run, and the run it began from, trained on; None if that is not known."""
+    """Return the n-gram reader of the tokens that a run, and the run it began from, trained on; None if unknown."""
     start, training = config.start, config.training
     spans = [tokens.batches(training, config.seed).spans(step)] if step else []
     if start is not None:
@@ -143,7 +143,7 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
 
 
 def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], Any]]:
-    """Return the headline of a run folder's rows, finished or not, and the function that draws their curve."""
+    """Return the headline of a run, even an unfinished one, and a function that draws the curve of its rows."""
     frame = read([folder]).assign(run_status="done", repeated=False)
 
     def draw() -> Any:

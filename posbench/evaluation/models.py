@@ -32,15 +32,15 @@ HEAD_ROWS = 2048  # rows of fp32 logits held at once
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """How a model is changed for a baseline or an extension; as it stands, not at all."""
+    """How a model is changed for a baseline or an extension. The default leaves it unchanged."""
 
-    window: int | None = None  # keys each query may see
-    sinks: int = 0  # keys at the beginning that it sees beside them
-    extension: str | None = None  # yarn, or with options yarn:factor=4:beta=16
+    window: int | None = None  # keys that each query may see; None: all
+    sinks: int = 0  # keys at the beginning that each query also sees
+    extension: str | None = None  # a method with its options, such as yarn:factor=4:beta=16
 
     @property
     def name(self) -> str | None:
-        """The row's `extension`."""
+        """The value of a row's column `extension`."""
         return "sinks" if self.sinks else self.extension
 
     def visible(self, context: Integers) -> Integers:
@@ -52,7 +52,7 @@ AS_TRAINED = Variant()
 
 
 def parse_choice(text: str, example: str = "yarn:factor=4") -> tuple[str, dict[str, Any]]:
-    """Read `yarn:factor=4:beta=16` as a name and its options: of extensions, probes, and variants of tasks."""
+    """Return the name and the options of `yarn:factor=4:beta=16`: an extension, a probe, or a variant of a task."""
     name, *parts = text.split(":")
     options: dict[str, Any] = {}
     for part in parts:
@@ -69,7 +69,7 @@ class Varied(NamedTuple):
     """A model that was changed."""
 
     subject: "Subject"
-    facts: dict[str, Any] | None  # what was done to it: a row's extension_options
+    facts: dict[str, Any] | None  # what was changed, for a row's extension_options
 
 
 @runtime_checkable
@@ -81,23 +81,23 @@ class Subject(Protocol):
 
     @property
     def train_length(self) -> int:
-        """In tokens; lengths are multiples of it, and beyond it begins extrapolation."""
+        """The training length in tokens. Evaluated lengths are multiples of it; longer ones need extrapolation."""
 
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
         """Yield the logits (n, V) in fp32 of scored predictions, window by window, in pieces that fit into memory.
 
         Args:
             ids: (B, C + 1); a window reads its first C tokens and predicts its last C.
-            scored: (B, C), which of these predictions are wanted.
-            first: number of the first of these windows among all that are scored together. What a model draws for a
-                window must depend on the window's number and length, not on the batch that it comes in.
+            scored: (B, C), whether each of these predictions is wanted.
+            first: the number of the first window, counted over all windows that are scored together. Random draws for
+                a window must depend on the window's number and length, not on its batch.
         """
 
     def varied(self, variant: Variant, length: int) -> Varied:
-        """Return this model, changed for a baseline or an extension, at a length in tokens.
+        """Return this model, changed for a baseline or an extension, for windows of `length` tokens.
 
         Raises:
-            Undefined: the model does not exist at that length, or has no such extension; a result.
+            Undefined: the model does not exist at that length or has no such extension. The row is then `undefined`.
             UserError: the extension is mistyped.
         """
 
@@ -106,7 +106,7 @@ class Subject(Protocol):
 
 
 class NotFinite(Exception):
-    """A row has failed: it has no numbers."""
+    """Raised for a loss that is infinite or NaN: the row has failed and gets no numbers."""
 
 
 def check_finite(nll: Floats, unit: str = "tokens") -> None:
@@ -116,17 +116,17 @@ def check_finite(nll: Floats, unit: str = "tokens") -> None:
 
 
 class Predicted(NamedTuple):
-    """An entry for each scored prediction, window by window, in the order of the tokens."""
+    """One entry per scored prediction, window by window, in the order of the tokens."""
 
-    nll: Floats  # (n, K) in nats, of the candidates
-    likeliest: Integers  # (n,), of the whole vocabulary
+    nll: Floats  # (n, K): nats of each candidate
+    likeliest: Integers  # (n,): the likeliest tokens of the whole vocabulary; (0,) if they were not wanted
 
 
 @torch.no_grad()
 def predicted(
     subject: Subject, ids: Integers, scored: Bools, first: int, candidates: Integers, likeliest: bool = True
 ) -> Predicted:
-    """Return what a model predicts; arguments as of `Subject.logits`.
+    """Return a model's predictions. `ids`, `scored` and `first` are as in `Subject.logits`.
 
     `candidates`: (n, K), tokens that may come next; `likeliest`: also find the likeliest tokens, which takes time.
     """
@@ -141,7 +141,7 @@ def predicted(
 
 
 def nll_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
-    """Return the nats (B, scored) of the last tokens of windows (B, C + 1); `first`: number of the first window."""
+    """Return the nats (B, scored) of the last `scored` tokens of windows (B, C + 1); `first` as in `Subject.logits`."""
     mask = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
     mask[:, -scored:] = True
     predictions = predicted(subject, ids, mask, first, ids[:, -scored:].reshape(-1, 1), likeliest=False)
@@ -159,9 +159,9 @@ def score(
     """Return the negative log-likelihood in nats of every scored token: (windows, scored).
 
     Args:
-        batch_tokens: tokens per forward pass, at least one window.
-        rewrite: changes what a window reads, given its length + 1 tokens; the targets must stay.
-        world: the processes among which the forward passes are divided; all of them get all of the result.
+        batch_tokens: tokens per forward pass; a pass has at least one window.
+        rewrite: changes the tokens that a window reads. It gets length + 1 tokens and must not change the targets.
+        world: the processes that share the forward passes; each of them gets the whole result.
     """
 
     def nll(batch: slice) -> Floats:
@@ -174,7 +174,7 @@ def score(
 
 
 def in_batches(world: World, count: int, length: int, batch_tokens: int, work: Callable[[slice], _Part]) -> list[_Part]:
-    """Return the results of `work` for batches of windows, given their numbers, in order; arguments as of `score`."""
+    """Return the results of `work`, called with the numbers of each batch of windows; `batch_tokens` as in `score`."""
     per_batch = max(1, batch_tokens // length)
     return world.map(lambda first: work(slice(first, first + per_batch)), range(0, count, per_batch))
 
@@ -186,9 +186,9 @@ class TrainedGPT:
     model: GPT
     name: str
     train_length: int
-    device: torch.device  # where the model lies
-    dtype: torch.dtype  # of matrix products
-    seed: int = 0  # of random positions
+    device: torch.device
+    dtype: torch.dtype  # the dtype of matrix products
+    seed: int = 0  # the seed of random positions
     reading: Reading = dataclasses.field(default_factory=Reading)
     offset: int = 0  # the first token's position
 
@@ -198,7 +198,7 @@ class TrainedGPT:
         length, tail, positions = scored.shape[1], tail_length(scored), None
         if self.offset:
             positions = torch.arange(self.offset, self.offset + length, device=inputs.device)[None]
-        if "positions" in encoding.hooks:  # each window's are drawn from a stream of its own
+        if "positions" in encoding.hooks:  # each window draws them from its own random stream
             streams = [(self.seed, "evaluation", length, number) for number in range(first, first + len(ids))]
             generators = [generator(*stream, device=inputs.device) for stream in streams]
             positions = torch.cat([encoding.positions(*pair) for pair in zip(inputs[:, None], generators, strict=True)])
@@ -207,7 +207,7 @@ class TrainedGPT:
         hidden = hidden.flatten(0, 1)
         if not (mask := scored[:, -tail:].ravel()).all():
             hidden = hidden[machine.to_device(torch.from_numpy(np.flatnonzero(mask)), self.device)]
-        for states in torch.split(hidden.float(), HEAD_ROWS):  # logits are the largest tensor of all
+        for states in torch.split(hidden.float(), HEAD_ROWS):  # in pieces: logits are the largest tensor of all
             yield self.model.logits(states)
 
     def varied(self, variant: Variant, length: int) -> Varied:

@@ -6,16 +6,16 @@ the second, which also knows what its window repeats.
     p_1(w)     = (c(w) + T / V) / (N + T)
     p_n(w | h) = (c(hw) + T(h) p_{n-1}(w | h')) / (c(h) + T(h))        h: n - 1 tokens, h': h without its first
 
-c(hw): how often w follows h. c(h): how often anything does. T(h): how many different tokens do. T: how many different
-tokens there are. N: how many tokens. V: the vocabulary. After a context that nothing follows, p_n is p_{n-1}.
+c(hw): how often w follows h. c(h): how often any token follows h. T(h): how many different tokens follow h. N: the
+number of tokens. T: the number of different tokens. V: the vocabulary size. If nothing follows h, p_n is p_{n-1}.
 
     p(w)       = a p_n(w | h) + b c(w) / C + d c(vw) / c(v)
 
-The cache: counts in the C tokens of context. v: the last of them; where it stands nowhere before, the last term is as
-the one before. a, b and d, which sum to one, are those most likely on validation text.
+In the cache c counts in the C tokens of context, and v is the last of them. If v does not occur earlier, c(w) / C
+replaces the last ratio. The weights a, b and d sum to one and maximise the likelihood of validation text.
 
 Sources: Witten and Bell (1991), "The zero-frequency problem", IEEE Transactions on Information Theory 37(4), method C:
-something new comes with probability T / (N + T). Interpolated as in Chen and Goodman (1998), "An empirical study of
+a new token comes with probability T / (N + T). Interpolated as in Chen and Goodman (1998), "An empirical study of
 smoothing techniques for language modeling", TR-10-98. Kuhn and De Mori (1990), "A cache-based natural language model
 for speech recognition", IEEE Transactions on Pattern Analysis and Machine Intelligence 12(6).
 """
@@ -30,24 +30,24 @@ from posbench.evaluation.models import Floats
 from posbench.evaluation.protocols import Integers
 
 ORDERS = (1, 2, 3, 4, 5)
-COUNTED = 2**24  # training tokens at most, the first of them
-WEIGHED = 2**13  # validation tokens, spread evenly, on which the weights of the mixture are chosen
-ROUNDS = 100  # of expectation and maximisation (Jelinek & Mercer, 1980)
+COUNTED = 2**24  # at most so many training tokens are counted: the first ones
+WEIGHED = 2**13  # validation tokens, spread evenly, that choose the weights of the mixture
+ROUNDS = 100  # rounds of expectation maximisation (Jelinek & Mercer, 1980)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NGrams:
-    """Counts of the tokens that a run was trained on, made for the contexts that are asked for."""
+    """N-gram models of the tokens that a run was trained on. Only the contexts that are asked for are counted."""
 
-    ids: NDArray[np.integer]  # of the training text
-    spans: Integers  # (S, 2): the parts of it that the run was trained on, first token and end
+    ids: NDArray[np.integer]  # token ids of the training text
+    spans: Integers  # (S, 2): first token and end of each part that the run was trained on
     vocab_size: int
     _known: dict[bytes, tuple[int, Floats]] = dataclasses.field(default_factory=dict)
 
     def best(self, text: NDArray[np.integer], places: Integers) -> tuple[int, Floats]:
-        """Return the order of 2 or more with the lowest mean on some tokens of a text, and its nats of each.
+        """Return the order, 2 or more, with the lowest mean nll on some tokens of a text, and its nats of each token.
 
-        `text`: token ids, always the same; `places`: (n,) where the tokens stand in it.
+        `text`: token ids, the same in every call; `places`: (n,), the places of the tokens in the text.
         """
         key = places.tobytes()  # curves score the same tokens at every length
         if key not in self._known:
@@ -57,19 +57,19 @@ class NGrams:
         return self._known[key]
 
     def nll(self, before: NDArray[np.integer], tokens: NDArray[np.integer]) -> Floats:
-        """Return the nats of each token after those before it, by each order.
+        """Return the nats of each token, given the tokens before it: (5, n), a row per order.
 
-        `before`: (n, 4), the tokens before each, the nearest last; `tokens`: (n,). Returns (5, n), a row per order.
+        `before`: (n, 4), the four tokens before each token, the nearest one last; `tokens`: (n,).
         """
         size, targets = self.vocab_size, tokens.astype(np.int64)
         lengths = self.spans[:, 1] - self.spans[:, 0]
-        n_before = np.concatenate([np.arange(length) for length in lengths])[:COUNTED]  # tokens of its span before each
+        n_before = np.concatenate([np.arange(length) for length in lengths])[:COUNTED]  # tokens before it in its span
         places = np.repeat(self.spans[:, 0], lengths)[:COUNTED] + n_before
         unigrams = np.bincount(self.ids[places], minlength=size)
         n_different = np.count_nonzero(unigrams)
         by_order: list[Floats] = [(unigrams[targets] + n_different / size) / (unigrams.sum() + n_different)]
-        # A context is a shorter one with one more token in front: its number is its place among those that are asked
-        # for. Counted are only tokens after these, so that memory shrinks from order to order.
+        # A context is the next shorter one with one more token in front. Its number is its place among the contexts
+        # that are asked for. Only tokens after these are counted, so that memory shrinks from order to order.
         of_target, of_place = np.zeros(len(targets), np.int64), np.zeros(len(places), np.int64)
         for back in range(1, len(ORDERS)):
             contexts, of_target = np.unique(of_target * size + before[:, -back].astype(np.int64), return_inverse=True)
@@ -88,7 +88,7 @@ class NGrams:
 
 
 def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-    """Return where items would stand in an ascending array, and whether they do."""
+    """Return the index at which each item would stand in an ascending array, and whether it is there."""
     index = np.searchsorted(ascending, items)
     return index, np.append(ascending, -1)[index] == items
 
@@ -102,9 +102,9 @@ class CachedNGrams:
     validation: NDArray[np.integer]  # ids of the text that the weights are chosen on
 
     def nll(self, places: Integers, context: Integers) -> Floats:
-        """Return the nats of tokens of the text.
+        """Return the nats (n,) of tokens of the text.
 
-        `places`: (n,) where they stand; `context`: (n,) tokens before each in its window, at least one.
+        `places`: (n,), where they stand; `context`: (n,), the number of tokens before each in its window, at least one.
         """
         order, of_ngrams = self.ngrams.best(self.text, places)
         parts = np.stack([np.exp(-of_ngrams), *self._caches[0].shares(places, context)])
@@ -112,7 +112,7 @@ class CachedNGrams:
         return -np.log(mixture)
 
     def _weights(self, order: int, context: int) -> Floats:
-        """Return the weights of an order and of the cache by one and by two tokens, after so many tokens of context."""
+        """Return the weights (3,) of an order, of the cached tokens and of the cached pairs, after `context` tokens."""
         places, by_order = self._weighed
         cache = self._caches[1].shares(places, np.minimum(places, context))
         parts, weights = np.stack([np.exp(-by_order[order - 1]), *cache]), np.full(3, 1 / 3)
@@ -123,7 +123,7 @@ class CachedNGrams:
 
     @functools.cached_property
     def _weighed(self) -> tuple[Integers, Floats]:
-        """Places in the validation text, and the nats of their tokens by each order."""
+        """Evenly spread places in the validation text, and the nats of their tokens by each order."""
         places = np.unique(np.linspace(1, len(self.validation) - 1, WEIGHED).astype(np.int64))
         return places, self.ngrams.nll(tokens_before(self.validation, places), self.validation[places])
 
@@ -142,14 +142,14 @@ class _Cache:
         self._sorted = [np.sort(kinds + np.arange(len(text))) for kinds in self._kinds]  # by kind, then by place
 
     def _count(self, kind: int, places: Integers, first: Integers, end: Integers) -> Integers:
-        """Return how many tokens (0) or pairs (1) from `first` to before `end` are like those that end at `places`."""
+        """Count the tokens (kind 0) or pairs (1) that end in `first` .. `end` - 1 and equal those at `places`."""
         kinds, ascending = self._kinds[kind][places], self._sorted[kind]
         return np.searchsorted(ascending, kinds + end) - np.searchsorted(ascending, kinds + first)
 
     def shares(self, places: Integers, context: Integers) -> tuple[Floats, Floats]:
-        """Return the share of each token among those of its context, and among those there after the token before it.
+        """Return each token's share of its context, and its share of the tokens there that follow its predecessor.
 
-        The second is the first where the token before it stands nowhere earlier in the context.
+        Where the predecessor does not occur earlier in the context, the second share equals the first.
         """
         first, previous = places - context, places - 1
         share = self._count(0, places, first, places) / context
@@ -158,5 +158,5 @@ class _Cache:
 
 
 def tokens_before(text: NDArray[np.integer], places: Integers) -> NDArray[np.integer]:
-    """Return the four tokens before each place of a text, (n, 4); before its beginning stands its first token."""
+    """Return the four tokens before each place of a text, (n, 4). The first token stands for those before the text."""
     return np.stack([text[np.maximum(places - back, 0)] for back in range(len(ORDERS) - 1, 0, -1)], 1)

@@ -1,4 +1,4 @@
-"""The rows of an evaluation: protocols and probes at every length, plain and in the variants it is compared with."""
+"""The rows of an evaluation: each protocol and probe at every length, for the plain model and for its variants."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Windows
 from posbench.processes import World
 from posbench.run.rows import EvaluationRow
 
-Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]  # a row, and what fills in its numbers
+Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]  # a row; what fills in its numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class AnyEvaluation:
 
     settings: EvaluationConfig
     checkpoint_step: int
-    tokens: int | None = None  # that the model was trained on; None: not known
-    dtype: str  # what the model runs in, for the rows: bf16, fp32
-    device: torch.device  # whose memory is measured
+    tokens: int | None = None  # tokens of training; None: unknown
+    dtype: str  # the precision of the model, as rows name it: bf16, fp32
+    device: torch.device  # the device whose memory is measured
     world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
 
     def planned(self) -> list[Planned]:
@@ -44,28 +44,28 @@ class AnyEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One row of an evaluation on text. Those of equal forward passes are equal, whatever the rows are called."""
+    """One row of an evaluation on text. Two are equal if their forward passes are, whatever the rows are called."""
 
     protocol: str = dataclasses.field(compare=False)
     length: int  # tokens
     windows: Windows | None  # None: the text is too short
     variant: Variant = AS_TRAINED
     offset: int = 0  # the position of a window's first token
-    rewrite: Callable[[Integers], Integers] | None = None  # of each window's length + 1 tokens
-    poses: Callable[[probes.Material], probes.Pose] | None = None  # a problem in each window's place
+    rewrite: Callable[[Integers], Integers] | None = None  # changes each window's length + 1 tokens
+    poses: Callable[[probes.Material], probes.Pose] | None = None  # puts a problem in each window's place
     task: str | None = dataclasses.field(default=None, compare=False)
 
 
 def lengths_of(settings: EvaluationConfig, train_length: int, shortest: int = 1) -> list[int]:
-    """Return the lengths to evaluate, in tokens, ascending; from training on with every variant, probe and protocol."""
+    """Return the lengths to evaluate from `shortest` on, in tokens, ascending."""
     lengths = {max(1, round(ratio * train_length)) for ratio in settings.ratios}
     return sorted(length for length in lengths if length >= shortest)
 
 
 def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: int) -> list[Measurement]:
-    """Return all rows that the settings ask for: by protocol, then by probe; in each the plain ones come first.
+    """Return all rows that the settings ask for: protocols, then probes. The plain rows of each come first.
 
-    Below the training length there is `fixed_target` alone, as trained.
+    Lengths below the training length have only `fixed_target` rows of the unchanged model.
     """
     all_lengths, lengths = lengths_of(settings, train_length), lengths_of(settings, train_length, train_length)
     longest = round((settings.longest or 1) * train_length)
@@ -85,7 +85,7 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
         rows += [Measurement(protocol, length, plan(protocol).get(length), variant) for variant, length in variants]
     for text in settings.tasks:
         task, colon, options = text.partition(":")
-        probe_lengths = sorted({train_length, *lengths}) if task == "offset" else lengths  # others equal the first
+        probe_lengths = sorted({train_length, *lengths}) if task == "offset" else lengths  # the first is the baseline
         for variant, length in varied(settings, probe_lengths, train_length):
             for probe in probes.of(text, [length], settings.targets, train_length):
                 windows, name = plan("fixed_target", probe.targets).get(probe.length), f"{probe.task}{colon}{options}"
@@ -97,7 +97,7 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
 
 
 def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) -> list[tuple[Variant, int]]:
-    """Return plain, the baselines at the lengths where they differ from it, and the extensions at all lengths."""
+    """Return variants with lengths: plain, baselines where they differ from it, and extensions at all lengths."""
     variants = [AS_TRAINED]
     if settings.windowed:
         variants.append(Variant(window=train_length))

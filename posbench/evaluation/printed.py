@@ -19,12 +19,12 @@ from posbench.results.tasks import as_trained
 from posbench.run.rows import PLAIN, RULER, every_row, multiple
 from posbench.terminal import console
 
-ENOUGH = 0.856  # RULER's average from which on a length counts (Hsieh et al., 2024, section 4)
+ENOUGH = 0.856  # RULER's average that an effective length needs (Hsieh et al., 2024, section 4)
 OFFSET = "offset"  # the probe whose rows differ by position
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
 SERIES = ("fixed_target", "windowed", "nonoverlap")
-# In the order in which a narrow terminal keeps columns.
+# A narrow terminal leaves out columns from the end.
 _OF_TEXT = ("context", "loss", "bar", "windowed", "95 %", "nonoverlap", "perplexity", "bits/byte")
 _OF_TASK = ("length", "tokens right", "bar", "trivial reader", "chance", "whole answers", "loss of answers")
 _LEGEND = "loss: nats per token of the same target tokens at every context; windowed: attention narrowed to the " \
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFrame:
-    """Return a run's rows on the targets of most of the lengths asked for."""
+    """Return a run's rows. Its curve is on the targets that most of the requested lengths share."""
     rows = [row for row in every_row(folder) if row.kind == PLAIN and row.measured and row.task is None]
     targets = {(row.length, row.targets_sha256) for row in rows if row.length in lengths}
     return frames.read([folder], split, {str(folder): Counter(digest for _, digest in targets)})
@@ -42,7 +42,7 @@ def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFram
 def print_results(folder: Path, split: str | None = None, lengths: Sequence[int] = ()) -> None:
     """Print a run's curve on one text, what else was measured there, and where the files are.
 
-    `split`: which text; None: the one that the run asks for. `lengths`: the curve has the targets of most of them.
+    `split`: which text; None: the one that the run asks for. `lengths`: the curve is on the targets that most share.
 
     Raises UserError if the run cannot be read.
     """
@@ -54,7 +54,7 @@ def print_results(folder: Path, split: str | None = None, lengths: Sequence[int]
     rows = main[main["checkpoint_step"] == main["checkpoint_step"].max()]
     in_curve = as_trained(rows) if of_task else rows["curve"].isin(SERIES)
     settings = json.loads(run["settings"])
-    seed = f"seed {settings['seed']}" if "seed" in settings else None  # None: of a model that was only evaluated here
+    seed = f"seed {settings['seed']}" if "seed" in settings else None  # None: the model was only evaluated here
     names = [settings.get("model.name"), settings.get("encoding.name"), seed]
     trained = f"task {run['trained_task']}" if of_task else f"trained at {run['train_length']} tokens"
     title = f"{', '.join(filter(None, names))}: {trained}"
@@ -73,7 +73,7 @@ def print_results(folder: Path, split: str | None = None, lengths: Sequence[int]
 
 
 def _table(title: str, lines: Sequence[Row], names: Sequence[str], legend: str, spare: Sequence[int] = ()) -> Table:
-    """Return lines as a table without empty columns; the highest of `spare`, the last, go first for lack of room."""
+    """Return lines as a table without empty columns. A narrow terminal first drops those of the highest `spare`."""
     spare = spare or [0, 0, *range(2, len(names))]
     columns = [
         Column(name, "" if name == "bar" else name, "", rank, text=name in (names[0], "bar"))
@@ -113,11 +113,11 @@ def _lines_of_task(rows: pd.DataFrame, bar: str) -> list[Row]:
 
 
 def _other_table(rows: pd.DataFrame, length: str) -> Table:
-    """Return extensions, probes, shifted positions and other protocols: a line each, by length."""
+    """Return a table of extensions, probes, shifted positions and other protocols: a line each, a column per length."""
     from scipy import stats
 
     by_curve: dict[str, Row] = {}
-    shifted = rows["task"] == OFFSET  # a curve by where the passage ends
+    shifted = rows["task"] == OFFSET  # a curve over the position where the passage ends
     curves = rows["curve"].str.replace(r"_from_\d+", "", regex=True).where(shifted, rows["curve"])
     ends = rows[length] + rows["offset"].fillna(0).where(shifted, 0)
     rows = rows.assign(curve=curves, **{length: ends})

@@ -1,14 +1,14 @@
-"""Problems: of a task that a model was trained on, and those that a probe poses in windows of a text.
+"""Problems: those of a task that a model was trained on, and those that a probe poses in windows of a text.
 
-All tokens of an answer are predicted at once, each after the right ones before it. All of a problem's are right exactly
-if it would also be solved token by token: a first error would be the same.
+All tokens of an answer are predicted in one pass, each after the right tokens before it. All of them are right exactly
+if the model would also give the right answer token by token, since its first error would be the same.
 
-A task has two lengths, kept apart. Problems longer than any that was trained (`problem_length`) ask for more of the
-same; they stand at more positions, too. Problems of a trained length whose positions are shifted (`offset`) ask for
-nothing but positions that were not trained.
+Two tests of a task are kept apart. Problems longer than any trained one (`problem_length`) ask for more of the same and
+also stand at more positions. Problems of a trained length at shifted positions (`offset`) ask for untrained positions
+and nothing else.
 
-A probe's answer is one token. It is right if its token is likelier than that of each other candidate: to a model to
-which all candidates are alike none is right. It matches exactly if it is the likeliest of the vocabulary.
+A probe's answer is one token. It is right if it is likelier than each other candidate, so a model to which all
+candidates are equally likely gets none right. It is an exact match if it is the likeliest token of the vocabulary.
 """
 
 import dataclasses
@@ -42,15 +42,15 @@ from posbench.results.estimate import estimate
 from posbench.run.rows import EvaluationRow, plain
 from posbench.tasks.base import Problems, Task
 
-VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length
+VARIED = (1, 4)  # multiples of the longest trained length at which variants of a task are tested
 TaskPoint = tuple[int, Variant, str, int]  # length of problems, variants of the model and of the task, first position
-_TEXT = 2**16  # tokens of the text that a probe's problems are made of, at most
+_TEXT = 2**16  # at most so many tokens of the text are material for a probe's problems
 
 
 def _predicted(
     subject: Subject, evaluation: AnyEvaluation, ids: Ids, scored: Bools, candidates: Ids, unit: str = "tokens"
 ) -> Predicted:
-    """Return what is predicted in problems (B, C + 1), in batches: arguments as of `models.predicted`."""
+    """Return the predictions in problems (B, C + 1), made in batches. Other arguments are as in `models.predicted`."""
     n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
 
     def predict(batch: slice) -> Predicted:
@@ -64,7 +64,7 @@ def _predicted(
 
 
 def _with_answers(row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids) -> EvaluationRow:
-    """Return the row with the numbers of its answers: of n tokens the nats, whether right, and of which problem."""
+    """Return the row with the numbers of its answers, from the nats, the correctness and the problem of each token."""
     tokens, sums = np.bincount(problem), np.bincount(problem, nll)
     means: dict[str, Any] = {"nll": float(nll.mean()), "accuracy": float(correct.mean())}
     row = dataclasses.replace(row, n_tokens=len(problem), n_blocks=len(tokens), **means)
@@ -88,7 +88,7 @@ def choices_of(measurement: plan.Measurement, split: TokenSplit, encode: Encode 
 
 
 def sha256(choices: list[Choice]) -> str:
-    """Return the identity of problems; rows that share it are paired. The candidates have the last token of each."""
+    """Return the digest of problems; rows that share it are paired. Candidates cover the last token of each problem."""
     digest = hashlib.sha256()
     for part in ([c.ids[:-1] for c in choices], [c.candidates for c in choices], [c.right for c in choices]):
         digest.update(np.array(part, dtype=np.int64).tobytes())
@@ -96,7 +96,7 @@ def sha256(choices: list[Choice]) -> str:
 
 
 def ranked(row: EvaluationRow, subject: Subject, choices: list[Choice], evaluation: AnyEvaluation) -> EvaluationRow:
-    """Return the row with its numbers, by a model that ranks the candidates."""
+    """Return the row with its numbers: the model ranks the candidates of each problem."""
     ids, candidates = np.stack([c.ids for c in choices]), np.stack([c.candidates for c in choices])
     right, number = np.array([c.right for c in choices]), np.arange(len(ids))
     scored = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
@@ -134,14 +134,14 @@ def _test_problems(task: Task, settings: EvaluationConfig, length: int, variant:
 
 
 def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> list[TaskPoint]:
-    """Return all rows asked for: plain, narrowed or extended models, shifted positions, the task's variants.
+    """Return all requested rows: plain, narrowed and extended models, shifted positions, and variants of the task.
 
     `train_length`: in tokens; beyond it a narrowed model differs from the plain one.
     """
     longest = task.longest
     further = [round(ratio * longest) for ratio in settings.ratios]
     lengths = sorted({task.shortest, (task.shortest + longest) // 2, longest, *further})
-    of_size = {task.size(length): length for length in lengths}  # what narrows or extends goes by tokens
+    of_size = {task.size(length): length for length in lengths}  # windows and extensions depend on tokens
     models = plan.varied(settings, list(of_size), train_length)
     rows = [(of_size[size], variant, "", 0) for variant, size in models]
     rows = [row for row in rows if row[1].extension is None or row[0] >= longest]
@@ -165,7 +165,7 @@ def _planned(evaluation: TaskEvaluation, point: TaskPoint, problems_of: Callable
     )
     try:
         problems = problems_of(length, of_task)
-        # An extension reaches no less far than training did.
+        # An extension covers at least the training length.
         reach = max(row.length + offset, evaluation.subject.train_length)
         subject, facts = evaluation.subject.varied(variant, reach)
         subject = subject.shifted(offset) if offset else subject

@@ -2,14 +2,14 @@
 
 `fixed_target` (headline): the same target tokens at every context length C; a window of C tokens ends at its targets,
 so only the context differs. Differences between lengths are paired by target. Below the training length a block of
-targets is scored in parts, each at the end of a window of its own, so that every target has more than C / 2 tokens.
-`nonoverlap` (what papers print): a span of text cut into windows of C tokens, all C predictions scored. Early tokens
-of a window have little context, so its perplexity falls with C for any encoding that merely does not break.
+targets is scored in parts, each at the end of its own window: every target has more than C / 2 tokens of context.
+`nonoverlap` (common in papers): a span of text is cut into windows of C tokens, and all C predictions are scored. Early
+tokens of a window have little context, so the perplexity falls with C for any encoding that merely does not break.
 
 A window reads C tokens and makes C predictions, the i-th (from 0) with i + 1 tokens of context. Blocks of targets are
-dealt to documents in turn, so that a long document has no more of them than others as long as those have text left:
-intervals go by documents, and evenly dealt blocks make the most of them. Source: Press et al. (2021),
-arXiv:2108.12409, section 2 and appendix B for the early-token effect.
+dealt to documents in turn: a long document gets more blocks than another only if the other has no text left. Intervals
+are over documents, and evenly dealt blocks make the most of them. Source: Press et al. (2021), arXiv:2108.12409,
+section 2 and appendix B for the early-token effect.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from posbench.data.tokens import TokenSplit
 Integers = NDArray[np.int64]
 Boundaries = Literal["doc", "concat"]
 
-MIN_BLOCKS = 8  # fewer say nothing about uncertainty: the row is `too_short`
+MIN_BLOCKS = 8  # fewer blocks say nothing about uncertainty: the row is `too_short`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class Windows:
 
     length: int
     scored: int
-    starts: Integers  # first token of each window, into the split's ids
-    blocks: Integers  # the block of text each window's targets belong to, from 0 on
+    starts: Integers  # the first token of each window, as an index of the split's ids
+    blocks: Integers  # the number, from 0 on, of the block that each window's targets belong to
     documents: Boundaries  # doc: no window crosses a document's end; concat: windows may
 
 
@@ -43,9 +43,9 @@ class Windows:
 class Targets:
     """Scored tokens, one entry of each array per token."""
 
-    indices: Integers  # into the split's ids
+    indices: Integers  # their places in the split's ids
     blocks: Integers
-    context: Integers  # tokens before it that the window holds
+    context: Integers  # tokens before each target in its window
     n_blocks: int
 
     def sha256(self, split: TokenSplit) -> str:
@@ -81,29 +81,29 @@ def plan(
 ) -> dict[int, Windows]:
     """Return the windows of a protocol for every length for which the text has `MIN_BLOCKS` blocks.
 
-    The targets are chosen for the longest length that the text allows, so that all lengths score the same tokens: one
-    of `lengths`, or `longest` if that is more, or else the first of its halvings for which there is text. They depend
-    on nothing but the text and these arguments: every run is scored on the same ones.
+    The targets are chosen for the longest length that the text allows, so that all lengths score the same tokens. That
+    length is one of `lengths`, `longest`, or one of the halvings of `longest`. The targets depend on nothing but the
+    text and these arguments: every run is scored on the same ones.
 
     Args:
         protocol: fixed_target or nonoverlap.
         lengths: context lengths in tokens, ascending.
         targets: target tokens per block of `fixed_target`.
         blocks: blocks wanted. `nonoverlap` takes a quarter as many spans, each as long as the longest length.
-        documents: doc, concat, or auto = doc where that gives enough blocks at the longest length, else concat.
-        longest: length that the targets shall allow, although it is not evaluated.
-        train_length: tokens; windows of `fixed_target` that are shorter score a part of a block.
+        documents: doc, concat, or auto, which is doc if that gives enough blocks at the longest length, else concat.
+        longest: a length that the targets should allow, even if it is not evaluated.
+        train_length: in tokens; shorter windows of `fixed_target` score a part of a block.
     """
     choices: list[Boundaries] = ["doc", "concat"] if documents == "auto" else [documents]  # type: ignore[list-item]
     halvings = {longest >> times for times in range(longest.bit_length())}
     for reach in sorted((c for c in {*lengths, *halvings} if c >= train_length), reverse=True):
         for boundaries in choices:
             edges = np.asarray(split.starts)[[0, -1] if boundaries == "concat" else slice(None)].tolist()
-            ends = list(itertools.pairwise(edges))  # of stretches of text that a window may not leave
+            ends = list(itertools.pairwise(edges))  # stretches of text that no window may leave
             if protocol == "fixed_target":  # disjoint blocks, with the longest context before them
                 places = [np.arange(first + reach - targets + 1, end - targets + 1, targets) for first, end in ends]
                 firsts = _dealt_places(places, blocks)
-            else:  # disjoint stretches of inputs and one more label, which is a target
+            else:  # disjoint spans of inputs; the token after a span is a target, too
                 places = [np.arange(first + 1, end - reach + 1, reach) for first, end in ends]
                 firsts = _dealt_places(places, max(MIN_BLOCKS, blocks // 4))
             if len(firsts) < MIN_BLOCKS:
@@ -117,10 +117,10 @@ def plan(
 
 
 def _dealt_places(candidates: list[Integers], count: int) -> Integers:
-    """Return `count` of the candidates of all stretches of text, dealt to the stretches in turn, evenly within each.
+    """Return `count` of the candidates: stretches of text take turns, and the places within each are spread evenly.
 
-    Each stretch gets the same number or all that it has; the last round, if it is not for all, goes to stretches that
-    are spread evenly over the text.
+    Each stretch gets the same number, or all that it has. If the last round is too small for all stretches, it goes to
+    some that are spread evenly over the text.
     """
     candidates = [places for places in candidates if len(places)]
     sizes = np.array([len(places) for places in candidates], dtype=np.int64)
@@ -136,16 +136,16 @@ def _dealt_places(candidates: list[Integers], count: int) -> Integers:
 
 
 def _spread(n: int, count: int) -> Integers:
-    """Return `chosen` of n places, each in the middle of its equal share."""
+    """Return `count` of n places, each in the middle of an equal share of them."""
     return (2 * np.arange(count, dtype=np.int64) + 1) * n // (2 * max(1, count))
 
 
 def _part_size(targets: int, length: int) -> int:
-    """Return how many targets a short window scores: the most that divide a block and are within half of the window."""
+    """Return how many targets a short window scores: the highest divisor of a block within half of the window."""
     return next(part for part in range(min(targets, max(1, length // 2)), 0, -1) if targets % part == 0)
 
 
 def _windows(firsts: Integers, length: int, targets: int, scored: int, boundaries: Boundaries) -> Windows:
-    """Return windows that score blocks of targets, given the first of each, so many at a time."""
+    """Return windows that score blocks of `targets` tokens, `scored` at a time, given the first token of each block."""
     ends = (firsts[:, None] + np.arange(scored, targets + 1, scored)).ravel()
     return Windows(length, scored, ends - 1 - length, np.repeat(np.arange(len(firsts)), targets // scored), boundaries)
