@@ -1,8 +1,8 @@
-"""Probes of what a model does with its context. The folder is the registry: `<name>.py` here is a task.
+"""Probes of what a model does with its context. The folder is the registry: each `<name>.py` is a probe.
 
-A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Some score fixed
-targets at the end of their windows; what differs is the context those windows hold. Others pose a problem in each
-window, with a choice of tokens as answers. Options are written as those of extensions are: `shuffle:keep=32`.
+A probe says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Some score fixed
+targets at the end of their windows and vary only the context in them. Others pose a problem in each window, with a
+choice of tokens as answers. Options are written like those of extensions: `shuffle:keep=32`.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from posbench.randomness import derive
 
 Ids = NDArray[np.int64]
 Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]  # token ids of each text
-# Benchmarks that are no probes: the module whose `check` refuses settings, and whose `planned` has the rows.
+# Benchmarks that are no probes, and their modules: `check` refuses wrong settings, and `planned` returns the rows.
 BENCHMARKS = {"ruler": "posbench.serving.ruler"}
 
 
@@ -32,7 +32,7 @@ class Material:
     """The material for problems."""
 
     text: Ids  # tokens of the text
-    encode: Encode | None  # by the model's own tokenizer; None: not known
+    encode: Encode | None  # encodes with the model's own tokenizer; None: unknown
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,52 +41,52 @@ class Choice:
 
     ids: Ids  # (C + 1,): C tokens are read, the last one is the answer
     candidates: Ids  # (K,): different tokens
-    right: int  # which of them it is
-    trivial: int | None = None  # which of them the trivial reader says; None: the task has no such reader
+    right: int  # the index of the answer among them
+    trivial: int | None = None  # the index of the trivial reader's answer; None: there is no such reader
 
 
-Pose = Callable[[Ids, int], Choice]  # of what a window of the text reads (C,), and its number
+Pose = Callable[[Ids, int], Choice]  # makes a problem of a window's tokens (C,) and its number
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """One row that a task asks for."""
+    """One row that a probe asks for."""
 
-    task: str  # the row's `task` without options: the task's name, with a suffix where it has several rows per length
+    task: str  # the row's `task` without options: the probe's name, with a suffix if it has several rows per length
     length: int  # tokens read
     targets: int  # how many of the window's last predictions are scored
-    rewrite: Callable[[Ids], Ids] | None = None  # of one window's length + 1 tokens; the targets must stay
-    poses: Callable[[Material], Pose] | None = None  # a problem in each window; raises Undefined where there is none
+    rewrite: Callable[[Ids], Ids] | None = None  # changes a window's length + 1 tokens, but not the targets
+    poses: Callable[[Material], Pose] | None = None  # poses a problem in each window, or raises Undefined
     offset: int = 0  # the position of the first token read
 
 
 def balanced(task: str, number: int, answers: int) -> int:
-    """Return which answer is right in a window, by its number: each once in every `answers` windows, shuffled.
+    """Return which answer is right in the window of a number: each once in every `answers` windows, in shuffled order.
 
-    Independent draws over 128 windows would favour some answer, and so a model that always gives it.
+    Independent draws over 128 windows would favour some answer, and with it a model that always gives that answer.
     """
     turn, place = divmod(number, answers)
     return int(np.random.default_rng(derive(0, task, "answers", turn)).permutation(answers)[place])
 
 
 def names() -> list[str]:
-    """Return the names of all tasks, sorted. Imports none of them."""
+    """Return the names of all probes, sorted, without importing them."""
     return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
 
 
 def benchmark(name: str) -> Any:
-    """Return the module of a benchmark, which stands above this one and is imported only where it is asked for."""
+    """Return the module of a benchmark. It belongs to a layer above this one, so it is imported only on demand."""
     return importlib.import_module(BENCHMARKS[name])
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return a task's options with their defaults."""
+    """Return a probe's options with their defaults."""
     rows = importlib.import_module(f"{__name__}.{name}").rows
     return {p.name: p.default for p in inspect.signature(rows).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
 def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
-    """Return the rows of a task, `repeat` or `shuffle:keep=32`; UserError if there is no such task or option."""
+    """Return the rows of a probe, `repeat` or `shuffle:keep=32`. Raises UserError for an unknown probe or option."""
     if text in BENCHMARKS:
         return []
     name, options = parse_choice(text, "shuffle:keep=32")

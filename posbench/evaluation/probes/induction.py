@@ -2,16 +2,16 @@
 
     induction   reads  x  x  A a  x  x  x  B b  x  C c  x  x  B    scores  b   (among a b c)
 
-x are tokens drawn independently from the text, in no order. Among them stand `pairs` pairs of tokens, once each, one in
-every equal share of the window; the first token of one of them comes again at the end. The answer is right if the
-token that followed it is likelier than those that followed the others. All of these stand in the window exactly once,
-so a token that is common, or near, is no help: guessing gets 1 of `pairs`. Each pair, from the first to the last, is
-asked for in one of every `pairs` windows, in shuffled order. The tokens of pairs are drawn uniformly from the different
-ones of the text; none of them stands elsewhere in the window. They depend on the window's number only, so lengths
-differ in the distance and in how much stands between.
+x are tokens drawn independently from the text. Among them stand `pairs` pairs of tokens, one in each equal share of the
+window, and the first token of one pair comes again at the end. The answer is right if the token that followed it is
+likelier than those that followed the others. Each of these candidates stands in the window exactly once, so it does
+not help to name a token that is common or near: guessing gets 1 of `pairs`. In every `pairs` windows each pair is asked
+for once, in shuffled order. The tokens of pairs are drawn uniformly from the different tokens of the text and stand
+nowhere else in the window. They depend on the window's number only, so lengths differ in the distance and in how much
+stands between.
 
 Source: Olsson et al., "In-context Learning and Induction Heads" (2022), arXiv:2209.11895: heads that complete
-[A][B] ... [A] with [B], told by what they do on random tokens that repeat.
+[A][B] ... [A] with [B], which are recognised by what they do on random tokens that repeat.
 Deviates: pairs repeat, not a whole sequence; random tokens are as common as in the text; scored by likelihood among the
 candidates.
 """
@@ -38,7 +38,7 @@ def rows(lengths: list[int], targets: int, train_length: int, *, pairs: int = 8)
 
 def _poses(material: Material, length: int, pairs: int) -> Pose:
     vocabulary = np.unique(material.text)
-    if len(vocabulary) < (needed := 2 * pairs + 2):  # those of pairs, the first token of the window, and one between
+    if len(vocabulary) < (needed := 2 * pairs + 2):  # the pairs, the window's first token, and one filler
         raise Undefined(f"the text has {len(vocabulary)} different tokens: {pairs} pairs need {needed} of them")
     shares = np.linspace(1, length - 1, pairs + 1).astype(np.int64)  # the first token stays, the last is the question
     if np.diff(shares).min() < 2:

@@ -4,27 +4,27 @@
     passkey          reads  a b c The key is "7". h i j What was the key? The key is "    scores  7 (among 0 1 2 ... 9)
     passkey:keys=2   reads  a The number of river is "7". h The number of oak is "3". p The number of river is "
 
-The sentences are the model's own tokens of this text, in the place of the window's. With one key they are
+The sentences, in the model's own tokens, take the place of tokens of the window. With one key they are
 
     The key is "7". Remember: the key is "7".
     What was the key? The key is "
 
-With several `keys`, as many sentences stand in the text, one in every equal share of it, with different words and
-digits, and one of them is asked about: each place in one of every `keys` windows. The trivial reader says the last.
+With several `keys` there are as many sentences, one in each equal share of the text, with different words and digits.
+One of them is asked about: in every `keys` windows, each place once. The trivial reader answers with the last digit.
 
-The answer is right if its token is likelier than that of each of the nine other digits: zero-shot, as language models
-are asked by likelihood; guessing gets 1 of 10. A sentence stands anywhere in its share, or one key at a `depth` from 0
-(the beginning) to 1 (right before the question). Each digit is right in one of every ten windows, in shuffled order,
-and places are spread evenly. Both depend on the window's number only, so lengths differ in distance alone.
+The answer is right if its token is likelier than those of the nine other digits. So the model answers zero-shot, by
+likelihood; guessing gets 1 of 10. A sentence stands anywhere in its share; a single key can have a `depth` from 0 (the
+beginning) to 1 (right before the question). In every ten windows each digit is right once, in shuffled order, and
+places are spread evenly. Both depend on the window's number only, so lengths differ in distance alone.
 
 A model that sees only the last L tokens reads the whole sentence in a share (L - s) / (C - 1 - s) of the problems at
-length C, with s tokens of the two sentences. This is below L / C: 38 % at twice a length of 64 if s is 25.
+length C, where the two sentences have s tokens. This is below L / C: 38 % at twice a length of 64 if s is 25.
 
 Sources: Mohtashami and Jaggi, "Landmark Attention: Random-Access Infinite Context Length for Transformers" (2023),
 arXiv:2305.16300; for several keys Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language
 Models?" (2024), arXiv:2404.06654, section 3.1.
-Deviates: one digit, which nearly every tokenizer has as a token of its own, so that one pass gives all candidates; the
-question is the beginning of its sentence, without an instruction; the text around is the one that is evaluated on.
+Deviates: the key is one digit, a token of its own in nearly every tokenizer, so that one pass gives all candidates; the
+question is the beginning of its sentence, without an instruction; the text around is that of the evaluation.
 """
 
 import functools
@@ -44,7 +44,7 @@ WORDS = (
 )  # fmt: skip
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, spread evenly however many are taken
 
-Story = tuple[tuple[str, ...], str, int, int | None]  # sentences, question, answer, what the trivial reader says
+Story = tuple[tuple[str, ...], str, int, int | None]  # sentences, question, answer, the trivial reader's answer
 
 
 def rows(
@@ -58,7 +58,7 @@ def rows(
 
 
 def _story(number: int, keys: int) -> Story:
-    """Return a window's problem in words, by its number; its sentences from the first to the last."""
+    """Return the problem, in words, of the window of this number. Its sentences are in the order of the text."""
     if keys == 1:
         key = balanced("passkey", number, len(DIGITS))
         sentence = f'\nThe key is "{key}". Remember: the key is "{key}".\n'
@@ -80,7 +80,7 @@ def _poses(material: Material, length: int, keys: int, depth: float | None) -> P
     def pose(ids: Ids, number: int) -> Choice:
         *_, answer, trivial = story = _story(number, keys)
         sentences, question, digits = _story_tokens(encode, story)
-        tokens = sum(map(len, sentences)) + len(question)  # beside the first one, which stays
+        tokens = sum(map(len, sentences)) + len(question)  # without the window's first token, which stays
         spare, begin = length - 1 - tokens, 1
         if spare < 0:
             raise Undefined(f"the sentences of passkey are {1 + tokens} tokens of this model: there is no room")
@@ -95,12 +95,12 @@ def _poses(material: Material, length: int, keys: int, depth: float | None) -> P
     return pose
 
 
-@functools.lru_cache(maxsize=256)  # rows of other lengths and variants tell the same stories
+@functools.lru_cache(maxsize=256)  # rows of other lengths and variants have the same stories
 def _story_tokens(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
     """Return the tokens of the sentences, of the question, and of each digit after it.
 
     Raises:
-        Undefined: the digits do not differ in one token each, or the sentences spell the answer in another.
+        Undefined: the digits do not differ in one token each, or the sentences encode the answer as another token.
     """
     sentences, question, answer, _ = story
     texts = [*sentences, *(question + digit for digit in DIGITS)]

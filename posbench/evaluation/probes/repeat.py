@@ -1,21 +1,21 @@
 """Repeat: does the model find a block of tokens that it has read before, g tokens ago?
 
-The window of `fixed_target`, with its first N + 1 tokens overwritten by a copy of its last N + 1:
+The window is that of `fixed_target`, but a copy of its last N + 1 tokens overwrites its first N + 1:
 
     repeat           reads  A A A A  x x x x x x x  A A A    scores  A A A     (A: N + 1 tokens, the first one a cue)
     repeat_control   reads  y y y y  x x x x x x x  A A A    scores  A A A     (the text as it is)
                             copy     g tokens       targets
 
 Gain at length C = nll of repeat_control - nll of repeat, paired by target; g = C - 2N - 1, and a target is C - N tokens
-after its copy. No training: any language model has some of this skill. N is the option `size` or, without it,
-`evaluation.targets`, at most a quarter of the training length, so that the gap at 1x is one that training had.
+after its copy. No training is needed: any language model has some of this skill. N is the option `size`; by default
+it is `evaluation.targets`, but at most a quarter of the training length, so that training had the gap of 1x, too.
 """
 
 from posbench.evaluation.probes import Ids, Probe, expect
 
 
 def rows(lengths: list[int], targets: int, train_length: int, *, size: int | None = None) -> list[Probe]:
-    """Return the probe of each length, and the same targets without the first copy."""
+    """Return the probe of each length and its control, which has the same targets but no copy before them."""
     if size is None:
         size = max(1, min(targets, train_length // 4))
     else:

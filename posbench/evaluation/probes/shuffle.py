@@ -6,8 +6,8 @@
 
 All three score the same targets and are paired. nll of shuffle - nll of fixed_target at C is what the order of distant
 tokens is worth; nll of fixed_target at L - nll of shuffle is what the distant tokens are worth without their order.
-The permutation is one and the same in every window of a length. The option `keep` lets another number of tokens stay
-than L; at least those that are scored.
+All windows of a length have the same permutation. The option `keep` sets how many tokens stay, by default L; it is at
+least the number of scored tokens.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from posbench.evaluation.probes import Ids, Probe, expect
 
 
 def rows(lengths: list[int], targets: int, train_length: int, *, keep: int | None = None) -> list[Probe]:
-    """Return one probe for each length beyond what stays."""
+    """Return one probe for each length above the number of tokens that stay."""
     if keep is None:
         keep = train_length
     else:
