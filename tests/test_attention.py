@@ -64,7 +64,7 @@ def test_every_kernel_equals_the_definition_in_values_and_gradients(
     elif kernel == "fused":
         monkeypatch.setattr(module, "fused_is_fast", lambda q, v: q.shape[-1] == v.shape[-1])
     elif kernel == "channels":
-        monkeypatch.setattr(module, "CHANNELS_FROM", 1)
+        monkeypatch.setattr(module, "FUSED_FROM", 1)
     elif kernel == "blocks computed again":
         monkeypatch.setattr(module, "KEPT_BYTES", 0)
         monkeypatch.setattr(module, "AT_ONCE", 1)
@@ -91,14 +91,15 @@ def test_every_kernel_equals_the_definition_in_values_and_gradients(
 @pytest.mark.parametrize("name", ["none", "alibi", "shaw"])
 def test_in_bf16_every_kernel_stays_near_the_definition(name: str, amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "has_amx", lambda: amx)
-    monkeypatch.setattr(module, "CHANNELS_FROM", 1)  # three channels hold what one in bf16 does not
+    monkeypatch.setattr(module, "FUSED_FROM", 1)  # three channels hold what one in bf16 does not
     assert max(compared(name, torch.bfloat16).values()) < BF16
 
 
 FUSED = """
 none  fp32            | width
 none  bf16            |
-none  bf16 amx        | width
+none  bf16 amx        |
+none  bf16 amx long   | width
 alibi fp32            | mask
 alibi fp32 long       | channels
 t5    fp32            |
@@ -109,7 +110,7 @@ cope  fp32 evaluation |
 
 @pytest.mark.parametrize("row", FUSED.strip().splitlines())
 def test_the_fused_kernel_serves_where_it_is_faster(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPUs in bf16 only with AMX; for biases by their mask, as channels where long, not where they are learned."""
+    """On CPUs in bf16 only with AMX, in training if long; for biases as masks, channels if long, not if learned."""
     given, _, expected = row.partition("|")
     name, dtype, *settings = given.split()
     real, calls = torch.nn.functional.scaled_dot_product_attention, []
@@ -121,7 +122,7 @@ def test_the_fused_kernel_serves_where_it_is_faster(row: str, monkeypatch: pytes
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
     monkeypatch.setattr(machine, "has_amx", lambda: "amx" in settings)
-    monkeypatch.setattr(module, "CHANNELS_FROM", LENGTH if "long" in settings else LENGTH + 1)
+    monkeypatch.setattr(module, "FUSED_FROM", LENGTH if "long" in settings else LENGTH + 1)
     encoding, inputs = schemes.build(name, {}, SHAPE), schemes.layer_inputs(SHAPE, LENGTH)
     *qkv, x = (each.to(torch.bfloat16 if dtype == "bf16" else torch.float32) for each in inputs)
     with torch.set_grad_enabled("evaluation" not in settings):

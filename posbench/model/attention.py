@@ -21,7 +21,7 @@ SCORE_BYTES = 8  # fp32, before and after softmax
 AT_ONCE = 2**21  # scores of a block that is computed again or without gradients: what caches of CPUs hold
 AT_ONCE_ACCELERATOR = 2**24
 MIN_ROWS = 64
-CHANNELS_FROM = 512  # tokens from which on a bias is cheaper as channels of the keys than as a mask
+FUSED_FROM = 512  # tokens from which on a bias pays as channels of the keys, and the kernel in training in bf16
 ALIGNED = 8  # channels of a head that fused kernels take at once
 
 
@@ -50,7 +50,7 @@ def attention(
             output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=encoding.logit_scale)
         elif is_full and flex.serves(q, v):
             output = flex.attention(encoding, q, k, v, layer, window, sinks)
-        elif is_full and window is None and length >= CHANNELS_FROM and fused_is_fast(q, v):
+        elif is_full and window is None and length >= FUSED_FROM and fused_is_fast(q, v):
             output = _by_channels(encoding, q, k, v, layer)
         if output is None:
             output = by_rows(encoding, q, k, v, layer, window, sinks, rows)
@@ -229,14 +229,16 @@ _kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 def fused_is_fast(q: Tensor, v: Tensor) -> bool:
     """Return whether torch's fused kernel serves queries and values (B, H, T, their Dh) better than products.
 
-    On CPUs without AMX it reaches about a third of what products do in bf16. It takes queries and values of one width.
-    On CUDA its gradients are sums in no fixed order, where the same bits twice may be wanted.
+    It takes queries and values of one width. On CPUs in bf16 it has a third of the speed of products without AMX, and
+    half of it with AMX in training below `FUSED_FROM`: its backward pass is slow there. On CUDA its gradients are sums
+    in no fixed order, where the same bits twice may be wanted.
     """
     if q.shape[-1] != v.shape[-1]:
         return False
     if q.device.type == "cuda":
         return not (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
-    return q.device.type != "cpu" or q.dtype != torch.bfloat16 or machine.has_amx()
+    is_suited = machine.has_amx() and not (torch.is_grad_enabled() and q.shape[2] < FUSED_FROM)
+    return q.device.type != "cpu" or q.dtype != torch.bfloat16 or is_suited
 
 
 def _by_channels(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> Tensor | None:
