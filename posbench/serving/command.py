@@ -86,8 +86,7 @@ def settings_of(name: str, values: dict[str, str]) -> Settings:
         size.append(f"training.train_length={values.get('train_length', 4096)}")
         settings = _settings_of_encoding(compose.single([f"encoding={name}", *options, *size]))
     elif not find.is_model(name):
-        near = {*encodings.names(), *map(str, Path(name).parent.glob("[!.]*"))} - {name}
-        raise unknown("configuration", name, near, "expected a config.json, a model, a run or an encoding")
+        raise unknown("configuration", name, encodings.names(), "expected a config.json, a model, a run or an encoding")
     else:
         settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
     configuration = with_class_defaults(settings)
@@ -141,8 +140,7 @@ def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
 def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
     """Return lines that say what a configuration means, and how engines read it."""
     ropes = read.ropes(settings)
-    kind = language_part(settings).get("model_type", "model")
-    lines = [f"{name}: {kind}, {sum(rope.number for rope in ropes)} layers"]
+    lines = [f"{name}: {language_part(settings).get('model_type', 'model')}, {sum(r.number for r in ropes)} layers"]
     for rope in ropes:
         window = f", window of {rope.window:,} tokens" if rope.window else ""
         lines += ["", f"{rope.layers} ({rope.number}){window}"]
