@@ -102,7 +102,7 @@ def test_a_table_is_that_of_the_rows_beside_the_page(place: str) -> None:
         known[label] |= {f"{row['nll']:.3f} ±{half:.3f}", f"{100 * sum(keys) / len(keys) / 1024:.0f}"}
         for name in ("nll_difference_adjusted", "rise_difference_adjusted"):
             known[label].add(f"{row[f'{name}_low']:+.3f} to {row[f'{name}_high']:+.3f}")
-    for (_, label), rows in frame[frame["task"] == "passkey"].groupby(["setting", "label"]):
+    for (_, label), rows in frame.query("task == 'passkey' and variant == 'plain'").groupby(["setting", "label"]):
         known[label].add(", ".join(f"{100 * rows[rows['length_ratio'] == n]['accuracy'].mean():.0f}" for n in (1, 8)))
     lines = rows_of(next(part for part in text[text.index(title) :].split("\n\n") if part.startswith("|")))[2:]
     for name, *cells in lines:
