@@ -20,15 +20,15 @@ from posbench.show import panels
 from posbench.show.panels import Build, Panel, Picture
 
 PNG = "show.png"
-COLUMNS, WIDTH, HEIGHT = 4, 3.0, 2.2  # panels in a row; inches
-FAINTEST = 1e-5  # of attention that is drawn
+COLUMNS, WIDTH, HEIGHT = 4, 3.0, 2.2  # panels in a row, and the inches of each
+FAINTEST = 1e-5  # the smallest attention weight that is drawn
 
 
 def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, words: str | None = None) -> None:
-    """Draw encodings, each followed by its options, and runs; or how two words' logit changes as their phrase moves."""
+    """Draw runs, and encodings with the options after each; or how two words' logit changes as their phrase moves."""
     if (phrase is None) != (words is None):
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
-    torch.set_num_threads(1)  # more gain nothing at these sizes, and are twenty times as slow beside a sweep
+    torch.set_num_threads(1)  # more threads gain nothing at these sizes, and are twenty times as slow beside a sweep
     pictures = []
     if phrase and words:
         pictures = [panels.phrase_picture(dict(builder(*scheme) for scheme in split(names)), phrase, words)]
@@ -54,7 +54,7 @@ def split(words: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def builder(name: str, words: list[str]) -> tuple[str, Build]:
-    """Return an encoding as it was typed, and what builds it, with options as `posbench train` reads them."""
+    """Return an encoding's label, as it was typed, and what builds it; options are read as in `posbench train`."""
     options = {}
     label = " ".join([name, *words])
     if words or name not in encodings.names():
@@ -98,7 +98,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
         mask = np.isfinite(values) & (values > (FAINTEST if panel.log else -np.inf))
         axes.plot(np.flatnonzero(mask), values[mask], color=colour, lw=1.5, label=name)
     low, high = axes.get_ylim()
-    if panel.log:  # at least a factor of 4 either way, so that noise looks flat
+    if panel.log:  # with a factor of 4 above and below the data, so that noise looks flat
         axes.set(yscale="log", ylim=(axes.dataLim.y0 / 4, axes.dataLim.y1 * 4))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("")

@@ -1,7 +1,7 @@
-"""What an encoding does alone, and in a trained run, as plain numbers and as panels; its hooks decide which.
+"""What an encoding does, alone and in a trained run, as numbers and as panels. Its hooks decide which panels there are.
 
-Its *code* of position i is the vector that it adds to the input; in attention, what becomes of a query and a key of
-ones, and the change of the logit of two fixed tokens i apart. Learned tables are drawn from N(0,1).
+The *code* of position i has a part for each hook: the vector at the input, a query and a key of ones after rotation,
+and the change of the logit of two fixed tokens i apart. Learned tables are drawn from N(0,1).
 """
 
 import zlib
@@ -26,26 +26,26 @@ from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config, load_record
 
 Numbers = NDArray[np.float64]
-Build = Callable[..., Encoding]  # of a shape
+Build = Callable[..., Encoding]  # builds an encoding for a shape
 
 SHAPE = Shape(d_model=64, n_heads=4, n_layers=2, train_length=64)  # small, for readable pictures: heads of 16 channels
 CONTENTS = 4  # random tokens per measurement
-MARGIN = 8  # first tokens, left out for encodings that read neighbours: the padding before them is no position
-SAMPLES, QUERIES = 64, 16  # of mean attention; the last queries see the most keys
+MARGIN = 8  # tokens left out at the start: some encodings read neighbours, and the padding there is no position
+SAMPLES, QUERIES = 64, 16  # inputs of mean attention, and their last queries, which see the most keys
 STAYS = 1e-5  # largest change that counts as rounding
 DISTANCE = "distance in tokens"
-RATIOS, LONGEST = (1, 2, 4), 2048  # measured lengths, in training lengths; longer ones are left out
-WINDOWS, LAYERS = 16, 4  # most windows of text, and layers with a panel
+RATIOS, LONGEST = (1, 2, 4), 2048  # measured lengths, as multiples of the training length; the longest, in tokens
+WINDOWS, LAYERS = 16, 4  # the most windows of text, and the most layers with a panel
 
 
 def build(name: str, options: Mapping[str, Any], shape: Shape, draw: bool = True) -> Encoding:
-    """Build an encoding, always the same, with raw codes (scale 1) and, if `draw`, learned tables drawn."""
+    """Build an encoding, the same at every call, with codes at scale 1; `draw`: with learned tables from N(0,1)."""
     options = ({"scale": 1.0} if "scale" in encodings.options_of(name) else {}) | dict(options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = encodings.build(name, shape, options)
         for key, parameter in encoding.named_parameters(recurse=False) if draw else ():
-            if parameter.dim() > 1 and (key == "table" or "prepare" not in encoding.hooks):  # no maps of contents
+            if parameter.dim() > 1 and (key == "table" or "prepare" not in encoding.hooks):  # not maps of contents
                 torch.nn.init.normal_(parameter)
     return encoding
 
@@ -61,7 +61,7 @@ def hooks_of(encoding: Encoding) -> frozenset[str]:
 
 
 def positions_of(encoding: Encoding, length: int) -> Tensor:
-    """Return the encoding's positions (1, T) for an input of this length, or as far as it is defined."""
+    """Return the encoding's positions (1, T) for an input of this length, or of its maximum if that is shorter."""
     length = min(length, encoding.max_length or length)
     return encoding.positions(torch.zeros(1, length, dtype=torch.long), None)
 
@@ -87,14 +87,14 @@ def code(encoding: Encoding, positions: Tensor) -> Tensor:
     hooks, parts = hooks_of(encoding), [torch.zeros(positions.shape[-1], 1)]
     parts += [input_code(encoding, positions)] if "embed" in hooks else []
     parts += rotated_ones(encoding, positions) if "rotate" in hooks else []
-    if hooks & PAIRWISE:  # the query is last, the keys at the given distances before it
+    if hooks & PAIRWISE:  # the query is the last token, and the keys lie at the given distances before it
         distances = torch.cat([positions[0], positions.max() + 1 + torch.arange(MARGIN)])
         parts.append(contribution(encoding, (distances.max() - distances).flip(0)[None]).flatten(0, 1).mT.flip(0))
     return torch.cat(parts, dim=-1)
 
 
 def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
-    """Return what the last query's logits get from position alone, tokens being alike: (contents, H, T - MARGIN)."""
+    """Return what position alone adds to the last query's logits if all tokens are equal: (contents, H, T - MARGIN)."""
     length, shape = positions.shape[-1], encoding.shape
     q, k = random(2 * CONTENTS, 1, shape.head_dim, seed=1)[:, None].expand(-1, shape.n_heads, length, -1).chunk(2)
     x = random(CONTENTS, 1, shape.d_model, seed=1).expand(-1, length, -1)
@@ -111,9 +111,9 @@ def pairs_of(
     encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, layer: int = 0, last: int | None = None,
     window: int | None = None, sinks: int = 0,
 ) -> tuple[Layer, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return a layer with its rows, their logits, weights, and what is added to logits, (B, H, last or T, keys) each.
+    """Return a layer with its rows, and logits, weights, and what is added to logits, each (B, H, last or T, keys).
 
-    Where an encoding normalises itself, weights are outputs for identity matrices as values, logits their logarithms.
+    If an encoding normalises weights itself, they are its outputs for one-hot values, and logits are their logarithms.
     """
     described = make_layer(encoding, positions, layer, x)
     scheme, q, k, v, block = whole_block(encoding, q, k, torch.zeros_like(q), described, window, sinks, last)
@@ -134,14 +134,14 @@ def pairs_of(
 
 
 def by_distance(pairs: Tensor, layer: Layer, length: int) -> Tensor:
-    """Return means (B, H, T) of pairs (B, H, Tq, Tk) at each distance in tokens, over the queries with a key there."""
+    """Return means of pairs (B, H, Tq, Tk) by distance in tokens, over the queries with a key there: (B, H, T)."""
     gap = torch.arange(length)[layer.rows, None] - torch.arange(length)[layer.keys]
     sums = torch.zeros(*pairs.shape[:2], length).index_add(2, gap[gap >= 0], pairs[:, :, gap >= 0])
     return sums / torch.bincount(gap[gap >= 0], minlength=length)
 
 
 def read(encoding: Encoding, tokens: Tensor, bare: bool = False) -> tuple[Tensor, ...]:
-    """Embed tokens (B, T, D), bare or encoded: q, k, v under projections that are always the same, x, positions."""
+    """Return q, k, v (by fixed projections), x and positions of tokens (B, T, D); `bare`: without code at the input."""
     shape, positions = encoding.shape, positions_of(encoding, tokens.shape[1])
     x = encoding.embed(tokens, positions, torch.zeros(tokens.shape[:2], dtype=torch.long))
     x = x - input_code(encoding, positions) if bare and "embed" in hooks_of(encoding) else x
@@ -151,14 +151,14 @@ def read(encoding: Encoding, tokens: Tensor, bare: bool = False) -> tuple[Tensor
 
 
 def logit_change(encoding: Encoding, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits of tokens less those without encoding, and their weights, (B, H, T, T) each."""
+    """Return how much the encoding changes the logits of tokens, and the attention weights, each (B, H, T, T)."""
     (q, k, _, x, positions), (bare_q, bare_k, *_) = (read(encoding, tokens, bare) for bare in (False, True))
     _, logits, weights, _ = pairs_of(encoding, q, k, x, positions)
     return logits - bare_q @ bare_k.mT * layer_encoding(encoding).logit_scale, weights
 
 
 class Panel(NamedTuple):
-    """Curves over 0, 1, 2 ..., on a logarithmic axis of attention, or an image; NaN where something is undefined."""
+    """Curves over 0, 1, 2 ..., or an image; NaN where a value is undefined. `log`: attention, on a logarithmic axis."""
 
     title: str
     x_label: str
@@ -169,7 +169,7 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The panels of an encoding or a run, with the training length that they are drawn beyond."""
+    """The panels of an encoding or a run, and the training length, which they go beyond."""
 
     title: str
     panels: list[Panel]
@@ -186,14 +186,14 @@ def picture(label: str, build: Build) -> Picture:
 
 
 def position_panels(encoding: Encoding) -> list[Panel]:
-    """Return an encoding's code at each position and the products of two: of the input, and of turned q and k."""
+    """Return panels of the code by position and of products of two codes: at the input, and of rotated q and k."""
     panels, positions = [], positions_of(encoding, 2 * encoding.shape.train_length)
     if "embed" in hooks_of(encoding):
         code = input_code(encoding, positions)
         panels += [_image("Code of each position", code, encoding), _products("Dot product of two codes", code, code)]
     if "rotate" in hooks_of(encoding):
         q, k = rotated_ones(encoding, positions)
-        if (k[MARGIN:] - k[-1]).abs().max() > STAYS:  # else by neighbours, which the first tokens lack
+        if (k[MARGIN:] - k[-1]).abs().max() > STAYS:  # else only the first tokens differ, which lack neighbours
             panels += [_image("A key of ones, by position", k, encoding), _products("q·k of ones", q, k)]
     return panels
 
@@ -201,7 +201,7 @@ def position_panels(encoding: Encoding) -> list[Panel]:
 def _image(title: str, code: Tensor, encoding: Encoding) -> Panel:
     used, lacking = int(code.any(0).nonzero().max()) + 1, 2 * encoding.shape.train_length - len(code)
     image = np.pad(code[:, :used].mT.numpy(), [(0, 0), (0, lacking)], constant_values=np.nan)
-    return Panel(title, "position", "channel", image=image)  # what is left out is 0
+    return Panel(title, "position", "channel", image=image)  # the channels left out are 0
 
 
 def _products(title: str, q: Tensor, k: Tensor) -> Panel:
@@ -216,7 +216,7 @@ def _products(title: str, q: Tensor, k: Tensor) -> Panel:
 def _added_panel(encoding: Encoding) -> Panel:
     """Draw the contribution of position to the last query's logits if all tokens are equal."""
     added = contribution(encoding, positions_of(encoding, 2 * encoding.shape.train_length + MARGIN))[0].flip(-1).numpy()
-    added = np.where(added < np.log(np.finfo(np.float32).tiny) / 2, np.nan, added)  # of weights that are 0
+    added = np.where(added < np.log(np.finfo(np.float32).tiny) / 2, np.nan, added)  # such a weight is 0
     alike = np.allclose(added, added[:1], equal_nan=True)
     curves = {"all heads" if alike else f"head {head}": values for head, values in enumerate(added, start=1)}
     return Panel("Added to the logit, equal tokens", DISTANCE, "added to the logit", curves)
@@ -246,7 +246,7 @@ def phrase_picture(builds: Mapping[str, Build], phrase: str, pair: str) -> Pictu
 
 
 def moved_logits(encoding: Encoding, words: list[str], key: int, query: int, length: int) -> Numbers:
-    """Return the logit of two words less that without encoding, as their phrase moves along random tokens."""
+    """Return the encoding's change of two words' logit by the later word's place: (length,), NaN where it was not."""
     width, added = encoding.token_dim(), np.full(length, np.nan)
     vectors, sentence = [random(width, seed=zlib.crc32(word.encode())) for word in words], random(1, length, width)
     for start in range(0, min(length, encoding.max_length or length) - len(words) + 1, 4):
@@ -275,7 +275,7 @@ def run_picture(folder: Path) -> Picture:
 
 
 def text_panels(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
-    """Return what is added to logits by distance, if an encoding adds something, and mean attention."""
+    """Return panels by distance: what is added to logits, if the encoding adds anything, and mean attention."""
     trained, encoding, panels, curves = config.training.train_length, model.encoding, [], {}
     for length in (trained * ratio for ratio in RATIOS if ratio == 1 or trained * ratio <= LONGEST):
         windows = ids[: len(ids) // length * length].view(-1, length)[:WINDOWS]
@@ -294,7 +294,7 @@ def text_panels(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
 
 
 def _by_distance(model: GPT, ids: Tensor) -> Tensor:
-    """Return what is added to logits, and weights, by distance as the model reads a window: (2, layers, heads, T)."""
+    """Return by distance, for a window, what the model adds to logits, and its weights: (2, layers, heads, T)."""
     encoding, length, means = model.encoding, ids.shape[1], []
     positions = encoding.positions(ids, None)
     x, window, sinks = encoding.embed(model.tokens(ids), positions, ids), model.window, model.sinks

@@ -21,7 +21,7 @@ from posbench.report.render import Column, Row, Table
 from posbench.show import command, panels
 from posbench.terminal import console
 
-# One head. Not a power of two, so that the ends of `binary` and `learned` differ; above T5's max_distance.
+# One head. train_length is above T5's max_distance, and no power of 2: the ends of `binary` and `learned` differ.
 SHAPE = Shape(d_model=32, n_heads=1, n_layers=2, train_length=160, token_rms=0.02)
 LENGTH, LONGEST = 48, 256  # tokens of an input; LONGEST is beyond the training length
 FINE = 256  # steps between two positions
@@ -41,7 +41,7 @@ SAYS: dict[str, Callable[[Any], bool | str]] = {
 
 
 def main(words: list[str] | None = None, as_json: bool = False) -> None:
-    """Print a table of what the numbers say, or as JSON the numbers."""
+    """Print a table of what the numbers say, or the numbers themselves as JSON."""
     torch.set_num_threads(1)
     frame = measure(words)
     if as_json:
@@ -67,7 +67,7 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
 
 
 def _numbers(initial: Encoding, encoding: Encoding) -> dict[str, float | str]:
-    code, raw = torch.full((2, LENGTH, 1), math.nan)  # of the input; NaN if there is none
+    code, raw = torch.full((2, LENGTH, 1), math.nan)  # codes at the input; NaN if there are none
     if "embed" in panels.hooks_of(encoding):
         code = panels.input_code(encoding, panels.positions_of(encoding, LENGTH))
         raw = panels.input_code(initial, panels.positions_of(initial, SHAPE.train_length))
@@ -79,19 +79,19 @@ def _numbers(initial: Encoding, encoding: Encoding) -> dict[str, float | str]:
     longer = _output(encoding, tokens)[:, :, :LENGTH] - _output(encoding, tokens[:, :LENGTH])
     return {
         "order": _order(encoding),
-        "unique": float(differences.min()),  # of two codes
+        "unique": float(differences.min()),  # the smallest distance of two codes
         "relative_logit": float(np.nanmax(moved) - np.nanmin(moved)) / max(1.0, np.nanmax(np.abs(moved))),
         "relative_code": max(float(gaps.diagonal(-r).max() - gaps.diagonal(-r).min()) for r in range(1, len(gaps))),
         "continuous": _continuous(encoding),
         "invariant": float(longer.abs().max()),  # change of the first outputs when as many tokens follow
         "purpose": _purpose(encoding),
-        "mean": float(raw.mean()),  # of the code at the start of training, beside tokens of 1
+        "mean": float(raw.mean()),  # of the code at scale 1 at the start of training
         "spread": float(raw.square().mean().sqrt()),
     }
 
 
 def _output(encoding: Encoding, tokens: Tensor, last: int | None = None) -> Tensor:
-    """Return what a causal layer makes of tokens (B, T, D): (B, 1, last or T, D)."""
+    """Return a causal layer's outputs for tokens (B, T, D): (B, 1, last or T, D)."""
     q, k, v, x, positions = panels.read(encoding, tokens)
     return attention_output(encoding, q, k, v, x, positions=positions, last=last)
 
@@ -108,7 +108,7 @@ def _order(encoding: Encoding) -> float:
 
 
 def _continuous(encoding: Encoding) -> float:
-    """Return the largest change over a small step as a share of that over a whole one: 1 at a jump; NaN: no code."""
+    """Return the code's largest change in a small step as a share of that in a whole one: 1 at a jump, NaN: no code."""
     codes, far_codes = (panels.code(encoding, positions[None]) for positions in (torch.arange(8), torch.arange(8) ** 2))
     if torch.allclose(codes, far_codes, atol=1e-6):
         return math.nan  # independent of positions
@@ -121,7 +121,7 @@ def _continuous(encoding: Encoding) -> float:
 
 
 def _purpose(encoding: Encoding) -> str:
-    """Compare logits, and outputs at equal weights, with those of no encoding."""
+    """Return what the encoding changes: scores (logits), values (outputs at equal weights), both, or neither."""
     tokens = panels.random(1, LENGTH, encoding.token_dim())
     change, weights = panels.logit_change(encoding, tokens)
     change = torch.where(torch.isfinite(change), change, math.nan)
