@@ -1,7 +1,7 @@
 """A claim of the literature: its sentence and source, the runs that test it, and what would show it.
 
-The files of `configs/claim`, and of `claim` in a --config-dir folder, hold them by name; a file may also be a claim,
-which it names. Adding one takes no code.
+The files of `configs/claim`, and of `claim` in a --config-dir folder, hold claims by name. A file may also hold one
+claim, which has the file's name. A new claim needs no code.
 """
 
 import dataclasses
@@ -45,26 +45,26 @@ class Prediction(Section):
 
 
 class MoreSeeds(Section):
-    """Of two schemes the one that should answer a task right in more seeds."""
+    """The claim that one scheme (`of`) answers a task right in more seeds than another (`than`)."""
 
     of: str
     than: str
-    at: float  # multiple of the longest trained problem; beyond 1 both schemes must have learned the trained ones
-    right: float = 0.9  # share of right tokens from which on a seed counts
-    variant: str = ""  # what the test varies of the task, such as ignore=0.98
+    at: float  # multiple of the longest trained problem; above 1, both schemes must have learned the trained ones
+    right: float = 0.9  # the share of right tokens that a seed needs to count
+    variant: str = ""  # the variation of the task that is tested, such as ignore=0.98
 
 
 class Claim(Section):
-    """What the file holds. Either `test` or `more_seeds`."""
+    """A claim as its file has it, with either `test` or `more_seeds`."""
 
     sentence: str
     source: Source
-    runs: list[str | dict[str, str]]  # names of shared runs, and others as name: overrides
+    runs: list[str | dict[str, str]]  # names of shared runs; other runs as `name: overrides`
     prediction: Prediction | None = None
-    # A sum of losses and its margin, nats per token; of several all must hold. Or a published number, a loss or a share
-    # of right answers (RUN/problems:VARIANT; of problems RUN/exact), and the difference that counts as reproduced.
+    # A sum of losses and its margin, in nats per token; if several, all must hold. Or a published number (a loss, a
+    # share of right tokens, RUN/problems:VARIANT, or of right problems, RUN/exact) and the difference that is accepted.
     test: str | list[str] | None = None
-    seeds: int | None = None  # how many each run needs, of a published number
+    seeds: int | None = None  # the number of seeds that each run needs, for a published number
     more_seeds: MoreSeeds | None = None
     note: str | None = None
 
@@ -82,7 +82,7 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class Inequality:
-    """A sum of losses that should lie above (direction 1) or below (-1) a margin, or within so much of it."""
+    """A sum of losses that should lie above (direction 1) or below (-1) a margin, or at most `within` away from it."""
 
     terms: tuple[Term, ...]
     direction: int
@@ -106,13 +106,13 @@ class Entry:
 
 
 def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
-    """Read the claims of these names, `all` for all. Raises UserError if there is no such claim, or a file is none."""
+    """Return the claims of these names, or `all`. Raises UserError for an unknown name, or a file without a claim."""
     shared: dict[str, str] = {}
     contents: dict[str, tuple[Path, Any]] = {}  # by name: the file, and what it holds
     for folder in (configs_dir(), *([config_dir] if config_dir else [])):
         for path in sorted((folder / "claim").glob("*.yaml")):
             content = shipped.load(path)
-            if path.stem == "_runs":  # that several claims need, by name
+            if path.stem == "_runs":  # runs that several claims need, by name
                 shared |= content
                 continue
             claims = {path.stem: content} if "sentence" in content else content

@@ -1,4 +1,4 @@
-"""What runs say of claims: supported, contradicted, open, not learned, or not run; of published numbers: reproduced?
+"""What runs say of claims (supported, contradicted, open, not learned, not run) and of published numbers (reproduced).
 
 A claim about text needs five seeds, one about a task ten: with five no outcome of a task can be told from chance. Tests
 are adjusted by Bonferroni for the claims that are judged together. Nothing is said of schemes that have not learned
@@ -29,7 +29,7 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
     """
     rows = []
     for entry, runs in entries:
-        statuses = ("done", "diverged") if entry.claim.more_seeds else ("done",)  # on a task it has no answer right
+        statuses = ("done", "diverged") if entry.claim.more_seeds else ("done",)  # diverged: no answer is right
         done = {name: rows[rows["run_status"].isin(statuses)] for name, rows in runs.items()}
         seconds = sum(float(rows.drop_duplicates("folder")["cpu_seconds"].sum()) for rows in done.values())
         row: dict[str, Any] = {"claim": entry.id, "sentence": entry.claim.sentence, "p": None, **_finding(entry, done)}
@@ -44,7 +44,7 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
 
 
 def _finding(entry: Entry, runs: Runs) -> dict[str, Any]:
-    """Return the finding on a claim: the outcome that its p-value allows, or one without a p-value."""
+    """Return the finding on a claim: its outcome before adjustment, with a p-value if something was tested."""
     from scipy import special
 
     fewest, name = min((rows["seed"].nunique(), name) for name, rows in runs.items())
@@ -67,9 +67,9 @@ def _finding(entry: Entry, runs: Runs) -> dict[str, Any]:
     p_values: dict[bool, list[float]] = {True: [], False: []}  # by whether the mean is on the claimed side
     for test, mean in means:
         excess = test.direction * (mean.mean - test.margin)
-        p_value = 2 * float(special.stdtr(mean.df, -abs(excess) / max(mean.error, 1e-12)))  # of a t-test
+        p_value = 2 * float(special.stdtr(mean.df, -abs(excess) / max(mean.error, 1e-12)))  # a two-sided t-test
         p_values[excess > 0].append(p_value)
-    against = p_values[False]  # one of several tests contradicts if it does so for their number; all have to support
+    against = p_values[False]  # all tests must support; one contradicts, by a p-value adjusted for their number
     return {
         "outcome": "contradicted" if against else "supported",
         "p": min(1.0, len(means) * min(against)) if against else max(p_values[True]),
@@ -125,7 +125,7 @@ def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
 
 
 def _task_finding(pair: MoreSeeds, runs: Runs, few: str) -> dict[str, Any]:
-    """Return the seeds of both schemes that answer right, with Fisher's exact p."""
+    """Return how many seeds of each scheme answer right, with the p-value of Fisher's exact test."""
     from scipy import stats
 
     shares = []

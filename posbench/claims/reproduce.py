@@ -25,7 +25,7 @@ from posbench.terminal.exits import plural
 SEEDS = range(5, 15)
 STUDY, EXPERIMENT = "ledger", "reader"
 FILE = "claims.csv"  # in the study's folder
-Needed = dict[str, dict[str, list[Plan]]]  # by the name of a claim, and of a run in it: plans, seed by seed
+Needed = dict[str, dict[str, list[Plan]]]  # the plans of all seeds, by the name of a claim and of a run in it
 
 
 def reproduce(
@@ -52,7 +52,7 @@ def reproduce(
     entries = claim.read(names, config_dir)
     plans_of = plans_of_claims(entries, overrides, config_dir)
     study_rows = frames.read(studies) if studies else None
-    by_id = {plan.id: plan for runs in plans_of.values() for jobs in runs.values() for plan in jobs}  # shared ones once
+    by_id = {plan.id: plan for runs in plans_of.values() for jobs in runs.values() for plan in jobs}  # each run once
     todo = [plan for name, plan in by_id.items() if study_rows is None or name not in set(study_rows["run"])]
     console.log_to_terminal()
     if dry_run:
