@@ -1,4 +1,4 @@
-"""Training speed of posbench beside other implementations of the same models, in one process and by turns.
+"""Compare the training speed of posbench with other implementations of the same models, by turns in one process.
 
     python scripts/bench_peers.py --shape 12m --compile
 
@@ -75,7 +75,7 @@ class HuggingFace(nn.Module):
 def llama(sizes: Sizes, attention: str) -> nn.Module:
     of = {"vocab_size": sizes.vocab_size, "hidden_size": sizes.d_model, "num_hidden_layers": sizes.n_layers}
     of |= {"num_attention_heads": sizes.n_heads, "max_position_embeddings": sizes.train_length}
-    width = -(-sizes.d_model * 8 // 96) * 32  # as posbench: 8/3 of the width, in steps of 32
+    width = -(-sizes.d_model * 8 // 96) * 32  # as in posbench: 8/3 of the width, in steps of 32
     return HuggingFace("llama", attention, **of, intermediate_size=width, tie_word_embeddings=True)
 
 
@@ -91,7 +91,7 @@ def x_transformers(**scheme: object) -> Callable[[Sizes, str], nn.Module]:
 
         head_dim = sizes.d_model // sizes.n_heads
         if "rotary_pos_emb" in scheme:
-            scheme["rotary_emb_dim"] = head_dim  # all channels, as posbench
+            scheme["rotary_emb_dim"] = head_dim  # all channels, as in posbench
         of = {"dim": sizes.d_model, "depth": sizes.n_layers, "heads": sizes.n_heads, "attn_dim_head": head_dim}
         layers = Decoder(**of, attn_flash=attention == "flash", **scheme)
         whole = {"num_tokens": sizes.vocab_size, "max_seq_len": sizes.train_length, "tie_embedding": True}
@@ -101,7 +101,7 @@ def x_transformers(**scheme: object) -> Callable[[Sizes, str], nn.Module]:
 
 
 LLAMA = ("model=llama", "model.tie_embeddings=true")
-# What builds a peer (ids -> logits), the posbench encoding and words that make the same model, its attentions.
+# By name: what builds the peer (ids -> logits), posbench's encoding and words for the same model, the peer's kernels.
 PEERS: dict[str, tuple[Callable[[Sizes, str], nn.Module], str, tuple[str, ...], tuple[str, ...]]] = {
     "nanogpt": (NanoGPT, "learned", (), ("sdpa",)),
     "llama": (llama, "rope", LLAMA, ("sdpa", "eager")),
@@ -114,7 +114,7 @@ PEERS: dict[str, tuple[Callable[[Sizes, str], nn.Module], str, tuple[str, ...], 
 
 
 class LikePosbench(nn.Module):
-    """A peer called as `posbench train` calls its model."""
+    """A peer that can be called as `posbench train` calls its model."""
 
     def __init__(self, peer: nn.Module) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class LikePosbench(nn.Module):
 
 
 def measure(sizes: Sizes, rounds: int, threads: int | None, compiled: bool) -> pd.DataFrame:
-    """Return a row per peer and attention: its tokens per second, and posbench's speed over its own, with quartiles."""
+    """Return a row per peer and attention: its tokens per second, and quartiles of posbench's speed relative to it."""
     contenders, pairs = {}, {}
     for name, (make, encoding, words, attentions) in PEERS.items():
         given = ["runtime.device=cpu", f"runtime.compile={str(compiled).lower()}", *words]

@@ -1,4 +1,4 @@
-"""Write what kept rows say of claims and published numbers into docs/results.md:  python scripts/claims.py"""
+"""Write the findings on claims and published numbers from kept rows into docs/results.md:  python scripts/claims.py"""
 
 import pathlib
 
@@ -9,7 +9,7 @@ from posbench.terminal.exits import plural
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- claims: written by `python scripts/claims.py` -->\n", "<!-- end of claims -->\n"
-# Of heads of 128, and of one head alone; tests/test_serving.py and tests/test_tasks.py compute them.
+# Results that need no training. tests/test_serving.py and tests/test_tasks.py compute them, the bases for heads of 128.
 UNTRAINED = """\
 | RoPE's smallest bases for 1k, 2k ... 32k tokens, untrained | 3 of 6 reproduced \
 | 4.3e3, 1.6e4, 2.9e4, 8.4e4, 3.5e5, 6.3e5 | 4.3e3, 1.6e4, 2.7e4, 8.4e4, 3.1e5, 6.4e5 (Men et al. 2024, Table 2) |
@@ -19,7 +19,7 @@ UNTRAINED = """\
 
 
 def written(page: str) -> str:
-    """The page with the table of all claims between its marks."""
+    """Return the page with the table of all claims between its marks."""
     entries = {entry.id: entry for entry in claim.read(["all"])}
     studies = read([DOCS / "rows" / f"{name}.parquet" for name in ("ledger", "repro")])
     plans = reproduce.plans_of_claims([*entries.values()], [])

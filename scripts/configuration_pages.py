@@ -1,4 +1,4 @@
-"""The page of the configuration: every key with its type, its default and the comment beside it in configs/."""
+"""Make the page of the configuration: every key with its type, its default and the comment beside it in configs/."""
 
 import dataclasses
 import itertools
@@ -19,13 +19,13 @@ _WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `f
 
 
 def head(path: Path) -> str:
-    """The first comment of a YAML file."""
+    """Return the first comment of a YAML file."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     return " ".join(line.lstrip("# ") for line in lines if "@package" not in line)
 
 
 def kind(hint: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return kind(inner[0])
@@ -39,7 +39,7 @@ def kind(hint: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value as typed on a command line."""
+    """Return a value as it is typed on a command line."""
     if isinstance(value, list):
         return f"[{', '.join(map(plain, value))}]"
     if isinstance(value, float) and value.is_integer():
@@ -49,7 +49,7 @@ def plain(value: Any) -> str:
 
 
 def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
-    """Keys or options with their types, defaults and meanings, in Markdown."""
+    """Return a Markdown table of keys or options with their types, defaults and meanings."""
     lines = [f"| {first} | type | default | meaning |", "|---|---|---|---|"]
     for name, what, default, meaning in rows:
         cells = [cell.replace("|", "\\|") for cell in (f"`{name}`", what, f"`{default}`", meaning)]
@@ -58,7 +58,7 @@ def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     defaults = schema.flat(schema.to_container(compose.single([])))
     general = [name for name, hint in _fields(schema.Config) if not dataclasses.is_dataclass(hint)]
     sections = {name: hint for name, hint in _fields(schema.Config) if dataclasses.is_dataclass(hint)}
@@ -120,15 +120,15 @@ def _rows(
 
 
 def _said(group: str) -> dict[str, str]:
-    """The comments of a group's keys; if several files have one, that of the common base, or the first."""
+    """Return the comments of a group's keys; if several files have one, that of the common base, else the first."""
     texts: dict[str, str] = {}
-    for path in sorted((configs_dir() / group).glob("*.yaml")):  # an underscore, the common base, is first
+    for path in sorted((configs_dir() / group).glob("*.yaml")):  # the common base, with an underscore, is first
         texts = {key: text for key, text in comments(path).items() if text} | texts
     return texts
 
 
 def _choices(group: str) -> str:
-    """A table of the files of a group, and what each is."""
+    """Return a table of the files of a group, and what each is."""
     files = choices(group) if (configs_dir() / group).is_dir() else {}
     if group == "encoding" or not files:
         return ""
@@ -137,7 +137,7 @@ def _choices(group: str) -> str:
 
 
 def _task(name: str, path: Path) -> str:
-    """The description of a task, and its own options."""
+    """Return the description of a task, and its own options."""
     texts, task = comments(path), yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
     hints = typing.get_type_hints(tasks.load(task["name"]))
     task.pop("name")

@@ -1,11 +1,11 @@
-"""How often posbench's 95 % intervals contain the truth, on losses of trained models.
+"""Measure how often posbench's 95 % intervals contain the truth, on losses of trained models.
 
     python scripts/coverage.py tests/data/losses.npz
 
 That file has the losses of ten runs (measured by this script at commit a3717f3c) on every long enough document of a
 corpus: blocks of targets at 1, 4 and 16 times the training length, as in `fixed_target`. These documents are the
-population, and their mean is the truth. Documents are drawn from it (and runs, as other seeds), blocks placed as
-`fixed_target` does; counted is how often an interval contains that mean. tests/test_intervals.py asserts the figures.
+population, and their mean is the truth. Each trial draws documents (and runs, as other seeds) and places blocks as
+`fixed_target` does; its interval may contain that mean. tests/test_intervals.py asserts the figures.
 """
 
 import itertools
@@ -33,7 +33,7 @@ def population(path: Path, scheme: str, less: str | None = None) -> tuple[Floats
         return losses.swapaxes(0, 1), stored["document"].astype(np.int64)
 
 
-# By name: the unit of text of each block, by its document, and the number of seeds.
+# By name: a function from the document of each block to its unit of text, and the number of seeds.
 METHODS: dict[str, tuple[Callable[[Integers], Integers], int]] = {
     "one checkpoint, blocks": (lambda document: np.arange(len(document)), 1),
     "one checkpoint, documents": (lambda document: units_of_text(document, None), 1),
@@ -50,7 +50,7 @@ def coverage(
 
     Args:
         whole: the population. Documents and runs are drawn from it with replacement, as from all possible test texts
-            and seeds; of one run its own mean is the truth.
+            and seeds. The truth for one run is its own mean.
     """
     (unit, seeds), at = METHODS[method], QUANTITIES.index(quantity)
     rng, values = np.random.default_rng([0, documents, seeds, at]), whole[0][at]
@@ -90,11 +90,11 @@ def table(losses: Path, trials: int = 2000) -> None:
 def of_regions(losses: Floats, characters: int, trials: int) -> tuple[float, float, float]:
     """Return the share of trials whose interval contains the mean of the rest of a text, mean half width, mean units.
 
-    It is about a text in one document: a test part is drawn from it, the truth is the mean over the rest of it.
+    The text is one document. Each trial draws a test part from it; the truth is the mean over the rest.
 
     Args:
         losses: (tokens,) nats of every token of the text.
-        characters: of the text. Stretches have the sizes of `posbench.data.text` and begin anywhere.
+        characters: how many the text has. Stretches have the sizes of `posbench.data.text` and begin anywhere.
     """
     rng, sums = np.random.default_rng(0), np.concatenate([[0.0], losses.cumsum()])
     stretches = text._stretches([characters], 30)[0]["test"]

@@ -55,7 +55,7 @@ def write(folder: Path, pictures: bool = True) -> None:
 
 
 def relinked(text: str, name: str) -> str:
-    """A page of the repository, by its path there, with links into the site. Others become plain text."""
+    """Return a page with links into the site, and other links as plain text; `name`: its path in the repository."""
 
     def link(match: re.Match[str]) -> str:
         image, words, target, anchor = match[1], match[2], match[3], match[4] or ""
@@ -73,16 +73,16 @@ def relinked(text: str, name: str) -> str:
 
 
 def boxes(drawing: str) -> str:
-    """A Mermaid drawing as a numbered list of its boxes: the site would have to load Mermaid from the network."""
+    """Return a Mermaid drawing as a numbered list of its boxes: the site would load Mermaid itself from the network."""
     labels = re.findall(r'\["([^"]+)<br/>([^"]+)"\]', drawing)
     return "".join(f"{i}. {what}: `{where}`\n" for i, (what, where) in enumerate(labels, 1))
 
 
 def commands() -> str:
-    """The command line's own help, as Typer writes it in Markdown."""
+    """Return the command line's own help, as Typer writes it in Markdown."""
     typer = [sys.executable, "-m", "typer", "posbench.cli", "utils", "docs", "--name", "posbench"]
     done = subprocess.run([*typer, "--title", "Commands"], cwd=ROOT, check=True, capture_output=True, text=True)
-    return done.stdout.replace("```console\n$ posbench", "```text\nposbench")  # a pattern, not a command
+    return done.stdout.replace("```console\n$ posbench", "```text\nposbench")  # a usage pattern, not a command
 
 
 PYTHON = """# Python
@@ -113,7 +113,7 @@ Everything that `import posbench` offers. [From Python](../python.md) shows how 
 
 
 def _site() -> str:
-    """docs/mkdocs.yml with the encodings' pages in its navigation."""
+    """Return docs/mkdocs.yml with the encodings' pages in its navigation."""
     site: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8"))
     for entry in site["nav"]:
         if "Encodings" in entry:

@@ -1,4 +1,4 @@
-"""The pages of encodings: docstring, facts and picture of each."""
+"""Make the pages of encodings: docstring, facts and picture of each."""
 
 import contextlib
 import inspect
@@ -18,7 +18,7 @@ from posbench.show import command
 
 
 def pages(draw_into: Path | None = None) -> dict[str, str]:
-    """The texts of the pages by name, `encodings/rope.md`; `draw_into`: the folder of all pages, for pictures."""
+    """Return the texts of the pages by name, as `encodings/rope.md`; `draw_into`: the folder of pages, for pictures."""
     names = list(choices("encoding"))
     for name in names if draw_into is not None else ():
         (draw_into / "encodings").mkdir(exist_ok=True)
@@ -29,12 +29,12 @@ def pages(draw_into: Path | None = None) -> dict[str, str]:
 
 
 def page_of(name: str) -> str:
-    """The file of an encoding's page. For `index` it is not index.md, which is the page of the whole folder."""
+    """Return the file of an encoding's page; for `index` not index.md, which is the page of the whole folder."""
     return "index-encoding.md" if name == "index" else f"{name}.md"
 
 
 def by_place() -> list[dict[str, list[dict[str, str]]]]:
-    """The encodings' pages for the navigation, grouped by the place where they act."""
+    """Return the encodings' pages for the navigation, grouped by the place where they act."""
     by_family: dict[str, list[dict[str, str]]] = {}
     for name in choices("encoding"):
         cls = encodings.load(name)
@@ -61,12 +61,12 @@ def _page(name: str, pictured: bool) -> str:
 
 
 def _body(body: str) -> str:
-    """A docstring without its first line and its labelled ends, with HTML tags escaped."""
+    """Return a description with escaped HTML tags, and with its indented formulas as code blocks."""
     escaped = re.sub(r"^(?! {4}).*<.*", lambda match: match[0].replace("<", "&lt;"), body, flags=re.M)
     return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{escaped}\n", flags=re.M)
 
 
-def _formula(match: re.Match[str]) -> str:  # it wraps and has no copy button
+def _formula(match: re.Match[str]) -> str:  # the block wraps and has no copy button
     return f"\n``` {{ .text .formula .no-copy }}\n{inspect.cleandoc(match[0])}\n```\n"
 
 

@@ -1,4 +1,4 @@
-"""Write locked.txt: constraints.txt with the sha256 of the files that CI installs, on each of its Pythons.
+"""Write locked.txt: constraints.txt with the sha256 of the files that CI installs, for each of its Python versions.
 
 Torch and its dependencies are left out: the package index decides their build (CPU or CUDA).
 """
@@ -18,7 +18,7 @@ HEAD = "# Written by scripts/locked.py from constraints.txt, for Linux x86-64; a
 
 
 def digests_of(python: str, pins: list[str]) -> dict[str, str]:
-    """The digest of the file that pip chooses for each pin."""
+    """Return the digest of the file that pip chooses for each pin, by the package's name."""
     with tempfile.TemporaryDirectory() as folder:
         wanted, report = pathlib.Path(folder, "pins.txt"), pathlib.Path(folder, "report.json")
         wanted.write_text("\n".join(pins), encoding="utf-8")

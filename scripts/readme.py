@@ -13,7 +13,7 @@ END = "<!-- end of encodings -->\n"
 
 
 def written(text: str) -> str:
-    """The page with an updated table of encodings."""
+    """Return the page with an updated table of encodings."""
     before, _, rest = text.partition(BEGIN)
     names = table()
     summary = f"<summary>All {names.count('`') // 2} names, by where they act</summary>"
@@ -21,7 +21,7 @@ def written(text: str) -> str:
 
 
 def table() -> str:
-    """The repository's own encodings by where they act, in the order of the forward pass."""
+    """Return a table of the repository's own encodings by where they act, in the order of the forward pass."""
     groups: dict[str, list[str]] = {}
     for path in sorted((configs_dir() / "encoding").glob("*.yaml")):
         wraps = issubclass(encodings.load(path.stem), Wrapper)
