@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-if TYPE_CHECKING:  # what collects nothing, xdist's own process, need not import them
+if TYPE_CHECKING:  # xdist's own process collects no tests, so it need not import this
     from posbench.config.schema import Config
 
-gc.set_threshold(0)  # off until all is imported, which it would slow by a fifth
+gc.set_threshold(0)  # off until all is imported: collection would slow the imports by a fifth
 _OFFLINE = Path(__file__).with_name("offline")
 
 
 def pytest_configure() -> None:
-    """Keep this process and all that it starts off the network."""
+    """Keep this process, and all processes that it starts, off the network."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_OFFLINE), os.environ.get("PYTHONPATH")]))
     sys.path.insert(0, str(_OFFLINE))
     sys.modules.pop("sitecustomize", None)  # the system's own, if there is one, has done its work
@@ -31,7 +31,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)  # at the usual 700 it takes a twentieth of the tests' time
+    gc.set_threshold(20_000, 20, 50)  # at the usual 700, collection takes a twentieth of the tests' time
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fixed_seed() -> None:
     import torch
 
-    torch.default_generator.manual_seed(0)  # torch.manual_seed notes a stack for each device there may once be
+    torch.default_generator.manual_seed(0)  # torch.manual_seed also records a stack trace for devices yet to come
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_quick_process() -> Iterator[None]:
-    """Do without what commands do for long runs."""
+    """Leave out what commands do only for the sake of long runs."""
     import torch
 
     from posbench import machine
@@ -76,16 +76,16 @@ def one_quick_process() -> Iterator[None]:
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.set_flush_denormal(True)  # as in every command
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "keep_freed_memory", lambda: None)  # here it would be kept of all tests
-        patch.setattr(os, "fsync", lambda _: None)  # milliseconds against a loss of power, which no test has
-        # Composing is a sixth of all that tests compute. PyYAML's two parsers give the same.
+        patch.setattr(machine, "keep_freed_memory", lambda: None)  # this process would keep the memory of all tests
+        patch.setattr(os, "fsync", lambda _: None)  # it costs milliseconds, and no test loses power
+        # Composing configurations is a sixth of the tests' time. PyYAML's two parsers give the same result.
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         yield
 
 
 @pytest.fixture(scope="session")
 def template() -> "Config":
-    """The demo's configuration, from which fake runs of reports are made."""
+    """Return the demo's configuration, from which reports' fake runs are made."""
     from fake_study import demo_config
 
     return demo_config()
@@ -93,7 +93,7 @@ def template() -> "Config":
 
 @pytest.fixture
 def tiny_config() -> "Config":
-    """A configuration whose model runs in milliseconds; tests replace what they are about."""
+    """Return a configuration whose model runs in milliseconds; each test replaces the settings that it is about."""
     from posbench.config.schema import Config, validate
 
     return validate(

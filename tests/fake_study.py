@@ -1,4 +1,4 @@
-"""Run folders as posbench writes them, with figures whose truth is known. No model is trained."""
+"""Run folders as posbench writes them, with numbers whose true values are known. No model is trained."""
 
 import dataclasses
 import functools
@@ -27,14 +27,14 @@ TEXT -= TEXT.mean()  # how hard each block is, the same for all runs
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """What a scheme is made to show: nll at the training length, and its rise per doubling, in nats per token."""
+    """The true values of a scheme: nll at the training length, and its rise per doubling, in nats per token."""
 
     nll: float
     rise: float
-    last_ratio: int = 16  # undefined beyond
-    ngram: float | None = None  # what the best n-gram model has on the same targets
-    used: int | None = None  # tokens of context; below it each halving costs 0.1 nats. None: nothing below 1x
-    earlier: tuple["Truth", ...] = ()  # on the way, after one million tokens each
+    last_ratio: int = 16  # rows beyond it are undefined
+    ngram: float | None = None  # nll of the best n-gram model on the same targets
+    used: int | None = None  # tokens of context; each halving below them costs 0.1 nats. None: no rows below 1x
+    earlier: tuple["Truth", ...] = ()  # at earlier checkpoints, one every million tokens
 
 
 SCHEMES = {
@@ -49,12 +49,12 @@ SCHEMES = {
 
 @functools.cache
 def rows_of_study(name: str) -> pd.DataFrame:
-    """A study of docs/rows."""
+    """Return the rows of a study of docs/rows."""
     return read([Path(__file__).parents[1] / "docs" / "rows" / f"{name}.parquet"])
 
 
 def demo_config() -> Config:
-    """The demo's configuration as it is composed today."""
+    """Return the demo's configuration as it is composed today."""
     return compose.single(["experiment=demo"])
 
 
@@ -63,7 +63,7 @@ def configured(template: Config, scheme: str, seed: int, **options: Any) -> Conf
 
 
 def write_run(study: Path, config: Config, truth: Truth | None, status: str = "done", **record: Any) -> Path:
-    """One run folder; `truth` None writes no evaluation, as of a run that failed."""
+    """Write a run folder and return it; with `truth` None it has no evaluation, like that of a run that failed."""
     parameters = {"total": 1049728, "encoding": 0, "non_embedding": 787584}
     known = {"parameters": parameters, "tokens": config.training.tokens if truth else None}
     folder = begin_run(study, config, status, **known | record)
@@ -73,7 +73,7 @@ def write_run(study: Path, config: Config, truth: Truth | None, status: str = "d
 
 
 def headline_of(folder: Path) -> Headline:
-    """A run in a few numbers."""
+    """Return a run's headline: the run in a few numbers."""
     return headline(read([folder]))
 
 
@@ -85,7 +85,7 @@ def write_study(study: Path, template: Config, schemes: dict[str, Truth] | None 
 
 
 def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
-    """A run folder with nothing but its configuration and its record."""
+    """Write a run folder with nothing but its configuration and its record, and return it."""
     folder, name = study / config.id, config.encoding.name
     folder.mkdir(parents=True)
     text = yaml.dump(to_container(config), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
@@ -103,7 +103,7 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
 def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
     digest, trained = hashlib.sha256(config.encoding.name.encode()).digest(), config.training.train_length
     rng = np.random.default_rng([config.seed, digest[0], digest[1]])
-    luck = np.random.default_rng(config.seed).normal(0, 0.02)  # of the seed, whatever the scheme: pairs cancel it
+    luck = np.random.default_rng(config.seed).normal(0, 0.02)  # the seed's, alike for all schemes: pairs cancel it
     level, steeper = rng.normal(0, 0.01, 2)
     stages = [*truth.earlier, truth]
     for stage, of_stage in enumerate(stages, 1):

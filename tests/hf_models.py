@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("MptConfig", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": LENGTH}),
 }  # fmt: skip
 
-# Of kinds that are not listed: a mixture of experts, scaled logits, a recurrent state, the text part of several models.
+# Kinds outside the list: a mixture of experts, scaled logits, a recurrent state, a text part of a model of several.
 UNTESTED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", {
         **GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8,
@@ -61,7 +61,7 @@ def configuration(kind: str, **more: Any) -> Any:
 
 
 def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any:
-    """Write a model of random weights, and a tokenizer, which may put a token before every text; returns the model."""
+    """Write a model of random weights and a tokenizer, and return the model; `begins`: a token before every text."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -76,7 +76,7 @@ def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any
 
 
 def write_tokenizer(folder: Path, begins: int | None = None) -> None:
-    """Words w0 to w130; what is no such word is w3."""
+    """Write a tokenizer of the words w0 to w130, which reads any other word as w3."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins is not None:

@@ -1,6 +1,6 @@
-"""A run's rows from tokens and weights, without posbench: docs/protocol.md in plain torch.
+"""Recompute a run's rows from tokens and weights, without posbench: docs/protocol.md in plain torch.
 
-Places targets again, runs the model in fp32 with whole attention matrices, and compares every row of `fixed_target`,
+It places targets again, runs the model in fp32 with whole attention matrices, and compares every row of `fixed_target`,
 its windowed baseline and `nonoverlap`, and its sums by unit of text. It knows models of `model=gpt` with rope or alibi.
 It imports nothing of posbench, so that it cannot repeat posbench's errors.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 
 SEPARATOR = "<|endoftext|>"
 FEWEST_BLOCKS = FEWEST_UNITS = 8
-TOLERANCE, UNIT_TOLERANCE = 5e-5, 5e-4  # nats per token in fp32: of a row, of a unit of text
+TOLERANCE, UNIT_TOLERANCE = 5e-5, 5e-4  # nats per token in fp32: for a row, and for a unit of text
 Row = dict[str, Any]
 
 
@@ -32,22 +32,22 @@ class Stream(NamedTuple):
     """The tokens of a split: its documents in order, each after a separator."""
 
     ids: np.ndarray  # (tokens,) int64
-    starts: list[int]  # start of each document, and the end of the last
-    sources: list[int] | None = None  # where documents here are stretches: the number of the one that each is cut from
+    starts: list[int]  # the start of each document, and the end of the last one
+    sources: list[int] | None = None  # if documents here are stretches: the number of each one's original document
 
 
-# Reads `length` tokens from `start` on, and scores the last `scored` of the tokens that follow each of them.
+# A window reads `length` tokens from `start` on. Each predicts the next token; the last `scored` predictions count.
 Window = collections.namedtuple("Window", "start length scored")
 Blocks = list[list[Window]]  # the windows of each block of targets
 
 
 def evenly(n: int, k: int) -> list[int]:
-    """k of n places, evenly spread: each in the middle of an equal share."""
+    """Return k of n places, evenly spread: each in the middle of an equal share."""
     return [(2 * j + 1) * n // (2 * k) for j in range(k)]
 
 
 def dealt(candidates: list[range], wanted: int) -> list[int]:
-    """`wanted` candidates in text order, equally many per document as far as each has enough."""
+    """Return `wanted` candidates in text order, the same number per document as far as each has enough."""
     counts = [len(each) for each in candidates]
     total = min(wanted, sum(counts))
     level = max(m for m in range(total + 1) if sum(min(n, m) for n in counts) <= total)
@@ -59,7 +59,7 @@ def dealt(candidates: list[range], wanted: int) -> list[int]:
 
 
 def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str, Any]) -> tuple[list[int], int]:
-    """The first tokens of blocks (first target or start of a span) at the longest of `reaches` with enough of them."""
+    """Return each block's first token (target, or start of a span) at the longest of `reaches` with enough blocks."""
     targets, blocks, documents = settings["targets"], settings["blocks"], settings["documents"]
     choices = ["doc", "concat"] if documents == "auto" else [documents]
     for reach, boundaries in itertools.product(sorted(reaches, reverse=True), choices):
@@ -74,7 +74,7 @@ def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str
 
 
 def blocks_of(protocol: str, placed: tuple[list[int], int], length: int, targets: int, train_length: int) -> Blocks:
-    """The windows that a protocol reads and scores at one length."""
+    """Return the windows that a protocol reads and scores at one length."""
     firsts, reach = placed
     if protocol == "nonoverlap":
         return [[Window(first + i * length, length, length) for i in range(reach // length)] for first in firsts]
@@ -90,7 +90,7 @@ def places(block: list[Window]) -> list[int]:
 
 
 def targets_sha256(blocks: Blocks, ids: np.ndarray) -> str:
-    """Over the places of all targets in ascending order, then their blocks, then their ids: int64, little-endian."""
+    """Return the digest of the targets' places in ascending order, then blocks, then ids: int64, little-endian."""
     scored = sorted((place, number) for number, block in enumerate(blocks) for place in places(block))
     where, numbers = np.array(scored, dtype="<i8").T
     return hashlib.sha256(where.tobytes() + numbers.tobytes() + ids[where].astype("<i8").tobytes()).hexdigest()
@@ -104,7 +104,7 @@ class Model:
         self.layers, self.heads, self.encoding = model["n_layers"], model["n_heads"], encoding
 
     def nll(self, ids: Tensor, scored: int, window: int | None) -> Tensor:
-        """Nats of the last `scored` of ids (B, T + 1), read with at most `window` keys per query: (B, scored)."""
+        """Return nats of the last `scored` of ids (B, T + 1), with at most `window` keys per query: (B, scored)."""
         x = F.embedding(ids[:, :-1], self.weights["tokens.weight"])
         mask = self.mask(x.shape[1], window)
         for layer in range(self.layers):
@@ -121,7 +121,7 @@ class Model:
         return x @ self.weights[f"{name}.weight"].T
 
     def attention(self, name: str, x: Tensor, mask: Tensor) -> Tensor:
-        """softmax(q k / sqrt(d) + mask) v; of the packed projection's channels first q's, then k's, then v's."""
+        """Return softmax(q k / sqrt(d) + mask) v; the packed projection has the channels of q, then of k, then of v."""
         q, k, v = self.linear(f"{name}.qkv", x).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # (B, H, T, d)
         if self.encoding["name"] == "rope":
@@ -130,7 +130,7 @@ class Model:
         return self.linear(f"{name}.out", mixed.transpose(1, 2).flatten(2))
 
     def turned(self, x: Tensor) -> Tensor:
-        """Each pair of channels turned by position · base^(-2p/d), as in RoFormer's equation 34."""
+        """Return x with each pair of channels turned by position · base^(-2p/d), as in RoFormer's equation 34."""
         length, width = x.shape[-2:]
         pair = torch.arange(width // 2, dtype=torch.float64)
         angle = torch.arange(length, dtype=torch.float64)[:, None] * float(self.encoding["base"]) ** (-2 * pair / width)
@@ -139,7 +139,7 @@ class Model:
         return torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1).flatten(-2)
 
     def mask(self, length: int, window: int | None) -> Tensor:
-        """The term added to logits, (H, T, T) or (1, T, T): -inf for hidden keys, and ALiBi's penalty."""
+        """Return the term added to logits, (H, T, T) or (1, T, T): -inf for hidden keys, and ALiBi's penalty."""
         distance = torch.arange(length)[:, None] - torch.arange(length)
         hidden = (distance < 0) | (distance >= (window or length))
         mask = torch.zeros(1, length, length)
@@ -150,12 +150,12 @@ class Model:
 
 
 class Run:
-    """A run folder, and the tokens of the split that its rows are of."""
+    """A run folder, and the tokens of the split on which its rows were measured."""
 
     def __init__(self, folder: Path, text: Stream) -> None:
         self.text, self.config = text, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
-        # UTF-8 bytes of text behind each id: byte-level BPE writes one character for a byte.
+        # How many UTF-8 bytes of text each id stands for: byte-level BPE writes one character per byte.
         self.bytes = {i: 0 if token == SEPARATOR else len(token) for token, i in vocabulary.items()}
         newest = max((folder / "checkpoint").glob("step-*"))
         weights = safetensors.torch.load_file(newest / "model.safetensors")
@@ -164,7 +164,7 @@ class Run:
         self.rows = [row for row in lines if "protocol" in row and row["task"] is None]
 
     def reaches(self, row: Row) -> set[int]:
-        """Contexts that may have placed the row's targets: the requested lengths and their halvings."""
+        """Return the contexts that may have placed the row's targets: the requested lengths and their halvings."""
         settings, trained = self.config["evaluation"], self.config["training"]["train_length"]
         longest = round((settings["longest"] or 1) * trained)
         halvings = {longest >> times for times in range(longest.bit_length())}
@@ -174,7 +174,7 @@ class Run:
 
     @torch.inference_mode()
     def nats(self, blocks: Blocks, window: int | None) -> np.ndarray:
-        """Nats summed over each block's targets, in double precision."""
+        """Return nats summed over each block's targets, in double precision."""
         totals = np.zeros(len(blocks))
         for number, block in enumerate(blocks):
             read = torch.from_numpy(np.stack([self.text.ids[w.start : w.start + w.length + 1] for w in block]))
@@ -182,7 +182,7 @@ class Run:
         return totals
 
     def agrees(self, row: Row) -> bool:
-        """Whether a row has these targets, documents, tokens and bytes, and these nats in all and in every unit."""
+        """Return whether a row has these targets, documents, tokens and bytes, and these nats in all and per unit."""
         text, settings = self.text, self.config["evaluation"]
         placed = placement(row["protocol"], text, self.reaches(row), settings)
         trained = self.config["training"]["train_length"]
@@ -199,11 +199,11 @@ class Run:
 
 
 def units(text: Stream, firsts: list[int]) -> tuple[list[int], list[int]]:
-    """The unit of text of each block, by its first target, and the document of each unit."""
+    """Return the unit of text of each block, by its first target, and the document of each unit."""
     place = [bisect.bisect(text.starts, first) - 1 for first in firsts]
     document = place if text.sources is None else [text.sources[stretch] for stretch in place]
     names: list[Any] = document
-    if len(set(document)) < FEWEST_UNITS:  # the stretches held out of them, if those are eight; else segments
+    if len(set(document)) < FEWEST_UNITS:  # then the stretches held out of them if there are eight, else segments
         names = place
         if text.sources is None or len(set(place)) < FEWEST_UNITS:
             names = []

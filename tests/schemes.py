@@ -16,17 +16,17 @@ NAMES = encodings.names()
 
 
 def declared(name: str, what: str, otherwise: Any) -> Any:
-    """What a scheme's oracle says of it, or `otherwise`."""
+    """Return a scheme's attribute `what` in its oracle, or `otherwise`."""
     return getattr(oracles.of(name), what, otherwise)
 
 
 def cases() -> list[tuple[str, dict[str, Any]]]:
-    """Every scheme with each option set of its oracle, or with its defaults if it has no oracle."""
+    """Return every scheme with each option set of its oracle, or with its defaults if it has no oracle."""
     return [(name, case) for name in NAMES for case in declared(name, "CASES", [{}])]
 
 
 def parameters() -> list[Any]:
-    """The cases for `parametrize`; all but the first of each scheme are marked `slow`."""
+    """Return the cases for `parametrize`; all but the first of each scheme are marked `slow`."""
     slow = [pytest.mark.slow]
     names = ["", *(name for name, _ in cases())]
     marks = [slow * (before == case[0]) for before, case in zip(names, cases(), strict=False)]
@@ -39,18 +39,18 @@ def label(case: tuple[str, dict[str, Any]]) -> str:
 
 
 def completed(name: str, options: dict[str, Any], shape: Shape) -> dict[str, Any]:
-    """A case's options for a shape, and the defaults of the rest."""
+    """Return a case's options for a shape, and the defaults of the others."""
     given = {key: value(shape) if callable(value) else value for key, value in options.items()}
     return encodings.options_of(name) | given
 
 
 def untrained(name: str, options: dict[str, Any], shape: Shape) -> Encoding:
-    """A scheme as at the start of a run."""
+    """Return a scheme as it is at the start of a run."""
     return encodings.build(name, shape, completed(name, options, shape))
 
 
 def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> Encoding:
-    """A scheme whose learned parameters are drawn from a normal distribution: zeros would hide errors."""
+    """Return a scheme whose learned parameters are drawn from a normal distribution: zeros would hide errors."""
     encoding = untrained(name, options, shape)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -65,13 +65,13 @@ def random(*size: int, seed: int = 0) -> Tensor:
 
 
 def layer_inputs(shape: Shape, length: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a layer gives to attention: q, k, v (B, H, T, Dh) and its normalised input x (B, T, D)."""
+    """Return what a layer gives to attention: q, k, v (B, H, T, Dh) and its normalised input x (B, T, D)."""
     q, k, v = (random(batch, shape.n_heads, length, shape.head_dim, seed=i) for i in range(3))
     return q, k, v, random(batch, length, shape.d_model, seed=3)
 
 
 def positions_of(kind: str, batch: int, length: int, below: int, offset: int = 3) -> Tensor:
-    """consecutive, offset: (1, T), from 0 or `offset`; gaps, far, fractional: (B, T), increasing, not consecutive."""
+    """Return positions. consecutive, offset: (1, T) from 0 or `offset`; gaps, far, fractional: (B, T), with gaps."""
     if kind == "fractional":
         return (below - 1) * torch.rand(batch, length, generator=torch.Generator().manual_seed(0)).sort(dim=-1).values
     if kind in ("gaps", "far"):
@@ -83,7 +83,7 @@ def positions_of(kind: str, batch: int, length: int, below: int, offset: int = 3
 def one_layer(
     encoding: Encoding, tokens: Tensor, positions: Tensor | None = None, layer: int = 0, consecutive: bool = False
 ) -> Tensor:
-    """Token embeddings (B, T, token_dim) through embed, fixed projections and a layer's attention: (B, H, T, Dh)."""
+    """Put tokens (B, T, token_dim) through embed, fixed projections and a layer's attention; return (B, H, T, Dh)."""
     shape = encoding.shape
     ids = torch.zeros(tokens.shape[:2], dtype=torch.long)
     positions = encoding.positions(ids, torch.Generator()) if positions is None else positions
@@ -98,24 +98,24 @@ def layer_attention(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int,
     window: int | None = None, sinks: int = 0, consecutive: bool = False, last: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The chosen attention of a layer at positions (1|B, T)."""
+    """Return a layer's attention at positions (1|B, T), by the path that posbench chooses."""
     described = make_layer(encoding, positions, layer, x, consecutive)
     return attention(encoding, q, k, v, described, window, sinks, last)
 
 
 def used_at(encoding: Encoding, positions: Tensor, layer: int = 0, x: Tensor | None = None) -> tuple[Encoding, Layer]:
-    """The encoding that a layer uses, and what its hooks read."""
+    """Return the encoding that a layer uses, and the layer that its hooks read."""
     return encoding.at(make_layer(encoding, positions, layer, x))
 
 
 def rotated_at(encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor, x: Tensor | None = None) -> Any:
-    """Queries and keys after `rotate` in the first layer."""
+    """Return queries and keys after `rotate` in the first layer."""
     used, layer = used_at(encoding, positions, 0, x)
     return used.rotate(q, k, layer)
 
 
 def counts_tokens(encoding: Encoding) -> bool:
-    """Whether the scheme's positions are 0 .. T-1, so that a model tells attention so."""
+    """Return whether the scheme's positions are 0 .. T-1, which a model then tells attention."""
     return "positions" not in encoding.hooks
 
 
@@ -123,7 +123,7 @@ def by_definition(
     encoding: Encoding, inputs: Sequence[Any], positions: Tensor, layer: int, block: int | None = None,
     causal: bool = True, window: int | None = None, sinks: int = 0,
 ) -> Tensor:  # fmt: skip
-    """A layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x to (B, H, T, Dh)."""
+    """Return a layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x to (B, H, T, Dh)."""
     q, k, v, x = inputs
     described = make_layer(encoding, positions, layer, x, causal=causal)
     used, q, k, v, described = prepared(encoding, q, k, v, described)
@@ -140,7 +140,7 @@ def by_definition(
 
 
 def with_gradients(encoding: Encoding, inputs: Sequence[Tensor], compute: Callable[..., Tensor]) -> dict[str, Tensor]:
-    """The output that `compute` makes of q, k, v, x, and the gradient of each input and parameter; 0 where none is."""
+    """Return `compute`'s output for q, k, v, x, and the gradients of all inputs and parameters, 0 if there is none."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     out = compute(*leaves)
     encoding.zero_grad()

@@ -1,4 +1,4 @@
-"""Shared by test files: a run that takes milliseconds, a text for it, the command line, a folder's contents."""
+"""Helpers that test files share: a run of milliseconds, a text for it, the command line, a folder's contents."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ from posbench import installed as posbench_installed
 from posbench.cli import main
 from posbench.config.overrides import WORDS
 
-EVERY = "POSBENCH_EVERY" in os.environ  # each kill and each compiled scheme, of which `slow` else has some
+EVERY = "POSBENCH_EVERY" in os.environ  # test each kill and each compiled scheme; otherwise `slow` tests some of them
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # A very small model, by its overrides; the files say how many tokens it trains on.
 TINY = [
@@ -32,7 +32,7 @@ TINY = [
 
 
 class Largest(TorchDispatchMode):
-    """Numbers in the largest tensor that is made, or that one that is made is a view of."""
+    """Record how many numbers the largest tensor has that is made meanwhile; a view counts as its whole storage."""
 
     numbers = 0
 
@@ -46,7 +46,7 @@ class Largest(TorchDispatchMode):
 
 @functools.cache
 def script(name: str) -> Any:
-    """A file of scripts/ as a module."""
+    """Return a file of scripts/ as a module."""
     spec = importlib.util.spec_from_file_location(f"scripts_{name}", SCRIPTS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -56,13 +56,13 @@ def script(name: str) -> Any:
 
 
 def write_text(folder: Path | str = ".") -> None:
-    """The `text.txt` that it trains on."""
+    """Write `text.txt`, on which the small model trains."""
     words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
     Path(folder, "text.txt").write_text(" ".join(words), encoding="utf-8")
 
 
 def write_words(folder: Path) -> None:
-    """A `text.txt` of thirty words of random letters, in random order."""
+    """Write a `text.txt` of thirty words of random letters, in random order."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
     (folder / "text.txt").write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
@@ -85,7 +85,7 @@ def encoding_installed(site: Path, name: str, code: str) -> Iterator[None]:
 
 
 def each_once(words: Sequence[str]) -> list[str]:
-    """The last word of each key: tests put their own words after those of TINY, and nothing has to be said of it."""
+    """Return the last word of each key. Tests put their own words after those of TINY, which would else be reported."""
     keys = (word.partition("=")[0].removeprefix("evaluation.").removeprefix("runtime.") for word in words)
     return list({WORDS.get(key, key): word for key, word in zip(keys, words, strict=True)}.values())
 
@@ -103,7 +103,7 @@ def posbench(*arguments: str) -> int:
 
 
 def start_child(work: Callable[[], None]) -> int:
-    """Start something in a forked child, whose exit status is 0 if it does not raise; returns its process id."""
+    """Start `work` in a forked child, whose exit status is 0 if it does not raise; return its process id."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -118,12 +118,12 @@ def start_child(work: Callable[[], None]) -> int:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """Run something in a forked child to its end; returns its exit status, negative for a signal."""
+    """Run `work` in a forked child to its end; return its exit status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(start_child(work), 0)[1])
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return the content of every file below a folder, by its path there."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -1,14 +1,14 @@
 """Problems of the synthetic tasks, solved by plain loops from their definitions. Imports nothing of posbench.
 
-A solver reads the words of one problem and says what the answer is: {number of the word: the word that must stand
-there}. It refuses, by an assertion, words that the definition does not allow.
+A solver reads the words of one problem and returns its answer: {index of a word: the word that must stand there}. It
+fails with an assertion on words that the definition does not allow.
 """
 
 END = "<|endoftext|>"
 
 
 def parted(words):
-    """The question and the answer, at the only `=`."""
+    """Return the question and the index of the only `=`."""
     assert words[0] == END and words.count("=") == 1
     at = words.index("=")
     return words[1:at], at
@@ -93,7 +93,7 @@ def recall(words, options):
     for slot in range(pairs * slots):
         at = 1 + 2 * pairs + 2 * slot
         if words[at] in value_of:
-            answer[at + 1] = value_of.pop(words[at])  # asked once
+            answer[at + 1] = value_of.pop(words[at])  # each key is asked once
         else:
             assert is_one(words[at], "f") and is_one(words[at + 1], "f")
     assert not value_of

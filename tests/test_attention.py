@@ -26,13 +26,13 @@ CLOSE, GATES, BF16 = 5e-5, 1e-3, 3e-2  # relative, by the root of summed squares
 
 
 def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """Relative differences by the root of summed squares; absolute below 1, for what is zero but for rounding."""
+    """Return relative differences by the root of summed squares; absolute ones below 1, for values that round to 0."""
     pairs = {key: (actual[key].double(), expected[key].double()) for key in expected}
     return {key: float((value - other).norm() / other.norm().clamp(min=1)) for key, (value, other) in pairs.items()}
 
 
 def compared(name: str, dtype: torch.dtype = torch.float32, **limits: Any) -> dict[str, float]:
-    """Differences between the chosen attention of a scheme and its definition, in the output and all gradients."""
+    """Return how a scheme's chosen attention differs from its definition, in the output and in all gradients."""
     encoding, positions = schemes.build(name, {}, SHAPE), torch.arange(LENGTH)[None]
     inputs, last = schemes.layer_inputs(SHAPE, LENGTH), limits.pop("last", None)
 
@@ -108,7 +108,7 @@ cope  fp32 evaluation |
 
 @pytest.mark.parametrize("row", FUSED.strip().splitlines())
 def test_the_fused_kernel_serves_where_it_is_faster(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPUs in bf16 only with AMX, in training if long; for biases as masks, channels if long, not if learned."""
+    """On a CPU, bf16 needs AMX and, in training, length. A bias is a mask, or channels if long; none if it learns."""
     given, _, expected = row.partition("|")
     name, dtype, *settings = given.split()
     real, calls = torch.nn.functional.scaled_dot_product_attention, []

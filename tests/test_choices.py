@@ -27,7 +27,7 @@ Nll = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of what is read (C,) and
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """A subject that is no model, within an attention window if it is narrowed."""
+    """A subject that is no model. With `window`, it reads only the last tokens."""
 
     expects: Nll
     name: str = "planted"
@@ -47,7 +47,7 @@ class Planted:
 
 
 def looks_up(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """Expects what followed the longest earlier occurrence of the last tokens read."""
+    """Expect the token that followed the longest earlier occurrence of the last tokens read."""
     followers: dict[int, int] = {}
     for at in range(1, len(ids)):
         same = 0

@@ -35,7 +35,7 @@ CLAIM: dict[str, Any] = {
 
 
 def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
-    """A claim of a stranger in a folder for --config-dir, beside those in the file; a key of None is left out."""
+    """Add a stranger's claim to a file in a folder for --config-dir; a key whose value is None is left out."""
     content = {key: value for key, value in (CLAIM | changed).items() if value is not None}
     (folder / "claim").mkdir(exist_ok=True)
     with (folder / "claim" / "several.yaml").open("a") as file:
@@ -122,7 +122,7 @@ def test_outcomes(tests: list[str], outcome: str, ours: str, runs: dict[str, pd.
 
 
 def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs: dict[str, pd.DataFrame]) -> None:
-    """Without posbench's statistics: losses of the files, and a t-test over seeds on this very text."""
+    """The expected outcome uses none of posbench's statistics: a t-test over seeds, on losses from the files."""
     rope = runs["rope"][runs["rope"]["variant"] == "plain"].pivot(index="seed", columns="length_ratio", values="nll")
     rises = (rope[4.0] - rope[1.0]).to_numpy()
     asked = entry(f"rope 4x - rope 1x > {rises.mean() - 1.4 * stats.sem(rises) * 2.776:.4f}")
@@ -140,7 +140,7 @@ def copying_run() -> pd.DataFrame:
 
 
 def task_runs(learned: int, right: int, seeds: int) -> pd.DataFrame:
-    """Rows on a task of which so many seeds learned the trained problems, and so many are right at twice the length."""
+    """Return rows on a task: `learned` seeds learned the trained problems, `right` are right at twice the length."""
     runs = [copying_run().assign(folder=str(seed), seed=seed) for seed in range(seeds)]
     for seed, rows in enumerate(runs):
         rows["accuracy"] = np.where(rows["length_ratio"] > 1, float(seed < right), float(seed < learned))
@@ -180,7 +180,7 @@ def test_a_published_share_of_right_answers_is_a_mean_over_seeds() -> None:
 def test_a_strangers_claim_is_trained_judged_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its runs are shared with another claim; what is trained is faked."""
+    """Another claim shares its runs. Training is faked."""
     made: list[plans.Plan] = []
 
     def execute(todo: list[plans.Plan], _n_jobs: Any) -> dict[str, Status]:

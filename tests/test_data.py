@@ -53,7 +53,7 @@ def numbered(n: int) -> dict[str, str]:
 
 
 def prose(n: int, n_words: int = 200) -> dict[str, str]:
-    """Documents that share no passage."""
+    """Return documents that share no passage."""
     return {f"{i:03}.md": " ".join(f"{word}of{i}" for word in range(n_words)) for i in range(n)}
 
 
@@ -155,7 +155,7 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
 
 
 def rows_of(folder: Path, **splits: int) -> Path:
-    """A folder laid out as a data set of the hub is, with so many rows a split."""
+    """Write a folder laid out like a data set of the hub; `splits`: the number of rows of each split."""
     lines = {
         split: "".join(f'{{"text": "text {i} {i * i} of {n}"}}\n' for i in range(n)) for split, n in splits.items()
     }
@@ -164,7 +164,7 @@ def rows_of(folder: Path, **splits: int) -> Path:
 
 @pytest.fixture
 def set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Data sets by name that `datasets` takes for some of the hub; it answers with a commit for each."""
+    """Return data sets by name, which `datasets` then takes for data sets of the hub, each with a commit."""
     import datasets
 
     sets: dict[str, Path] = {}
@@ -305,7 +305,7 @@ print(json.dumps([made.record, "datasets" in sys.modules]))
 
 
 def preparing(settings: DataConfig, cache: Path) -> "subprocess.Popen[str]":
-    """Start a process that prints a record, and if it imported `datasets`."""
+    """Start a process that prints a record, and whether it imported `datasets`."""
     command = [sys.executable, "-c", PREPARE, json.dumps(dataclasses.asdict(settings)), str(cache)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

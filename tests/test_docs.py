@@ -28,7 +28,7 @@ def text_of(name: str | pathlib.Path) -> str:
 
 
 def commands(console: bool = False) -> Iterator[list[str]]:
-    """The words of every posbench and make command of the pages, in console blocks, and else in a line of text."""
+    """Yield the words of the pages' posbench and make commands: in console blocks, and unless `console` in text."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         blocks = "\n".join(re.findall(r"```(?:console|bash|sh)\n(.*?)```", text, flags=re.S))
@@ -69,7 +69,7 @@ def test_links_and_paths_in_the_documents_lead_somewhere() -> None:
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The cells of all rows of the text's tables, without emphasis."""
+    """Return the cells of all rows of the text's tables, without emphasis."""
     lines = [line.replace("**", "") for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 

@@ -41,7 +41,7 @@ EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def configured(template: Config, encoding: dict[str, Any], block: dict[str, Any] | None = None) -> Config:
-    """At a training length of 24 tokens."""
+    """Return the configuration of a run with a training length of 24 tokens."""
     plain = to_container(template) | {"encoding": encoding}
     plain["model"] |= block or {}
     plain["training"] |= {"train_length": 24, "tokens": 8 * 24 * 4}
@@ -49,7 +49,7 @@ def configured(template: Config, encoding: dict[str, Any], block: dict[str, Any]
 
 
 def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer = BYTES) -> Path:
-    """A run folder with random weights: initial ones would hide a norm or a factor that is missing."""
+    """Write a run folder with random weights: initial weights would hide a missing norm or factor."""
     run = folder / config.id
     run.mkdir(parents=True)
     stream = torch.Generator().manual_seed(1)
@@ -66,7 +66,7 @@ def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer = BYTE
 
 @torch.inference_mode()
 def assert_is_the_run(folder: Path, run: Path) -> tuple[Any, Any]:
-    """At every compared length and step of a generated text, with and without a cache; return ours and theirs."""
+    """Compare logits at all lengths and steps of a generated text, with and without a cache; return both models."""
     differences = json.loads((folder / export.PARITY).read_text())["differences"]
     assert [each["length"] for each in differences][:3] == [1, 16, 24]
     assert all(each["difference"] <= each["limit"] and each["largest_logit"] > 1 for each in differences)
@@ -100,7 +100,7 @@ def test_logits_are_those_of_the_run(
 def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_names(
     name: str, tiny_config: Config, tmp_path: Path
 ) -> None:
-    """Tables that are no weights come back, too: transformers leaves them unset."""
+    """Tables that are not saved are computed again, as transformers leaves them unset."""
     encoding = MIXED if name == "layered" else {"name": name}
     run = written(tmp_path, configured(tiny_config, encoding))
     export.export(run, tmp_path / "out", code=True)
@@ -143,7 +143,7 @@ def test_another_model_is_refused_and_leaves_nothing(
 def test_what_cannot_be_exported_is_refused_in_one_line(
     tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that no architecture has, and a place that is taken."""
+    """Refused are a model that no architecture has, and a folder that is not empty."""
     (tmp_path / "full" / "mine").mkdir(parents=True)
     for encoding, place, message in (
         ("fire", "out", "no stock architecture has 'fire'"),

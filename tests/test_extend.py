@@ -32,7 +32,7 @@ def rope(head_dim: int = 8, base: float = 10_000.0, train_length: int = L) -> Ro
 
 
 def spectrum(encoding: RoPE, method: str, length: int, **options: Any) -> tuple[Tensor, float]:
-    """Frequencies and attention factor after an extension."""
+    """Return frequencies and attention factor after an extension."""
     after, _ = extend_encoding(encoding, method, length, encoding.shape.train_length, **options)
     assert isinstance(after, Rotary)
     return after.inv_freq(), after.attention_factor
@@ -117,7 +117,7 @@ def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_af
 
 
 def at_distances(q: Tensor, k: Tensor, distance: Callable[[int, int], float]) -> Tensor:
-    """Causal logits of which pair (i, j) is rope's at `distance(i, j)`, channels (2p, 2p + 1) as complex numbers."""
+    """Return causal logits, RoPE's at `distance(i, j)` for pair (i, j), by complex numbers of channels (2p, 2p + 1)."""
     length, pairs = q.shape[2], q.shape[3] // 2
     distances = torch.tensor([[float(distance(i, min(i, j))) for j in range(length)] for i in range(length)])
     angles = distances.double()[..., None] * 1e4 ** (-torch.arange(pairs).double() / pairs)

@@ -28,7 +28,7 @@ ON = [*TEXT, *FEW, "tracking=none", "device=cpu", f"training.train_length={LONG}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text, and models as they are asked for."""
+    """Return a folder with a text; `model` adds models when tests need them."""
     folder = tmp_path_factory.mktemp("on")
     write_text(folder / "text.txt", 6000)
     return folder
@@ -36,13 +36,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a test's own runs go; the current folder has the text and the models."""
+    """Return the folder for a test's own runs; the current folder has the text and the models."""
     monkeypatch.chdir(place)
     return tmp_path
 
 
 def model(kind: str, precision: torch.dtype = torch.float32) -> str:
-    """The name of a model in the current folder."""
+    """Return the name of a model in the current folder, which is made if it is not there."""
     name = f"{kind}-{str(precision)[6:]}"
     if not Path(name).exists():
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ def model(kind: str, precision: torch.dtype = torch.float32) -> str:
 
 
 def trained(out: Path, start: str, *words: str) -> Path:
-    """The folder of results of one run."""
+    """Train, and return the run's folder of results."""
     assert posbench("train", f"start={start}", *ON, f"runtime.outputs={out}", *words) == 0
     (tuned_folder,) = (out / "extend").glob("[!.]*")
     return tuned_folder
@@ -115,7 +115,7 @@ def test_after_a_failure_it_goes_on_to_the_same_bits(
 def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
     here: Path, kind: str, lora: int | None
 ) -> None:
-    """With adapters all other weights are the folder's own, and matrices differ by one of the adapters' rank."""
+    """With adapters, all other weights stay as they were, and matrices change by a matrix of the adapters' rank."""
     if lora:
         pytest.importorskip("peft")
     name, position = model(kind), load.TESTED[kind]
@@ -138,7 +138,7 @@ def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
 
 
 def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
-    """As docs/longer.md has them: 400 updates, their first twentieth for the warm-up, up to four times the length."""
+    """Defaults are those of docs/longer.md: 400 updates, a twentieth for the warm-up, up to four times the length."""
     words = f"start={model('llama')} extension=yarn training.train_length={LONG} training.tokens={400 * 6 * LONG}"
     config = finetune._config(load.find(model("llama")), [*TEXT, *words.split()], None)[0]
     training = config.training
@@ -154,7 +154,7 @@ def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> N
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("kind", MODELS)
 def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> None:
-    """In eval mode, without dropout; and the same if blocks are computed again."""
+    """The loss is that of eval mode, without dropout; it is the same if blocks run again in the backward pass."""
     source = load.find(model(kind))
     ids = torch.randint(VOCABULARY, (2, LENGTH + 1))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(model(kind), dtype=torch.float32).eval()

@@ -36,7 +36,7 @@ PATTERNS = sorted(f"layered/{path.stem}" for path in (configs_dir() / "encoding"
 
 
 def write_start(folder: Path) -> None:
-    """Write `source`, a finished run as far as `start=source` reads it."""
+    """Write `source`, a finished run with only the files that `start=source` reads."""
     config = single(["data.tokenizer=bytes", "tracking=none"])
     place = folder / "source" / "checkpoint" / "step-000489"
     place.mkdir(parents=True)
@@ -110,14 +110,14 @@ def test_a_scheme_reaches_its_frozen_losses(name: str) -> None:
 
 
 def cell(row: Any, name: str) -> str:
-    """A mean with its interval, or with the range of seeds in two groups, as tables have printed it."""
+    """Return a mean with its interval, or with its range if seeds are in two groups, as tables printed it."""
     if row[f"{name}_groups"]:
         return f"{row[name]:+.3f} [{row[f'{name}_min']:.3f}, {row[f'{name}_max']:.3f}]"
     return f"{row[name]:+.3f} ±{(row[f'{name}_high'] - row[f'{name}_low']) / 2:.3f}"
 
 
 def cells(table: pd.DataFrame) -> list[list[str]]:
-    """The cells of the three main tables; adjusted intervals are left out, which have replaced joint ones."""
+    """Return the cells of the three main tables, without adjusted intervals, which have replaced joint ones."""
     ratios, rows = [f"rise_{ratio:g}x" for ratio in table.attrs["ratios"]], []
     for row in table.to_dict("records"):
         label, loss = row["label"], f"{row['nll']:.3f}"
@@ -132,7 +132,7 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
 
 
 def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
-    """The frozen cells; the context used only of schemes that beat the cached n-gram model, as it is said now."""
+    """Return the frozen cells, with the context used only for schemes that beat the cached n-gram model, as today."""
     rows, silent = [], set(table.loc[table["uses_context"] != "yes", "label"])
     for row in FROZEN["tables"][study]:
         if row[1].isdigit():
@@ -166,7 +166,7 @@ def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None
 
 @pytest.mark.slow
 def test_claims_have_their_frozen_outcomes() -> None:
-    """Outcome and p, before adjustment, of every claim."""
+    """Every claim has its frozen outcome, and its p-value before adjustment."""
     entries = claim.read([*FROZEN["claims"]])
     judged = reproduce.judge_claims(entries, reproduce.plans_of_claims(entries, []), rows_of_study("ledger"))
     rows = judged[["claim", "outcome", "p"]].itertuples(index=False)
@@ -175,7 +175,7 @@ def test_claims_have_their_frozen_outcomes() -> None:
 
 
 def ladder() -> dict[str, dict[str, dict[str, float]]]:
-    """Means over seeds of nll, its rise at 4x and what context beyond L/4 gives, read with none of posbench's code."""
+    """Return means over seeds of nll, its rise at 4x and the gain from context beyond L/4, without posbench's code."""
     rows = pd.concat([pd.read_parquet(ROWS / f"{name}.parquet") for name in ("six_demo", "six", "ladder")])
     last = rows["checkpoint_step"] == rows.groupby(["study", "run"])["checkpoint_step"].transform("max")
     plain = rows[["window", "extension", "task"]].isna().all(axis=1) & (rows["split"] == "test")

@@ -29,7 +29,7 @@ IDS = np.random.default_rng(0).integers(0, VOCABULARY, (2, LONG + 1))
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of models, made as they are asked for."""
+    """Return a folder of models, which are made when tests need them."""
     return tmp_path_factory.mktemp("shelf")
 
 
@@ -46,7 +46,7 @@ def subject(folder: Path) -> HuggingFaceModel:
 
 
 def theirs(folder: Path, ids: np.ndarray, masks: Any = None, **changes: Any) -> np.ndarray:
-    """What the library's own loading and logits come to, with masks and with changes of the configuration."""
+    """Return losses by the library's own loading and logits, with masks and with changes of the configuration."""
     config = transformers.AutoConfig.from_pretrained(folder)
     config.get_text_config().update(changes)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
@@ -74,7 +74,7 @@ def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
 
 
 def masks_of(config: Any, length: int, window: int, sinks: int) -> Any:
-    """A window and sinks for every layer, beside its own window: as one mask, or as one for each type of layer."""
+    """Return masks with a window and sinks, beside a layer's own window: one mask, or one for each type of layer."""
     places = torch.arange(length)
     distance = places[:, None] - places
     near = (distance >= 0) & ((distance < window) | (places < sinks))
@@ -161,7 +161,7 @@ def test_every_method_changes_the_model_beyond_the_trained_length_and_not_up_to_
 
 
 def test_frequencies_other_than_requested_are_noticed(shelf: Path) -> None:
-    """Of no module, of one that ignores its configuration, and of Phi-3, whose module changes by other rules."""
+    """Models with no module, with one that ignores its configuration, and Phi-3, whose module follows other rules."""
     model = subject(on(shelf, "llama"))
     made = rope.extension(model.config, "pi", LONG, LENGTH, {})
     assert not rope.turns_as(model.model, made.rotations, LONG) and not rope.turns_as(torch.nn.Linear(2, 2), {}, LONG)
@@ -210,7 +210,7 @@ def test_a_row_does_not_follow_from_what_was_read_before(shelf: Path, tmp_path: 
 
 
 def spoilt(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    """Change a folder's tensors."""
+    """Return a function that changes a folder's tensors."""
 
     def spoil(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")

@@ -24,7 +24,7 @@ USED = itertools.product((ROPE, DIFFERENCE), ("1x", "rise 4x", "rise 16x"), (8, 
 def over_text(
     values: np.ndarray, documents: np.ndarray, counts: np.ndarray | None = None, stretches: np.ndarray | None = None
 ) -> Estimate:
-    """The estimate of one checkpoint from the means of blocks."""
+    """Return the estimate of one checkpoint from the means of blocks."""
     counts, unit = np.full(len(values), 32.0) if counts is None else counts, units_of_text(documents, stretches)
     return estimate(np.bincount(unit, values * counts)[None], np.bincount(unit, counts))
 

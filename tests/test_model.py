@@ -71,7 +71,7 @@ def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
 
 
 def masked(share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels (3, 11), of which about this share is scored."""
+    """Return ids and labels, (3, 11) each; about this share of the labels is scored."""
     ids, labels = torch.randint(V, (2, 3, 11), generator=torch.Generator().manual_seed(0))
     hidden = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1)) >= share
     return ids, labels.masked_fill(hidden, IGNORED)

@@ -13,12 +13,12 @@ V = 6
 
 
 def text(n: int = 400, vocab_size: int = V) -> np.ndarray:
-    """Some tokens often, some never."""
+    """Return a text in which some tokens are frequent and some never occur."""
     return np.minimum(np.random.default_rng(0).geometric(0.4, n), vocab_size - 2).astype(np.uint16)
 
 
 def witten_bell(spans: list[list[int]], before: list[int], token: int, vocab_size: int) -> float:
-    """Method C of Witten and Bell (1991) at every level: the escape's share T / (N + T) goes to the level below."""
+    """Return p by method C of Witten and Bell (1991): at every level, the escape T / (N + T) goes to the one below."""
     often = collections.Counter(token for span in spans for token in span)
     escape = len(often) / (often.total() + len(often))
     p = (1 - escape) * often[token] / often.total() + escape / vocab_size
@@ -33,7 +33,7 @@ def witten_bell(spans: list[list[int]], before: list[int], token: int, vocab_siz
 
 
 def asked(ids: np.ndarray, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """Contexts of a text and of no text, each with a token."""
+    """Return contexts, from a text and at random, each with a token."""
     rng = np.random.default_rng(1)
     at = rng.integers(4, len(ids), n)
     seen = np.stack([ids[at - back] for back in (4, 3, 2, 1)], 1)
@@ -54,7 +54,7 @@ def test_probabilities_are_those_of_the_paper(spans: list[tuple[int, int]]) -> N
 
 
 def cache_shares(ids: list[int], place: int, context: int) -> list[float]:
-    """Shares of a token in its context, and there after the token before it, counted token by token."""
+    """Return the shares of a token in its context, and there after the token before it, counted token by token."""
     window, token = ids[place - context : place], ids[place]
     alone = window.count(token) / context
     followers = [after for before, after in itertools.pairwise(window) if before == window[-1]]

@@ -49,7 +49,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that `posbench.train` made in another thread than the main one."""
+    """Return a run that `posbench.train` made in a thread other than the main one."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch, concurrent.futures.ThreadPoolExecutor() as thread:
         patch.chdir(folder)
@@ -114,7 +114,7 @@ def test_what_is_no_run_or_of_another_one_is_refused(trained: Path, tmp_path: Pa
 
 
 def _state() -> dict[str, Any]:
-    """What a call could leave behind in its process."""
+    """Return the state that a call could leave behind in its process."""
     log = logging.getLogger("posbench")
     return {
         "log": (list(log.handlers), log.level), "environment": dict(os.environ), "threads": torch.get_num_threads(),

@@ -45,7 +45,7 @@ def test_every_scheme_has_an_oracle_and_none_imports_anything_of_ours() -> None:
 
 
 def _comparisons() -> Iterator[Any]:
-    """Every scheme and option set, each in two parts, of which `make test` has the first.
+    """Yield every scheme and option set, each in two parts. `make test` runs the first part.
 
     A scheme's first option set has all settings that its oracle can compute, a sixth of them in the first part. Each
     further option set has half of them, and one small setting in the first part, which `make test` has of every third.
@@ -153,7 +153,7 @@ def _comparable(key: str, value: Tensor, causal: bool, shape: torch.Size) -> Ten
 
 
 def largest(value: Tensor) -> float:
-    """What differences are measured by: the largest entry, or 1 where that is less."""
+    """Return the unit of differences: the largest entry, or 1 if that is less."""
     return max(1.0, float(value.detach().abs().max()))
 
 

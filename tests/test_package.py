@@ -29,7 +29,7 @@ sys.exit(f"from the checkout: {checkout}" if checkout else 0)
 
 @pytest.mark.slow
 def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(tmp_path: pathlib.Path) -> None:
-    """Unpacked before an empty folder's process, whose other packages are this environment's."""
+    """The wheel is unpacked, and commands run in an empty folder with this environment's other packages."""
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))

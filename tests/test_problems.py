@@ -47,7 +47,7 @@ def composed(*overrides: str) -> Config:
 
 @dataclasses.dataclass(frozen=True)
 class Knows:
-    """Answers rightly with a probability, and is undefined beyond a length."""
+    """A subject that is no model: it answers correctly with a probability, and is undefined beyond a length."""
 
     share: float = 1.0
     train_length: int = 42

@@ -51,7 +51,7 @@ def changed(config: Config, section: str, **values: Any) -> Config:
 
 
 def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
-    """The same work in this process and in forks of it."""
+    """Do the same work in this process and in forks of it."""
     gc.collect()  # a fork would wait for the threads of a process group that an earlier test's traceback still holds
     store = f"file://{folder}.store-{time.monotonic_ns()}"
 
@@ -82,7 +82,7 @@ def rows(folder: Path, *names: str) -> list[list[float]]:
 
 
 def assert_alike(folder: Path, other: Path) -> None:
-    """Losses and norms to rounding, and the same rows of an evaluation of the same windows."""
+    """Compare losses and norms up to rounding, and the rows of evaluations of the same windows."""
     # AdamW begins with the signs of gradients: what rounds to another sign shows in later norms, not in losses.
     for name, relative in (("train/loss", 1e-6), ("val/loss", 1e-6), ("train/grad_norm", 1e-5)):
         assert rows(other, name) == [pytest.approx(row, rel=relative, abs=1e-6) for row in rows(folder, name)]
@@ -153,7 +153,7 @@ OOM, KILL = "raise posbench.errors.RunFailed('no room', reason='oom')", "os.kill
 
 
 def act(event: str, *_: Any) -> None:
-    """In the place of training: the second rank does something, and the first waits for it, or for something else."""
+    """Stand in for training: the second rank executes `event`, and the first waits for a message, or sleeps."""
     waits = "world.from_first()" if event == KILL else "time.sleep(200)"
     exec(event if _[-1].rank == 1 else waits, {**globals(), "world": _[-1]})
 

@@ -22,7 +22,7 @@ def test_it_imports_nothing_of_posbench() -> None:
 
 @pytest.mark.parametrize("protocol", ["fixed_target", pytest.param("nonoverlap", marks=pytest.mark.slow)])
 def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol: str) -> None:
-    """Compared over documents of all lengths, too short ones among them."""
+    """Placements are compared over documents of all lengths, among them documents that are too short."""
     draw, trained, lengths = np.random.default_rng(0), 24, [3, 16, 24, 40, 100]
     possible = set()
     for _ in range(40):

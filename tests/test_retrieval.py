@@ -35,13 +35,13 @@ SENTENCES = (
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """One that has some of the words as one token and others as several, with and without a space before them."""
+    """Return a tokenizer with one token for some words and several for others, with and without a space before them."""
     return train_bpe([SENTENCES * 20, f"{WORDS[:60]}\n" * 20, WORDS[40:80].replace(" ", "\n") * 9], 400)
 
 
 @pytest.fixture(scope="module")
 def text(tokenizer: Tokenizer) -> TokenSplit:
-    """Words without digits, lines or sentences: the probe has put there whatever else a problem has."""
+    """Return a text of words without digits, lines or sentences: anything else in a problem comes from the probe."""
     text = " ".join(np.random.default_rng(1).choice(["of", "a", "was", "common", "value", *WORDS.split()], 9000))
     ids = tokenizer.encode([text])[0]
     return TokenSplit(ids=ids, starts=np.array([0, len(ids)], dtype=np.int64))
@@ -49,7 +49,7 @@ def text(tokenizer: Tokenizer) -> TokenSplit:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """A subject that is no model: it says what a reader of the last `window` tokens says."""
+    """A subject that is no model: it answers as a reader of the last `window` tokens would."""
 
     tokenizer: Tokenizer
     says: Callable[[str], str]  # the answer, by the text before it

@@ -15,7 +15,7 @@ SMALL = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.ca
 
 @pytest.mark.slow
 def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block after block, on tiny runs in place of those that the page trains and of the one that it loads."""
+    """The page's blocks run one after the other, on tiny runs in place of those that it trains or loads."""
     monkeypatch.chdir(tmp_path)
     support.write_text()
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")

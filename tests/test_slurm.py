@@ -20,7 +20,7 @@ echo 7
 
 @pytest.fixture(autouse=True)
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a blank in its name as the current one; `sbatch` and `scontrol` note what they are given."""
+    """Enter a folder with a blank in its name; fake `sbatch` and `scontrol` record their arguments."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -18,7 +18,7 @@ CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 
 
 def built(case: tuple[str, dict[str, Any]]) -> tuple[Encoding, list[Tensor], Tensor | None]:
-    """A scheme, q, k, v and x of T tokens, and positions where it chooses them."""
+    """Return a scheme, q, k, v and x of T tokens, and positions if the scheme chooses them."""
     encoding = schemes.build(*case, SHAPE)
     chosen = encoding.positions(torch.zeros(2, T, dtype=torch.long), None) if "positions" in encoding.hooks else None
     return encoding, list(schemes.layer_inputs(SHAPE, T)), chosen

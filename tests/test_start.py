@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a test's own runs go; the current folder has a text and finished runs."""
+    """Return the folder for a test's own runs; the current folder has a text and finished runs."""
     monkeypatch.chdir(place)
     return tmp_path
 

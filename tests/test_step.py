@@ -25,7 +25,7 @@ SWIGLU = {"norm": "rmsnorm", "mlp": "swiglu"}
 
 
 def batch(step: int = 0, scored: list[int] | None = None) -> Batch:
-    """Random tokens; `scored` says how many labels of each sequence are."""
+    """Return a batch of random tokens; `scored`: how many labels of each sequence are scored."""
     draw = torch.Generator().manual_seed(step)
     ids, labels = torch.randint(V, (2, B, T), generator=draw)
     for row, count in enumerate(scored or []):
@@ -51,7 +51,7 @@ def update(trainer: Trainer, batch: Batch, step: int = 0, rate: float = 1e-2) ->
 
 
 def trained(trainer: Trainer, steps: int = 3) -> tuple[list[tuple[float, float]], torch.Tensor]:
-    """What updates return, and the weights after them."""
+    """Return what updates return, and the weights after them."""
     return [update(trainer, batch(step), step) for step in range(steps)], weights(trainer)
 
 

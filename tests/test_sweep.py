@@ -36,7 +36,7 @@ _NO_SECONDS = {"seconds", "peak_memory_bytes"}  # of an evaluation row: how long
 
 
 def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
-    """Weights, evaluation rows and losses of a run."""
+    """Return the weights, evaluation rows and losses of a run."""
     newest = max((folder / "checkpoint").glob("step-*"))
     rows = [{k: v for k, v in row.to_json().items() if k not in _NO_SECONDS} for row in evaluation_rows(folder)]
     losses = [row["train/loss"] for row in training_rows(folder) if "train/loss" in row]
@@ -44,7 +44,7 @@ def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
 
 
 def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
-    """Run each job as a single run below another folder, in this process: results are equal."""
+    """Assert that each job has the results of a single run below another folder, in this process."""
     for job in todo:
         train(job.config, outputs / job.id, ["posbench", "train"])
         assert result(job.folder) == result(outputs / job.id)
@@ -52,13 +52,13 @@ def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens prepared once for all tests here."""
+    """Return the folder of tokens, which are prepared once for all tests here."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
-    """An empty current folder with a text; the reports that would have been written are listed instead."""
+    """Enter a folder with only a text; return a list to which each report adds its paths instead of being written."""
     monkeypatch.chdir(tmp_path)
     write_text()
     asked: list[list[Path]] = []
@@ -80,7 +80,7 @@ def several(tiny_config: Config) -> list[Plan]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Living processes whose output goes into the folder."""
+    """Return the living processes whose output goes into the folder."""
     processes = []
     for path in glob.glob("/proc/[0-9]*/fd/1"):
         with contextlib.suppress(OSError):  # another user's, or it has just ended
@@ -272,7 +272,7 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
 
 
 def start_sweep(*arguments: Any) -> Any:
-    """A sweep in a process of its own, forked since torch is here already; the server that forks its jobs is not."""
+    """Start a sweep in a fork, since torch is loaded here already, and with a new server to fork its jobs."""
     multiprocessing.forkserver._forkserver._stop()
     work = lambda: sys.exit(exits.run(lambda: sweep.sweep(*arguments)))  # noqa: E731
     process = multiprocessing.get_context("fork").Process(target=work)
@@ -281,7 +281,7 @@ def start_sweep(*arguments: Any) -> Any:
 
 
 def steps(folder: Path) -> int:
-    """Updates logged by the runs below a folder."""
+    """Return the number of updates logged by the runs below a folder."""
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/rows.jsonl"))
 
 

@@ -33,7 +33,7 @@ ROW = EvaluationRow(
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No key, no settings of this machine, and no client left over from another test."""
+    """Run a test without a key, without this machine's settings, and without a client left over from another test."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
@@ -64,7 +64,7 @@ def tracked(config: Config, **tracking: Any) -> Config:
 
 
 def attempt(folder: Path, config: Config, after: int, until: int, evaluated: int = 0, kill: bool = False) -> None:
-    """One process of a run that goes on from the checkpoint of a step; it ends, or is killed."""
+    """Do the part of one process in a run that continues from the checkpoint of a step; it ends, or is killed."""
     with Run.open(folder, config, ["posbench", "train"]) as run:
         mirror(config, run, results_of)
         run.begin_attempt()
@@ -88,7 +88,7 @@ def killed(*given: Any) -> None:
 
 
 def sent_of(folder: Path, config: Config) -> list[dict[str, Any]]:
-    """What W&B is to have of a run: every row once."""
+    """Return what W&B should have received of a run: every row once."""
     targets: dict[Any, Any] = {}
     rows = [row_values(row, config, targets) for row in read_rows(folder)]
     assert len(rows) > LAST

@@ -67,7 +67,7 @@ def status(folder: pathlib.Path) -> tuple[str, str | None]:
 
 
 def seen_updates(patch: pytest.MonkeyPatch, see: Callable[[int], object]) -> None:
-    """`see` is called with the steps made before each update."""
+    """Call `see` before each update, with the number of steps made so far."""
 
     def seen(trainer: Any, batch: Any, step: int, rate: float) -> Outcome:
         see(step)
@@ -81,7 +81,7 @@ def raised_at(step: int, number: signal.Signals) -> Callable[[int], object]:
 
 
 def stop_after(step: int, config: Config, folder: pathlib.Path, error: type[BaseException] = RuntimeError) -> None:
-    """Train until a step fails; the run stands at its newest checkpoint then."""
+    """Train until a step fails, which leaves the run at its newest checkpoint."""
 
     def see(at: int) -> None:
         if at == step:

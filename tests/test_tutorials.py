@@ -16,7 +16,7 @@ SCHEMES = ("index", "minmax", "binary", "sine", "sinusoidal", "learned", "shaw",
 
 
 def build(name, d_model=32, n_heads=4, train_length=128, **options):
-    """A scheme for a model of one layer, its learned parameters drawn afresh so that none is zero."""
+    """Return a scheme for a model of one layer, with learned parameters drawn anew so that none is zero."""
     encoding = posbench.build_encoding(
         name, d_model=d_model, n_heads=n_heads, n_layers=1, train_length=train_length, **options
     )
@@ -28,19 +28,19 @@ def build(name, d_model=32, n_heads=4, train_length=128, **options):
 
 
 def code(name, length, d_model=8, **options):
-    """What a scheme adds to the embeddings of the first tokens, (T, D), in its own size."""
+    """Return what a scheme adds at scale 1 to the embeddings of the first tokens: (T, D)."""
     encoding = build(name, d_model=d_model, n_heads=1, scale=1.0, **options)
     return encoding.embed(torch.zeros(1, length, d_model), torch.arange(length)[None])[0]
 
 
 def rotated(x, positions, **options):
-    """RoPE's f(x, m): x (T, d) at positions (T,)."""
+    """Return RoPE's f(x, m) of x (T, d) at positions (T,)."""
     encoding = build("rope", d_model=x.shape[-1], n_heads=1, **options)
     return schemes.rotated_at(encoding, x[None, None], x[None, None], torch.tensor(positions)[None])[0][0, 0]
 
 
 def attend(encoding, words):
-    """Outputs (T, D) of an attention layer of fixed random weights, without a mask; equal words have equal vectors."""
+    """Return outputs (T, D) of an unmasked attention layer with fixed random weights; equal words: equal vectors."""
     rows = [torch.randn(32, generator=torch.Generator().manual_seed(sum(map(ord, word)))) for word in words.split()]
     x = encoding.embed(torch.stack(rows)[None], torch.arange(len(rows))[None])
     weights = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(1)) / 32**0.5

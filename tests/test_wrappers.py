@@ -46,7 +46,7 @@ def with_vocabulary(*vocabulary: str) -> Shape:
 
 
 def row_of(encoding: Any, x: Tensor, ids: Tensor) -> Tensor:
-    """The row of an encoding's table that is added to each token."""
+    """Return, for each token, the row of an encoding's table that is added to it."""
     added = encoding.embed(x, COUNTED[:, : ids.shape[1]], ids) - x
     return added[:, :, None].sub(encoding.table).abs().sum(-1).argmin(-1)
 

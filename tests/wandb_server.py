@@ -1,7 +1,7 @@
 """A W&B server on this machine, as far as the real client needs one: its GraphQL, file streams and uploads.
 
-A run keeps what arrives as the real server does: a line of a stream stands where its offset says, so that a client
-that counts from zero again writes over what was there.
+A run keeps what arrives as the real server does: a line of a stream is put at its offset, so that a client that counts
+from zero again overwrites earlier lines.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from typing import Any
 
 @dataclasses.dataclass
 class ServedRun:
-    """What a server knows of one run."""
+    """What the server knows about one run."""
 
     name: str
-    variables: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of each mutation that described it
+    variables: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # one per mutation that described it
     streams: dict[str, dict[int, str]] = dataclasses.field(default_factory=lambda: defaultdict(dict))  # by line number
     exit_code: int | None = None
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Logged rows, without the client's own keys and the picture."""
+        """The logged rows, without the client's own keys and the picture."""
         rows = [json.loads(line) for _, line in sorted(self.streams["wandb-history.jsonl"].items())]
         return [{key: value for key, value in row.items() if key[0] != "_" and key != "curve"} for row in rows]
 
@@ -42,11 +42,11 @@ class ServedRun:
         return {key: item["value"] for key, item in known.items() if key != "_wandb"}
 
     def last(self, name: str) -> Any:
-        """The newest value that is not null among those that the client gave."""
+        """Return the newest value of a variable that is not null."""
         return next((v[name] for v in reversed(self.variables) if v.get(name) is not None), None)
 
     def bucket(self) -> dict[str, Any]:
-        """What the client asks of a run that is there."""
+        """Return what the client asks about an existing run."""
         history = self.streams["wandb-history.jsonl"]
         return {
             "id": self.name, "name": self.name, "displayName": self.name, "description": None, "notes": None,
@@ -66,7 +66,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.runs: dict[str, ServedRun] = {}
-        self.unknown: list[str] = []  # that this server had no answer to
+        self.unknown: list[str] = []  # queries that this server had no answer to
 
     def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients may hang up
 

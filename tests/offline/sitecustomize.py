@@ -1,7 +1,7 @@
-"""Refuses what leaves this machine, in the tests and, being a sitecustomize, in every Python process that they start.
+"""Refuse all connections that leave this machine, in the tests and in every Python process that they start.
 
-Plugins for this guard the process of the tests alone; most of these tests are about commands, each in its own process.
-What a test must not reach looks as it does on a machine without network.
+Plugins for this guard only the process of the tests, but most tests are about commands, each in its own process, which
+imports this `sitecustomize`. A refused host looks as it does on a machine without network.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ def _leaves(host: object) -> bool:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in _EVENTS:  # a hundred others come for each of these
+    if event not in _EVENTS:  # first, as there are a hundred other events for each of these
         return
     host = None
     if event == "socket.getaddrinfo":

@@ -1,8 +1,8 @@
-"""Independent implementations of the schemes, importing nothing of posbench: a class per scheme, by its name.
+"""Independent implementations of the schemes, which import nothing of posbench: one class per scheme, with its name.
 
-It calls an implementation that none of us wrote (transformers, x-transformers, fla-core), or, where none exists, is the
-paper's equation in plain loops. `test_oracles.py` compares it with ours in values and in gradients. The class is a
-namespace, never instantiated; a module with the scheme's name will do, too. It holds:
+A class calls an implementation that none of us wrote (transformers, x-transformers, fla-core). If there is none, it has
+the paper's equation in plain loops. `test_oracles.py` compares its values and gradients with ours. The class is a
+namespace and never instantiated; a module with the scheme's name will do, too. It holds:
 
     CASES: list[dict]     option sets to compare, [{}] for the defaults alone; a value may be a function of the shape;
                           the contract tests run over the same sets
@@ -10,16 +10,16 @@ namespace, never instantiated; a module with the scheme's name will do, too. It 
 
 `parameters` are the scheme's own by name, randomised; `options` are complete; q, k, v are raw, (B, H, T, Dh); x is the
 layer's normalised input (B, T, D), whose first `token_dim` channels are the token embeddings; positions (1|B, T) are
-below the training length. It returns one or more of these, differentiable, in fp32 or fp64:
+below the training length. `reference` returns one or more of these, differentiable, in fp32 or fp64:
 
-        "positions"      (1|B, T)       what `positions` returns, of encodings that look at the texts of tokens
+        "positions"      (1|B, T)       what `positions` returns, for encodings that look at the texts of tokens
         "embedded"       (B, T, D)      what `embed` returns
         "q", "k"         (B, H, T, Dq)  what `rotate` returns
         "bias"           broadcastable to (B, H, T, T), added to the scaled logits; compared up to a constant per row
         "probabilities"  (B, H, T, T)   attention weights (0 where hidden)
         "output"         (B, H, T, Dh)  of the attention layer
 
-Optional names, with what holds without them:
+Optional names, with their default values:
 
     DTYPE = torch.float32             float64: inputs and parameters are handed over in fp64 (ours stays fp32)
     CAUSAL = (True, False)            which masks it can compare
@@ -46,7 +46,7 @@ import pytest
 
 
 def of(name: str) -> type | types.ModuleType | None:
-    """The oracle of a scheme; None if there is none."""
+    """Return the oracle of a scheme; None if there is none."""
     for each in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"oracles.{each.name}")
         if isinstance(cls := vars(module).get(name), type):

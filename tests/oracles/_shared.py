@@ -1,4 +1,4 @@
-"""What oracles share: softmax attention, rotations of pairs, the oracle of an encoding inside a wrapper."""
+"""Code that oracles share: softmax attention, rotations of pairs, and the oracle of an encoding inside a wrapper."""
 
 import torch
 
@@ -9,14 +9,14 @@ ROPE_TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # transformers' angles are fp32: 
 
 
 class Ordered:
-    """Of schemes for which the order of the tokens is all."""
+    """For schemes that depend only on the order of tokens, not on their position numbers."""
 
     def reads_positions(options):
         return False
 
 
 def masked(logits, causal):
-    """Logits (..., T, T), -inf at keys after the query if these are hidden."""
+    """Return logits (..., T, T); if causal, those of keys after the query are -inf."""
     hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
     return logits.masked_fill(hidden, -torch.inf) if causal else logits
 
@@ -26,7 +26,7 @@ def softmax(logits, causal):
 
 
 def output_of(of_layer, q, k, v, causal, window=None, chunk=None):
-    """Output (B, H, T, Dh) from an oracle's "q", "k" and "bias", each as raw where it is missing."""
+    """Return the output (B, H, T, Dh) from an oracle's "q", "k" and "bias"; raw q, raw k, no bias if it has none."""
     if "output" in of_layer and window is None and chunk is None:
         return of_layer["output"]
     logits = of_layer.get("q", q) @ of_layer.get("k", k).mT * v.shape[-1] ** -0.5 + of_layer.get("bias", 0)
@@ -40,12 +40,12 @@ def output_of(of_layer, q, k, v, causal, window=None, chunk=None):
 
 
 def flat(*tensors):
-    """Heads (B, H, T, Dh) side by side, as another project's projections give them: (B, T, all channels)."""
+    """Return heads (B, H, T, Dh) side by side, as another project's projections give them: (B, T, all channels)."""
     return torch.cat([tensor.transpose(1, 2).flatten(2) for tensor in tensors], dim=-1)
 
 
 def fla(path, name):
-    """A function of fla's plain forms, which have time before heads, from and to (B, H, T, ...)."""
+    """Return one of fla's plain functions, which have time before heads, as a function from and to (B, H, T, ...)."""
     function = getattr(third_party_file("fla", f"ops/{path}/naive.py"), name)
 
     def call(*tensors, **options):
@@ -56,7 +56,7 @@ def fla(path, name):
 
 
 class Take(torch.nn.Module):
-    """Some channels of one wide input, in the place of a projection."""
+    """A module in the place of a projection that takes some channels of one wide input."""
 
     def __init__(self, start, stop):
         super().__init__()
@@ -67,7 +67,7 @@ class Take(torch.nn.Module):
 
 
 def frequencies(kind, shape, base, train_length=None, length=None, **parameters):
-    """inv_freq (Dh/2,) and attention factor of a rope_type of transformers."""
+    """Return inv_freq (Dh/2,) and the attention factor of a rope_type of transformers."""
     train_length = train_length or shape.train_length
     parameters |= {"rope_type": kind, "rope_theta": base, "original_max_position_embeddings": train_length}
     config = third_party("transformers").LlamaConfig(
@@ -80,7 +80,7 @@ def frequencies(kind, shape, base, train_length=None, length=None, **parameters)
 
 
 def rotated(q, k, positions, layout, inv_freq, attention_factor=1.0):
-    """q and k turned by Llama's code (half) or GPT-J's (interleaved)."""
+    """Return q and k turned by Llama's code (half) or GPT-J's (interleaved)."""
     angles = positions[..., None].double() * inv_freq.double()
     sin, cos = (angles.sin() * attention_factor).float(), (angles.cos() * attention_factor).float()
     if layout == "half":
@@ -93,7 +93,7 @@ def rotated(q, k, positions, layout, inv_freq, attention_factor=1.0):
 
 
 def turned(q, k, cos, sin, layout):
-    """q and k with pairs of channels turned, by the equation; cos and sin (..., Dh/2)."""
+    """Return q and k with pairs of channels turned by the equation; cos and sin: (..., Dh/2)."""
     out = []
     for a in (q, k):
         one, two = (a[..., 0::2], a[..., 1::2]) if layout == "interleaved" else a.chunk(2, dim=-1)
@@ -103,12 +103,12 @@ def turned(q, k, cos, sin, layout):
 
 
 def powers(base, width):
-    """base^(-2p/width) for p = 0 .. width/2-1, in fp64."""
+    """Return base^(-2p/width) for p = 0 .. width/2-1, in fp64."""
     return torch.tensor([base ** (-2 * p / width) for p in range(width // 2)], dtype=torch.float64)
 
 
 _ROPE = {"base": 10000.0, "layout": "interleaved"}
-# Of the options that the oracles read.
+# Defaults of the options that the oracles read.
 _DEFAULTS = {
     "p_rope": {**_ROPE, "fraction": 0.75},
     "rope": _ROPE,
@@ -126,7 +126,7 @@ def inner_count(shape, options):
 
 
 def inner(parameters, shape, options, q, k, v, x, positions, layer, causal, at=0):
-    """What the oracle of the inner encoding number `at` says, given its own parameters."""
+    """Return what the oracle of inner encoding number `at` returns for that encoding's own parameters."""
     prefix = f"inners.{at}."
     of_inner = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(prefix)}
     options_inside = _DEFAULTS.get(options["inner"], {}) | options["inner_options"]
@@ -139,7 +139,7 @@ def inner_output(parameters, shape, options, q, k, v, x, positions, layer, causa
 
 
 class Around:
-    """Of wrappers that make what a layer uses of the encoding inside."""
+    """For wrappers that build what a layer uses from the encoding inside."""
 
     TOLERANCE = ROPE_TOLERANCE
     parameter_count = inner_count

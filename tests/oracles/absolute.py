@@ -19,7 +19,7 @@ class none(Ordered):
 
 
 def coded(x, positions, shape, options, code):
-    """x with `code`, a list of numbers or a tensor for each position, added or in the place of its last channels."""
+    """Return x with `code(position)`, numbers or a tensor, added to it or in the place of its last channels."""
     scale = shape.token_rms if options["scale"] == "token" else options["scale"]
     rows = []
     for b in range(len(x)):
@@ -44,7 +44,7 @@ class sinusoidal:
 
 
 def waves(length, width, options):
-    """The table of sinusoids (length, width)."""
+    """Return the table of sinusoids (length, width)."""
     if options["base"] != 10000:
         angles = [[i / options["base"] ** (2 * p / width) for p in range(width // 2)] for i in range(length)]
         return torch.tensor([[wave(a) for a in row for wave in (math.sin, math.cos)] for row in angles])

@@ -1,4 +1,4 @@
-"""What looks at the texts of tokens: plain loops over them, and the oracle of the encoding inside."""
+"""Schemes that look at the texts of tokens: plain loops over these, and the oracle of the encoding inside."""
 
 import math
 
@@ -53,7 +53,7 @@ class coupling:
 
 
 def coupled(tokens, options):
-    """The position of each token."""
+    """Return the position of each token."""
     begin = 2 if options["answer"] == "reversed" else 2 + options["longer"]
     numbers, size, following = [], 0, None  # `size`: tokens of the part so far; `following`: an answer's next position
     for text in tokens:

@@ -19,7 +19,7 @@ from posbench.run import checkpoint
 
 
 class Payload:
-    """What makes a file where it is unpickled."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -30,7 +30,7 @@ class Payload:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    """A file that is there if something was executed."""
+    """Return the path of a file that exists if something was executed."""
     return tmp_path / "executed"
 
 

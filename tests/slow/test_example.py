@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(*words: str, folder: Path, path: Path) -> str:
-    """What Python prints in a folder, with another on its path; fails the test where it fails."""
+    """Return what Python prints in `folder`, with `path` on its path; fail the test if Python fails."""
     environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -26,7 +26,7 @@ def run(*words: str, folder: Path, path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder where it is installed; needs neither network nor pip."""
+    """Return the folder where the example is installed; this needs neither network nor pip."""
     folder = tmp_path_factory.mktemp("example")
     run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(PACKAGE), folder=folder, path=folder)
     zipfile.ZipFile(next(folder.glob("*.whl"))).extractall(folder / "site")

@@ -36,7 +36,7 @@ _OF_RECORD = ("status", "reason", "tokens", "parameters", "data", "tokenizer_sha
 
 
 def changed(config: Config, place: Path, steps: int, every: int) -> Config:
-    """A run of so many updates, saved after every few, on a text of random words."""
+    """Return a configuration of `steps` updates, saved after each `every`; write its text of random words."""
     write_words(place)
     changes: dict[str, dict[str, Any]] = {
         "data": {"path": str(place / "text.txt")},
@@ -49,14 +49,14 @@ def changed(config: Config, place: Path, steps: int, every: int) -> Config:
 
 
 def work(config: Config, folder: Path) -> None:
-    """Prepare the text, train, evaluate, and evaluate further: as two commands would, again and again."""
+    """Prepare the text, train, evaluate, and evaluate further, as two commands that are repeated would."""
     runtime = dataclasses.replace(config.runtime, cache=f"{folder}-cache")
     launch.run(Plan(dataclasses.replace(config, runtime=runtime), folder, ("posbench", "train")))
     launch.evaluate_runs([folder], ["ratio=1,2,4,6"])
 
 
 def start(config: Config, folder: Path, before: Callable[[], object] = lambda: None) -> int:
-    """Start the work in a forked child that calls `before` first; returns its process id."""
+    """Start `work` in a forked child that calls `before` first; return its process id."""
 
     def quietly() -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- the process ends with it
@@ -67,12 +67,12 @@ def start(config: Config, folder: Path, before: Callable[[], object] = lambda: N
 
 
 def status_of(child: int) -> int:
-    """Wait for a child's end; its exit status, negative for a signal."""
+    """Wait for a child's end; return its exit status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that a run comes to, less times and memory."""
+    """Return everything that a run results in, except times and memory."""
     last, record = max((folder / "checkpoint").glob("step-*")), load_record(folder)
     return {
         "files": sorted(path.name for path in folder.iterdir()),
@@ -86,7 +86,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def check_readable(folder: Path, lost: int) -> None:
-    """Read all that a killed run has left; at most so many of the logged updates are not saved."""
+    """Read all that a killed run has left; at most `lost` of the logged updates may be unsaved."""
     if (folder / "config.yaml").exists():
         load_config(folder)
     if (folder / "run.json").exists():
@@ -125,7 +125,7 @@ def test_signals_at_random_moments_leave_nothing_unreadable_and_change_no_number
 
 
 class Watch:
-    """The moments before each change of a disk by this process, and amid each write; at one of them it kills itself."""
+    """Count the moments before this process changes the disk, and amid each write; kill the process at moment `at`."""
 
     def __init__(self, at: int | None = None) -> None:
         self.at, self.number = at, 0

@@ -42,7 +42,7 @@ def losses(study: str) -> list[float]:
 
 
 def start_two() -> tuple["subprocess.Popen[str]", list[int]]:
-    """A long run in two processes that train by now; what started them, and their ids."""
+    """Start a long run in two processes, and wait until they train; return what started them, and their ids."""
     process = start("two", *LONG, "processes=2")
     until(lambda: list(Path("outputs/two").glob("*/rows.jsonl")) and len(losses("two")) > 20, 120)
     command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)]

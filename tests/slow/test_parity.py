@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
-    """Of every step on the built-in corpus: (STEPS,)."""
+    """Return the loss of every step on the built-in corpus: (STEPS,)."""
     size = [f"training.train_length={LENGTH}", f"training.batch_size={BATCH}", "model.d_model=64", "model.n_layers=2"]
     config = compose.single([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])
     corpus = tokens.prepare(config.data, config.runtime.cache)
