@@ -1,7 +1,7 @@
-"""From key=value words to configurations. The first mistake in them is a UserError of one line.
+"""Turn key=value words into configurations. The first mistake in them raises a UserError of one line.
 
 Hydra composes the chosen files and runs nothing: no function that a YAML file names is ever called. Typed values are
-assigned here, by the types of their keys, and one read by `schema` checks the whole.
+read here by the types of their keys; then `schema` checks the whole configuration at once.
 """
 
 import copy
@@ -30,21 +30,21 @@ from posbench.config.schema import SAVED, Config, StartConfig, load_saved, to_co
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError, did_you_mean
 
-_SOURCES = {"path": "text", "dataset": "hub"}  # a key of the data that chooses the source which reads it
+_SOURCES = {"path": "text", "dataset": "hub"}  # keys of data, each with the source that it chooses
 _OPEN = ("encoding.", "data.task.", "data.splits.")  # where encodings, tasks and data sets have keys of their own
-_WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")  # chosen by groups alone
-STUDY = "extend"  # of runs that begin from another
-RATE = 1 / 6  # of the peak there: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens (docs/longer.md)
+_WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")  # only a group sets these
+STUDY = "extend"  # the study of runs that begin from another run
+RATE = 1 / 6  # times that run's peak rate: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens (docs/longer.md)
 
 
 def single(words: list[str], config_dir: Path | None = None) -> Config:
-    """Return the configuration of one run; arguments as `configs`."""
+    """Return the configuration of one run. The arguments are those of `configs`."""
     return configs(words, config_dir, several=False)[0][1]
 
 
 def configs(words: list[str], config_dir: Path | None = None, several: bool = True) -> list[tuple[list[str], Config]]:
-    """Return each combination of the words' values as words, with its configuration; `config_dir` has further files."""
-    folders = (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())  # the first above others
+    """Return the words and the configuration of each combination of values; `config_dir` has further YAML files."""
+    folders = (*([config_dir.absolute()] if config_dir else []), *installed.config_folders())  # an earlier one wins
     if config_dir:
         _hydra_config.cache_clear()  # its files may have changed
     axes = {}
@@ -57,15 +57,15 @@ def configs(words: list[str], config_dir: Path | None = None, several: bool = Tr
     try:
         return [([f"{key}={text}" for key, text in point.items()], _config(point, folders)) for point in points]
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        cause: BaseException = error  # the innermost names the mistake
+        cause: BaseException = error  # the innermost error names the mistake
         while isinstance(cause, HydraException | OmegaConfBaseException) and cause.__cause__:
             cause = cause.__cause__
         raise UserError(" ".join(str(cause).split())) from None
 
 
-@functools.lru_cache(maxsize=128)  # all encodings; Hydra takes a tenth of a second for each
+@functools.lru_cache(maxsize=128)  # room for all encodings; Hydra takes a tenth of a second for each
 def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return what Hydra composes, without settings of its own: a third of the time. A caller's Hydra is restored."""
+    """Return what Hydra composes, without Hydra's own settings (a third of the time). A caller's Hydra is restored."""
     callers_hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     search = ",".join(json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders)
@@ -74,7 +74,7 @@ def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> Dict
             unread = (f"~hydra/{key}" for part in conf.HydraConf().defaults for key in part if part[key])
             cfg = compose("train", [f"hydra.searchpath=[{search}]", *unread, *overrides], return_hydra_config=True)
             OmegaConf.set_struct(cfg, False)
-            names, tuned = cfg.pop("hydra").runtime.choices, cfg.pop("tuned", {})  # what experiments set beside them
+            names, tuned = cfg.pop("hydra").runtime.choices, cfg.pop("tuned", {})  # tuned: settings for a choice
             cfg.merge_with(*(tuned[f"{key}={name}"] for key, name in names.items() if f"{key}={name}" in tuned))
             return cfg
     finally:
@@ -82,7 +82,7 @@ def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> Dict
 
 
 def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
-    """Return the checked configuration of a point: typed values by full key."""
+    """Return the checked configuration of a point, which holds typed values by full key."""
     groups = {key: text for key, text in point.items() if key in GROUPS}
     cfg = _base_config(groups, folders)
     for name, source in _SOURCES.items():
@@ -100,7 +100,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
         raise UserError(f"'{match[0]}': only other keys may be interpolated, such as ${{training.tokens}}")
     plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
     data = plain["data"]
-    other_dataset = data["dataset"] != dataset and "data.name" not in point  # than that of the chosen file
+    other_dataset = data["dataset"] != dataset and "data.name" not in point  # not the chosen file's
     if data["source"] == "hub" and (other_dataset or data["name"] == "hub"):
         data["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(data["dataset"])).name).strip("._-")[:128]
     config = validate(Config, with_paths(spell_defaults(plain)))
@@ -112,7 +112,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
 
 
 def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfig:
-    """Return a composed configuration, to be changed. Raises UserError if a file that was chosen does not exist."""
+    """Return a composed configuration that the caller may change. Raises UserError if a chosen file does not exist."""
     files, name, signature = dict(groups), groups.get("encoding", ""), None
     is_class = encodings.PLACE.fullmatch(name) or name in encodings.names()
     if is_class and name not in choices("encoding", folders, EVERY):
@@ -128,7 +128,7 @@ def _signature(name: str) -> DictConfig:
     """Return the options of a class that has no YAML, by its name or path/to/file.py:Class."""
     source = {}
     if match := encodings.PLACE.fullmatch(name):
-        from posbench.encodings.own import from_file  # torch comes with it
+        from posbench.encodings.own import from_file  # it imports torch
 
         path = relative_path(match[1])
         cls, digest = from_file(path + name.removeprefix(match[1]))
@@ -158,18 +158,18 @@ def _check(config: Config) -> None:
 
 
 def _run_folders(pattern: str) -> list[str]:
-    """Return the run folders that a glob names, without those that --restart moved aside, or the one of this name."""
+    """Return the run folders that a glob matches, except those that --restart moved aside; if none, the glob itself."""
     folders = map(Path, sorted(glob.glob(os.path.expanduser(pattern))))
     return [str(run) for run in folders if (run / SAVED).is_file() and not MOVED_ASIDE.fullmatch(run.name)] or [pattern]
 
 
 def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
-    """Copy into a configuration what it takes from a run (docs/longer.md); typed values are assigned afterwards."""
+    """Copy into a configuration the settings of the run that it starts from (docs/longer.md); typed ones come later."""
     for key in point:
         if key.startswith(("model", "experiment", "start.")) and not key.startswith("model.attention."):
             raise UserError(f"{key}: not beside start, which takes it from that run")
     settings = {key: value(key, text) for key, text in point.items() if key.startswith("training.")}
-    ints = {key: int(n) for key, n in settings.items() if type(n) in (int, float) and 1 <= n < 2**63}  # or refused
+    ints = {key: int(n) for key, n in settings.items() if type(n) in (int, float) and 1 <= n < 2**63}  # else an error
     source, start = _finished_run(run)
     container, training, train_length = to_container(source), source.training, source.training.train_length
     cfg.update({name: container[name] for name in ("encoding", "model", "data", "training") if name not in point})
@@ -187,24 +187,24 @@ def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> No
         if options.get("frequencies", "geometric") != "geometric":
             raise UserError(f"start={run}: its encoding.frequencies={options['frequencies']} would be lost")
         cfg.encoding.update({name: options[name] for name in {"base", "layout"} & options.keys() & cfg.encoding.keys()})
-        if "factor" in cfg.encoding:  # that of dynamic_ntk multiplies a length's own
+        if "factor" in cfg.encoding:  # dynamic_ntk multiplies it with the factor of each length
             cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / train_length)
     if "evaluation" not in point:
         lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios} | {length}
-        lengths |= {times * length for times in (2, 4) if max(lengths) < times * length}  # 4x: a verdict's endpoint
+        lengths |= {times * length for times in (2, 4) if max(lengths) < times * length}  # verdicts are given at 4x
         cfg.evaluation.update({key: container["evaluation"][key] for key in ("targets", "blocks")})
         cfg.evaluation.update({"ratios": [context / length for context in sorted(lengths)], "at_tokens": [0]})
 
 
 def _finished_run(run: str) -> tuple[Config, StartConfig]:
-    """Return the configuration of a finished run, and what a run that begins from it keeps of it."""
+    """Return the configuration of a finished run, and the facts that a run which begins from it records."""
     folder = Path(run)
     config = load_saved(folder / SAVED) if (folder / SAVED).is_file() else None
     if not isinstance(config, Config) or config.start or config.data.task:
         hint = "" if folder.exists() else did_you_mean(folder.name, [path.name for path in folder.parent.glob("*/")])
         raise UserError(f"start={folder}: expected a run folder, of a text and from random weights{hint}")
     training, record = config.training, json.loads((folder / "run.json").read_bytes())
-    manifest = max((folder / "checkpoint").glob("step-*/manifest.json"), default=None)  # eight digits
+    manifest = max((folder / "checkpoint").glob("step-*/manifest.json"), default=None)  # names sort by step
     newest = json.loads(manifest.read_bytes()) if manifest else {}
     if newest.get("step", 0) < training.steps or record["status"] != "done":
         raise UserError(f"start={folder}: that run is not finished; 'posbench train' with its settings continues it")

@@ -1,6 +1,6 @@
 """What is typed at the command line: key=value words, read the same way by train, sweep, evaluate and bench.
 
-A value is read by the type of its key: text stands as it is typed, a comma list of a key that holds a list is one list,
+A value is read by the type of its key: text stays as it is typed, a comma list is one value if the key holds a list,
 and only mappings and options of encodings are YAML. Settings of evaluation and runtime may leave out their section:
 `protocol=nonoverlap`, `device=cpu`. `length=128,256` is in tokens, `ratio=2,4` in training lengths.
 """
@@ -18,15 +18,15 @@ from posbench.errors import UserError, nearest
 
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
 KEYS = schema.keys()
-OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
-# What may be typed without its section, and the key it stands for. Training has a `precision` of its own.
+OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # words for `posbench sweep` itself, not for its runs
+# Short words that may be typed, and the keys they stand for. `precision` is none: training has one, too.
 WORDS = {key.partition(".")[2]: key for key in KEYS if re.match(r"(evaluation|runtime)\.(?!precision)", key)}
 WORDS |= {word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")}
 WORDS |= {"length": LENGTH, "lengths": LENGTH, "probe": "evaluation.tasks", "probes": "evaluation.tasks"}
-# What `posbench evaluate` takes: what is measured on the way through training is none of it.
+# The words of `posbench evaluate`. `at_tokens` is not among them: it asks for evaluations during training.
 OF_A_FINISHED_RUN = {word: key for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"}
 OF_A_FINISHED_RUN |= {"precision": "evaluation.precision", "device": "runtime.device", "threads": "runtime.threads"}
-# What posbench has instead, and what other trainers call it.
+# What a setting is in posbench, and the names that other trainers give it.
 ALIASES = {
     "training.tokens: a step has training.batch_size x training.train_length of them": "steps max_steps num_steps "
     "train_steps iterations iters max_iters epochs num_epochs budget",
@@ -51,7 +51,7 @@ ALIASES = {
 
 
 def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
-    """Return the full key of a key=value word, which may be short, and its value as typed. UserError if it is none."""
+    """Return a key=value word's full key (it may be typed short) and its value as typed. UserError for other words."""
     key, equals, text = word.partition("=")
     if not key or not equals:
         group = next((f"{group}={word}" for group in (*GROUPS, "sweep") if word in choices(group, (), EVERY)), None)
@@ -67,11 +67,11 @@ def start_of(words: Collection[str]) -> str:
 
 
 def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:
-    """Return typed values by full key. Of a key that is given twice the later value holds."""
+    """Return typed values by full key. If a key is given twice, the later value holds."""
     texts: dict[str, str] = {}
     words = [re.sub("^extension=", "encoding=", word) for word in words] if start_of(words) else words
     for key, text in (split(word, short) for word in words):
-        texts.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # lengths and ratios set the same
+        texts.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # lengths and ratios set one key
         texts[key] = text
     return texts
 
@@ -89,10 +89,10 @@ def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) ->
 
 
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
-    """Return the values of one override: those of `a,b`, `range(0,5)` or `glob(*)` over names, else the one."""
+    """Return the values of one override: several for `a,b`, `range(0,5)` or `glob(*)` over names, else the one."""
     items = _items(text)
     is_list = schema.kind(KEYS.get(key)).endswith("s") and not all(item.startswith("[") for item in items)
-    if is_list or key.startswith("evaluation."):  # evaluation makes no other run
+    if is_list or key.startswith("evaluation."):  # settings of evaluation make no further runs
         return [text]
     if match := re.fullmatch(r"range\((-?\d+),(-?\d+)\)", text):
         items = [str(number) for number in range(int(match[1]), int(match[2]))]
@@ -104,7 +104,7 @@ def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
 
 
 def value(key: str, text: str, kind: str = "") -> Any:
-    """Return the value of a full key as it was typed."""
+    """Return the value of a full key from its typed text."""
     kind = kind or ("ints" if key == LENGTH else schema.kind(KEYS.get(key)))
     if kind != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text):
         return text  # also 12:30, which YAML takes for a number to base 60
@@ -117,7 +117,7 @@ def value(key: str, text: str, kind: str = "") -> Any:
 
 
 def read(text: str) -> Any:
-    """Return a value without a type, such as an option: a number, or YAML, where `{a:1}` needs no blank."""
+    """Return the value of a key without a type, such as an option: a number, or YAML; `{a:1}` needs no space in it."""
     import yaml
     from omegaconf import OmegaConf
 
@@ -142,7 +142,7 @@ def _items(text: str) -> list[str]:
 
 
 def apply(config: Config, words: list[str]) -> Config:
-    """Return the configuration of a finished run as it is to be evaluated, with its device and threads."""
+    """Return a finished run's configuration with the words of `posbench evaluate` applied."""
     plain, settings = schema.to_container(config), by_key(words, OF_A_FINISHED_RUN)
     for key, text in settings.items():
         if key not in OF_A_FINISHED_RUN.values():
@@ -151,7 +151,7 @@ def apply(config: Config, words: list[str]) -> Config:
         plain[section][name] = value(key, text)
     if LENGTH in settings:
         plain["evaluation"]["ratios"] = ratios(plain["evaluation"].pop("length"), config)
-    if plain["evaluation"]["longest"] is None:  # new lengths have the targets of the run's own: all rows are paired
+    if plain["evaluation"]["longest"] is None:  # new lengths score the run's own targets: all rows pair
         plain["evaluation"]["longest"] = max(1.0, *config.evaluation.ratios)
     return schema.validate(Config, plain)
 

@@ -21,17 +21,17 @@ from posbench.config.identity import NOT_IDENTITY, add_later_keys, digest, drop_
 from posbench.errors import UserError, unknown
 from posbench.options import AtLeast1, Count, Natural, NonNegative, Positive, Share
 
-SAVED = "config.yaml"  # its file in a run folder
-_SOURCE = ("file", "file_sha256")  # of an encoding in a file of one's own
+SAVED = "config.yaml"  # the file of a configuration in a run folder
+_SOURCE = ("file", "file_sha256")  # keys of an encoding in a user's file
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
-Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # also the name of a folder
+Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # it also names a folder
 Fraction = Annotated[float, Ge(0), Le(1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Stage = tuple[Share, Count, Count] | tuple[Share, Count]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
-# What was expected, by the first word of pydantic's name for a mistake, where its own sentence says less.
+# What was expected, by the first word of pydantic's name for a mistake, where pydantic's message says less.
 _EXPECTED = {"int": "a whole number, such as 1e6", "tuple": "a list", "missing": "two numbers, such as [0.9,0.95]",
              "predicate": "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"}  # fmt: skip
 
@@ -47,11 +47,11 @@ class Section:
 
 
 class EncodingConfig(Section):
-    """Which encoding, and the options that its constructor is given; it checks them itself."""
+    """Which encoding, and the options for its constructor, which checks them itself."""
 
-    name: Name  # of the registry
+    name: Name  # in the registry
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # plain data: text, numbers, lists, dictionaries
-    file: str | None = None  # path/to/file.py:Class, of a class of the user's own; makes no other run
+    file: str | None = None  # path/to/file.py:Class of a user's class; not part of a run's id
     file_sha256: str | None = None
 
 
@@ -69,7 +69,7 @@ class ModelConfig(Section):
     d_ff: Natural | None  # channels of the feed-forward part, 0 = none; None = 4 x d_model, swiglu 8/3 x d_model
     norm: Literal["layernorm", "rmsnorm"]
     mlp: Literal["gelu", "swiglu"]
-    tie_embeddings: bool  # the head is the token table
+    tie_embeddings: bool  # the output layer shares the token table
     init: Literal["fan_in", "gpt2"]  # standard deviation of weights: width^-0.5, or 0.02
     attention: AttentionConfig
     n_kv_heads: Count | None = None  # heads of keys and values, each for a group of query heads; None = n_heads
@@ -82,7 +82,7 @@ class ModelConfig(Section):
 
     @property
     def hidden_width(self) -> int:
-        """Channels of the feed-forward part: SwiGLU's three matrices have about the weights of two of 4 x d_model."""
+        """Feed-forward channels. By default SwiGLU's three matrices have about as many weights as GELU's two."""
         defaults = {"gelu": 4 * self.d_model, "swiglu": -(-8 * self.d_model // 96) * 32}
         return defaults[self.mlp] if self.d_ff is None else self.d_ff
 
@@ -92,7 +92,7 @@ class ModelConfig(Section):
 
 
 def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
-    """Refuse a number that does not divide among so many parts, with the nearest ones that do."""
+    """Refuse a number that `divisor` does not divide, and name the nearest numbers that it divides."""
     if remainder := value % divisor:
         near = f"{value - remainder} or {value - remainder + divisor}"
         raise UserError(f"{key} is {value}: it does not divide among {divisor} {parts}, nearest: {near}")
@@ -107,35 +107,35 @@ class DataConfig(Section):
     dataset: str | None  # hub: its name there
     subset: str | None  # hub: its configuration
     revision: str | None  # hub: commit, tag or branch; None = the newest
-    column: str  # that holds the text, in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and on the hub
+    column: str  # the column of the text in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and on the hub
     splits: dict[str, str]  # hub: train, validation, test -> the data set's own names
     articles: bool  # a line ` = Title = ` starts a document
     max_documents: Count | None  # per split; None = all
     tokenizer: str  # bpe, bytes, a tokenizer.json, a folder with one, or a model on the hub: gpt2, gpt2@revision
-    vocab_size: Count  # bpe: tokens, the 256 bytes and the separator included
+    vocab_size: Count  # bpe: number of tokens, including the 256 bytes and the separator
     task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
-    offset: Natural = 0  # task: a problem's first token stands at a position from 0 to this
-    test_pieces: Count | None = None  # documents or stretches to test on, of text without splits; None = 5 %
-    document_mask: bool = False  # training reads no document beside another, and positions restart with each
+    offset: Natural = 0  # task: the highest position of a problem's first token; the lowest is 0
+    test_pieces: Count | None = None  # text without splits: documents or stretches to test on; None = 5 %
+    document_mask: bool = False  # in training no document sees another, and positions restart with each
 
 
 class TrainingConfig(Section):
     """Budget, batches and the optimizer (AdamW)."""
 
     train_length: Annotated[int, Ge(2)]  # tokens per sequence
-    tokens: Count  # all in all
+    tokens: Count  # of the whole training
     batch_size: Count  # sequences per forward pass
     accumulation: Count  # forward passes per update
-    learning_rate: Positive  # the peak
+    learning_rate: Positive  # the peak rate
     schedule: Literal["cosine", "constant", "wsd"]  # after the warm-up; wsd is read as constant
-    warmup_tokens: Natural  # over which the rate rises linearly; see `warmup_steps`
+    warmup_tokens: Natural  # the rate rises linearly over these; see `warmup_steps`
     decay_fraction: Fraction  # constant: share of the updates over which the rate falls at the end, 0 to 1
     final_learning_rate: Fraction  # the last rate, as a fraction of the peak
     betas: tuple[Share, Share]  # decay per update of the averages of gradients and of their squares
     weight_decay: NonNegative  # per update and unit of learning rate, on matrices of the model
-    clip: Positive  # longest gradient: norm over all parameters
-    precision: Precision  # of matrix products
-    lengths: tuple[Stage, ...] = ()  # from a share of the updates: tokens per sequence, a window if any; () = all alike
+    clip: Positive  # largest norm of the gradient, over all parameters
+    precision: Precision  # the dtype of matrix products
+    lengths: tuple[Stage, ...] = ()  # stages (share of updates before it, tokens per sequence, window if any); () = one
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
@@ -151,7 +151,7 @@ class TrainingConfig(Section):
 
     @property
     def warmup_steps(self) -> int:
-        """Updates over which the learning rate rises: a tenth of all for a warm-up that is longer than the training."""
+        """The updates over which the learning rate rises; a tenth of all if the warm-up is longer than the training."""
         return (self.warmup_tokens if self.warmup_tokens <= self.tokens else self.tokens // 10) // self.tokens_per_step
 
 
@@ -160,19 +160,19 @@ class EvaluationConfig(Section, kw_only=True):
 
     protocols: Annotated[tuple[Literal["fixed_target", "nonoverlap", "problems"], ...], Len(1)]
     ratios: Annotated[tuple[Positive, ...], Len(1)]  # in training lengths or longest trained problems
-    at_tokens: tuple[Natural, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained
-    offsets: tuple[Count, ...] = ()  # problems: also with positions that begin there, in tokens
-    longest: AtLeast1 | None = None  # training lengths before all targets; None = largest ratio
-    windowed: bool  # also with attention cut to the training length
-    sinks: Natural = 0  # also so cut, with this many first tokens seen by all; 0 = not
-    extensions: tuple[str, ...] = ()  # also with these: yarn, or with options yarn:factor=4
+    at_tokens: tuple[Natural, ...] = ()  # evaluate during training, too, after so many tokens: fixed_target as trained
+    offsets: tuple[Count, ...] = ()  # problems: further positions of the first token to test
+    longest: AtLeast1 | None = None  # training lengths of text before each target; None = largest ratio
+    windowed: bool  # evaluate with attention cut to the training length, too
+    sinks: Natural = 0  # the same, but every query also sees this many first tokens; 0 = off
+    extensions: tuple[str, ...] = ()  # evaluate with each of these, too: yarn, or with options yarn:factor=4
     tasks: tuple[str, ...] = ()  # probes of the use of distant context
     split: Literal["validation", "test"]
     documents: Literal["auto", "doc", "concat"]  # whether a context may cross a document's end
     targets: Count  # fixed_target: tokens per block
-    blocks: Count  # of targets; problems: how many of each length
+    blocks: Count  # blocks of targets; problems: how many of each length
     batch_tokens: Count  # tokens per forward pass
-    precision: Precision = "auto"  # of matrix products; auto = the training's
+    precision: Precision = "auto"  # the dtype of matrix products; auto = that of training
 
 
 class TrackingConfig(Section):
@@ -180,9 +180,9 @@ class TrackingConfig(Section):
 
     backend: Literal["none", "tensorboard", "wandb"]
     mode: Literal["auto", "online", "offline"]  # auto = online where an API key is set up
-    project: Annotated[str, Len(1, 128)]  # W&B takes no longer ones
+    project: Annotated[str, Len(1, 128)]  # W&B takes at most 128 characters
     entity: str | None  # team or user; None = W&B's default
-    tags: tuple[Annotated[str, Len(1, 64)], ...]  # beside the encoding's name
+    tags: tuple[Annotated[str, Len(1, 64)], ...]  # tags beside the encoding's name
 
 
 class RuntimeConfig(Section):
@@ -191,29 +191,29 @@ class RuntimeConfig(Section):
     outputs: str  # folder of the studies
     cache: str | None  # folder of tokenized text; None = the user's cache
     device: str  # cpu, cuda, cuda:1, mps or auto
-    threads: Count | None  # of the CPU; None = as torch chooses
-    compile: Literal[True, False, "auto"]  # what lies between attention layers; auto: where it pays
-    log_every_steps: Count  # updates
-    validate_every_steps: Natural | None  # updates; 0 = never, None = a few times in a run
-    checkpoint_every_steps: Count  # updates
-    clean: bool = False  # of a finished run, keep of its checkpoints the newest weights
-    processes: Count | None = None  # that train a run together; None = those that torchrun started, or one
-    checkpointing: bool = False  # keep the inputs of blocks alone, and compute the rest again backwards
+    threads: Count | None  # CPU threads; None = torch's choice
+    compile: Literal[True, False, "auto"]  # compile the code between attention layers; auto: where it pays
+    log_every_steps: Count  # updates between lines of metrics
+    validate_every_steps: Natural | None  # updates between validations; 0 = never, None = a few times in a run
+    checkpoint_every_steps: Count  # updates between checkpoints
+    clean: bool = False  # after the run, keep only the newest weights of its checkpoints
+    processes: Count | None = None  # processes that train one run; None = those that torchrun started, or one
+    checkpointing: bool = False  # keep only the inputs of blocks, and recompute the rest in the backward pass
     deterministic: bool = False  # on CUDA, only kernels that give the same bits twice
 
 
 class StartConfig(Section):
     """The trained run whose weights training begins from, as it was then (`compose` reads it)."""
 
-    run: str  # its folder, which makes no other run
-    weights_sha256: str  # of the file
+    run: str  # its folder, which is not part of the id
+    weights_sha256: str  # of the file of weights
     tokenizer_sha256: str
     text_sha256: str  # of the corpus
     seed: int
-    train_length: Count  # tokens per sequence: the original length of extensions
+    train_length: Count  # tokens per sequence: the original length for extensions
     batch_size: Count  # sequences per update
     steps: Count  # updates made
-    tokens: Count  # its budget
+    tokens: Count  # its budget for training
     warmup_tokens: int
 
 
@@ -221,7 +221,7 @@ class Config(Section):
     """A run: what its weights follow from, how they are evaluated, and where all this happens."""
 
     study: Name  # the folder that a comparison's runs share
-    seed: Annotated[int, Ge(0), Lt(2**63)]  # of initial weights, order of the text and random positions
+    seed: Annotated[int, Ge(0), Lt(2**63)]  # sets initial weights, order of the text and random positions
     encoding: EncodingConfig
     model: ModelConfig
     data: DataConfig
@@ -233,9 +233,9 @@ class Config(Section):
 
     @property
     def id(self) -> str:
-        """`<encoding>-s<seed>-<8 hex digits>`, the digits from all that shapes the trained weights."""
+        """`<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all that shapes the trained weights."""
         shaping = drop_later_keys(to_container(self))
-        shaping["encoding"].pop("file", None)  # paths make no other run
+        shaping["encoding"].pop("file", None)  # a moved file is the same encoding
         if self.start:
             shaping["start"]["run"] = ""
         return f"{self.encoding.name}-s{self.seed}-{digest(one_number(shaping))}"
@@ -250,7 +250,7 @@ class Config(Section):
         return self.start.train_length if self.start else self.training.train_length
 
     def build_encoding(self, vocabulary: tuple[str, ...] = ()) -> "encodings.base.Encoding":
-        """Build its encoding, with token texts by id if there is a tokenizer; UserError for an option that is wrong."""
+        """Build the run's encoding; `vocabulary` holds token texts by id. Raises UserError for a wrong option."""
         import torch
 
         from posbench.encodings.base import Shape
@@ -262,7 +262,7 @@ class Config(Section):
             encodings.register(from_file(encoding.file, encoding.file_sha256)[0])
         sizes = (model.d_model, model.n_heads, model.n_layers, self.original_length)
         shape = Shape(*sizes, vocabulary, model.token_rms, n_kv_heads=model.n_kv_heads or 0)
-        with torch.random.fork_rng(devices=[]):  # a look at it changes none of the caller's numbers
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay the same
             return encodings.build(encoding.name, shape, encoding.options)
 
     def __post_init__(self) -> None:
@@ -291,7 +291,7 @@ class Config(Section):
                 raise UserError(f"{key} is {_as_typed(value)}: expected {expected}")
 
 
-class ModelElsewhere(Section):  # one that was trained elsewhere
+class ModelElsewhere(Section):  # a model that was trained elsewhere
     name: str  # what tables and its folder call it
     source: str  # where it was found: a folder, or a name on the hub
     revision: str | None  # hub: the commit
@@ -302,19 +302,19 @@ class ModelElsewhere(Section):  # one that was trained elsewhere
     d_model: int
 
 
-class TrainingElsewhere(Section):  # what is known of it
+class TrainingElsewhere(Section):  # what is known of that model's training
     train_length: int  # tokens per sequence
 
 
-class ReadingConfig(Section):  # what it reads beside the text
+class ReadingConfig(Section):  # what that model reads beside the text
     separator: int  # id of the token before each document
     first: bool  # whether that token also replaces the first one of every window
 
 
 class _Elsewhere(Section, kw_only=True):
     study: str
-    encoding: EncodingConfig  # how it knows where its tokens are, from now on
-    model: ModelElsewhere  # as it was before
+    encoding: EncodingConfig  # the encoding that it has here
+    model: ModelElsewhere  # the model as it was found
     reading: ReadingConfig
     data: DataConfig  # the text it is evaluated on, and trained on
     evaluation: EvaluationConfig
@@ -322,7 +322,7 @@ class _Elsewhere(Section, kw_only=True):
     def _shaping(self) -> dict[str, Any]:
         shaping = drop_later_keys(to_container(self))
         text = {key: value for key, value in shaping["data"].items() if key not in ("tokenizer", "vocab_size")}
-        return shaping | {"model": self.model.sha256, "data": text}  # which has those two
+        return shaping | {"model": self.model.sha256, "data": text}  # model.sha256 covers those two
 
 
 class TrainedElsewhere(_Elsewhere, kw_only=True):
@@ -332,16 +332,16 @@ class TrainedElsewhere(_Elsewhere, kw_only=True):
 
     @property
     def id(self) -> str:
-        """`<name>-<8 hex digits>`, the digits from all that its numbers follow from: model, reading, text."""
+        """`<name>-<8 hex digits>`. The digits are a digest of all that its numbers depend on: model, reading, text."""
         shaping = {key: value for key, value in self._shaping().items() if key in ("model", "reading", "data")}
-        shaping["data"] = {"task": None, "offset": 0} | shaping["data"]  # which such ids have always had
+        shaping["data"] = {"task": None, "offset": 0} | shaping["data"]  # such ids always had these keys
         return f"{self.model.name}-{digest(shaping | {'train_length': self.training.train_length})}"
 
 
 class TrainedOn(_Elsewhere, kw_only=True):
     """A model that was trained elsewhere and is trained on here."""
 
-    seed: int  # of the order of the text
+    seed: int  # sets the order of the text
     start: TrainingElsewhere  # what is known of its training before
     training: TrainingConfig
     tracking: TrackingConfig
@@ -350,12 +350,12 @@ class TrainedOn(_Elsewhere, kw_only=True):
 
     @property
     def id(self) -> str:
-        """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
+        """`<model>-<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all that its weights depend on."""
         shaping = {key: value for key, value in self._shaping().items() if key != "lora" or value}  # a later key
         return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"
 
 
-Trains = Config | TrainedOn  # what training and its records know
+Trains = Config | TrainedOn  # the configurations of training
 AnyConfig = Config | TrainedElsewhere | TrainedOn
 
 
@@ -375,11 +375,11 @@ def kind(hint: Any) -> str:
         return "text" if all(isinstance(choice, str) for choice in inner) else "yaml"
     if origin in (None, dict) or (origin is tuple and inner[0] == Stage):
         return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
-    return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])  # of a union, the other is None
+    return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])  # a union's other type is None
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
-    """Make a section of plain data, where `encoding` is flat; UserError of one line for a wrong key, type or range."""
+    """Make a section from plain data (`encoding` is flat). A wrong key, type or range is a UserError of one line."""
     hints, plain = keys(cls), add_later_keys(plain)
     if isinstance(encoding := plain.get("encoding"), Mapping):
         fields = {key: encoding.get(key) for key in ("name", *_SOURCE)}
@@ -387,7 +387,7 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     for key, value in flat(plain).items():  # pydantic would read true as 1
         if kind(hints.get(key)).startswith(("int", "float")) and re.search("True|False", str(value)):
             raise UserError(f"{key} is {_as_typed(value)}: expected a number")
-    if cls not in _READERS:  # making one takes longer than all it will read
+    if cls not in _READERS:  # making a reader takes longer than all that it will read
         import pydantic
 
         _READERS[cls] = pydantic.TypeAdapter(cls)
@@ -398,9 +398,9 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
 
 
 def _mistake(errors: Any, keys: Collection[str]) -> UserError:
-    """Return pydantic's first error as the line that a user reads; `keys` are those that exist."""
+    """Return pydantic's first error as one line for the user; `keys` are the existing keys."""
     error = errors.errors(include_url=False)[0]
-    parts = [part for part in error["loc"] if isinstance(part, str) and "[" not in part]  # indices, types say little
+    parts = [part for part in error["loc"] if isinstance(part, str) and "[" not in part]  # without indices and types
     key, mistake, value = ".".join(parts), error["type"], error["input"]
     if mistake == "unexpected_keyword_argument":
         return unknown("key", key, keys, "'posbench train --cfg' shows all")
@@ -417,11 +417,11 @@ def _as_typed(value: Any) -> str:
 
 
 def load_saved(path: Path) -> AnyConfig:
-    """Read the `config.yaml` of a run, or of results of a model from elsewhere; UserError if it is none."""
+    """Read the `config.yaml` of a run, or of a model from elsewhere. Raises UserError if it is not one."""
     container = shipped.load(path)
     elsewhere: type[AnyConfig] = TrainedOn if "start" in container else TrainedElsewhere
     hints = keys(cls := elsewhere if "reading" in container else Config)
-    for section in NOT_IDENTITY:  # of earlier versions, keys that made no other run and are gone
+    for section in NOT_IDENTITY:  # drop keys of earlier versions that are gone and never changed an id
         if isinstance(settings := container.get(section), dict):
             container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in hints}
     try:
@@ -447,7 +447,7 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `flat`. It dropped empty dictionaries: those of inner encodings' options come back."""
+    """Undo `flat`, which drops empty dictionaries: those of inner encodings' options are put back."""
     container: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, name = key.split(".")

@@ -1,4 +1,4 @@
-"""YAML files: those that come with posbench, those beside them, and any of them as plain data."""
+"""The YAML files of posbench and of folders that add to it: find them, and read one as plain data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,21 +6,21 @@ from typing import Any
 
 from posbench.errors import UserError, nearest
 
-GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")  # of a run's configuration
-# Files of a group, those in folders within it by the name that is typed, task/copy, and both.
+GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")  # in a configuration
+# Globs for a group's own files, for those in folders within it (typed as task/copy), and for both.
 PLAIN, NESTED, EVERY = "[!_]*.yaml", "*/[!_]*.yaml", "**/[!_]*.yaml"
 _SYNONYMS = {"rotary": "rope", "nope": "none", "null": "none", "off": "none", "false": "none", "absolute": "learned",
              "all": "glob(*)", "online": "tracking.mode=online", "offline": "tracking.mode=offline"}  # fmt: skip
 
 
 def configs_dir() -> Path:
-    """Return where the YAML files are: inside the package when installed from a wheel, beside it in a checkout."""
+    """Return the folder of the YAML files: inside the package when installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     return packaged if (packaged := package / "_configs").is_dir() else package.parent / "configs"
 
 
 def choices(group: str, folders: Sequence[Path] = (), pattern: str = PLAIN) -> dict[str, Path]:
-    """Return the files of a group by name; of one name in several folders, as of --config-dir, the first holds."""
+    """Return a group's files by name. If several folders have a name, the first counts; posbench's own is the last."""
     roots = [folder / group for folder in (configs_dir(), *reversed(folders))]
     return dict(sorted((str(p.relative_to(r).with_suffix("")), p) for r in roots for p in r.glob(pattern)))
 
@@ -37,12 +37,12 @@ def choice_file(group: str, name: str, folders: Sequence[Path] = (), classes: Se
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, as plain data. Raises UserError if it cannot be read, or is something else."""
+    """Return the mapping in a YAML file, as plain data. Raises UserError if it cannot be read or is no mapping."""
     import yaml
 
-    try:  # the parser in C takes a tenth of the time; a PyYAML built without it has the one in Python
+    try:  # the parser in C takes a tenth of the time; PyYAML may be built without it
         content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected keys with values")
