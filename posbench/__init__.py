@@ -1,18 +1,18 @@
 """posbench: which positional encoding should my transformer use, and how far beyond its training length will it hold?
 
     import posbench
-    run = posbench.train(encoding="alibi")  # as `posbench train encoding=alibi`; errors are exceptions
+    run = posbench.train(encoding="alibi")  # like `posbench train encoding=alibi`; errors are exceptions
     posbench.sweep(encoding=["rope", "alibi"], seed=[0, 1])  # all combinations, with their report
     run.curve()  # a pandas DataFrame
     run.plot()
-    run = posbench.load("outputs/demo/alibi-s0-b0822747")  # what has been trained before
+    run = posbench.load("outputs/demo/alibi-s0-b0822747")  # a run that was trained before
     posbench.runs("outputs/**")  # a DataFrame, a row per run
     posbench.plot("outputs/demo")  # curves of runs, side by side
 
     enc = posbench.build_encoding("alibi", d_model=512, n_heads=8, n_layers=4, train_length=128)
     posbench.attention(enc, q, k, v)  # in a model of your own
     posbench.attention_logits(enc, q, k)
-    posbench.register(Mine)  # a subclass of posbench.Encoding: from now on `encoding=mine` in this process
+    posbench.register(Mine)  # a subclass of posbench.Encoding; `encoding=mine` then works in this process
 
 Nothing heavy is imported before it is needed, so that the command line answers at once.
 """
@@ -53,13 +53,13 @@ def build_encoding(
     n_kv_heads: int = 0,
     **options: Any,
 ) -> "Encoding":
-    """Build an encoding for a model shape; posbench.errors.UserError for an unknown one or for a wrong option.
+    """Build an encoding for a model shape. Raises posbench.errors.UserError for an unknown name or a wrong option.
 
     Args:
         vocabulary: token texts by id, for encodings that read them.
         head_dim: channels of a head; 0 = d_model / n_heads.
         n_kv_heads: heads of keys and values, each shared by a group of queries' heads; 0 = n_heads.
-        options: the encoding's own.
+        options: the encoding's own options.
     """
     from posbench.encodings.base import Shape
 

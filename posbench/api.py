@@ -1,4 +1,4 @@
-"""What `posbench` does on the command line, from a script or a notebook. Errors are exceptions."""
+"""The commands of `posbench` as functions for scripts and notebooks. Errors are exceptions."""
 
 import contextlib
 import functools
@@ -31,25 +31,25 @@ from posbench.run.run import load_config, load_record
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
-Words = Sequence[str] | Mapping[str, Any]  # as typed after a command, a string each; or values by key
+Words = Sequence[str] | Mapping[str, Any]  # key=value words as typed after a command, or values by key
 
-# Columns of `runs` before what was measured, by their names in the frame.
+# The columns of `runs` that come before the measured ones, by their names in the frame.
 _FACTS = {
     "study": "study", "run": "id", "encoding": "encoding", "label": "label", "options": "options", "seed": "seed",
     "train_length": "train_length", "learning_rate": "learning_rate", "parameters": "parameters",
     "trained_tokens": "tokens", "run_status": "status", "text_sha256": "data",
 }  # fmt: skip
 _LAST = {"trained_task": "task", "train_seconds": "seconds", "folder": "folder"}
-# Columns of `curve` that come first, and its whole numbers that a row may lack.
+# The first columns of `curve`, then its columns of whole numbers in which a row may have none.
 _FIRST = ("curve", "protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "learned", "perplexity")
 _FIRST_OF_TASK = ("curve", "task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "learned")
 _COUNTS = ("problem_length", "offset", "stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents")
-# Of columns of `runs`.
+# The order of the measured columns of `runs`.
 _ORDER = ("ngram", "cached_ngram", "nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")
 
 
 class LoadedRun:
-    """A run folder as it was when it was read, with its `config` and `record`, the content of `run.json`."""
+    """A run folder as it was when it was read. `config` is its configuration, `record` the content of `run.json`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class LoadedRun:
 
     @property
     def id(self) -> str:
-        """The run's name; its last eight digits are those of all that shapes its weights."""
+        """The run's name; its last eight digits are a digest of all that shapes its weights."""
         return str(self.record.get("id") or self.folder.name)
 
     @property
@@ -96,15 +96,15 @@ class LoadedRun:
         return frame.assign(learned=self.learned).astype(dict.fromkeys(_COUNTS, "Int64"))
 
     def metrics(self) -> pd.DataFrame:
-        """Return training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `val/loss` (nats), ..."""
+        """Return training metrics, a row per logged step: `step`, `tokens`, `train/loss`, `val/loss` (nats), ..."""
         rows = [{key: number(value) for key, value in line.items()} for line in training_rows(self.folder)]
         frame = pd.DataFrame(rows, columns=[*dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)])])
         return frame.groupby("step", as_index=False).last().astype({"step": "int64", "tokens": "int64"})
 
     def units(self) -> pd.DataFrame:
-        """Return the sums behind `curve` in nats, a row per document (or segment, where these are few).
+        """Return the sums behind `curve` in nats, a row per document (per segment, where documents are few).
 
-        The nth units of rows of equal `targets_sha256` are of the same tokens, in other runs, too.
+        Where `targets_sha256` is equal, the nth units cover the same tokens, in other runs, too.
         """
         keys = (*EVALUATION_KEY, "targets_sha256")
         rows = [{**{name: getattr(row, name) for name in keys}, **row.units} for row in self._rows if row.units]
@@ -112,11 +112,11 @@ class LoadedRun:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer it was trained with: `encode(texts)`, `decode(ids)`, `separator`."""
+        """The tokenizer that the run was trained with: `encode(texts)`, `decode(ids)`, `separator`."""
         return tokenizer_of(self.folder)
 
     def model(self, device: str = "cpu") -> GPT:
-        """Return the trained model in eval mode: `model(run.ids(text))` is logits (1, T, vocab_size)."""
+        """Return the trained model in eval mode: `model(run.ids(text))` gives logits (1, T, vocab_size)."""
         return model_of(self.folder, load_config(self.folder), self.tokenizer).to(machine.resolve(device))
 
     def ids(self, text: str) -> torch.Tensor:
@@ -124,7 +124,7 @@ class LoadedRun:
         return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
 
     def plot(self) -> charts.Picture:
-        """Draw the curve beyond the training length; of a run on a task accuracy by problem length."""
+        """Draw the curve beyond the training length; for a run on a task, accuracy by problem length."""
         return plot(self)
 
     def __repr__(self) -> str:
@@ -135,20 +135,20 @@ class LoadedRun:
 
 
 def load(run: str | Path) -> LoadedRun:
-    """Read a run, finished or not, by its folder or id; UserError if it is none, or cannot be read."""
+    """Read a run, finished or not, by its folder or id. Raises UserError if there is none or it cannot be read."""
     return LoadedRun(find.run_folder(Path(run)))
 
 
 def runs(*paths: str | Path) -> pd.DataFrame:
-    """Return runs as a table, a row each; one that cannot be read is left out with a warning.
+    """Return a table with a row per run. A run that cannot be read is left out with a warning.
 
     `paths`: run folders, study folders and globs, `outputs/**`; default: `outputs`.
 
     Returns:
         `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the simple readers, whose losses
-        are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. are nats per token of the same
-        target tokens at so many training lengths, and above 1x; `reach` is the longest context in tokens up to which
-        the rise is at most 0.05, `uses` the shortest whose nll is within 0.02 of `nll_1x`, by their upper bounds.
+        are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x` .. are nats per token of the same target tokens at a context
+        of 1, 2 .. training lengths; `rise_2x` .. is that less `nll_1x`. `reach` is the longest context in tokens up to
+        which the rise has an upper bound of at most 0.05, `uses` the shortest with one of at most 0.02 above `nll_1x`.
     """
     frame = results.read([Path(path) for path in paths or ("outputs",)])
     unreadable = frame["run_status"] == "unreadable"
@@ -170,7 +170,7 @@ def _order(name: str) -> tuple[int, float]:
 
 
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:
-    """Draw runs that may be compared, as `load` returned them, or their folders, their studies' or globs.
+    """Draw the curves of comparable runs. Give what `load` returned, run folders, study folders or globs.
 
     `reference`: the encoding or label that the others are compared with. None: `rope`.
     """
@@ -186,7 +186,7 @@ def train(
     """Train and evaluate as `posbench train` does, in this process. The same settings continue or complete a run.
 
     Args:
-        overrides: as typed after the command, ["encoding=alibi", "training.tokens=500000"], or values by key.
+        overrides: words as typed after the command, ["encoding=alibi", "training.tokens=500000"], or values by key.
         restart: move an existing run aside and begin anew.
         config_dir: a folder of further YAML files.
         settings: values by key: encoding="alibi", training={"tokens": 500_000}. An encoding may be a class.
@@ -212,7 +212,7 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
 
     Args:
         run: what `load` or `train` returned, a run folder, or a HuggingFace model: its folder or its name on the hub.
-        overrides, settings: as of `train`: ["length=128,256", "extension=yarn"], or length=[128, 256].
+        overrides, settings: as for `train`: ["length=128,256", "extension=yarn"], or length=[128, 256].
     """
     words = _words(overrides, settings)
     if not isinstance(run, LoadedRun) and find.is_model(str(run)):
@@ -230,12 +230,12 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
 def sweep(
     overrides: Words = (), *, n_jobs: int | None = None, config_dir: str | Path | None = None, **settings: Any
 ) -> pd.DataFrame:
-    """Train every combination of the settings' values, report on them, and return them as `runs` does.
+    """Train every combination of the settings' values, write the report, and return the runs as `runs` does.
 
-    Runs are processes, several at a time; with a class that was registered here, one after the other in this process.
+    Each run is a process, and several run at a time. With a class that was registered here, they run one by one here.
 
     Args:
-        overrides, settings: as of `train`; a list is values to combine: encoding=["rope", "alibi"], seed=range(5).
+        overrides, settings: as for `train`; a list holds values to combine: encoding=["rope", "alibi"], seed=range(5).
         n_jobs: processes at a time; None = one per CPU core or GPU.
     """
     words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
@@ -252,7 +252,7 @@ def sweep(
 
 
 def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False) -> list[str]:
-    """Return settings as they are typed at the command line; `several`: the items of a list are values to combine."""
+    """Return settings as words of the command line. With `several`, the items of a list are values to combine."""
     if isinstance(overrides, str):
         raise UserError(f"overrides are a list, a string each: [{', '.join(map(repr, overrides.split()))}]")
     if isinstance(overrides, Mapping):
@@ -269,7 +269,7 @@ def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False)
 
 
 def _typed_value(value: Any) -> str:
-    """Return a value as it is typed; a class of one's own is registered and stands for its name."""
+    """Return a value as it is typed at the command line. A class is registered, and its name is returned."""
     if isinstance(value, type):
         return encodings.register(value).name
     if value is None or isinstance(value, bool):
@@ -292,7 +292,7 @@ def _shown_log() -> Iterator[None]:
     threads = torch.get_num_threads()
     try:
         with warnings.catch_warnings(), console.log_shown():
-            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, about a bar that is never shown
+            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning about a bar that is never shown
             yield
     finally:
         torch.set_num_threads(threads)

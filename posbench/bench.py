@@ -1,7 +1,7 @@
 """`posbench bench`: how fast each encoding trains, and on a GPU the memory that takes.
 
-Encodings take turns in one process. In each round every one repeats the update of `posbench train` on random tokens,
-and its speed is divided by that of `none` in the same round: a usable median even on a restless machine.
+Encodings take turns in one process. In each round, each repeats the update of `posbench train` on random tokens, and
+its speed is divided by that of `none` in the same round, so that the median is usable even on a busy machine.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from posbench.training.step import Outcome, Trainer, begin_update
 logger = logging.getLogger(__name__)
 
 BASE = "none"  # what the other encodings are compared with
-TURN_SECONDS = 0.25  # the quickest contender's turn lasts at least so long, far above the clock's grain
+TURN_SECONDS = 0.25  # a turn of the quickest contender lasts at least so long, far above the clock's resolution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ SHAPES = {
 def bench(words: list[str], sizes: Sizes, rounds: int = 5, threads: int | None = None) -> pd.DataFrame:
     """Measure encodings side by side.
 
-    `words`: names of encodings (none: all that need no option), and overrides such as `training.precision=fp32`.
+    `words`: names of encodings (without any: all that need no option), and overrides such as `training.precision=fp32`.
 
     Returns:
         A row per encoding: `tokens_per_second` of training, the median over rounds by the wall clock; `of_none`, its
@@ -85,7 +85,7 @@ def bench(words: list[str], sizes: Sizes, rounds: int = 5, threads: int | None =
 
 
 def sizes_of(shape: str, length: int | None = None) -> Sizes:
-    """Return the sizes of a shape, at another length with as many tokens per batch; UserError if there is none."""
+    """Return the sizes of a shape; another length keeps the tokens per batch. Raises UserError for an unknown shape."""
     if shape not in SHAPES:
         raise unknown("shape", shape, SHAPES)
     sizes = SHAPES[shape]
@@ -94,11 +94,11 @@ def sizes_of(shape: str, length: int | None = None) -> Sizes:
 
 
 def configurations(names: list[str], sizes: Sizes, threads: int | None, overrides: list[str]) -> dict[str, Config]:
-    """Return the configurations that `posbench train` would have at these sizes: of `none`, and of every name."""
+    """Return the configurations that `posbench train` would have at these sizes: for `none`, and for every name."""
     settings = {f"model.{key}": getattr(sizes, key) for key in ("n_layers", "d_model", "n_heads")}
     settings |= {f"training.{key}": getattr(sizes, key) for key in ("train_length", "batch_size")}
-    settings |= {"training.tokens": 10**12, "runtime.threads": threads or "null"}  # no fewer than any batch has
-    settings |= {"evaluation.targets": 1, "runtime.compile": "false"}  # which so many tokens would switch on
+    settings |= {"training.tokens": 10**12, "runtime.threads": threads or "null"}  # more tokens than any batch
+    settings |= {"evaluation.targets": 1, "runtime.compile": "false"}  # so many tokens would switch it on
     typed_keys = by_key(overrides)
     if unread_keys := [key for key in typed_keys if key.partition(".")[0] not in ("model", "training", "runtime")]:
         raise UserError(f"{unread_keys[0]} is not for bench: expected encodings, model, training.* or runtime.*")
@@ -123,7 +123,7 @@ def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
 
 
 def update_of(model: torch.nn.Module, config: Config, vocab_size: int) -> Callable[[], None]:
-    """Return the update of `posbench train`, on the same random tokens whenever it is called."""
+    """Return a function that makes an update of `posbench train`, on the same random tokens in each call."""
     training, trainer = config.training, Trainer(model, config, *device_and_dtype(config))
     ids = np.random.default_rng(0).integers(vocab_size, size=training.tokens_per_step + 1, dtype=np.uint16)
     batch = TrainingBatches(ids, training.train_length, training.batch_size * training.accumulation, seed=0).batch(0)
@@ -132,7 +132,7 @@ def update_of(model: torch.nn.Module, config: Config, vocab_size: int) -> Callab
     def update() -> None:
         outcomes.append(begin_update(trainer, batch, 0, rate=1e-4))  # low: random tokens teach nothing
         if len(outcomes) > 1:
-            outcomes.pop(0).read()  # one update late, as `posbench train` on CUDA
+            outcomes.pop(0).read()  # one update late, as `posbench train` does on CUDA
 
     return update
 

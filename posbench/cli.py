@@ -23,10 +23,10 @@ app = typer.Typer(
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     exits.tolerant_output()
-    os.environ["PYTHONSAFEPATH"] = "1"  # python -P for all child processes, also compilers'
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # at any place
+    os.environ["PYTHONSAFEPATH"] = "1"  # as python -P, for all child processes, also those of compilers
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # it may stand anywhere
     if len(arguments) < len(sys.argv) - 1:
         os.environ[exits.DEBUG] = "1"
     return exits.run(lambda: _run(arguments))
@@ -40,7 +40,7 @@ def _run(arguments: list[str]) -> None:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
-        if not hasattr(error, "format_message"):  # Typer's own: an unknown command or option
+        if not hasattr(error, "format_message"):  # only Typer's own have it: an unknown command or option
             raise
         raise UserError(f"{error.format_message()} {_hint(arguments, error)}") from None
     raise SystemExit(code)

@@ -14,13 +14,13 @@ class PosbenchError(Exception):
 
 
 class UserError(PosbenchError):
-    """The user's mistake: what is wrong, what was expected, the nearest valid choice."""
+    """A mistake of the user. The message says what is wrong, what was expected, and the nearest valid choice."""
 
     exit_code = 2
 
 
 class OptionError(UserError):
-    """An encoding's option has the wrong type or is out of range: `key` (encoding.base) and what is wrong."""
+    """An option has the wrong type or is out of range. `key` is its full key (encoding.base), `text` what is wrong."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key} {text}")
@@ -32,7 +32,7 @@ class OptionError(UserError):
 
 
 class Undefined(UserError):
-    """A result is undefined there: a learned table beyond its end, an extension that the encoding does not support."""
+    """A result is undefined, such as beyond the end of a learned table or with an extension that is not supported."""
 
 
 class InUse(UserError):

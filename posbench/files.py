@@ -1,4 +1,4 @@
-"""Writing files so that a kill, a crash or a full disk never leaves half of one behind; digests.
+"""Write files so that a kill, a crash or a full disk never leaves half of one behind; compute their digests.
 
 A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place.
 """
@@ -23,7 +23,7 @@ def user_cache() -> Path:
 
 
 def temporary(path: Path) -> Path:
-    """Return a fresh name beside `path`, of the pattern that `remove_stale` knows as ours."""
+    """Return a fresh name beside `path`, of the pattern that `remove_stale` deletes."""
     return path.with_name(f".tmp-{secrets.token_hex(8)}-{path.name}")
 
 
@@ -64,9 +64,9 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; forced to the disk and renamed to it at the end, removed after an error.
+    """Yield a temporary folder beside `path`. At the end it is forced to the disk and renamed; an error removes it.
 
-    `needed`: bytes, for the message of a full disk.
+    `needed`: the bytes to be written, for the message about a full disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _renamed_into(path, needed) as new:

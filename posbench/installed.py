@@ -1,6 +1,6 @@
-"""Installed packages that add to posbench, by their entry points. Nothing of them is imported to find them.
+"""Installed packages that extend posbench. They are found by their entry points, without importing any of their code.
 
-A name in a YAML file or a run folder can choose among them and imports nothing else. Their YAML stands in
+A name in a YAML file or a run folder can only choose among these entry points. The packages' YAML files are in
 `posbench_configs/<group>` of the same package.
 """
 
@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 
 ENCODINGS = "posbench.encodings"  # name -> class
-_CONFIGS = "posbench_configs"  # in a package; a project's own `configs` may be meant for other programs
+_CONFIGS = "posbench_configs"  # in a package, where `configs` might be meant for other programs
 
 
 @functools.cache

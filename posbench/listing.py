@@ -1,4 +1,4 @@
-"""What there is to choose: `posbench list`, `posbench show NAME --text`, and settings with the comments of the YAML."""
+"""List all choices: `posbench list`, `posbench show NAME --text`, and settings with the comments of the YAML files."""
 
 import importlib
 import inspect
@@ -16,18 +16,18 @@ from posbench.errors import UserError, unknown
 from posbench.report.card import DEMO, decision_card
 
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
-# Ends of docstrings that have a label.
+# The labels of paragraphs at the end of a docstring.
 _LABELS = {"beyond": "Beyond training length", "source": "Source", "checked_against": "Checked against"}
 _LABELS |= {"deviates": "Deviates"}
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 _CLAIM = re.compile(r"^# (.+)\n(\w+):$", re.MULTILINE)  # the title of a claim above its name
-# The file of each section that has its keys with defaults; experiment=demo overrides some.
+# The file that holds a section's keys and defaults, by section; experiment=demo overrides some.
 _FILES = {"": "train", "model.": "model/gpt", "data.": "data/_base", "training.": "training/lm"}
 _FILES |= {"evaluation.": "evaluation/extrapolation", "tracking.": "tracking/wandb"}
 
 
 def comments(path: Path) -> dict[str, str]:
-    """Return the comments of a YAML file by key (`section.key` for nested ones): beside it, or in the lines above."""
+    """Return a YAML file's comments by key (`section.key` if nested): the one beside a key, else the lines above it."""
     texts: dict[str, str] = {}
     above: list[str] = []
     parents: list[str] = []
@@ -64,7 +64,7 @@ def _lines(container: dict[str, Any], texts: dict[str, str], prefix: str) -> lis
 
 
 def show(sections: list[str], as_json: bool) -> None:
-    """Print the rows of sections such as `encodings` or `task`, or of all: JSON, or aligned lines with what matters."""
+    """Print the rows of sections such as `encodings` or `task`, or of all: JSON, or aligned lines of some columns."""
     rows = listing(sections)
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -78,7 +78,7 @@ def show(sections: list[str], as_json: bool) -> None:
 
 
 def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each section, of all if none is named. Raises UserError if there is no such section."""
+    """Return the rows of each section; of all if none is named. Raises UserError if there is no such section."""
     from posbench import tasks
     from posbench.encodings.extend import methods
     from posbench.evaluation import probes
@@ -113,7 +113,7 @@ def page(name: str) -> str:
         document, values = tasks.load(inner).__doc__, tasks.options_of(inner)
     else:
         cls, values = encodings.load(group or name), encodings.options_of(group or name)
-        path = choice_file("encoding/layered", inner) if group else choices("encoding").get(inner)  # None: of a user
+        path = choice_file("encoding/layered", inner) if group else choices("encoding").get(inner)  # None: a user's
         document = encodings.documentation(cls)
         values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else values
         choice, key = f"encoding={name}", "encoding"
@@ -125,7 +125,7 @@ def page(name: str) -> str:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return the facts on one encoding. Some need it built, at the demo's size: None if it cannot be built."""
+    """Return the facts on one encoding. Those that need it built, at the demo's size, are None if that fails."""
     from posbench.encodings.extend import methods_of
 
     cls, defaults = encodings.load(name), encodings.options_of(name)

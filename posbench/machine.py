@@ -18,7 +18,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def resolve(name: str) -> torch.device:
-    """Return the device of a name; `auto` is CUDA, else MPS, else the CPU. Raises UserError if it is not here."""
+    """Return the device of a name; `auto` is CUDA, else MPS, else the CPU. Raises UserError if the machine lacks it."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, is_available in available.items() if is_available))
@@ -29,27 +29,27 @@ def resolve(name: str) -> torch.device:
 
 
 def current(device: torch.device) -> torch.device:
-    """Return a device; a CUDA device is the current one from now on, where Triton and NCCL work, without TF32."""
+    """Return a device. A CUDA device becomes the current one, on which Triton and NCCL work, without cuDNN's TF32."""
     if device.type == "cuda":
-        if device.index is not None:  # "cuda" alone is the current one, and torch refuses it here
+        if device.index is not None:  # "cuda" alone is the current one already; set_device refuses it
             torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False
     return device
 
 
 def be_deterministic(device: torch.device, deterministic: bool) -> None:
-    """Use deterministic CUDA kernels wherever torch has them, from before the first product on: cuBLAS looks once."""
+    """Use deterministic CUDA kernels wherever torch has them. Call it before the first product: cuBLAS looks then."""
     if device.type == "cuda":
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # which nothing reads
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # nothing reads it
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype matrix products run in: one that is named, or `auto` = bf16 where the device does it well.
+    """Return the dtype of matrix products: the named one, or for `auto` bf16 if the device does it well, else fp32.
 
-    On a CUDA device that does not but has fp16 instructions (Volta, Turing), `auto` is fp16.
+    On a CUDA device with instructions for fp16 but not for bf16 (Volta, Turing), `auto` is fp16.
     """
     if name == "auto":
         only_half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
@@ -58,7 +58,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def bf16_is_fast(device: torch.device) -> bool:
-    """Return whether the hardware has bf16 matrix instructions. Read from its flags, so the answer never varies."""
+    """Return whether the hardware has bf16 matrix instructions. Its flags say so, so the answer never varies."""
     if device.type == "cuda":
         return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
@@ -66,7 +66,7 @@ def bf16_is_fast(device: torch.device) -> bool:
     return False
 
 
-# 1e12 FLOP per second of dense products in bf16 and fp16, by the beginning of a GPU's name: NVIDIA's data sheets.
+# Peaks of dense bf16 and fp16 products in 1e12 FLOP per second, by the start of a GPU's name (NVIDIA's data sheets).
 _PEAKS = {
     "NVIDIA B200": 2250, "NVIDIA H200 NVL": 836, "NVIDIA H200": 989, "NVIDIA H100 PCIe": 756, "NVIDIA H100 NVL": 835,
     "NVIDIA H100 80GB HBM3": 989, "NVIDIA A100": 312, "NVIDIA A40": 149.7, "NVIDIA A30": 165, "NVIDIA L40S": 362,
@@ -75,7 +75,7 @@ _PEAKS = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the named peak of a CUDA device in FLOP per second, dense, in bf16 or fp16; None if it is not known."""
+    """Return a CUDA device's peak of dense products in bf16 or fp16, in FLOP per second; None if it is not known."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
     name = torch.cuda.get_device_name(device)
@@ -95,7 +95,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-    """Run matrix products in a dtype; nothing for fp32."""
+    """Return a context in which matrix products run in a dtype; it does nothing for fp32."""
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
@@ -114,17 +114,17 @@ def cores() -> int:
 
 
 def threads_each(processes: int) -> int:
-    """Return CPU threads for each of some processes: the cores shared out, at most `OMP_NUM_THREADS` if that is set."""
+    """Return the CPU threads of each process: an equal share of the cores, at most `OMP_NUM_THREADS` if that is set."""
     shared = max(1, cores() // processes)
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(shared, int(limit)) if limit.isdecimal() and int(limit) else shared
 
 
 def set_threads(threads: int | None) -> int:
-    """Use this many CPU threads (None: as torch chooses), flush subnormal numbers to 0, and return how many are in use.
+    """Use this many CPU threads (None: torch's choice), flush subnormal numbers to 0, and return the number of threads.
 
-    Subnormals, in softmax under a bias that falls with distance, take a CPU many times as long. Call it before the
-    first parallel region: worker threads inherit the setting when they start.
+    Softmax under a bias that falls with distance makes subnormals, on which a CPU is many times slower. Call this
+    before the first parallel region: worker threads inherit the setting when they start.
     """
     torch.set_flush_denormal(True)
     if threads is not None:
@@ -133,22 +133,22 @@ def set_threads(threads: int | None) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the memory of freed tensors for the next ones: else a step has a hundred thousand page faults."""
+    """Have glibc keep the memory of freed tensors for the next ones. Otherwise a step has 100,000 page faults."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(-4, 0)  # M_MMAP_MAX: no block by a mapping of its own
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: no block gets a mapping of its own
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
 
 
 def device_memory(device: torch.device) -> int:
-    """Return the bytes of a CUDA or MPS device, in all."""
+    """Return the total memory of a CUDA or MPS device, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return torch.mps.recommended_max_memory()
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out; the CPU's allocator, cuBLAS, cuDNN and MPS have no exception for that."""
+    """Return whether memory ran out. The CPU's allocator, cuBLAS, cuDNN and MPS have no exception class for that."""
     messages = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in messages)
 
@@ -171,7 +171,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return bytes: on CUDA the most since the last reset, on MPS those in use now, else the most of this process."""
+    """Return memory in bytes: on CUDA the peak since the last reset, on MPS what is in use, else the process's peak."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":

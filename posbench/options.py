@@ -1,4 +1,4 @@
-"""Options that come from outside, against what a function or a class declares: the same check for all that has some."""
+"""Check options that come from outside against what a function or a class declares."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -20,9 +20,9 @@ Natural = Annotated[int, Ge(0)]
 def checked(
     options: Mapping[str, Any], hints: Mapping[str, Any], defaults: Mapping[str, Any], owner: str, section: str = ""
 ) -> dict[str, Any]:
-    """Return options of an owner as their annotations say; a section stands before their names in messages.
+    """Return an owner's options, each converted to the type of its annotation; messages put `section` before its name.
 
-    Raises UserError if there is no such option, or a value has another type.
+    Raises UserError for an unknown option, OptionError for a value of another type or out of range.
     """
     import pydantic
 

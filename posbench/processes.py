@@ -20,7 +20,7 @@ from posbench.errors import RunFailed, UserError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_TIMEOUT = datetime.timedelta(hours=1)  # for any process, while the others wait: rank 0 may download a text
+_TIMEOUT = datetime.timedelta(hours=1)  # how long others wait for a process: rank 0 may download a text
 
 
 class PeerLost(RunFailed):
@@ -28,25 +28,25 @@ class PeerLost(RunFailed):
 
 
 class World:
-    """A run's processes, as one of them sees them. All make the same calls in order; alone, each is the identity."""
+    """A run's processes, as one of them sees them. All make the same calls in order; a single one exchanges nothing."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
-        self.rank, self.size, self._local_rank = rank, size, local_rank  # the last is its number on its machine
+        self.rank, self.size, self._local_rank = rank, size, local_rank  # local_rank: the rank on its machine
         self.received: Sequence[int] = ()  # signals that asked this process to stop, as they come
         self._stopped_by: int | None = None
 
     def device(self, device: torch.device) -> torch.device:
-        """Return this process's device in a run on `device`; a GPU is the current one from now on."""
+        """Return this process's device in a run on `device`; a GPU becomes the current device."""
         if self.size > 1 and (device.type not in ("cpu", "cuda") or device.index is not None):
             raise UserError(f"runtime.device is {device}: {self.size} processes run on cpu, or on cuda with a GPU each")
-        if self.size > 1 and device.type == "cuda":  # Slurm may show each process its own GPU alone, as number 0
+        if self.size > 1 and device.type == "cuda":  # Slurm may show a process only its own GPU, as number 0
             device = torch.device("cuda", self._local_rank % torch.cuda.device_count())
         return machine.current(device)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum the gradients of all processes, in place, and their losses: one message, so a resumed run adds up alike.
+        """Sum all processes' gradients in place, and their losses, in one message, so that a resumed run adds up alike.
 
-        Returns the loss of all; and for `hear` the signal that each has received or 0, on the device of the loss.
+        Returns the summed loss, and for `hear` each process's signal or 0; both are on the device of the loss.
         """
         if self.size == 1:
             return loss, loss.new_empty(0)
@@ -61,15 +61,15 @@ class World:
         return total.squeeze(), signals
 
     def hear(self, signals: list[float]) -> None:
-        """Take note of the signals of an update's `sum_gradients`, once the host has read them."""
+        """Note the signals that `sum_gradients` returned for an update, once the host has read them."""
         self._stopped_by = next((int(number) for number in signals if number), None)
 
     def stopped_by(self) -> int | None:
-        """Return the signal after which all processes stop, now that the update is made; None to go on."""
+        """Return the signal for which all processes stop after this update; None if they go on."""
         return next(iter(self.received), None) if self.size == 1 else self._stopped_by
 
     def map(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """Apply `work` to the items; each process computes every `size`-th, and all return all results, in order."""
+        """Apply `work` to the items and return all results in order. Each process computes every `size`-th item."""
         results = [work(item) for item in items[self.rank :: self.size]]
         parts = [results] * self.size
         if self.size > 1:
@@ -94,7 +94,7 @@ class World:
 
 
 class Place(NamedTuple):
-    """Where this process stands among those of its run, and torch's URL of where they meet."""
+    """This process's ranks among the processes of its run, and the URL at which torch lets them meet."""
 
     rank: int
     size: int
@@ -103,7 +103,7 @@ class Place(NamedTuple):
 
 
 def place(processes: int | None) -> Place | None:
-    """Return the place that torchrun or srun gave this process, if it is one of several.
+    """Return the place that torchrun or srun gave this process; None if it is not one of several.
 
     `processes`: `runtime.processes`; with 1 or None, each task of srun is a run of its own.
     """
@@ -123,7 +123,7 @@ def place(processes: int | None) -> Place | None:
 
 @contextlib.contextmanager
 def joined(place: Place | None) -> Iterator[World]:
-    """Join the other processes of a run; without a place, alone. Raises PeerLost if one of them ends."""
+    """Join the other processes of a run. Without a place, the process is alone. Raises PeerLost if another ends."""
     if place is None:
         yield World()
         return
@@ -136,17 +136,17 @@ def joined(place: Place | None) -> Iterator[World]:
         yield World(place.rank, place.size, place.local_rank)
     except BaseException:
         if (group := dist.group.WORLD) is not None:
-            group.abort()  # else NCCL waits for what the others have begun
+            group.abort()  # or NCCL waits for what the others have begun
         raise
     finally:
         dist.destroy_process_group()
 
 
 def _exchange(operation: Callable[..., object], *args: Any, **options: Any) -> None:
-    """Exchange something with the other processes. Raises PeerLost if that breaks."""
+    """Exchange something with the other processes. Raises PeerLost if that fails."""
     try:
         operation(*args, **options)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):  # of this process
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # this process's own
         raise
-    except RuntimeError as error:  # of torch, whatever it is that broke
+    except RuntimeError as error:  # torch raises it for any broken exchange
         raise PeerLost("another process of this run has ended, or does not answer") from error
