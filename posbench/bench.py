@@ -138,7 +138,7 @@ def update_of(model: torch.nn.Module, config: Config, vocab_size: int) -> Callab
 
 
 def take_turns(contenders: Mapping[str, Callable[[], None]], rounds: int, device: torch.device) -> pd.DataFrame:
-    """Return seconds of one call, a row per round; in each, all are called equally often, in an order that reverses."""
+    """Return seconds per call, a row per round. Each round calls all equally often and reverses the order before it."""
     if (load := os.getloadavg()[0]) + torch.get_num_threads() > (os.cpu_count() or 1) + 0.5:
         logger.warning("this machine is busy (load average %.1f): figures taken now are worth nothing", load)
     quickest = min(min(_seconds(call, 1, device) for _ in range(3)) for call in contenders.values())  # warms up, too

@@ -47,7 +47,7 @@ class Checkpoint(NamedTuple):
         return dict(json.loads((self.path / STATE).read_bytes()))
 
     def verifies(self, parts: Sequence[str]) -> bool:
-        """Return whether these parts are what the manifest says."""
+        """Return whether these parts have the digests that the manifest says."""
         try:
             manifest = json.loads((self.path / _MANIFEST).read_bytes())
             digests = [manifest["files"][part]["sha256"] for part in parts]
@@ -72,14 +72,14 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
     with files.atomic_folder(path, sum(map(len, contents.values()))) as new:
         for name, part in contents.items():
             (new / name).write_bytes(part)
-        _remove([path] if path.exists() else [])  # of this step already: damaged, or the same again
+        _remove([path] if path.exists() else [])  # an earlier one of this step is damaged, or equal
     checkpoints = [checkpoint for checkpoint in every(folder) if checkpoint.step <= step]  # later ones are damaged
     _remove(checkpoint.path for checkpoint in every(folder) if checkpoint not in checkpoints[:2])
     return path
 
 
 def every(folder: Path) -> list[Checkpoint]:
-    """Return a run's checkpoints, verified or not, newest first: by number, since clocks jump."""
+    """Return a run's checkpoints, verified or not, newest first by step, since clocks jump."""
     paths = (folder / "checkpoint").glob("step-*")
     return sorted((Checkpoint(int(path.name[5:]), path) for path in paths if path.name[5:].isdecimal()), reverse=True)
 
@@ -109,13 +109,13 @@ def trained(folder: Path) -> Checkpoint:
 
 
 def keep_weights(folder: Path, steps: int) -> None:
-    """Delete a finished run's checkpoints but the newest weights, if these verify: nothing else is read."""
+    """Delete a finished run's checkpoints except the newest weights, if these verify. Nothing else is read later."""
     if final := at(folder, steps):
         _remove(checkpoint.path for checkpoint in every(folder) if checkpoint != final)
         (final.path / OPTIMIZER).unlink(missing_ok=True)
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """Delete checkpoints. Renamed first, so that a kill in the middle leaves no half checkpoint of a valid name."""
+    """Delete checkpoints. Each is renamed first, so that a kill meanwhile leaves no half checkpoint of a valid name."""
     for path in paths:
         files.delete(path.rename(files.temporary(path)))

@@ -11,7 +11,7 @@ from posbench.run import RECORD
 
 
 def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
-    """Return the run folders under these folders and globs, and of ids, without those moved aside (`.old-1`)."""
+    """Return the run folders that folders, globs and ids name, except those moved aside (`.old-1`)."""
     folders: dict[Path, Path] = {}
     for path in map(of_id, paths):
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))]
@@ -31,7 +31,7 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
 
 
 def run_folder(path: Path) -> Path:
-    """Return the one run that a path or an id names; UserError if that is none, or several."""
+    """Return the one run that a path or an id names. Raises UserError if it names none, or several."""
     folder, *others = run_folders([path])
     if others:
         raise UserError(f"{path} has several runs: name one, such as {folder}")
@@ -39,7 +39,7 @@ def run_folder(path: Path) -> Path:
 
 
 def of_id(path: Path) -> Path:
-    """Return the folder below `outputs` of the run with this id; any other path as it is."""
+    """Return the folder below `outputs` of the run with this id. Any other path is returned as it is."""
     if len(path.parts) != 1 or path.exists():
         return path
     folders = sorted(record.parent for record in Path("outputs").glob(f"*/{glob.escape(path.name)}/{RECORD}"))

@@ -16,7 +16,7 @@ from posbench.run.run import load_config, load_record
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    """Return the tokenizer that a run was trained with; UserError if it is missing or not the one of its record."""
+    """Return the tokenizer that a run was trained with. Raises UserError if it is missing or not that of the record."""
     tokenizer = from_file(folder / TOKENIZER)
     if load_record(folder).get("tokenizer_sha256") not in (None, tokenizer.sha256):
         raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the run was trained with")
@@ -40,7 +40,7 @@ def weights_of(start: StartConfig) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def sample(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-    """Return a prompt and its continuation, sampled token by token; the model sees as many tokens as it trained on."""
+    """Return a prompt and its continuation, sampled token by token. The model sees the last `train_length` tokens."""
     config, tokenizer = load_config(folder), tokenizer_of(folder)
     model, rng = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()

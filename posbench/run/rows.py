@@ -1,4 +1,4 @@
-"""Rows of a run: JSON lines, and what an evaluation row is, its key, its name as a curve, which rows make a curve."""
+"""The rows of a run as JSON lines: what an evaluation row has, its key, its curve's name, which rows make a curve."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from posbench.errors import UserError
 from posbench.run import ROWS
 
-PLAIN, WINDOWED, RULER = "plain", "windowed", "ruler"  # the last: a protocol, of a benchmark without a loss
+PLAIN, WINDOWED, RULER = "plain", "windowed", "ruler"  # the last is a protocol: a benchmark without a loss
 PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
 EVALUATION_KEY = (
     "protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step", "problem_length",
@@ -24,49 +24,49 @@ _curve_of = operator.attrgetter("split", "checkpoint_step", "protocol")
 class EvaluationRow:
     """An evaluation row of `rows.jsonl`: what was measured, on what, and the result. What is undefined is None."""
 
-    protocol: str  # fixed_target, nonoverlap, task, problems, ruler; of earlier versions sliding
-    length: int  # tokens of context; of problems, tokens read
-    length_ratio: float  # length / training length; of problems, problem_length / the longest that was trained
-    stride: int | None = None  # of `sliding`, of earlier versions: tokens between its windows
-    window: int | None = None  # keys each query saw, where attention was narrowed
-    extension: str | None = None  # as it was asked for, such as yarn:factor=4; or sinks
-    extension_options: dict[str, Any] | None = None  # what it did
-    task: str | None = None  # a probe; of problems the task, with the option that a test varies: passkey:depth=0.5
-    problem_length: int | None = None  # in what the task counts; None = text, not problems
-    offset: int | None = None  # of problems: the position of their first token
+    protocol: str  # fixed_target, nonoverlap, task, problems, ruler; in earlier versions sliding
+    length: int  # tokens of context; for problems, tokens read
+    length_ratio: float  # length / training length; for problems, problem_length / longest trained one
+    stride: int | None = None  # for `sliding` of earlier versions: tokens between its windows
+    window: int | None = None  # keys that each query saw, if attention was narrowed
+    extension: str | None = None  # as it was typed, such as yarn:factor=4; or sinks
+    extension_options: dict[str, Any] | None = None  # what was done to the model
+    task: str | None = None  # a probe; for problems the task, with the option that a test varies: passkey:depth=0.5
+    problem_length: int | None = None  # in the task's own unit; None = text, not problems
+    offset: int | None = None  # for problems: the position of their first token
     split: str
     documents: str | None = None  # doc, concat
     checkpoint_step: int
-    tokens: int | None = None  # that the checkpoint was trained on; rows of earlier versions, models of others: None
+    tokens: int | None = None  # tokens of training; None: unknown (in earlier versions, for models from elsewhere)
     status: str  # ok, undefined, too_short, failed
-    reason: str | None = None  # of a status that is not ok; of a selection of tokens, by whom
+    reason: str | None = None  # why a status is not ok; for a selection of tokens, who made it
     dtype: str | None = None
-    n_tokens: int | None = None  # scored
+    n_tokens: int | None = None  # scored tokens
     n_bytes: int | None = None  # of the original text of the scored tokens
     n_blocks: int | None = None
-    n_distinct: int | None = None  # of problems: how many of the blocks differ; rows of earlier versions: None
-    n_documents: int | None = None  # that the blocks stand in
+    n_distinct: int | None = None  # for problems: how many of the blocks differ; None in earlier versions
+    n_documents: int | None = None  # documents that the blocks are from
     mean_context: float | None = None  # tokens
     nll: float | None = None  # nats per token
     perplexity: float | None = None
     bits_per_byte: float | None = None
-    accuracy: float | None = None  # of problems: share of the scored tokens that were the likeliest
+    accuracy: float | None = None  # for problems: share of the scored tokens that the model found likeliest
     chance: float | None = None  # accuracy of guessing: among candidates, or among all answer tokens of these problems
-    trivial: float | None = None  # of problems: accuracy of the task's trivial reader on them
-    exact_match: float | None = None  # share of the problems of which all were
-    ci_low: float | None = None  # of nll, 95 %, for this checkpoint
+    trivial: float | None = None  # for problems: accuracy of the task's trivial reader on them
+    exact_match: float | None = None  # share of the problems whose scored tokens all were the likeliest
+    ci_low: float | None = None  # 95 % interval of nll, for this checkpoint
     ci_high: float | None = None
-    ci_over: str | None = None  # documents, segments, problems; rows of earlier versions: None, of blocks
-    ngram_nll: float | None = None  # nats per token of the best n-gram model of the training tokens, same targets
-    ngram_order: int | None = None  # that model's; rows of earlier versions: 2, counted on all of the training text
+    ci_over: str | None = None  # its units: documents, segments, problems; None in earlier versions: blocks
+    ngram_nll: float | None = None  # nats per token of the training tokens' best n-gram model, on the same targets
+    ngram_order: int | None = None  # that model's order; in earlier versions 2, counted on all of the training text
     targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
     seconds: float | None = None
     peak_memory_bytes: int | None = None
-    units: dict[str, list[Any]] | None = None  # of each unit of text: document, tokens; in nats nll, ngram
+    units: dict[str, list[Any]] | None = None  # per unit of text: document, tokens, and in nats nll, ngram
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow":
-        """Return the row of a line; of other versions unknown columns are left out, and a missing value is None."""
+        """Return the row of a line. Unknown columns of other versions are left out, and a missing value is None."""
         return cls(**{name: line.get(name) for name in (*COLUMNS, "units")})  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class EvaluationRow:
 
     @property
     def is_headline(self) -> bool:
-        """Whether the row belongs to the protocol of the headline: of a text fixed_target, of a task problems."""
+        """Whether the row belongs to the protocol of the headline: fixed_target for a text, problems for a task."""
         return self.protocol == "problems" or (self.protocol == "fixed_target" and self.task is None)
 
     @property
@@ -129,7 +129,7 @@ def number(value: object) -> float | None:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run folder, of training, validation and evaluation; a last line cut short is passed over."""
+    """Return the rows of a run folder, of training, validation and evaluation; an incomplete last line is left out."""
     *lines, _ = (folder / ROWS).read_bytes().split(b"\n") if (folder / ROWS).exists() else [b""]
     try:
         return [json.loads(line) for line in lines]
@@ -143,7 +143,7 @@ def training_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def every_row(folder: Path) -> list[EvaluationRow]:
-    """Return the last evaluation row of each key and targets. One without a number counts until the next of its key."""
+    """Return the last evaluation row per key and targets. One without a number counts until its key has a later row."""
     rows = [EvaluationRow.from_json(row) for row in read_rows(folder) if "protocol" in row]
     last = {row.key: row for row in rows}
     newest = {(row.key, row.targets_sha256): row for row in rows}
@@ -151,9 +151,9 @@ def every_row(folder: Path) -> list[EvaluationRow]:
 
 
 def evaluation_rows(folder: Path, counts: Mapping[str | None, int] | None = None) -> list[EvaluationRow]:
-    """Return evaluation rows, one of each key: the last, unless an earlier one pairs with more of its curve.
+    """Return one evaluation row per key: the last one, unless an earlier one pairs with more rows of its curve.
 
-    So a later evaluation of a few lengths, on other targets, never breaks a curve.
+    A later evaluation of a few lengths on other targets therefore never breaks a curve.
     """
     rows = every_row(folder)
     paired = {id(row) for row in on_shared_targets(rows, counts)}
@@ -162,16 +162,16 @@ def evaluation_rows(folder: Path, counts: Mapping[str | None, int] | None = None
 
 
 def headline_split(rows: Sequence[EvaluationRow], split: str) -> str:
-    """Return the text of the headline: the one asked for, else another that was evaluated; empty if none was."""
+    """Return the split of the headline: the requested one, else another that was evaluated; empty if none was."""
     splits = {row.split for row in rows if row.is_headline}
     return split if split in splits else min(splits, default="")
 
 
 def on_shared_targets(rows: list[EvaluationRow], counts: Mapping[str | None, int] | None = None) -> list[EvaluationRow]:
-    """Return the rows that one line may join: of each split, checkpoint and protocol, those on its shared targets.
+    """Return the rows that one line may join: for each split, checkpoint and protocol, those on its shared targets.
 
-    These are the targets with the highest of `counts`, then those that the training length was scored on, then the most
-    common from that length on, then in all; of equally many the newer ones. What has no number stays, and so do
+    These targets have the highest of `counts`. Ties go to targets that the training length was scored on, then to the
+    most common ones from that length on, then at all lengths, then to the newest. Rows without a number stay, and so do
     problems, whose rows never pair.
     """
     ranks: dict[tuple[Any, ...], list[int]] = {}
@@ -180,7 +180,7 @@ def on_shared_targets(rows: list[EvaluationRow], counts: Mapping[str | None, int
             key, ratio = (_curve_of(row), row.targets_sha256), row.length_ratio if row.kind == PLAIN else 0
             points = ratio == 1, ratio >= 1, 1
             ranks[key] = [sum(pair) for pair in zip(points, ranks.get(key, [0, 0, 0]), strict=True)]
-    shared = dict(sorted(ranks, key=lambda key: [(counts or {}).get(key[1], 0), *ranks[key]]))  # the last stays
+    shared = dict(sorted(ranks, key=lambda key: [(counts or {}).get(key[1], 0), *ranks[key]]))  # the highest stays
     unused = {digest for _, digest in ranks} - {*shared.values()}
     rows = [row for row in rows if not (row.protocol == "task" and row.targets_sha256 in unused)]  # `offset`, `shuffle`
     return [row for row in rows if not row.measured or shared.get(_curve_of(row)) in (None, row.targets_sha256)]

@@ -1,7 +1,7 @@
 """The run folder: one owner at a time, and records that a kill or a full disk cannot spoil.
 
-`config.yaml` has what was asked, `run.json` what became of it, `rows.jsonl` every number, in the order in which they
-were made. A kill does not change that order: resuming from a step drops the rows after it.
+`config.yaml` has the settings, `run.json` the outcome, and `rows.jsonl` every number in the order in which they were
+made. A kill does not change that order: resuming from a step drops the rows after it.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from posbench.run import CONFIG, RECORD, ROWS, STABLE, checkpoint
 from posbench.run.rows import plain, read_rows
 
 logger = logging.getLogger(__name__)
-ADDING = "running"  # the reason of a run that is done while rows are added
+ADDING = "running"  # the reason in the record of a finished run while rows are added
 _UNKNOWN = (
     "reason", "message", "attempt", "command", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds",
     "peak_memory_bytes", "data", "tokenizer_sha256", "support", "wandb",
@@ -56,9 +56,9 @@ class Run:
     @classmethod
     @contextlib.contextmanager
     def open(cls, folder: Path, config: AnyConfig, command: list[str] | None, restart: bool = False) -> Iterator["Run"]:
-        """Own a run folder, new or old; UserError if another process has it, or it holds another run.
+        """Own a run folder, new or old. Raises InUse if another process has it, UserError if it holds another run.
 
-        With the `command` line that trains, an error that ends it is recorded; without, rows are only added. `restart`
+        `command`: the command line of a training, whose final error is recorded; None only adds rows. `restart`
         moves an old folder aside, to `<folder>.old-1`, `-2` ...
         """
         with contextlib.ExitStack() as stack:
@@ -122,7 +122,7 @@ class Run:
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
     def begin_attempt(self, **resources: Any) -> None:
-        """Record that this process starts, and on what. A run that is done stays done while rows are added."""
+        """Record that this process starts, and its resources. A run that is done stays done while rows are added."""
         if isinstance(self.config, Config) and not checkpoint.every(self.folder):
             encoding = self.config.encoding
             self.record["installed_encodings"] = encodings.installed_files(encoding.name, encoding.options)
@@ -136,7 +136,7 @@ class Run:
         self.update(status="done" if self.record["status"] == "done" else status, reason=reason, message=message)
 
     def ended_by(self, error: BaseException) -> None:
-        """Record what ended the attempt; a done run that was refused before an attempt began is left as it is."""
+        """Record the error that ended the attempt. A run that is done stays as it is if no attempt had begun."""
         if self.record["status"] != "done" or self.record["reason"] == ADDING:
             stopped = isinstance(error, Stopped | KeyboardInterrupt)
             reason = "signal" if stopped else error.reason if isinstance(error, RunFailed) else "error"
@@ -158,7 +158,7 @@ class Run:
         files.write(self.folder / CONFIG, text.encode())
 
     def refuse_changes(self, text_sha256: str, tokenizer_sha256: str) -> None:
-        """Refuse another text or tokenizer than a trained run had; warn of another version of its own encoding."""
+        """Refuse another text or tokenizer than the run was trained with; warn if its encoding's file has changed."""
         if not checkpoint.every(self.folder):
             return
         text, tokenizer = (self.record["data"] or {}).get("sha256"), self.record["tokenizer_sha256"]
@@ -177,7 +177,7 @@ def _lock(folder: Path) -> Path:
 def owned(folder: Path) -> contextlib.AbstractContextManager[object]:
     """Own a run folder; the system frees it when its owner dies. Raises InUse if another process has it."""
     try:
-        return FileLock(_lock(folder), timeout=0.2).acquire()  # `in_use` has it for a moment
+        return FileLock(_lock(folder), timeout=0.2).acquire()  # `in_use` may hold the lock for a moment
     except Timeout:
         raise InUse(f"{folder} is in use by another process: wait for it or stop it") from None
 
@@ -187,7 +187,7 @@ def in_use(folder: Path) -> bool:
     try:
         with FileLock(_lock(folder), timeout=0) if _lock(folder).exists() else contextlib.nullcontext():
             return False
-    except OSError as error:  # or it is another user's, perhaps
+    except OSError as error:  # others: perhaps another user's file
         return isinstance(error, Timeout)
 
 
@@ -219,7 +219,7 @@ def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
 
 
 def load_config(folder: Path) -> Config:
-    """Return the configuration of a run folder. Raises UserError if there is none, or that of a HuggingFace model."""
+    """Return the configuration of a run folder. Raises UserError if there is none or it is a HuggingFace model's."""
     config = load_saved(folder / CONFIG)
     if not isinstance(config, Config):
         raise UserError(f"{folder} holds results of a HuggingFace model, not a run: name the model")

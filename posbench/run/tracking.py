@@ -1,6 +1,6 @@
 """The mirror of a run at Weights & Biases or in TensorBoard: row n of `rows.jsonl` is step n of the W&B run.
 
-So a session first sends the rows that W&B has not got. Curves of different encodings overlay, because training rows
+A session therefore first sends the rows that W&B lacks. Curves of different encodings overlay, because training rows
 have `tokens` as their axis and evaluation rows `eval/context`.
 """
 
@@ -25,20 +25,20 @@ CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
 _VALUES = {"nll": "loss"} | {name: name for name in ("accuracy", "exact_match", "ci_low", "ci_high")}
 _AXES = ("tokens", "step", "seconds", CONTEXT)
 _SHOWN = ("eval/loss", "eval/accuracy")  # curves with a panel; the others can be added to one
-ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]  # a run's headline, and what draws it
+ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]  # a run's headline, and a function to draw it
 
 
 class Tracker:
-    """The mirror of a run. What fails is a warning: `rows.jsonl` has the numbers, another session sends them."""
+    """The mirror of a run. A failure is a warning: `rows.jsonl` has the numbers, and a later session sends them."""
 
     def __init__(self, config: Trains, run: Run, results_of: ResultsOf) -> None:
         self._config, self._run, self._results_of = config, run, results_of
         self._targets: dict[Any, str | None] = {}
         self._defined, self._seen = set[str](), 0
-        self.session: Any = None  # W&B's run, or what has its methods
+        self.session: Any = None  # W&B's run, or an object with its methods
 
     def send(self) -> None:
-        """Send the rows that the session has not got; the first call opens it."""
+        """Send the rows that the session lacks. The first call opens the session."""
         with self._failure_as_warning():
             if self.session is None:
                 open_session = EventFiles if self._config.tracking.backend == "tensorboard" else wandb_session
@@ -55,7 +55,7 @@ class Tracker:
                 self._seen += 1
 
     def finish(self) -> None:
-        """Send the run's results, and wait a bounded time."""
+        """Send the run's results, and wait for that a limited time."""
         if self.session is None:
             return
         with self._failure_as_warning():
@@ -94,7 +94,7 @@ def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
 
 
 def row_values(line: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]) -> dict[str, Any]:
-    """Return a row's numbers by name; rows on a curve's first targets, kept in `targets`, have its plain name."""
+    """Return a row's numbers by name. Rows on a curve's first targets, which `targets` keeps, have its plain name."""
     if "protocol" not in line:
         return {name: value for name, value in line.items() if number(value) is not None}
     row = EvaluationRow.from_json(line)
@@ -136,7 +136,7 @@ class EventFiles:
 
 
 def wandb_session(config: Trains, run: Run) -> Any:
-    """Open a run's session at W&B, where it was before or as the environment says."""
+    """Open a run's session at W&B, in the place that the environment names, else where it was before."""
     import wandb
 
     tracking, online = config.tracking, is_online(config.tracking.mode)
@@ -174,19 +174,19 @@ def is_online(mode: str) -> bool:
     """Return whether there is an API key, and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
     import wandb
 
-    wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
+    wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's own come too late to silence the login
     offline = {mode, os.environ.get("WANDB_MODE")} & {"offline", "dryrun"}
     return not offline and wandb.login(prompt=False, verify=False)
 
 
 def sync(folders: list[Path], results_of: ResultsOf) -> None:
-    """Send the rows of run folders that W&B has not got; PosbenchError if it cannot be reached or refuses."""
-    os.environ["WANDB_MODE"] = "online"  # as it is asked for here
+    """Send the rows of run folders that W&B lacks. Raises PosbenchError if W&B cannot be reached or refuses."""
+    os.environ["WANDB_MODE"] = "online"  # the command asks for it
     if not is_online("auto"):
         raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
     for folder in folders:
         if isinstance(config := load_saved(folder / CONFIG), TrainedElsewhere):
-            continue  # was not trained here: it has no rows to overlay
+            continue  # it was not trained here and has no rows to overlay
         tracking = dataclasses.replace(config.tracking, backend="wandb", mode="auto")
         with Run.open(folder, config, command=None) as run:
             run.tracker = tracker = Tracker(dataclasses.replace(config, tracking=tracking), run, results_of)
