@@ -103,7 +103,7 @@ class Run:
         os.fsync(self._file.fileno())
 
     def cut(self, step: int, rows: list[dict[str, Any]] | None = None) -> None:
-        """Drop the rows after a step, from which training goes on and makes them again; `rows` take their place."""
+        """Drop the rows after a step: training makes them again. `rows`, if given, first replace the run's rows."""
         rows = [row for row in rows or self.rows if row["checkpoint_step" if "protocol" in row else "step"] <= step]
         if rows != self.rows:
             files.write(self.folder / ROWS, "".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -143,7 +143,7 @@ class Run:
             self.finish("stopped" if stopped else "failed", reason, str(error) or type(error).__name__)
 
     def as_begun(self, config: Trains) -> Trains:
-        """Return a configuration with the cadence that the unfinished run began with: its rows come in that order."""
+        """Record and return a configuration. A begun run keeps cadence and evaluation, and so the order of its rows."""
         if self.rows and not isinstance(original := self.config, TrainedElsewhere):
             cadence = {name: getattr(original.runtime, name) for name in ("log_every_steps", "validate_every_steps")}
             runtime = dataclasses.replace(config.runtime, **cadence)

@@ -1,4 +1,4 @@
-"""One update of the weights: learning rate, optimizer, gradients, what is compiled, and what updates take."""
+"""One update of the weights: learning rate, optimizer, gradients, what is compiled, and its time and memory."""
 
 import contextlib
 import dataclasses
@@ -23,14 +23,14 @@ from posbench.model.gpt import GPT, Reading, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
 
-# Operations in matrix products per CPU thread: minutes of training, which make up for the seconds of the start.
+# Operations in matrix products per CPU thread from which compiling pays: it takes seconds, and these take minutes.
 PAYS_FROM = 2e14
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     """Return the learning rate of update `step` (from 0) of `total`: a pure function, so resuming cannot lose it.
 
-    Linear warm-up, then a cosine down to `final_learning_rate` x peak; or a constant whose last `decay_fraction` falls.
+    Linear warm-up, then a cosine to `final_learning_rate` x peak; or a constant rate that falls over `decay_fraction`.
     """
     warmup, final = training.warmup_steps, training.final_learning_rate
     if step < warmup:
@@ -44,32 +44,32 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
 
 
 def stable_steps(training: TrainingConfig) -> int:
-    """Return the updates before a constant rate falls; 0 if it never does, or if lengths depend on the budget."""
+    """Return the number of updates before a constant rate falls; 0 if it never does or lengths depend on the budget."""
     falls = training.schedule == "constant" and training.decay_fraction > 0 and not training.lengths
     return training.steps - math.ceil(_fall_steps(training.steps, training)) if falls else 0
 
 
 def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
-    """Return an update's tokens per sequence (the fewer, the more sequences), and its window; None if it has none."""
+    """Return an update's tokens per sequence (with fewer there are more sequences), and its window, or None."""
     stages = [stage[1:] for stage in training.lengths if step >= stage[0] * training.steps]
     length, *window = stages[-1] if stages else [training.train_length]
     return length, window[0] if window else None
 
 
 def _fall_steps(total: int, training: TrainingConfig) -> float:
-    """Return the updates of `total` over which the rate of a constant schedule falls."""
+    """Return over how many updates of `total` the rate of a constant schedule falls."""
     return max(1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps))
 
 
 def begins_from(config: Config, smaller: Config) -> bool:
-    """Return whether a run does at first what a run of a smaller budget does until its rate falls."""
+    """Return whether a run begins with the updates that a run of a smaller budget makes until its rate falls."""
     more, less = config.training, smaller.training
     fits = less.tokens < more.tokens and less.warmup_steps == more.warmup_steps and stable_steps(less) > 0
     return fits and dataclasses.replace(smaller, training=dataclasses.replace(less, tokens=more.tokens)).id == config.id
 
 
 class _AdamW(torch.optim.AdamW):
-    """Torch's own without decorators that load its compiler to keep it out: a third of the CPU time of a start."""
+    """Torch's AdamW without decorators that load its compiler only to exclude it: a third of a start's CPU time."""
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
@@ -81,7 +81,7 @@ class _AdamW(torch.optim.AdamW):
 def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
     """Return AdamW with weight decay on the model's matrices only: never on norms, nor on an encoding's parameters.
 
-    Parameters with a learning rate of their own (`Encoding.rates`) have groups of their own, `times` with the factor.
+    Parameters with a learning rate of their own (`Encoding.rates`) have their own groups, whose `times` is the factor.
     """
     encodings = [module for module in model.modules() if isinstance(module, Encoding)]
     times = {encoding.get_parameter(name): rate for encoding in encodings for name, rate in encoding.rates.items()}
@@ -97,14 +97,14 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Ada
 
 
 class Trainer:
-    """A model, on its device already, and all that its updates share."""
+    """A model that is on its device already, and all that its updates share."""
 
     def __init__(
         self, model: nn.Module, config: Trains, device: torch.device, dtype: torch.dtype, world: World | None = None
     ) -> None:
-        self.model = model  # called as `GPT.forward`
-        self.training, self.seed = config.training, config.seed  # of random positions
-        self.device, self.dtype = device, dtype  # of matrix products
+        self.model = model  # called like `GPT.forward`
+        self.training, self.seed = config.training, config.seed  # seed of random positions
+        self.device, self.dtype = device, dtype  # the dtype of matrix products
         self.world = world or World()  # the processes that share each batch
         if isinstance(model, GPT):
             model.compiles = is_compiled(config, device, self.world)
@@ -114,13 +114,13 @@ class Trainer:
 
 
 def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
-    """Return whether a run is compiled. It follows from configuration and machine, so a continued run does the same.
+    """Return whether a run is compiled. This follows from configuration and machine, so a continued run does the same.
 
-    `auto` compiles what it was measured to make faster by more than its start takes (docs/results.md): on CPUs with
-    a C++ compiler, blocks of RMSNorm and SwiGLU, if there are minutes to train.
+    `auto` compiles where that was measured to save more time than it takes (docs/results.md): on CPUs with a C++
+    compiler, blocks of RMSNorm and SwiGLU, if the training takes minutes.
     """
     if not isinstance(config, Config):
-        return False  # a model of transformers runs as it is
+        return False  # a HuggingFace model runs as it is
     setting, model = config.runtime.compile, config.model
     if setting != "auto":
         return setting
@@ -135,17 +135,17 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
 
 
 class Outcome(NamedTuple):
-    """The result of an update, possibly still being computed on CUDA: reading it waits, nothing else does."""
+    """The result of an update, which CUDA may still be computing: `read` waits for it, nothing else does."""
 
     step: int
-    numbers: Tensor  # loss, gradient norm, whether an update failed up to this one; then the processes' signals
-    arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
+    numbers: Tensor  # loss, gradient norm, whether this or an earlier update failed; then the processes' signals
+    arrived: torch.cuda.Event | None  # when the numbers are on the host; None = nothing to wait for
     trainer: Trainer
 
     def read(self) -> tuple[float, float]:
-        """Return the mean loss in nats per scored token and the gradient norm before clipping; signals are exchanged.
+        """Return the mean loss in nats per scored token and the gradient norm before clipping; pass the signals on.
 
-        RunFailed if one is not finite. The weights are as before the update, whatever was begun after it.
+        Raises RunFailed if one is not finite. The weights are then as before the update, whatever was begun later.
         """
         if self.arrived is not None:
             self.arrived.synchronize()
@@ -163,8 +163,8 @@ class Outcome(NamedTuple):
 def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outcome:
     """Launch one optimizer step; the host does not wait for its result.
 
-    Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone. Of
-    several processes each has its rows of the batch (`Batch.share`). Random positions are drawn from `step`, from 0.
+    Each part of the batch counts by its share of the scored tokens, so that accumulation only changes the memory. Each
+    of several processes has its own rows (`Batch.share`). `step`, which begins at 0, seeds random positions.
     """
     tell_progress(trainer.model, step / trainer.training.steps)
     loss, reading = torch.zeros((), device=trainer.device), Reading(window=stage_at(step, trainer.training)[1])
@@ -196,7 +196,7 @@ def tell_progress(model: nn.Module, progress: float) -> None:
 
 
 def _step(trainer: Trainer, loss: Tensor) -> Tensor:
-    """Clip, and step if all is finite; returns the first three of `Outcome.numbers`."""
+    """Clip the gradients, step if all is finite, and return the first three of `Outcome.numbers`."""
     scale, optimizer = trainer.scale, trainer.optimizer
     if scale is not None:
         scale.unscale_(optimizer)
@@ -208,14 +208,14 @@ def _step(trainer: Trainer, loss: Tensor) -> Tensor:
         scale.step(optimizer)  # unless a gradient overflowed
         scale.update()
     else:
-        if loss.device.type != "mps":  # its fused optimizer may not look at this
+        if loss.device.type != "mps":  # MPS's fused optimizer may not look at this
             optimizer.found_inf = left_out  # type: ignore[attr-defined]
         optimizer.step()
     return torch.stack((loss, norm, trainer.failed))
 
 
 class Clock:
-    """Wall and CPU seconds and the most memory of training over all attempts, and its speed since the last row.
+    """The wall seconds, CPU seconds and peak memory of training over all attempts, and its speed since the last row.
 
     CPU seconds are those of this process times the number of processes.
     """
@@ -232,7 +232,7 @@ class Clock:
         self.full_speed = peak * trainer.world.size / flops if peak and flops else None  # tokens per second
 
     def totals(self) -> dict[str, float]:
-        """Return wall and CPU seconds and bytes so far."""
+        """Return wall seconds, CPU seconds and peak bytes so far."""
         (wall, cpu), self._began = self._began, (time.monotonic(), time.process_time())
         self._wall += self._began[0] - wall
         self._cpu += (self._began[1] - cpu) * self._trainer.world.size
@@ -240,7 +240,7 @@ class Clock:
         return dict(zip(self.NAMES, (round(self._wall, 3), round(self._cpu, 3), self._memory), strict=True))
 
     def speed(self, step: int) -> dict[str, float]:
-        """Return tokens per second since the last call, the share of the device's peak if known, and all seconds."""
+        """Return tokens per second since the last call, the share of the device's peak if known, and seconds so far."""
         self.totals()
         last_row, self._last_row = self._last_row, (step * self._trainer.training.tokens_per_step, self._wall)
         speed = (self._last_row[0] - last_row[0]) / (self._wall - last_row[1])
@@ -249,7 +249,7 @@ class Clock:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing as training while this lasts."""
+        """Count no time as training while this lasts."""
         self.totals()
         yield
         self._began = time.monotonic(), time.process_time()

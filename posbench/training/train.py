@@ -1,4 +1,4 @@
-"""Train one model and evaluate how far it holds: the main job, read in order.
+"""Train one model and evaluate how far it holds: the main job, from top to bottom.
 
 A run is its configuration. Started again, it continues from its newest checkpoint; finished, it only evaluates what
 is missing. Batches, initial weights and random positions are pure functions of (seed, step), so a continued run is
@@ -38,15 +38,15 @@ from posbench.training.step import Clock, Outcome, Trainer, begin_update, learni
 
 logger = logging.getLogger(__name__)
 _MORE_ROOM = "a smaller training.batch_size, with more training.accumulation, or runtime.checkpointing=true"
-# Updates that may be unread when another is launched, by device: the host prepares the next while one is computed.
+# How many updates may be unread when another is launched, by device: the host prepares one while CUDA computes one.
 _AHEAD = {"cuda": 1}
-_VALIDATIONS = 4  # in a run, unless it says how many
+_VALIDATIONS = 4  # per run, unless the configuration says how often
 
 
 def train(config: Config, folder: Path, command: list[str], restart: bool = False, world: World | None = None) -> None:
     """Run a configuration in its folder to the end, from wherever it stands: train, and evaluate.
 
-    All processes of a world do this; rank 0 has the run folder and the tracker. What is computed is kept, whatever
+    All processes of a world call this; rank 0 has the run folder and the tracker. What is computed is kept, whatever
     ends it. `command` is the command line, for the record.
     """
     world = world or World()
@@ -84,7 +84,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         if run:
             end(run, config)
             if run.tracker and tracking.in_sweep():
-                run.tracker.send()  # the agent waits for this run, also where it was finished before
+                run.tracker.send()  # the agent waits for this run, even if it was finished before
             if not n_updates and not n_rows:
                 logger.info("finished; nothing to do: %s", run.folder)
 
@@ -120,7 +120,7 @@ def fit(
     run: Run | None,
     evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
-    """Train to the token budget from wherever the run stands; returns the number of updates made now."""
+    """Train to the token budget from wherever the run stands, and return the number of updates made now."""
     training, world = config.training, trainer.world
     total, parts, per_step = training.steps, training.accumulation, training.tokens_per_step
     first_step, state = _resume(trainer, config, run)
@@ -198,7 +198,7 @@ def _save(run: Run, trainer: Trainer, step: int, clock: Clock, folder: Path) -> 
     """Write a checkpoint into a folder, after the rows up to it. Raises RunFailed if there is no room."""
     run.sync()
     totals = {"tokens": step * trainer.training.tokens_per_step, **clock.totals()}
-    run.update(**totals)  # before the checkpoint: after the last nothing is left to record
+    run.update(**totals)  # before the checkpoint: after the last one nothing is recorded
     state: dict[str, Any] = totals | {"dtype": machine.dtype_name(trainer.dtype)}
     if trainer.scale is not None:
         state["loss_scale"] = trainer.scale.state_dict()
@@ -206,7 +206,7 @@ def _save(run: Run, trainer: Trainer, step: int, clock: Clock, folder: Path) -> 
 
 
 def _resume(trainer: Trainer, config: Trains, run: Run | None) -> tuple[int, dict[str, Any]]:
-    """Give the trainer the state that training goes on from; returns the updates made so far, and what was saved."""
+    """Load the state that training goes on from; return the number of updates so far and the saved state."""
     step, weights, optimizer, state = trainer.world.from_first(_newest_state(trainer, config, run) if run else None)
     if weights is not None:
         trainer.model.load_state_dict(weights)
@@ -218,7 +218,7 @@ def _resume(trainer: Trainer, config: Trains, run: Run | None) -> tuple[int, dic
 
 
 def _newest_state(trainer: Trainer, config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
-    """Return updates made, weights, optimizer and state of the newest checkpoint, to which the rows are cut back."""
+    """Return the step, weights, optimizer and state of the newest checkpoint, and cut the rows back to its step."""
     if trained := checkpoint.at(run.folder, config.training.steps):
         return trained.step, trained.weights(), None, {}
     if isinstance(config, Config) and not checkpoint.every(run.folder):
@@ -232,13 +232,13 @@ def _newest_state(trainer: Trainer, config: Trains, run: Run) -> tuple[int, Any,
 
 
 def _take_stable(run: Run, config: Config, trainer: Trainer) -> None:
-    """Give a run what it would compute itself: rows and checkpoint from before the rate of a smaller budget fell."""
+    """Copy rows and checkpoint of a run of a smaller budget, from before its rate fell: this run would do the same."""
     encodings = [module for module in trainer.model.modules() if isinstance(module, Encoding)]
     if any(type(encoding).set_progress is not Encoding.set_progress for encoding in encodings):
-        return  # their progress is a share of the budget: they change with it
+        return  # progress is a share of the budget, and these follow it
     candidates: list[checkpoint.Checkpoint] = []
     for folder in {path.parent for path in run.folder.parent.glob(f"*/{STABLE}")}:
-        with contextlib.suppress(UserError):  # it cannot be read
+        with contextlib.suppress(UserError):  # of a run that cannot be read
             smaller, record = load_config(folder), load_record(folder)
             step = updates.stable_steps(smaller.training)
             matches = record["status"] == "done" and updates.begins_from(config, smaller)
@@ -254,7 +254,7 @@ def _take_stable(run: Run, config: Config, trainer: Trainer) -> None:
 
 
 def _basis(step: int, config: Config, record: Mapping[str, Any], trainer: Trainer) -> list[Any]:
-    """Return what weights and rows up to a step follow from, beside the configuration."""
+    """Return what decides the weights and rows up to a step, beside the configuration."""
     evaluations = {update: settings for update, settings in evaluations_on_the_way(config).items() if update <= step}
     of_run = [record.get(key) for key in ("data", "tokenizer_sha256", "installed_encodings", "versions")]
     of_attempt = [record["attempt"][key] for key in ("device", "dtype", "threads", "processes")]
@@ -262,7 +262,7 @@ def _basis(step: int, config: Config, record: Mapping[str, Any], trainer: Traine
 
 
 def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
-    """Return the batches of validation; none if it is switched off, or if the text is too short and nobody asked."""
+    """Return the batches of validation; none if it is off, or if the text is too short and no cadence is set."""
     cadence = config.runtime.validate_every_steps
     try:
         return tokens.validation_batches(config.training) if cadence != 0 else []
@@ -282,7 +282,7 @@ def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str,
     model: Any = trainer.model.eval()
 
     def sums(batch: Batch) -> Tensor:
-        """Return the sum of nll, and of problems the numbers of correct tokens and of wholly correct problems."""
+        """Return the sum of nll; for problems also the numbers of correct tokens and of wholly correct problems."""
         batch = batch.to(trainer.device)
         with machine.autocast(trainer.device, trainer.dtype):
             nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored).cpu().double()
