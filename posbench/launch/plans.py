@@ -33,11 +33,11 @@ class Plan:
 
     @property
     def output(self) -> Path:
-        """The file for what its process prints, if a sweep runs it."""
+        """The file that gets what the run's process prints in a sweep."""
         return self.folder.parent / ".jobs" / f"{self.id}.log"
 
     def changed(self, key: str, value: Any) -> "Plan":
-        """Return the run with another value of a key, which needs no check and no Hydra: a quarter of a second each."""
+        """Return the plan with another value of a key. It needs no check and no Hydra, a quarter of a second each."""
         section, _, name = key.rpartition(".")
         part = dataclasses.replace(getattr(self.config, section), **{name: value}) if section else value
         config = dataclasses.replace(self.config, **{section or name: part})
@@ -46,7 +46,7 @@ class Plan:
 
 
 def plan(config: Config, words: Iterable[str], config_dir: Path | None = None) -> Plan:
-    """Return the plan of a configuration and of the words that it was typed by; UserError if parts of it do not fit."""
+    """Return the plan of a configuration and of the words that gave it. Raises UserError if parts of it do not fit."""
     check(config)
     files = [f"--config-dir={config_dir}"] if config_dir else []
     return Plan(config, config.folder, ("posbench", "train", *words, *files))
@@ -54,7 +54,7 @@ def plan(config: Config, words: Iterable[str], config_dir: Path | None = None) -
 
 def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
     """Return the plan of one run."""
-    from posbench.config import compose  # Hydra, which a rank does not need
+    from posbench.config import compose  # it imports Hydra, which a rank does not need
 
     return plan(compose.single(words, config_dir), words, config_dir)
 

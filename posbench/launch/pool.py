@@ -1,7 +1,7 @@
-"""Processes of runs, so many at a time: a crash or a kill of one takes no other with it.
+"""Run plans in processes, several at a time: a crash or a kill of one takes no other with it.
 
-Each is a session of its own, which saves itself and ends if its parent does. What became of a run is what its
-`run.json` says. For a process that died before it could write, it is written here.
+Each process has a session of its own; it saves its run and ends if its parent ends. The outcome of a run is in its
+`run.json`. If a process died before it could write that, it is written here.
 """
 
 import atexit
@@ -91,7 +91,7 @@ def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
 
 
 def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
-    """Return how a run stands: its loss if it is done, else what tells it from the others, and the reason."""
+    """Return a line on a run: its loss if it is done, else the words that tell it from the others, and the reason."""
     if state == DONE:
         loss = loss_at_train_length(plan)
         return f"{plan.id} done" + (f": {loss:.4f} nats/token at the training length" if loss is not None else "")
@@ -102,7 +102,7 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
 
 
 def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], object]) -> dict[str, Status]:
-    """Do the work of plans, one at a time for each slot with its environment variables; return each status by run id.
+    """Do the work of plans, one at a time per slot, a slot being environment variables. Return each status by run id.
 
     Raises Stopped after SIGINT or SIGTERM: the runs were asked to save and have ended; the same sweep continues.
     """
@@ -124,7 +124,7 @@ def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], ob
                 running[process.sentinel] = process, plan, slot, old_record
                 status[plan.id] = RUNNING
                 logger.info("%s", status_line(plan, RUNNING, todo))
-            for ended in multiprocessing.connection.wait(list(running), timeout=0.5):  # which looks for signals
+            for ended in multiprocessing.connection.wait(list(running), timeout=0.5):  # then look for signals
                 process, plan, slot, old_record = running.pop(ended)  # type: ignore[arg-type]
                 process.join()
                 free.append(slot)
@@ -172,7 +172,7 @@ def start_process(
     os.environ["PYTHONSAFEPATH"] = "1"  # or Python would import from the current folder, which may be a stranger's
     process: BaseProcess = context.Process(target=_run, args=(work, os.environ | environment, output))  # type: ignore[attr-defined]
     main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")  # the caller's script would be run again
+    sys.modules["__main__"] = types.ModuleType("__main__")  # or the caller's script would run again
     try:
         process.start()
     finally:
@@ -194,7 +194,7 @@ def _run(work: Callable[[], object], environment: Mapping[str, str], output: Pat
     exits.tolerant_output()
     machine.set_threads(int(environment["OMP_NUM_THREADS"]))
     code = exits.run(work)
-    atexit._run_exitfuncs()  # multiprocessing leaves them out
+    atexit._run_exitfuncs()  # multiprocessing does not call them
     sys.exit(code)
 
 

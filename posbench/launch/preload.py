@@ -1,9 +1,9 @@
-"""What every run imports, and a sweep's fork server once: four to five CPU seconds that each run then saves."""
+"""The imports of every run. A sweep's fork server makes them once, which saves each run four to five CPU seconds."""
 
 import os
 
 import scipy.special  # noqa: F401
-import torch._dynamo  # noqa: F401  # as arithmetic on shapes imports it, which sizes some encodings
+import torch._dynamo  # noqa: F401  # some encodings compute with shapes, which imports it
 
 import posbench.launch.run  # noqa: F401
 

@@ -29,8 +29,8 @@ from posbench.terminal import console, exits
 from posbench.terminal.signals import stop_signals
 from posbench.training import train as training
 
-_PEER_LOST = 76  # exit code of a rank that ended since another one had
-_GRACE_SECONDS = 20.0  # for the others, once a rank has failed
+_PEER_LOST = 76  # exit code of a rank that ended because another one had
+_GRACE_SECONDS = 20.0  # how long the others may go on, once a rank has failed
 
 
 def run(plan: Plan, restart: bool = False) -> None:
@@ -42,7 +42,7 @@ def run(plan: Plan, restart: bool = False) -> None:
 
 
 def train(plan: Plan, restart: bool = False) -> bool:
-    """Train and evaluate a plan, here, in `runtime.processes`, or as one of those that torchrun or srun started.
+    """Train and evaluate a plan: here, in `runtime.processes` new ones, or as one that torchrun or srun started.
 
     Returns whether this process is to show the results.
     """
@@ -59,7 +59,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
         return world.rank == 0
     try:
         start_processes(size, runtime.threads, work)
-    except RunFailed as error:  # rank 0 knows at most that another has ended
+    except RunFailed as error:  # rank 0 knows at most that another rank has ended
         with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
             run.ended_by(error)
         raise
@@ -116,7 +116,7 @@ def start_processes(size: int, threads: int | None, work: Callable[[World], obje
                 if any(process.exitcode for process in ranks):
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 time.sleep(0.05)
-            codes = [process.exitcode for process in ranks]  # None: it waits for one that has failed, as NCCL does
+            codes = [process.exitcode for process in ranks]  # None: it still waits for a failed one, as NCCL does
         finally:
             pool.send_signal(ranks, signal.SIGKILL)
             for process in ranks:
@@ -134,7 +134,7 @@ def start_processes(size: int, threads: int | None, work: Callable[[World], obje
 
 
 def _rank(place: Place, work: Callable[[World], object]) -> None:
-    """Do work as one of several processes; exit silently if another has ended: `start_processes` says which."""
+    """Do work as one of several processes; exit silently if another has ended, since `start_processes` says which."""
     console.log_to_terminal()
     machine.keep_freed_memory()
     try:

@@ -43,7 +43,7 @@ def submit(todo: list[Plan], options: list[str]) -> None:
     commands.write_text(lines, encoding="utf-8")
     script.write_text(text, encoding="utf-8")
     array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]
-    command = ["sbatch", *array, *options, str(script)]  # an option given twice: the later holds
+    command = ["sbatch", *array, *options, str(script)]  # if an option is given twice, the later one holds
     try:
         job_id = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except FileNotFoundError:

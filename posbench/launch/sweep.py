@@ -1,7 +1,7 @@
-"""A comparison: many runs, resumable, which survives those that fail and ends with the report.
+"""A comparison of many runs. It can be resumed, survives runs that fail, and ends with the report.
 
-A run is its configuration, so a sweep is a list of plans. Run again, it does what is missing or failed; the run folders
-are the only memory it needs.
+A run is its configuration, so a sweep is a list of plans. Run again, a sweep does what is missing or failed; the run
+folders are the only memory it needs.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ def cost(todo: list[Plan]) -> str:
 
 
 def verdict_warnings(todo: list[Plan]) -> list[str]:
-    """Return why the report of these runs will lack words, and what to type; empty for one scheme."""
+    """Return why the report of these runs will lack verdicts, and what to type instead; empty for one scheme."""
     configs = [plan.config for plan in todo]
     if len({repr(config.encoding) for config in configs}) < 2:
         return []
@@ -113,10 +113,10 @@ def verdict_warnings(todo: list[Plan]) -> list[str]:
 
 
 def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
-    """Run plans, each in its own process; returns the status of each.
+    """Run plans, each in its own process, and return the status of each by run id.
 
-    So many go at a time as there are cores, or GPUs, to each of which a run is confined; a run of several processes has
-    one for each of them. More runs than GPUs share these in turn.
+    As many run at a time as there are cores or GPUs, and a run sees only its GPU; a run of several processes takes one
+    for each of them. If more run at a time than there are GPUs, they share these evenly.
     """
     runtime = todo[0].config.runtime
     size, gpus = runtime.processes or 1, [dict[str, str]()]
@@ -136,7 +136,7 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
 # -- tune=true: the learning rate of each encoding, chosen on validation text at the training length and nothing else --
 
 _RATE = "training.learning_rate"
-# Of these blocks nonoverlap takes a quarter as windows: neighbouring rates differ by little.
+# nonoverlap takes a quarter of these blocks as spans of text. Neighbouring rates differ by little, hence so many.
 _EVALUATION: dict[str, Any] = {"protocols": ("nonoverlap",), "ratios": (1.0,), "split": "validation", "blocks": 4096}
 _EVALUATION |= {"longest": None, "windowed": False, "sinks": 0, "extensions": (), "tasks": (), "at_tokens": ()}
 
@@ -158,7 +158,7 @@ def rate_trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
     for plan, factor in itertools.product(todo, grid):
         config = plan.changed(_RATE, float(f"{plan.config.training.learning_rate * factor:.6g}")).config
         evaluation = dataclasses.replace(config.evaluation, **_EVALUATION)
-        tracking = dataclasses.replace(config.tracking, backend="none")  # at the best rate it has a sweep's run's name
+        tracking = dataclasses.replace(config.tracking, backend="none")  # a run of the sweep may have the same name
         config = dataclasses.replace(config, seed=0, evaluation=evaluation, tracking=tracking)
         trials[config.id] = Plan(config, plan.folder.parent / "tuning" / config.id, ())
     return list(trials.values())
