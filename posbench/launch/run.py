@@ -98,7 +98,7 @@ def config_with_measured_lengths(folder: Path) -> Config:
 
 
 def start_processes(size: int, threads: int | None, work: Callable[[World], object]) -> None:
-    """Do work in `size` processes. RunFailed says which one failed, and why; SystemExit: rank 0 has said so itself."""
+    """Do work in `size` processes. Raises RunFailed, which says which one failed; SystemExit if rank 0 has said so."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     environment = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}", **os.environ}
     environment["OMP_NUM_THREADS"] = str(threads or machine.threads_each(size))
