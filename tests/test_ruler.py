@@ -21,7 +21,7 @@ ASKED = ["evaluate", "./llama", "data=text", "data.path=text.txt", "protocol=fix
 
 @pytest.fixture(autouse=True)
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a Llama with random weights, whose tokenizer knows this file's words, into the current folder."""
+    """A Llama of random weights, whose tokenizer knows words of this file, in the current folder."""
     monkeypatch.chdir(tmp_path)
     words = Path(__file__).read_text() + "special magic number mentioned in the provided text 0123456789 " * 9
     tokenizer = train_bpe([words], 1000)
