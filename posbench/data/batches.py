@@ -25,25 +25,25 @@ class Batch(NamedTuple):
 
     ids: Tensor  # (B, T) int64
     labels: Tensor  # (B, T) int64, `IGNORED` where not scored
-    n_scored: int  # labels that are scored, by all processes of a run; counted here so that no device is waited for
+    n_scored: int  # scored labels of all processes of a run; counted on the host, so that no step waits for a device
     positions: Tensor | None = None  # (B, T) int64; None = the encoding's own
-    separator: int | None = None  # the token before each document, if no document is to be read beside another
+    separator: int | None = None  # begins each document, if documents must not read one another
 
     @classmethod
     def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> "Batch":
         return cls(ids, labels, int((labels != IGNORED).sum()), positions)
 
     def cut(self, length: int) -> "Batch":
-        """Return the rows in pieces of a length that divides theirs."""
+        """Return a batch whose rows are pieces of these rows. The length of the rows must be a multiple of `length`."""
         return self._each(lambda column: column.reshape(-1, length))
 
     def share(self, parts: int, rank: int, size: int) -> "Batch":
-        """Return the rows of one process of several, an equal share of each part; `n_scored` stays that of all."""
+        """Return the rows of process `rank` of `size`, an equal share of each part. `n_scored` stays that of all."""
         rows = np.arange(len(self.ids)).reshape(parts, size, -1)[:, rank].ravel()
         return self._each(lambda column: column[rows]) if size > 1 else self
 
     def parts(self, count: int) -> "list[Batch]":
-        """Split into so many batches of equal size, and these by document. Some may have no label to score."""
+        """Split into `count` batches of equal size, and these by document. Some batches may have no label to score."""
         columns = [column.chunk(count) for column in (self.ids, self.labels, self.positions) if column is not None]
         parts = [Batch.of(*part) for part in zip(*columns, strict=True)]
         if self.separator is None:
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
         return [documents for part in parts for documents in part._by_document(self.separator)]
 
     def _by_document(self, separator: int) -> "list[Batch]":
-        """Give each document of a row a row of its own, beside those of similar length; a mask is not exact for all."""
+        """Give each document its own row, beside similarly long ones: a mask would not be exact for every encoding."""
         ids, labels, length = self.ids.flatten(), self.labels.flatten(), self.ids.shape[1]
         firsts = ((self.ids == separator) | (torch.arange(length) == 0)).flatten().nonzero()[:, 0]
         sizes = firsts.diff(append=torch.tensor([len(ids)]))
@@ -76,7 +76,7 @@ class TrainingBatches:
     """Epochs of non-overlapping blocks of `train_length` tokens in random order, from a random offset in each epoch."""
 
     def __init__(self, ids: np.ndarray, length: int, batch_size: int, seed: int, separator: int | None = None) -> None:
-        self._separator = separator  # of batches
+        self._separator = separator
         self._ids, self._train_length, self._batch_size, self._seed = ids, length, batch_size, seed
         self.blocks_per_epoch = max(1, (len(ids) - length) // length)  # leaves room for the offset
         self._order = functools.lru_cache(2)(self._order_of)
@@ -88,7 +88,7 @@ class TrainingBatches:
         return _blocks(self._ids, starts, self._train_length)._replace(separator=self._separator)
 
     def spans(self, steps: int) -> np.ndarray:
-        """Return the parts of the text that the first `steps` batches hold, as `merge_spans`: first tokens and ends."""
+        """Return the parts of the text in the first `steps` batches, (S, 2): first token and end, sorted, disjoint."""
         epochs, remainder = divmod(steps * self._batch_size, self.blocks_per_epoch)
         starts = np.unique(np.concatenate([*map(self._order, range(epochs)), self._order(epochs)[:remainder]]))
         return merge_spans([np.stack([starts, starts + self._train_length + 1], 1)])
@@ -110,7 +110,7 @@ def merge_spans(spans: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def validation_batches(ids: np.ndarray, length: int, batch_size: int, limit: int) -> list[Batch]:
-    """Return at most `limit` blocks of validation text, spread evenly, the same each time."""
+    """Return batches of at most `limit` blocks of validation text. The blocks are spread evenly and always the same."""
     blocks = max(1, (len(ids) - 1) // length)
     starts = np.unique(np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)) * length
     return [_blocks(ids, starts[i : i + batch_size].tolist(), length) for i in range(0, len(starts), batch_size)]
@@ -125,13 +125,13 @@ def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
 
 @dataclasses.dataclass(frozen=True)
 class ProblemBatches:
-    """Fresh problems for every update, each of a trained length and in a row of its own, which the separator fills."""
+    """Fresh problems for every update. Each has a trained length and its own row, which separators fill up."""
 
     task: Task
     offset: int  # a problem's first token stands at a position from 0 to this
     train_length: int  # tokens per row
     batch_size: int  # rows of an update
-    seed: int  # of the problems alone
+    seed: int  # draws the problems and nothing else
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0."""
@@ -145,7 +145,7 @@ class ProblemBatches:
             ids[rows, : part.ids.shape[1]], labels[rows, : part.ids.shape[1]] = part.ids, part.labels
         if self.offset:
             offsets = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
-            positions = (offsets[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)  # of fill
+            positions = (offsets[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)  # padding
         return Batch.of(ids, labels, positions)
 
 
@@ -156,12 +156,12 @@ def problem_batch(problems: Problems) -> Batch:
 
 
 def fixed_problems(task: Task, split: str, length: int, count: int, variant: str = "") -> Problems:
-    """Return problems that are the same for every run, in streams that no training reads; each variant has its own."""
+    """Return problems that are the same for every run. Each variant has a random stream that no training reads."""
     stream = derive(0, "fixed problems", split, task.name, variant, length)
     return task.problems(np.random.default_rng(stream), length, count)
 
 
 def problems_sha256(problems: Problems) -> str:
-    """Return the identity of problems; rows that share it are paired."""
+    """Return the digest of problems; rows that share it are paired."""
     parts = str(problems.ids.shape).encode(), problems.ids.tobytes(), problems.scored.tobytes()
     return hashlib.sha256(b"".join(parts)).hexdigest()

@@ -1,4 +1,4 @@
-"""What comes from the HuggingFace hub: data sets, files of models, and which commit of them is meant."""
+"""Access to the HuggingFace hub: data sets, files of models, and the commits that their revisions stand for."""
 
 import contextlib
 import functools
@@ -40,7 +40,7 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
     with one_line(config.dataset):
         build = functools.partial(datasets.load_dataset_builder, config.dataset, config.subset, revision=commit)
         try:
-            builder: Any = build(keep_default_na=False)  # of CSV alone: cells that say NA are text
+            builder: Any = build(keep_default_na=False)  # an option of CSV alone: NA in a cell is text
         except (ValueError, TypeError):
             builder = build()
         if offline and commit not in (None, builder.hash):
@@ -50,7 +50,7 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
 
 @contextlib.contextmanager
 def one_line(name: str | None) -> Iterator[None]:
-    """Raise UserError with the root cause of a library's error and the name that it is about."""
+    """Turn any error of the block into a UserError of one line: what cannot be read, and the root cause."""
     try:
         yield
     except Exception as error:
@@ -59,7 +59,7 @@ def one_line(name: str | None) -> Iterator[None]:
 
 
 def model_folder(name: str, patterns: Sequence[str] = ("*.json", "*.jinja", "model*.safetensors")) -> tuple[Path, str]:
-    """Return the folder in the hub's own cache with files of a model, `gpt2` or `gpt2@REVISION`, and its commit."""
+    """Return the hub's cache folder with files of a model, `gpt2` or `gpt2@REVISION`, and the model's commit."""
     repository, _, tag = name.partition("@")
     with one_line(name):
         folder = Path(huggingface_hub.snapshot_download(repository, revision=tag or None, allow_patterns=[*patterns]))
@@ -68,7 +68,7 @@ def model_folder(name: str, patterns: Sequence[str] = ("*.json", "*.jinja", "mod
 
 @functools.lru_cache
 def commit_of(name: str, revision: str | None) -> str | None:
-    """Ask the hub for the commit of a data set's revision; None if it does not answer in three seconds."""
+    """Return the commit of a data set's revision; None if the hub does not answer in three seconds."""
     with one_line(name):
         try:
             return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=3.0).sha

@@ -1,10 +1,10 @@
 """Text in three splits, from the standard library, from files, or from the HuggingFace hub.
 
-A document is a file of prose or code, or a row of a table. Text is strict UTF-8, in which nothing is changed. Splits:
+A document is a file of prose or code, or a row of a table. Text must be valid UTF-8 and is not changed. Splits:
 
-- `given`: by the source. If validation or test is missing, the other one is halved.
+- `given`: the source has splits. If validation or test is missing, the other one is halved.
 - `document`: whole documents are held out. Training documents that share a passage with them are dropped.
-- `stretches`, under 20 documents: separate stretches of each one's text, `data.test_pieces` in all.
+- `stretches`: with under 20 documents, separate stretches of each one are held out, `data.test_pieces` in all.
 """
 
 import array
@@ -33,20 +33,20 @@ from posbench.errors import UserError, did_you_mean
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT, BUILTIN_HELD_OUT = (0.05, 0.05), (0.06, 0.20)  # shares of validation and test
-FEWEST_DOCUMENTS = 20  # to split by document
-TRAINING = 0.70  # of the characters at least, as far as `data.test_pieces` decides
+FEWEST_DOCUMENTS = 20  # needed to split by document
+TRAINING = 0.70  # the share of the characters that `data.test_pieces` leaves for training at least
 STRETCH = 2**13  # characters that a held-out stretch should have: some 2,000 tokens of context before its targets
-FEWEST_STRETCHES = 8  # of a short text: fewer would give no interval, so they are shorter instead
-PASSAGE_WORDS = 64  # in a row, or a whole document of fewer: what training and held-out text must not share
-LARGE, EVERY = 50_000_000, 16  # characters from which every 16th passage is looked for: copies of 79 words are found
+FEWEST_STRETCHES = 8  # in a short text they become shorter, not fewer: fewer would give no interval
+PASSAGE_WORDS = 64  # training and held-out text must not share so many in a row, or a whole shorter document
+LARGE, EVERY = 50_000_000, 16  # with more characters only every 16th passage is sought, which finds copies of 79 words
 ARTICLE_HEADING = re.compile(r" = (?!=).*(?<!=) = ?")  # ` = Title = `, with exactly one pair, begins a WikiText article
 _FACTORS = np.random.default_rng(0).integers(2**64, size=PASSAGE_WORDS, dtype=np.uint64) | np.uint64(1)
 
-# The hub's commit, a digest over names with the bytes of files or the commit, and what reads the documents by split.
+# The hub's commit, a digest of names and of files' bytes or the commit, and what reads the documents by split.
 Source = tuple[str | None, str, Callable[[], dict[str, Iterable[str]]]]
 PACKED = (".gz", ".zst", ".bz2")
-WHOLE = (".txt", ".md", ".py", ".rst", ".tex")  # a document each
-# A folder means the files of the first of these kinds that it has: reports and settings lie beside data.
+WHOLE = (".txt", ".md", ".py", ".rst", ".tex")  # each file is a document
+# Of a folder only the first of these groups that it has is read: reports and settings may lie beside data.
 KINDS = ((".txt", ".jsonl", ".parquet"), (".csv", ".tsv", ".arrow"), WHOLE, (".json",))
 READABLE = tuple(dict.fromkeys(sum(KINDS, ())))
 _WORDS = ("train training", "validation valid val dev", "test testing eval evaluation")
@@ -54,7 +54,7 @@ SPLIT_WORDS = {word: split for split, words in zip(SPLITS, _WORDS, strict=True) 
 
 
 class Texts(Sequence[str]):
-    """Parts of documents, each read when it is asked for; their `sizes` are in characters."""
+    """Parts of documents. Each is read when it is asked for; `sizes` are in characters."""
 
     def __init__(self, document: Callable[[int], str], parts: Any) -> None:
         self.document, self.parts = document, np.array(parts)  # (n, 3): number of the document, first character, end
@@ -81,7 +81,7 @@ def locate(config: DataConfig) -> Source:
 
 
 def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
-    """Return the documents of each split of a data set, by our names for the splits; its only one is training text."""
+    """Return the documents of a data set by split, under posbench's names. A single split is training text."""
 
     def cells(rows: Any) -> Iterator[str]:
         with hub.one_line(config.dataset):
@@ -97,7 +97,7 @@ def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
 
 
 def join_articles(texts: Iterable[str]) -> Iterable[str]:
-    """Join WikiText, given line by line or whole, to articles: a first-level heading after a blank line begins one."""
+    """Join WikiText, given in lines or whole, into articles. A top-level heading after a blank line begins one."""
     article, blank = [""], True
     for line in (line for text in texts for line in re.split("\r?\n", text.removesuffix("\n").removesuffix("\r"))):
         if blank and ARTICLE_HEADING.fullmatch(line):
@@ -109,7 +109,7 @@ def join_articles(texts: Iterable[str]) -> Iterable[str]:
 
 
 def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Texts], dict[str, Any]]:
-    """Read the documents of a located source into files of a folder; return them by split, and what is recorded."""
+    """Read the documents of a located source into files of a folder. Return them by split, and their record."""
     splits = {}
     for split, documents in source[2]().items():
         not_blank = filter(str.strip, join_articles(documents) if config.articles else documents)
@@ -124,7 +124,7 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
     else:
         parts, n_stretches = _stretches(texts.sizes.tolist(), config.test_pieces or FEWEST_STRETCHES)
         kind, splits = "stretches", {split: Texts(texts.document, parts[split]) for split in SPLITS}
-        counts = {"stretches": dict.fromkeys(SPLITS[1:], n_stretches)}  # of each document in turn
+        counts = {"stretches": dict.fromkeys(SPLITS[1:], n_stretches)}  # for each document
     train, every = splits["train"], EVERY if sum(texts.sizes.sum() for texts in splits.values()) > LARGE else 1
     copied, shared = copies(train, itertools.chain(splits["validation"], splits["test"]), every)
     dropped = copied if kind == "document" else []
@@ -153,7 +153,7 @@ def _write(path: Path, texts: Iterable[str]) -> Texts:
 
 
 def _three_splits(splits: dict[str, Texts]) -> dict[str, Texts]:
-    """Return three splits: the one held-out split is halved, since the other is missing."""
+    """Return three splits, made by halving the only held-out split."""
     (texts,) = (texts for split, texts in splits.items() if split != "train")
     if len(texts) >= FEWEST_DOCUMENTS:
         return _by_document(texts, texts, (0.5, 0.5)) | {"train": splits["train"]}
@@ -163,7 +163,7 @@ def _three_splits(splits: dict[str, Texts]) -> dict[str, Texts]:
 
 
 def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], fewest: int = 0) -> dict[str, Texts]:
-    """Give documents to validation, test (at least `fewest`, if there is room) and training by their names' sha256."""
+    """Split documents by the sha256 of their names. Test gets at least `fewest` documents if there is room."""
     keys, n, sizes = np.array([hashlib.sha256(name.encode()).digest() for name in names]), len(texts), texts.sizes
     order, ends = keys.argsort(kind="stable"), np.unique(keys, return_counts=True)[1].cumsum()  # equal ones together
     spare = ends[sizes.sum() - sizes[order].cumsum()[ends - 1] >= TRAINING * sizes.sum()].max(initial=0)
@@ -177,13 +177,13 @@ def _by_document(texts: Texts, names: Iterable[str], shares: Sequence[float], fe
 def _stretches(sizes: Sequence[int], count: int) -> tuple[dict[str, list[tuple[int, int, int]]], list[int]]:
     """Return parts of texts by split, and the number of held-out stretches of each text.
 
-    Each is cut into equal parts with a hole in the middle: a validation stretch (of 5 % of the text in all) and a test
-    stretch, of `STRETCH` characters if the text has 5 % to 25 % for them. A shorter text gets fewer, then shorter ones.
+    A text is cut into equal parts with a hole in the middle: a validation stretch (5 % of the text in all) and a test
+    stretch. This has `STRETCH` characters if 5 % to 25 % of the text suffice; else stretches are fewer, then shorter.
     """
     share = min(max(HELD_OUT[1], count * STRETCH / sum(sizes)), 1 - TRAINING - HELD_OUT[0])
     most, fewest = (-(-number // len(sizes)) for number in (count, min(count, FEWEST_STRETCHES)))
     counts = [min(most, max(fewest, int(share * size / STRETCH))) for size in sizes]
-    parts: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}  # of Texts
+    parts: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}  # as in Texts
     for text, (size, holes) in enumerate(zip(sizes, counts, strict=True)):
         validation, test = int(HELD_OUT[0] * size / holes), int(share * size / holes)
         starts = [(2 * i + 1) * size // (2 * holes) - (validation + test) // 2 for i in range(holes)]
@@ -194,7 +194,7 @@ def _stretches(sizes: Sequence[int], count: int) -> tuple[dict[str, list[tuple[i
 
 
 def copies(train: Iterable[str], held_out: Iterable[str], every: int = 1) -> tuple[list[int], float]:
-    """Return the numbers of training documents with a held-out passage (each n-th is sought), and the share found."""
+    """Seek each n-th held-out passage. Return the numbers of training documents that have one, and the share found."""
 
     def passages(text: str) -> np.ndarray:
         words = np.fromiter((hash(word[0]) for word in re.finditer(r"\S+", text)), np.int64).view(np.uint64)
@@ -228,9 +228,9 @@ def builtin_modules() -> dict[str, Path]:
 
 
 def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
-    """Return the files of text on this machine by split and name. The only split is "" where they give none."""
+    """Return the files of text on this machine by split and name. The only split is "" if names give none."""
     root = Path(os.path.expanduser(str(config.path)))
-    literal = glob.escape(str(root)) if root.exists() else str(root)  # a name may have the signs of a glob
+    literal = glob.escape(str(root)) if root.exists() else str(root)  # a name may contain the signs of a glob
     names = glob.glob(f"{literal}/**" if root.is_dir() else literal, recursive=True)
     matching = sorted(file for file in map(Path, names) if file.is_file())
     choices = ([file for file in matching if kind(file) in kinds] for kinds in (KINDS if root.is_dir() else [READABLE]))
@@ -244,7 +244,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
 
 
 def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
-    """Sort files by the first word of their paths that is a split's, if every path has one."""
+    """Return files by split, if every path has a word that names one. The first such word of a path counts."""
     splits: dict[str, dict[str, Path]] = {}
     for name, file in files.items():
         words = re.split(r"[-._ 0-9/]+", name.lower())
@@ -255,7 +255,7 @@ def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
 
 
 def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
-    """Yield the documents of files, empty ones included; UserError with the file and the row for what is no text."""
+    """Yield the documents of files, empty ones included. Raise UserError with file and row for what is not text."""
     for path in paths:
         number = 1
         try:
@@ -271,15 +271,15 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
 
 
 def _rows(path: Path, column: str) -> Iterator[Any]:
-    """Yield a file's rows, each a dict by column; of Parquet and Arrow few at a time, since each may be a book."""
+    """Yield a file's rows, each a dict by column. Parquet and Arrow come in small batches: a row may be a book."""
     if kind(path) in (".parquet", ".arrow"):
         file: Any = parquet.ParquetFile(path) if kind(path) == ".parquet" else pyarrow.ipc.open_stream(path.open("rb"))
-        is_stream = kind(path) == ".arrow"  # as `datasets` writes it
+        is_stream = kind(path) == ".arrow"  # the format of `datasets`
         refuse_missing(column, (file.schema if is_stream else file.schema_arrow).names)
         for batch in file if is_stream else file.iter_batches(batch_size=64, columns=[column]):
             yield from ({column: cell.as_py()} for cell in batch.column(column))
         return
-    binary = io.BufferedReader(pyarrow.input_stream(str(path)))  # which unpacks
+    binary = io.BufferedReader(pyarrow.input_stream(str(path)))  # unpacks compressed files
     head = binary.peek(4096)[:4096]
     if max(head[::2].count(0), head[1::2].count(0)) > len(head) / 4:
         raise ValueError("this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it")
@@ -299,7 +299,7 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
 
 
 def cell_text(value: Any, column: str) -> str:
-    """Return a cell's text, that of null being empty; ValueError for what is no text."""
+    """Return a cell's text, which is empty for null. Raise ValueError for what is not text."""
     if not isinstance(value, str | None):
         raise ValueError(f"column '{column}' holds {type(value).__name__}: expected text")
     (value or "").encode()  # fails for half of a surrogate pair

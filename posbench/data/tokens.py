@@ -1,7 +1,7 @@
-"""The data of a run: the problems of a task, or a text as tokens, encoded once, kept in a cache folder, memory-mapped.
+"""The data of a run: the problems of a task, or the tokens of a text. These are kept in a cache and memory-mapped.
 
 A tokenizer is byte-level BPE trained here (Sennrich et al. (2016), arXiv:1508.07909, on bytes as in GPT-2), raw bytes,
-or a `tokenizer.json`. One separator, `<|endoftext|>`, begins every document; in a text it is ordinary characters.
+or a `tokenizer.json`. The separator `<|endoftext|>` begins every document; in a text these characters are ordinary.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 6  # of the cache; raised when the same settings would give other files
+FORMAT = 6  # the version of the cache, raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
-VALIDATION_SIZE = 256  # blocks of validation text, or problems, that a loss during training is taken over
+VALIDATION_SIZE = 256  # blocks of validation text, or problems, of each validation loss
 PIECE, AT_ONCE = 2**16, 16  # characters of a piece, and pieces encoded at once: bounds memory, and uses all threads
-BORDER = re.compile(r"(?<=\S) (?=\S)")  # byte-level pre-tokenizers part words there
+BORDER = re.compile(r"(?<=\S) (?=\S)")  # byte-level pre-tokenizers split before this space
 _CHARACTERS = "".join(map(chr, range(0x250))) + " e\u0301 ﬁ ² 你 🙂   It's 12345 THE end "
 
 
@@ -56,7 +56,7 @@ class Tokenizer:
         self._inner = inner
         self.separator: int = inner.get_vocab()[SEPARATOR] if separator is None else separator
         self.vocab_size: int = max(inner.get_vocab().values()) + 1
-        self.dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32  # of ids on the disk
+        self.dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32  # the dtype of ids on disk
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
 
     def encode(self, texts: Iterable[str]) -> list[np.ndarray]:
@@ -64,7 +64,7 @@ class Tokenizer:
         return [np.concatenate([ids for _, _, ids in self.encode_pieces([text])]) for text in texts]
 
     def encode_pieces(self, texts: Iterable[str]) -> Iterator[tuple[bool, int, np.ndarray]]:
-        """Yield pieces of texts, at least one of each: whether it begins a text, its number of characters, its ids."""
+        """Yield each text in one or more pieces: whether a piece begins a text, its number of characters, its ids."""
         by_text = (pieces(text) if len(text) > PIECE and self.token_bytes is not None else [text] for text in texts)
         numbered = ((number == 0, piece) for of_text in by_text for number, piece in enumerate(of_text))
         while batch := list(itertools.islice(numbered, AT_ONCE)):
@@ -82,7 +82,7 @@ class Tokenizer:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The parts of it, as a `tokenizer.json` has them."""
+        """The contents of its `tokenizer.json`."""
         return dict(json.loads(self._inner.to_str()))
 
     @functools.cached_property
@@ -92,14 +92,14 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> np.ndarray | None:
-        """UTF-8 bytes of the text behind each id, (vocab_size,) int64; None where they are not exact pieces."""
+        """UTF-8 bytes of each id's text, (vocab_size,) int64; None if tokens are not exact pieces of text."""
         sizes = np.zeros(self.vocab_size, np.int64)
         for token, i in self._inner.get_vocab(with_added_tokens=False).items():
             sizes[i] = len(token)  # a character of the byte-level alphabet stands for a byte
         for added in self.description["added_tokens"]:
             sizes[added["id"]] = len(added["content"].encode())
         sizes[self.separator] = 0
-        with contextlib.suppress(Exception):  # of a tokenizer that knows its own words alone
+        with contextlib.suppress(Exception):  # a tokenizer may know its own words alone
             (ids,) = self.encode([_CHARACTERS])
             if self.decode(ids) == _CHARACTERS and sizes[ids].sum() == len(_CHARACTERS.encode()):
                 return sizes
@@ -124,7 +124,7 @@ def raw_bytes() -> Tokenizer:
 
 
 def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | None]:
-    """Return the tokenizer of a `tokenizer.json`, its folder, or a model on the hub, and the hub's commit."""
+    """Return the tokenizer of a `tokenizer.json`, of its folder, or of a model on the hub; and the hub's commit."""
     path, revision = Path(os.path.expanduser(setting)), None
     if not path.exists() and path.suffix != ".json":
         path, revision = hub.model_folder(setting, ["tokenizer.json"])
@@ -132,7 +132,7 @@ def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | N
 
 
 def from_file(path: Path, separator: int | None = None) -> Tokenizer:
-    """Read a `tokenizer.json`; its separator is the token of that id, or `<|endoftext|>`, added if it is not there."""
+    """Read a `tokenizer.json`. `separator` is an id; by default `<|endoftext|>` separates, and is added if missing."""
     try:
         return Tokenizer(tokenizers.Tokenizer.from_file(str(path)), separator)
     except Exception as error:
@@ -147,7 +147,7 @@ def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut a text where byte-level pre-tokenizers always part words, and anywhere in a word without end."""
+    """Cut a text where byte-level pre-tokenizers always split it. A word without end is cut anywhere."""
     start = 0
     while len(text) - start > PIECE:
         border = BORDER.search(text, start + PIECE, start + 2 * PIECE)
@@ -159,7 +159,7 @@ def pieces(text: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class TokenSplit:
-    """One split's stream. Document i is `ids[starts[i]:starts[i + 1]]`, its separator first."""
+    """The tokens of one split. Document i is `ids[starts[i]:starts[i + 1]]`, its separator first."""
 
     ids: np.ndarray  # (n_tokens,) uint16 or uint32, memory-mapped
     starts: np.ndarray  # (n_documents + 1,) int64, the last one is n_tokens
@@ -175,11 +175,11 @@ class Tokens:
     test: TokenSplit
     tokenizer: Tokenizer
     record: dict[str, Any]
-    folder: Path  # of the cache
-    separator: int | None = None  # between documents that training does not read beside one another
+    folder: Path  # within the cache
+    separator: int | None = None  # begins each document, if documents must not read one another
 
     def batches(self, training: TrainingConfig, seed: int) -> TrainingBatches:
-        """Return what a configuration trains on, by update."""
+        """Return the batches that a configuration trains on, by update."""
         sizes = training.train_length, training.batch_size * training.accumulation
         return TrainingBatches(self.train.ids, *sizes, seed, self.separator)
 
@@ -192,7 +192,7 @@ class Tokens:
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
-    """A task as data to train on, and what `run.json` records of it; its batches are as those of Tokens."""
+    """A task as data to train on, and what `run.json` records of it. It has the methods of `Tokens`."""
 
     task: Task
     offset: int  # a training problem's first token stands at a position from 0 to this
@@ -209,7 +209,7 @@ class TaskData:
 
 
 def data_of(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
-    """Return the data of a run, of whatever kind."""
+    """Return the data of a run: the tokens of a text, or a task."""
     if config.task is None:
         return prepare(config, cache)
     task = tasks.build(config.task["name"], config.task)
@@ -217,14 +217,14 @@ def data_of(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
     tested = [batches.fixed_problems(task, "test", length, 64) for length in sorted({task.shortest, task.longest})]
     digest = hashlib.sha256("\n".join([options, *map(batches.problems_sha256, tested)]).encode()).hexdigest()
     record = {"name": config.name, "sha256": digest, "task": config.task, "offset": config.offset}
-    # Each symbol, the separator first, is a word and has its place as id.
+    # Each symbol is a word. Its id is its place among the symbols; that of the separator is 0.
     words = tokenizers.Tokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(task.symbols)}))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return TaskData(task, config.offset, Tokenizer(words), record)
 
 
 def prepare(config: DataConfig, cache: str | Path | None, separator: int | None = None) -> Tokens:
-    """Return the tokens of a text, from the cache (None: the user's) or made now; `separator` is as in `from_file`."""
+    """Return the tokens of a text, from a cache (None: the user's) or made now; `separator` is as in `from_file`."""
     loaded, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
     source = text.locate(config)
     key = dataclasses.asdict(config) | dict.fromkeys(("name", "path", "dataset", "revision", "document_mask"))
@@ -240,7 +240,7 @@ def prepare(config: DataConfig, cache: str | Path | None, separator: int | None 
     record |= {"tokenizer_revision": revision} if revision else {}
     tokenizer, splits = from_file(folder / "tokenizer.json", separator), {}
     for split in text.SPLITS:
-        counts = record.get("stretches", {}).get(split)  # of each source document in turn
+        counts = record.get("stretches", {}).get(split)  # stretches of each document
         sources = None if counts is None else np.repeat(np.arange(len(counts)), counts)
         ids = np.memmap(folder / f"{split}.ids", tokenizer.dtype, "r")
         splits[split] = TokenSplit(ids, np.load(folder / f"{split}.starts.npy"), sources)
