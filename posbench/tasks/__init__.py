@@ -16,7 +16,7 @@ _TASKS = {task.name: task for task in _ALL}
 
 
 def names() -> list[str]:
-    """Return names of all tasks, sorted."""
+    """Return the names of all tasks, sorted."""
     return sorted(_TASKS)
 
 
@@ -33,5 +33,5 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """Build a task by its options, its `name` beside them or not; UserError for a wrong one. Others keep defaults."""
+    """Return a task with options; others keep defaults. `name` is ignored. Raise UserError if one is wrong."""
     return load(name)().varied(**{key: value for key, value in (options or {}).items() if key != "name"})

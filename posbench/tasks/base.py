@@ -1,6 +1,6 @@
 """The contract of a synthetic task: a vocabulary, and problems of any length with their answers, which are scored.
 
-All problems of one length have one size. Docstrings draw each label below the token after which it is predicted:
+Problems of one length have equally many tokens. Docstrings draw each label below the token after which it is predicted:
 
     length 1    reads   <|endoftext|>  s3  =   s3
                 scores                     s3  <|endoftext|>
@@ -19,7 +19,7 @@ from posbench.errors import OptionError, Undefined
 from posbench.options import checked
 
 Integers = NDArray[np.int64]
-Choices = Annotated[int, Ge(2)]  # as many symbols, of which some are drawn
+Choices = Annotated[int, Ge(2)]  # the number of symbols to draw from
 Fraction = Annotated[float, Ge(0), Le(1)]
 SEPARATOR = "<|endoftext|>"  # id 0: begins every problem; ends an answer if the model must know its length
 ANSWER = "="  # id 1, in tasks that use it: between question and answer
@@ -34,30 +34,30 @@ class Problems:
 
     @classmethod
     def ending(cls, ids: Integers, tokens: int) -> Self:
-        """Return problems whose answer is their last tokens."""
+        """Return problems whose answers are their last `tokens` tokens."""
         scored = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
         scored[:, -tokens:] = True
         return cls(ids, scored)
 
     @classmethod
     def answered(cls, question: Integers, answer: Integers, end: bool = False) -> Self:
-        """Return a question (count, Q), `=`, and the scored answer (count, A); `end` adds and scores a separator."""
+        """Return questions (count, Q), `=` and scored answers (count, A) as problems; `end` adds a scored separator."""
         mark = np.ones((len(question), 1), np.int64)
         ids = np.concatenate([mark * 0, question, mark, answer, *([mark * 0] if end else [])], axis=1)
         return cls.ending(ids, answer.shape[1] + end)
 
     def before(self, back: int) -> Integers:
-        """Return the input that stands `back` tokens before the last one read, after each input: (count, size)."""
+        """Return for each input the token that stands `back` places before it, 0 before the first: (count, size)."""
         return np.pad(self.ids, ((0, 0), (back, 0)))[:, : self.scored.shape[1]]
 
     def commonest_left(self, bag: Integers) -> Integers:
-        """Return the commonest token of a bag (count, n) that the answer has not used yet, or 0: (count, size)."""
+        """Return for each label the commonest token of a bag (count, n) not yet used by the answer: (count, size)."""
         labels, rows = self.ids[:, 1:], np.arange(len(bag))
         counts = np.zeros((len(bag), int(self.ids.max()) + 1), np.int64)
         np.add.at(counts, (rows[:, None], bag), 1)
         guesses = np.zeros_like(labels)
         for t in np.flatnonzero(self.scored.any(axis=0)):
-            counts[:, 0] = 0  # of equally common tokens the one of the lowest id, and the separator last
+            counts[:, 0] = 0  # the lowest of equally common ids wins, but 0 only if no other is left
             guesses[:, t] = counts.argmax(axis=1)
             counts[rows, labels[:, t]] -= self.scored[:, t]
         return guesses
@@ -70,11 +70,11 @@ class Task:
     shortest: int = 1  # shortest and longest trained length, inclusive; each task defines its unit
     longest: int = 1
 
-    name: ClassVar[str]  # of the class, as in the registry: selective_copy of SelectiveCopy
+    name: ClassVar[str]  # the name in the registry: selective_copy for SelectiveCopy
     least: ClassVar[int] = 1  # the shortest possible problem
-    words: ClassVar[str] = ANSWER  # symbols of the vocabulary that every problem of the task has
-    kinds: ClassVar[dict[str, str]] = {}  # numbered ones, `s0`, `s1`, ..., and the option that is their number
-    # Options that evaluation also tests with other values; such a row's task is called passkey:depth=0.5.
+    words: ClassVar[str] = ANSWER  # symbols of the vocabulary that no option changes
+    kinds: ClassVar[dict[str, str]] = {}  # numbered symbols, `s0`, `s1`, ..., and the option that counts them
+    # Values of options that evaluation tests in addition. The task of such a row is called passkey:depth=0.5.
     variants: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -90,7 +90,7 @@ class Task:
             )
 
     @property
-    def limit(self) -> int | None:  # the longest problem that the vocabulary has enough symbols for; None = any
+    def limit(self) -> int | None:  # the longest problem that the vocabulary allows; None = any
         return None
 
     @property
@@ -104,7 +104,7 @@ class Task:
         return length + 2
 
     def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        """Return fresh problems of one length; Undefined if the vocabulary has too few symbols for it."""
+        """Return fresh problems of one length. Raise Undefined if the vocabulary has too few symbols."""
         if self.limit is not None and length > self.limit:
             raise Undefined(f"'{self.name}' has no problem of length {length}: its vocabulary allows {self.limit}")
         return self.drawn(rng, length, count)
@@ -113,11 +113,11 @@ class Task:
         raise NotImplementedError  # each task draws its problems of a length that `problems` has checked
 
     def trivial(self, problems: Problems) -> Integers:
-        """Return a guess after each input (count, size), without solving the problem: by default the commonest left."""
+        """Return a simple guess of each label, (count, size): by default the commonest token left of the answer."""
         return problems.commonest_left(np.where(problems.scored, problems.ids[:, 1:], 0))
 
     def varied(self, **options: Any) -> Self:
-        """Return a copy of this task with some options replaced; UserError for one of the wrong name, type or value."""
+        """Return a copy of this task with some options replaced. Raise UserError for a wrong name, type or value."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         hints = typing.get_type_hints(type(self), include_extras=True)
         return dataclasses.replace(self, **checked(options, hints, defaults, self.name, "data.task."))

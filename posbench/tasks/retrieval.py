@@ -17,7 +17,7 @@ class Induction(Task):
         length 5    reads   <|endoftext|>  s7  s2  !  s9  s2  !
                     scores                                    s9
 
-    Length counts the symbols before the question. The trigger is one, at a uniformly drawn place other than the last.
+    Length counts the symbols before the question. One is the trigger, at a uniformly drawn place other than the last.
     Source: Gu and Dao (2023), arXiv:2312.00752: 16 symbols, trained at length 256 and tested up to 2^20.
     Deviates: trained at lengths 4 to 32.
     """
@@ -87,8 +87,8 @@ class Recall(Task):
                            scores                            v7                v1
 
     Length counts the pairs of a key and a value, both drawn without replacement. After them come `slots` places of two
-    tokens per pair: every key returns in one with its value, the rest is filler. Pair after pair draws a free place,
-    s = 1, 2, ..., with a probability proportional to s^(power - 1).
+    tokens per pair. Every key returns in one of them with its value, and the rest is filler. The pairs draw free places
+    in turn: place s = 1, 2, ... with a probability proportional to s^(power - 1).
     Source: Arora et al. (2023), arXiv:2312.04927 (Zoology), with its authors' generator.
     Deviates: no filler looks like a query; values follow queried keys in the text, too; 64 keys and values, not 4,096.
     """
@@ -116,7 +116,7 @@ class Recall(Task):
         filler = 1 + self.keys + self.values
         ids = rng.integers(filler, filler + self.fillers, (count, 1 + self.size(length)))
         ids[:, 0], ids[:, 1 : 2 * length + 1 : 2], ids[:, 2 : 2 * length + 2 : 2] = 0, keys, values
-        # Exponential arrival times with these rates give a draw without replacement: their order.
+        # The order of exponential arrival times with these rates is a draw without replacement.
         rates = np.arange(1, self.slots * length + 1) ** (self.power - 1)
         arrivals = rng.exponential(size=(count, self.slots * length)) / rates
         places = 1 + 2 * length + 2 * arrivals.argsort(axis=1)[:, :length]
@@ -126,7 +126,7 @@ class Recall(Task):
         np.put_along_axis(scored, places, True, axis=1)
         return Problems(ids, scored)
 
-    def trivial(self, problems: Problems) -> Integers:  # the value of the first pair that was not asked yet
+    def trivial(self, problems: Problems) -> Integers:  # the value of the first pair that has not been queried
         labels, pairs = problems.ids[:, 1:], problems.scored.shape[1] // (2 * (1 + self.slots))
         values = problems.ids[:, 2 : 2 * pairs + 2 : 2]
         rows, unused, guesses = np.arange(len(values)), np.ones(values.shape, np.bool_), np.zeros_like(labels)

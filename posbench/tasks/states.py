@@ -24,10 +24,10 @@ class Addition(Task):
                          scores                                                  h8 1  h9 3  h10 2   <|endoftext|>
 
     Length counts the digits of each number, drawn independently and uniformly; the answer has one more. A reversed
-    answer follows the order of the carries. Index hints mark digits of the same place; those of a problem begin at a
-    random one, so that all are trained. The end of the answer is scored too, and so are its hints.
+    answer follows the order of the carries. Index hints mark digits of the same place. A problem's hints begin at a
+    random one, so that training covers all of them. The end of the answer and its hints are scored, too.
     Source: Kazemnejad et al. (2023), arXiv:2305.19466; hints, reversed answers: Zhou et al. (2023), arXiv:2310.16028.
-    Deviates: numbers of equally many digits; with hints both get a leading zero, for the answer's first hint.
+    Deviates: both numbers have equally many digits; with hints they get a leading zero, for the answer's first hint.
     """
 
     shortest: int = 1
@@ -73,7 +73,7 @@ class Counting(Task):
     Length counts the tokens before the question. Each is a reset with probability `reset`, otherwise an x or a dot with
     equal chances. The answer, one token, is the number of x after the last reset (all x if there is none).
     Source: after Golovneva et al. (2024), arXiv:2405.18719, whose variables are assigned and incremented.
-    Deviates: one variable, only ever set to zero. Of 192 tokens one problem in 150 has a count above 24.
+    Deviates: one variable, which is only reset to zero. With 192 tokens one problem in 150 has a count above 24.
     """
 
     shortest: int = 4
@@ -112,7 +112,7 @@ class FlipFlop(Task):
 
     Length counts the pairs of an instruction and a bit. The first is a write (w) and the last a read (r); those between
     are ignored (i) with probability `ignore`; otherwise they are writes or reads with equal chances. The bit after a
-    read is the one written last, and scored; the other bits are drawn independently and uniformly.
+    read is the one written last, and it is scored. The other bits are drawn independently and uniformly.
     Source: Liu et al. (2023), arXiv:2306.00946: trained with 256 pairs; tested also with `ignore` at 0.98 and at 0.1.
     Deviates: trained at 4 to 32 pairs.
     """

@@ -1,4 +1,4 @@
-"""Tasks whose answer is a string that was read, in its order or another one."""
+"""Tasks whose answer is a string that was read, in the same order or in another one."""
 
 import dataclasses
 from typing import ClassVar
@@ -81,10 +81,10 @@ class Repeat(Copy):
         length 4    reads   <|endoftext|>  s7  s2  s2  s9  s7  s2  s2
                     scores                                 s2  s2  s9
 
-    Length counts the symbols of the string. Its first symbol occurs only once in it: its return is the only sign that
+    Length counts the symbols of the string. Its first symbol occurs only once in it. Its return is the only sign that
     the string is over, and cannot be predicted. The others are drawn independently and uniformly from the rest.
     Source: Olsson et al. (2022), arXiv:2209.11895; Ruoss et al. (2023), arXiv:2305.16843 (duplicating a string).
-    Deviates: strings of varying length; the first symbol does not recur, so that every scored symbol can be known.
+    Deviates: strings of varying length; the first symbol does not recur, so that all scored ones can be predicted.
     """
 
     least: ClassVar[int] = 2
