@@ -1,9 +1,9 @@
-"""Each scheme of one setting: its loss, what longer contexts add, how it differs from a reference, and in words.
+"""The schemes of one setting: losses, what longer contexts add, differences from a reference, and verdicts in words.
 
-Every difference is paired by seed and unit of text. Words go by the same interval as numbers, adjusted by Bonferroni
-for the k schemes shown: .05/(2(k-1)) for the two differences of each from the reference, one-sided .05/k for `holds_to`
-and for `uses`. So each of these three families has a wrong word in at most 5 % of reports with ordinary seeds. A scheme
-has learned if it beats the n-gram model, and uses its context if it beats that with a cache.
+Every difference is paired by seed and unit of text. Words follow from the same intervals as the numbers, adjusted by
+Bonferroni for the k schemes shown: alpha is .05/(2(k-1)) for a scheme's two differences from the reference, one-sided
+.05/k for `holds_to` and for `uses`. So each of these three families has a wrong word in at most 5 % of reports with
+ordinary seeds. A scheme has learned if it beats the n-gram model. It uses its context if it beats the one with a cache.
 """
 
 import math
@@ -18,24 +18,24 @@ from posbench.results.estimate import Estimate, Floats, estimate, in_two_groups
 from posbench.run.rows import PLAIN, WINDOWED
 
 REFERENCE = "rope"
-RISE_LIMIT = 0.05  # nats per token above the loss at the training length: a scheme holds up to there
-USES_LIMIT = 0.02  # nats per token that less context may cost where it is as good as all
+RISE_LIMIT = 0.05  # nats per token that a longer context may add to the loss where a scheme still holds
+USES_LIMIT = 0.02  # nats per token that a shorter context may cost and still count as all
 LEAST = 0.02  # nats per token: a smaller difference has no word
 ENDPOINT_RATIO = 4  # training lengths at which the rise is compared
-ENOUGH_SEEDS = 5  # for a word; intervals of fewer are over documents alone, for these very checkpoints
+ENOUGH_SEEDS = 5  # for a word; with fewer, words about one scheme go by documents alone
 ENOUGH_SEEDS_IN_GROUPS = 8  # the same where seeds fall into two groups
-HALF = 1 / 2  # of the tokens in one document: nothing is said of other text
+HALF = 1 / 2  # with so many of the tokens in one document nothing is said of other text
 ALPHA = 0.05
 NOT_RESOLVED: Final = "not resolved"
-NOT_BEATEN = ("no", NOT_RESOLVED)  # a simple reader: nothing is said that needs it; a gate that is not known is open
-READERS = {"ngram": "n-gram model", "cached_ngram": "n-gram with cache"}  # with losses on a scheme's own targets
+NOT_BEATEN = ("no", NOT_RESOLVED)  # words that close a gate; one that is not known (None) is open
+READERS = {"ngram": "n-gram model", "cached_ngram": "n-gram with cache"}  # scored on a scheme's own targets
 
 
 class Losses:
     """The losses of schemes by label, variant and length, on the targets and in the precision of most runs.
 
-    `sums` are nats, (seeds, units), with the simple readers as further variants; `statuses` tell why there are none:
-    undefined, failed, too_short, or missing (not asked of all seeds). `seeds` are numbers of seeds by label.
+    `sums` are nats, (seeds, units), with the simple readers as further variants. `statuses` are ok, or why there are no
+    sums: undefined, failed, too_short, or missing (in some seeds). `seeds` counts the seeds of each label.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -50,7 +50,7 @@ class Losses:
         rows = rows.sort_values("seed", ignore_index=True)
         ok = rows[rows["status"] == "ok"]
         self.tokens: Floats = np.array([*ok["unit_tokens"][:1], [1]][0], dtype=np.float64)
-        self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)  # of a nat
+        self.bits_per_byte = self.tokens.sum() / ok["n_bytes"].astype("float64").median() / math.log(2)  # of one nat
         documents = [self.tokens[units == n] for units in ok["unit_documents"][:1].dropna() for n in np.unique(units)]
         self.largest_document = max((float(part.sum() / self.tokens.sum()) for part in documents), default=0.0)
         self.statuses: dict[tuple[str, str, int], str] = {}
@@ -67,7 +67,7 @@ class Losses:
                     self.sums[label, kind, int(length)] = pd.DataFrame(np.stack([*nats]), by_unit["seed"], dtype=float)
 
     def lengths(self, label: str | None = None) -> list[int]:
-        """Return the lengths, in tokens, asked of any scheme, or of all seeds of one, that no text is too short for."""
+        """Return the lengths in tokens that any scheme, or all seeds of one, asked for and that the text allows."""
         lacking = ("too_short",) if label is None else ("too_short", "missing")
         keys = [key for key, status in self.statuses.items() if status not in lacking and label in (None, key[0])]
         return sorted({length for _, variant, length in keys if variant == PLAIN})
@@ -85,7 +85,7 @@ class Losses:
         return estimate(sums.to_numpy(), self.tokens if sums.shape[1] > 1 else self.tokens.sum(keepdims=True))
 
     def for_words(self, sums: pd.DataFrame) -> Estimate:
-        """Estimate what words about one scheme go by: of few seeds over documents alone, for these very checkpoints."""
+        """Return the estimate for words about one scheme: with few seeds over documents, for these checkpoints."""
         return self.estimate(sums if len(sums) >= ENOUGH_SEEDS else sums.mean().to_frame().T)
 
 
@@ -102,29 +102,29 @@ def beats(losses: Losses, label: str, reader: str) -> str | None:
     if above is None:
         return None
     gap = losses.for_words(above)
-    if math.isnan(gap.error):  # of one unit: the difference decides
+    if math.isnan(gap.error):  # one unit has no interval: the difference decides
         return "yes" if gap.mean < 0 else "no"
     return "yes" if gap.high() < 0 else "no" if gap.low() > 0 else NOT_RESOLVED
 
 
 def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
-    """Return the longest context that, as shorter ones, adds at most `RISE_LIMIT`; None if none longer was measured."""
+    """Return the longest context up to which all add at most `RISE_LIMIT`; None if no longer one was asked for."""
     longer = [length for length in losses.lengths(label) if length > losses.train_length]
     return max(_within_limit(losses, label, longer, RISE_LIMIT, alpha), default=losses.train_length) if longer else None
 
 
 def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
-    """Return the shortest context that, as longer ones, costs at most `USES_LIMIT`; None if less was not measured."""
+    """Return the shortest context down to which all cost at most `USES_LIMIT`; None if no shorter one costs more."""
     shorter = [length for length in reversed(losses.lengths(label)) if length < losses.train_length]
     contexts = _within_limit(losses, label, shorter, USES_LIMIT, alpha)
     return min(contexts, default=losses.train_length) if len(contexts) < len(shorter) else None
 
 
 def _within_limit(losses: Losses, label: str, lengths: Sequence[int], limit: float, alpha: float) -> Sequence[int]:
-    """Return the first lengths whose rise is known and within a limit by its one-sided upper bound."""
+    """Return the lengths before the first whose rise is unknown or has a one-sided upper bound above the limit."""
     for i, length in enumerate(lengths):
         rise = losses.rise(label, length)
-        if rise is None or not losses.for_words(rise).high(2 * alpha) <= limit:  # of one unit the bound is nan
+        if rise is None or not losses.for_words(rise).high(2 * alpha) <= limit:  # one unit has the bound nan
             return lengths[:i]
     return lengths
 
@@ -151,14 +151,14 @@ def reference_label(frame: pd.DataFrame, reference: str | None = None) -> str | 
 
 
 def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LEAST) -> pd.DataFrame:
-    """Compare the schemes of one setting, of the rows of `results.frame.read`, on text.
+    """Compare the schemes of one setting on text; `frame` has the rows of `results.frame.read`.
 
     Returns:
-        A row per scheme, the lowest loss first, those without a finished run last; in nats per token. `left_out` seeds
-        are on other targets; `rise_2x`, ... is what so many training lengths add; `above_windowed` the loss at the
-        longest length less that with narrowed attention; `nll_difference` and, at 4x, `rise_difference` are from the
-        reference, with `_adjusted_low` and `_high`, and `_word` or `_why` there is none. Means have `_low` and `_high`
-        (95 %), `_min` and `_max` over seeds, `_groups` (seeds fall in two). `holds_further`: none longer was measured.
+        A row per scheme, in nats per token: the lowest loss first, schemes without a finished run last. `left_out`
+        counts seeds on other targets. `rise_2x`, ... is what so many training lengths add; `above_windowed` is what the
+        longest adds to the loss with narrowed attention. `nll_difference` (1x) and `rise_difference` (4x) are from the
+        reference. They have `_adjusted_low` and `_high`, and a `_word` or `_why` there is none. Means have `_low` and
+        `_high` (95 %), `_min` and `_max` of seeds, `_groups` (seeds form two). `holds_further`: none longer is known.
     """
     if frame["setting"].nunique() > 1:
         raise ValueError("schemes are compared in one setting")
@@ -184,7 +184,7 @@ def compare(frame: pd.DataFrame, reference: str | None = None, least: float = LE
 
 
 def numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
-    """Return the columns of a scheme on its own, of so many that are compared; none if it has no loss at 1x."""
+    """Return a scheme's columns that need no reference, if `schemes` are compared; none without a loss at 1x."""
     length, longer = losses.train_length, [n for n in losses.lengths() if n > losses.train_length]
     if (level := losses.level(label, length)) is None:
         return {}
@@ -246,7 +246,7 @@ def against(losses: Losses, label: str, reference: str, schemes: int, least: flo
 
 
 def _interval(name: str, losses: Losses, sums: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the mean of sums with its 95 % interval and its seeds, as columns of this name; none without sums."""
+    """Return the mean of sums, its 95 % interval and the range of seeds as columns of this name; none without sums."""
     if sums is None:
         return {}
     mean = losses.estimate(sums)
@@ -258,7 +258,7 @@ def _interval(name: str, losses: Losses, sums: pd.DataFrame | None) -> dict[str,
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the curves of one setting's schemes: a row per label, variant and length that was asked for.
 
-    `nll` has the 95 % interval over seeds on this text (of one seed: over documents); `rise` is above the plain loss.
+    `nll` has the 95 % interval over seeds on this text (one seed: over documents); `rise` is over the plain loss at 1x.
     """
     losses, points = Losses(main_rows(frame)), []
     for (label, variant, length), status in losses.statuses.items():

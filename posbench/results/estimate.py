@@ -1,7 +1,7 @@
 """Means with their errors over units of text, over seeds, or over both at once.
 
 The unit of text is the document, never a token and not a block: blocks of one document are alike, and intervals that
-take them for independent cover far less than they say (tests/test_intervals.py, on losses of trained models).
+take them for independent have too low a coverage (tests/test_intervals.py, on losses of trained models).
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-FEW_DOCUMENTS = 8  # fewer are no units to go by: their text is cut into segments
-SEGMENTS = 16  # in all
+FEW_DOCUMENTS = 8  # fewer documents are too few units: their text is cut into segments
+SEGMENTS = 16  # of all documents together
 LEAST_GAP = 0.1  # nats per token, between two groups of seeds
 
 
@@ -24,10 +24,10 @@ class Estimate:
     """A mean with its standard error and degrees of freedom, and its interval that misses with probability alpha."""
 
     mean: float
-    error: float  # nan where nothing tells it
+    error: float  # nan if it cannot be estimated
     df: float
     seeds: tuple[float, ...] = ()  # the mean of each seed
-    units: int = 0  # of text that the interval goes over; 0: the interval is for this very text
+    units: int = 0  # units of text behind the interval; 0: it holds for this text alone
 
     def half(self, alpha: float = 0.05) -> float:
         from scipy import special
@@ -44,11 +44,11 @@ class Estimate:
 def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
     """Estimate the mean of sums (seeds, units) over tokens (units,), for other seeds on other text like this.
 
-    Seeds and units of text are crossed random factors: the variance of the mean is that over seeds plus that over
-    units, less that of what is left, which both contain (Cameron, Gelbach & Miller, 2011, "Robust Inference With
-    Multiway Clustering", section 2.1), all of the linearised ratio of sums (Cochran, 1977, "Sampling Techniques",
-    section 6.5). Degrees of freedom: Satterthwaite (1946). Of one seed the interval goes over units alone and speaks of
-    that checkpoint; of one unit it goes over seeds alone and speaks of this text; of one of each there is none.
+    Seeds and units of text are crossed random factors. The variance of the mean is that over seeds plus that over units
+    less that of the interaction, which both contain (Cameron, Gelbach & Miller, 2011, "Robust Inference With Multiway
+    Clustering", section 2.1). All are of the linearised ratio of sums (Cochran, 1977, "Sampling Techniques", section
+    6.5). Degrees of freedom: Satterthwaite (1946). With one seed the interval is over units, for that checkpoint alone.
+    With one unit it is over seeds, for this text alone. With one of each there is none.
     """
     n_seeds, n_units = sums.shape
     mean = float(sums.sum() / (n_seeds * tokens.sum()))
@@ -68,10 +68,10 @@ def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
 
 
 def in_two_groups(values: Sequence[float]) -> bool:
-    """Tell whether seeds fall into two groups, or one lies apart: a mean and its interval would hide that.
+    """Return whether seeds fall into two groups, or one lies apart: a mean and its interval would hide that.
 
-    The widest gap is half of the range; with one value on a side, twice the range of the rest. It is a hint and no
-    test: of five normal values that spread far more than `LEAST_GAP` one set in four meets it, of ten one in a hundred.
+    The widest gap must be half of the range or, with one value on a side, twice the range of the rest. This is a hint,
+    not a test: normal values that spread far more than `LEAST_GAP` meet it in 1 of 4 sets of five and 1 of 100 of ten.
     """
     if len(values) < 4:
         return False
@@ -81,7 +81,7 @@ def in_two_groups(values: Sequence[float]) -> bool:
 
 
 def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:
-    """Number the units of text, from 0 on, that blocks belong to; None for stretches: a document's text is in one.
+    """Return the number of each block's unit of text, from 0 on. `stretches` is None if documents are in one piece.
 
     Units are documents. Where there are fewer than `FEW_DOCUMENTS`, they are segments: the separate stretches that were
     held out, or parts of the documents. Intervals over segments speak for these very documents.
@@ -92,6 +92,6 @@ def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:
     if stretches is not None and len(np.unique(stretches)) >= FEW_DOCUMENTS:
         return np.unique(stretches, return_inverse=True)[1]
     parts = np.minimum(np.maximum(1, np.round(SEGMENTS * blocks / len(documents)).astype(np.int64)), blocks)
-    place = np.empty(len(documents), np.int64)  # of a block in its document
+    place = np.empty(len(documents), np.int64)  # the place of each block in its document
     place[np.argsort(document, kind="stable")] = np.concatenate([np.arange(n) for n in blocks])
     return np.asarray(np.cumsum([0, *parts])[document] + place * parts[document] // blocks[document], dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Run folders and kept studies as one tidy frame: a row per run, protocol, variant, task, length and tokens trained.
+"""Run folders and saved studies as one tidy frame: a row per run, protocol, variant, task, length and tokens trained.
 
-A row has the facts of its run, its numbers, and lists by unit of text: `unit_documents` (where each stands),
+A row has the facts of its run, its numbers, and lists by unit of text: `unit_documents` (the document of each),
 `unit_tokens`, and in nats `unit_nll`, `unit_ngram` and `unit_cached_ngram` (`evaluation.ngrams`). A run without results
-keeps one row. What is undefined has its `status` and no number. Whatever is printed or drawn is a selection of it.
+keeps one row. What is undefined has a `status` and no number. All that is printed or drawn is selected from the frame.
 """
 
 import functools
@@ -29,8 +29,8 @@ from posbench.run.find import run_folders
 from posbench.run.rows import number
 from posbench.run.run import in_use, load_record
 
-SUFFIX = ".parquet"  # of a study in one file
-GATE = 0.99  # share of right tokens at every trained length from which on a run has learned a task
+SUFFIX = ".parquet"  # of a study that is one file
+GATE = 0.99  # share of right tokens that a run needs at every trained length to have learned a task
 
 _TEXTS = [
     "folder", "run", "study", "encoding", "run_status", "run_reason", "trained_task", "text", "text_sha256",
@@ -38,7 +38,7 @@ _TEXTS = [
 ]  # fmt: skip
 _WHOLE = ["seed", "train_length", "trained_tokens", "parameters", "encoding_parameters", "steps_to_gate"]
 _NUMBERS = ["learning_rate", "train_seconds", "cpu_seconds"]
-_UNITS = {"unit_documents": "document", "unit_tokens": "tokens"}  # with their names in `units`
+_UNITS = {"unit_documents": "document", "unit_tokens": "tokens"}  # and their keys in a row's `units`
 _UNITS |= {f"unit_{name}": name for name in ("nll", "ngram", "cached_ngram")}
 _COLUMNS = [*_TEXTS, *_WHOLE, *_NUMBERS, *run_rows.COLUMNS, "variant", "main", "newest", *_UNITS]
 _HINTS = typing.get_type_hints(run_rows.EvaluationRow)
@@ -50,7 +50,7 @@ _RATE, _START = "training.learning_rate", "start"
 _SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
 _NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
 _TEXT = ("data.name", "data.task", "data.offset")  # the digest of the text stands for the rest of `data`
-_OFF = ("null", "false", "0")  # as JSON: an option that is off, or left as it is
+_OFF = ("null", "false", "0")  # as JSON: values of an option that is off or unset
 _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 
@@ -60,18 +60,18 @@ def read(paths: Iterable[Path], split: str | None = None, counts: Mapping[str, A
 
     Args:
         paths: run folders, study folders, globs, and studies in one file, as `read(...).to_parquet(path)` writes.
-        split: whose rows are the main ones of runs in folders; None: the one that each run asks for.
-        counts: by folder, of targets: a run has those with the highest; None: of its setting's runs with them at 1x.
+        split: the split of the main rows of runs in folders; None: the split that each run asks for.
+        counts: by folder and digest of targets; the highest wins. None: how many runs of its setting have them at 1x.
 
     Returns:
         A row per run and `EVALUATION_KEY`: the columns of `EvaluationRow`, sums by unit, and among others `run_status`
         (done, running, stopped, died, unreadable, or why it failed: diverged, oom ...), `setting` (digest of all that
         must be equal in runs that are compared), `scheme` (JSON of what may differ), `label` (the encoding, with what
-        tells it from others of its setting), `options` (of one encoding anywhere in the frame), `repeated` (another run
-        has the same setting, scheme and seed), `main` (of the split that its run asks for, on the targets that its
-        curve shares), and `newest` (and of the newest checkpoint).
+        sets it apart in its setting), `options` (what sets it apart from others of the encoding), `repeated` (another
+        run has the same setting, scheme and seed), `main` (a row of the split that its run asks for, on the targets of
+        its curve), and `newest` (a main row of the newest checkpoint).
 
-    Raises UserError for a path that does not exist, or for no run. A run that cannot be read is a row that says so.
+    Raises UserError if a path does not exist or there is no run. A run that cannot be read is a row that says so.
     """
     paths = list(dict.fromkeys(map(Path, paths)))
     studies, run_paths = ([path for path in paths if (path.suffix == SUFFIX) == is_study] for is_study in (True, False))
@@ -97,16 +97,16 @@ def _load(path: Path) -> pd.DataFrame:
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with whole numbers that may be missing, and None where a text or a list is."""
+    """Return the frame with the types of its columns. Whole numbers may be missing; a missing text or list is None."""
     marks = {name: frame[name].eq(True) for name in ("main", "newest")}
     names = [name for name in _COLUMNS if name not in _TYPES and name not in marks]
     texts = {name: frame[name].astype("object").where(frame[name].notna(), None) for name in names}
-    texts |= {name: texts[name].map(np.float64, na_action="ignore") for name in _UNITS}  # one type: a file has one
+    texts |= {name: texts[name].map(np.float64, na_action="ignore") for name in _UNITS}  # in a file it has one type
     return frame.astype(_TYPES).assign(**texts, **marks)
 
 
 def _rows(folder: Path, split: str | None, counts: Mapping[str | None, int] | None) -> list[dict[str, Any]]:
-    """Return the rows of a run with its facts; of one without rows, or that cannot be read, one with what is known."""
+    """Return the rows of a run with its facts. A run without rows, or one that cannot be read, has one row of facts."""
     facts: dict[str, Any] = {"folder": str(folder), "run": folder.name}
     try:
         facts |= _facts(folder)
@@ -117,7 +117,7 @@ def _rows(folder: Path, split: str | None, counts: Mapping[str | None, int] | No
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Return the facts of a run; no encoding is imported for it."""
+    """Return the facts of a run, without importing its encoding."""
     record, container = load_record(folder), shipped.load(folder / CONFIG)
     elsewhere = "reading" in container and _START not in container  # a model that was only evaluated here
     settings = {key: value for key, value in one_number(flat(container)).items() if value is not None}
@@ -132,7 +132,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     return {
         "study": settings.get("study"),
         "encoding": settings["model.name" if elsewhere else "encoding.name"],
-        "seed": settings.get("seed", 0),  # of a model that was trained elsewhere it is not known
+        "seed": settings.get("seed", 0),  # 0 if it is unknown: the model was trained elsewhere
         "run_status": status,
         "run_reason": record.get("message"),
         "train_length": settings["training.train_length"],
@@ -153,7 +153,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _measured_rows(folder: Path, split: str, counts: Mapping[str | None, int] | None) -> list[dict[str, Any]]:
-    """Return a run's rows as columns, with their marks and their sums by unit; without `counts` on all targets."""
+    """Return a run's rows by column, with marks and sums by unit. Without `counts` they are on all targets."""
     rows = run_rows.every_row(folder) if counts is None else run_rows.evaluation_rows(folder, counts)
     split = run_rows.headline_split(rows, split)
     main = {row.key for row in run_rows.on_shared_targets([row for row in rows if row.split == split], counts)}
@@ -176,7 +176,7 @@ def _with_derived(frame: pd.DataFrame) -> pd.DataFrame:
     texts = [*zip(runs["text_sha256"], runs["text_split"], runs["tokenizer_sha256"], strict=True)]
     known_texts = {key: text for key, text in zip(compared, texts, strict=True) if any(text[:2])}
     runs["scheme"] = [_json(_scheme(of_run)) for of_run in settings]
-    runs["setting"] = [  # a run that ended before it knew its text joins one that asked alike
+    runs["setting"] = [  # a run that ended before it knew its text joins those with its configuration
         hashlib.sha256(_json([key, text if any(text[:2]) else known_texts.get(key, text)]).encode()).hexdigest()[:12]
         for key, text in zip(compared, texts, strict=True)
     ]
@@ -198,14 +198,14 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must be equal in runs that are compared: model, initialisation, budget, kind of text."""
     flat_settings = flat(drop_later_keys(nested(settings)))
     compared = {k: v for k, v in flat_settings.items() if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)}
-    if "start.tokens" in settings:  # compared with training as long from 0
+    if "start.tokens" in settings:  # compared with runs that train as long from 0
         compared["training.tokens"] = settings["start.tokens"] + settings["training.tokens"]
         compared["training.warmup_tokens"] = settings["start.warmup_tokens"]
     return compared
 
 
 def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what makes a run's scheme: the encoding's options, its learning rate, where it began."""
+    """Return the settings of a run's scheme: the encoding's options, the learning rate, and where the run began."""
     complete = one_number(flat(add_later_keys(nested(settings))))
     options = {k: v for k, v in complete.items() if k.startswith(_SCHEME) and v is not None}
     if "start.tokens" in settings:
@@ -215,11 +215,11 @@ def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
-    """Return, by scheme of one encoding, what tells it from the others: `base=500`, `start=128`.
+    """Return the words that set each scheme of one encoding apart from the others: `base=500`, `start=128`.
 
-    A value is not spelt out if more than half of the schemes have it, else if it switches the option off. A run that
-    begins from another has a rate of its own, left out unless nothing else tells schemes apart. Before the words stands
-    the encoding, or the configuration choice that has a scheme's options.
+    A value is left out if more than half of the schemes have it or, if none is so common, if it turns the option off.
+    A run that begins from another has its own rate, which is left out unless nothing else sets schemes apart. The words
+    follow the name of the encoding, or of the configuration choice that has a scheme's options.
     """
     options_of = {scheme: json.loads(scheme) for scheme in schemes}
     start_keys = _differing([options for options in options_of.values() if _START in options])
@@ -269,7 +269,7 @@ def setting_text(value: Any) -> str:
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys, sorted, whose values are not the same in all."""
+    """Return the sorted keys whose values are not the same in all settings."""
     keys = sorted({key for setting in settings for key in setting})
     return [key for key in keys if len({_json(setting.get(key)) for setting in settings}) > 1]
 

@@ -10,7 +10,7 @@ from posbench.results.tasks import task_rows
 
 Headline = dict[str, float | str | None]
 TEXTS = ("learned", "uses_context")  # yes, no or not resolved; all others are numbers
-MAIN = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")  # of a run on text: those that say most
+MAIN = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")  # the most important values of a run on text
 MAIN_OF_TASK = ("learned", "accuracy_1x", "accuracy_2x", "accuracy_4x")
 ALWAYS = ("rise_4x", "rise_16x")  # named even where they were not measured
 
@@ -18,10 +18,10 @@ ALWAYS = ("rise_4x", "rise_16x")  # named even where they were not measured
 def headline(frame: pd.DataFrame) -> Headline:
     """Return the values of one run by name, of its newest checkpoint. None: not measured, or undefined.
 
-    Of text: `learned` and `uses_context` (yes, no, not resolved): whether it beats the readers `ngram` and
-    `cached_ngram`; `nll_<r>x`, nats per token at r training lengths; `rise_<r>x`, that less `nll_1x`; `reach` and
-    `uses` in tokens, None where the reader is not beaten. Of a task: `learned` (yes, no), `steps_to_gate`, `nll_1x`,
-    and `accuracy_<r>x` and `exact_match_<r>x`, shares at r times the longest trained problems.
+    On text: `learned` and `uses_context` (yes, no, not resolved), whether it beats the readers `ngram` and
+    `cached_ngram`; `nll_<r>x`, nats per token at r training lengths; `rise_<r>x`, which is `nll_<r>x` minus `nll_1x`;
+    `reach` and `uses` in tokens, None if the reader is not beaten. On a task: `learned` (yes, no), `steps_to_gate`,
+    `nll_1x`, and `accuracy_<r>x` and `exact_match_<r>x`, shares at r times the longest trained length.
     """
     as_done = frame.assign(run_status="done", repeated=False)
     values = _of_text(as_done) if frame["trained_task"].isna().all() else _of_task(as_done)
@@ -31,7 +31,7 @@ def headline(frame: pd.DataFrame) -> Headline:
 def _of_text(frame: pd.DataFrame) -> dict[str, Any]:
     losses = Losses(compare.main_rows(frame))
     values: dict[str, Any] = dict.fromkeys((*TEXTS, "nll_1x", *ALWAYS, "reach", "uses"))
-    for label in losses.seeds:  # one; none without rows
+    for label in losses.seeds:  # one label, or none without rows
         row = compare.numbers(losses, label, schemes=1)
         values |= {name: row[name] for name in (*TEXTS, "uses", *READERS) if name in row}
         values |= {"reach": row.get("holds_to")}

@@ -16,21 +16,21 @@ from posbench.results.frame import GATE
 from posbench.run.rows import PLAIN
 
 RATIOS = (2.0, 4.0)  # times the longest trained problems, where accuracies are tested
-LEAST = 0.01  # of a share: a smaller difference has no word
+LEAST = 0.01  # a smaller difference of shares has no word
 MOST_ORDERS = 200_000  # orders of seeds to enumerate; ten against ten have 184,756
 _PLACE = ["of_task", "variant", "offset", "length_ratio"]
 
 
 def as_trained(rows: pd.DataFrame) -> pd.Series:
-    """Tell which rows are of a task, its positions and the model as they were in training, at any length."""
+    """Return which rows have the task, the positions and the model of the training, at any length."""
     variation = rows["task"].astype(str).str.contains(":")
     return (rows["protocol"] == "problems") & ~variation & (rows["offset"].fillna(0) == 0) & (rows["variant"] == PLAIN)
 
 
 def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the newest rows on problems of runs of which it is known whether they learned, each seed once.
+    """Return the newest rows on problems, each seed once, of runs for which it is known whether they learned.
 
-    `of_task` is what a test varies of the task, such as depth=0.5. A run that diverged has no answer right anywhere.
+    `of_task` is the option that a test varies, such as depth=0.5. A run that diverged has no answer right anywhere.
     """
     once = frame[~frame["repeated"]]
     rows = once[(once["protocol"] == "problems") & once["newest"] & (once["run_status"] == "done")]
@@ -66,14 +66,14 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataFrame:
-    """Compare the schemes of one setting on a task; without a reference with `rope`, else `none`, else the first.
+    """Compare the schemes of one setting on a task. The default reference is `rope`, else `none`, else the first one.
 
     Returns:
-        A row per scheme, the most accurate beyond trained lengths first, what has not learned last. `seeds`, `learned`
-        (how many did), with the 95 % interval of Clopper & Pearson (1934) as shares; `ranked` (half of them or more),
-        `steps_to_gate` (median), and `accuracy_1x` ... as of `accuracies`. Against the reference, by exact tests over
-        permutations of seeds: `learned_p`, `accuracy_2x_p`, `accuracy_4x_p`, adjusted by Bonferroni for all tests of
-        the table, each with its `_difference`, its `_word`, and `_why` there is none. `attrs`: `reference`, `tests`.
+        A row per scheme: the most accurate beyond trained lengths first, schemes that have not learned last. `seeds`;
+        `learned` (how many did), with the 95 % interval of the share by Clopper & Pearson (1934); `ranked` (at least
+        half learned); `steps_to_gate` (median); `accuracy_1x` ... as in `accuracies`. Exact tests against the reference
+        permute the seeds: `learned_p`, `accuracy_2x_p`, `accuracy_4x_p`, adjusted by Bonferroni for all tests of the
+        table, each with a `_difference`, a `_word`, and `_why` there is none. `attrs`: `reference`, `tests`.
     """
     rows, places = task_rows(frame), accuracies(frame)
     if not len(rows):
@@ -112,7 +112,7 @@ def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
 
 
 def _comparisons(scheme: pd.DataFrame, base: pd.DataFrame) -> Iterator[tuple[str, str, list[pd.Series]]]:
-    """Yield the tests of a scheme against the reference: the column, why there is none, and the shares of both."""
+    """Yield the tests of a scheme against the reference: the column, why it is not tested, and the shares of both."""
     learned = [rows.drop_duplicates("folder")["seed_learned"].astype(float) for rows in (scheme, base)]
     seeds = min(map(len, learned))
     too_few = f"{seeds} of {ENOUGH_SEEDS} seeds" if seeds < ENOUGH_SEEDS else ""
@@ -130,7 +130,7 @@ def _comparisons(scheme: pd.DataFrame, base: pd.DataFrame) -> Iterator[tuple[str
 
 
 def _test_columns(row: dict[str, Any], name: str, shares: list[pd.Series], tests: int) -> dict[str, Any]:
-    """Return the exact test of two sets of unpaired seeds, one of so many tests, as columns of this name."""
+    """Return the exact test of two sets of unpaired seeds as columns of this name, adjusted for `tests` tests."""
     from scipy import stats
 
     test = stats.permutation_test(
