@@ -25,7 +25,7 @@ SIGNS = "▇─±≥"  # all non-ASCII signs in tables and their texts
 
 
 class _Console(Console):
-    """All output is data: never markup or emoji codes, and control characters are escaped. Line breaks stay."""
+    """A console without markup and emoji codes: output is data. Control characters are escaped; line breaks stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -34,7 +34,7 @@ class _Console(Console):
             yield segment if printable else segment._replace(text="\n".join(lines))
 
 
-# A console on stdout when it is called, with the width, colours and encoding that there are then.
+# Makes a console on stdout. The width, colours and encoding are those at the time of the call.
 stdout = functools.partial(_Console, markup=False, emoji=False, highlight=False)
 stderr: Console = stdout(stderr=True)
 
@@ -54,7 +54,7 @@ def table(console: Console) -> Table:
 
 
 def fitting_columns(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
-    """Return the columns, by number, that fit into `room` characters: those of `spare` are dropped in their order."""
+    """Return the numbers of the columns that fit into `room` characters. Those in `spare` are dropped in that order."""
     spare, columns = list(spare), list(range(len(widths)))
     while spare and sum(widths[column] for column in columns) + 2 * (len(columns) - 1) > room:
         columns.remove(spare.pop(0))
@@ -86,7 +86,7 @@ def log_shown() -> Iterator[None]:
 
 
 class Updates:
-    """The progress of training, a bar or lines of the log: the loss, the speed and the time left."""
+    """The progress of training as a bar or as lines of the log: the loss, the speed and the time left."""
 
     def __init__(self, total: int, start: int, full_speed: float | None, bar: Progress | None) -> None:
         self._total, self._start, self._step, self._full_speed, self._bar = total, start, start, full_speed, bar
@@ -95,7 +95,7 @@ class Updates:
         self._task = bar.add_task("", total=total, completed=start, shown="starting") if bar else TaskID(0)
 
     def advance(self, loss: float, tokens: int) -> None:
-        """Take note of an update, its loss in nats per token, and all tokens so far."""
+        """Record an update: its loss in nats per token, and the number of all tokens so far."""
         self._step += 1
         now = time.monotonic()
         began, start_tokens = self._first = self._first or (now, tokens)
@@ -115,7 +115,7 @@ class Updates:
 def progress(total: int, start: int, full_speed: float | None = None) -> Iterator[Updates]:
     """Show progress over updates `start` .. `total`: a bar on a terminal, elsewhere a line now and then.
 
-    `full_speed`: tokens per second at the peak of the devices, if that is known: the share of it is shown (MFU).
+    `full_speed`: tokens per second at the devices' peak, if known. The speed is then also shown as a share of it (MFU).
     """
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"))
     bar = Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) if stderr.is_terminal else None
@@ -124,14 +124,14 @@ def progress(total: int, start: int, full_speed: float | None = None) -> Iterato
 
 
 class Work:
-    """Other work of a known amount; `message`, its line in the log, takes what is done, the total and the time left."""
+    """Other work of a known amount. `message`, its line in the log, takes what is done, the total and the time left."""
 
     def __init__(self, total: int, message: str) -> None:
         self.total, self.message, self.done = total, message, 0
         self.began = self.last = time.monotonic()
 
     def add(self, count: int) -> None:
-        """Take note that so much more is done; say so every `LINE_EVERY_SECONDS`."""
+        """Record that `count` more is done, and log the progress every `LINE_EVERY_SECONDS`."""
         self.done += count
         if (now := time.monotonic()) > self.last + LINE_EVERY_SECONDS and self.done < self.total:
             self.last = now

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from posbench.errors import PosbenchError
 
-IN_USE = 75  # a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
+IN_USE = 75  # exit code of a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug, also for child processes
 _FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
 
@@ -33,7 +33,7 @@ def run(command: Callable[[], object]) -> int:
 
 
 def report(error: BaseException) -> int:
-    """Print an error as one line, with --debug after its traceback; return its exit code."""
+    """Print an error as one line and return its exit code. With --debug its traceback comes first."""
     if os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
     text, code = f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
@@ -60,14 +60,14 @@ def escape_controls(text: str) -> str:
 
 
 class Escaped(logging.Formatter):
-    """One line per record: names and paths can neither forge a line nor control a terminal."""
+    """A formatter of one line per record: names and paths can neither forge a line nor control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_controls(super().format(record))
 
 
 def tolerant_output() -> None:
-    """Let a terminal without Unicode show `\\u2026` in the place of an error."""
+    """Make a terminal without Unicode show escapes such as `\\u2026`, not fail."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

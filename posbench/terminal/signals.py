@@ -58,7 +58,7 @@ def _ending_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # which alone owns the signals
+    if threading.current_thread() is not threading.main_thread():  # Python sets handlers only there
         yield
         return
     previous = {number: signal.signal(number, handler) for number in numbers}
@@ -70,7 +70,7 @@ def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameT
 
 
 def exit_when_parent_exits(wait: Callable[[], object]) -> None:
-    """Ask this process to save and end once `wait` returns, because its parent is gone; end it if it does not."""
+    """Make this process save and end once `wait` returns, since its parent is gone then. Kill it if it does not end."""
 
     def end() -> None:
         wait()
