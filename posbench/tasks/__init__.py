@@ -33,5 +33,5 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """Return a task with options; others keep defaults. `name` is ignored. Raise UserError if one is wrong."""
+    """Return a task with these options, others at defaults; `name` is ignored. Raise UserError if one is wrong."""
     return load(name)().varied(**{key: value for key, value in (options or {}).items() if key != "name"})

@@ -51,7 +51,7 @@ class Problems:
         return np.pad(self.ids, ((0, 0), (back, 0)))[:, : self.scored.shape[1]]
 
     def commonest_left(self, bag: Integers) -> Integers:
-        """Return for each label the commonest token of a bag (count, n) not yet used by the answer: (count, size)."""
+        """Return, per label, the commonest token of a bag (count, n) that the answer has left, or 0: (count, size)."""
         labels, rows = self.ids[:, 1:], np.arange(len(bag))
         counts = np.zeros((len(bag), int(self.ids.max()) + 1), np.int64)
         np.add.at(counts, (rows[:, None], bag), 1)
