@@ -1,4 +1,4 @@
-"""Attention of one layer under an encoding: its definition by rows, the faster kernels that equal it, and the choice.
+"""Attention of one layer under an encoding: its definition, faster kernels with the same result, and the choice of one.
 
 `by_rows` is the definition. Every other path is tested against it in values and gradients.
 """
@@ -15,13 +15,13 @@ from posbench import machine
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, check_length, exact, part_of
 from posbench.model import flex
 
-KEPT_BYTES = 128 * 2**20  # of scores that a layer keeps for its backward pass; beyond, rows are computed again
-KEPT_SHARE_ACCELERATOR = 1 / 64  # A layer keeps at most this share of the device for its backward pass.
-SCORE_BYTES = 8  # fp32, before and after softmax
-AT_ONCE = 2**21  # scores of a block that is computed again or without gradients: what caches of CPUs hold
+KEPT_BYTES = 128 * 2**20  # most bytes of scores kept for a layer's backward pass; with more, rows are computed again
+KEPT_SHARE_ACCELERATOR = 1 / 64  # the same limit on an accelerator, as a share of its memory, if that is more
+SCORE_BYTES = 8  # bytes of a pair's score in fp32, before and after softmax
+AT_ONCE = 2**21  # scores of a block that is computed again or without gradients: as many as a CPU's cache holds
 AT_ONCE_ACCELERATOR = 2**24
 MIN_ROWS = 64
-FUSED_FROM = 512  # tokens from which on a bias pays as channels of the keys, and the kernel in training in bf16
+FUSED_FROM = 512  # tokens from which on the kernel pays for a bias as channels of the keys, and for bf16 training
 ALIGNED = 8  # channels of a head that fused kernels take at once
 
 
@@ -32,11 +32,11 @@ def attention(
     """Return the attention of one layer under `encoding`, (B, H, last or T, Dh) in v's dtype.
 
     Args:
-        q, k, v: raw queries, keys, values (B, H, T, Dh); keys and values may have fewer heads, each for a group.
-        layer: of `make_layer`.
+        q, k, v: raw queries, keys, values (B, H, T, Dh); k and v may have fewer heads, each for a group of query heads.
+        layer: what `make_layer` returns.
         window: keys a query may see, itself included (causal only); None = all before it.
         sinks: keys at the beginning that every query sees beside its window.
-        last: compute only the last so many query rows; None = all T.
+        last: how many of the last query rows to compute; None = all T.
     """
     with torch.autocast(q.device.type, enabled=False):
         length, dtype = q.shape[2], v.dtype
@@ -62,10 +62,10 @@ def attention(
 def prepared(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
 ) -> tuple[Encoding, Tensor, Tensor, Tensor, Layer]:
-    """Return a layer's encoding, q, k and v after its hooks on the whole sequence, and the layer with its state."""
+    """Run a layer's hooks on the whole sequence; return its encoding, the new q, k, v and the layer with its state."""
     encoding, layer = encoding.at(layer)
     dtype, group = v.dtype, q.shape[1] // k.shape[1]
-    if group > 1:  # queries share a head of keys and values
+    if group > 1:  # query heads share a head of keys and values
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     if layer.x is not None:
         layer = layer.replace(x=exact(layer.x))
@@ -82,9 +82,9 @@ def make_layer(
     encoding: Encoding, positions: Tensor, index: int = 0, x: Tensor | None = None, consecutive: bool = False,
     causal: bool = True,
 ) -> Layer:  # fmt: skip
-    """Return what hooks read of a layer, with the tables that all layers share; for others, replace `index` and `x`.
+    """Return what the hooks of a layer read, with the tables of all layers; for another layer, replace `index` and `x`.
 
-    An input that is longer than the encoding is defined for raises Undefined.
+    Raise Undefined if the input is longer than the encoding is defined for.
     """
     check_length(encoding, positions.shape[-1])
     with torch.autocast(positions.device.type, enabled=False):
@@ -98,14 +98,14 @@ def make_layer(
 def by_rows(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int, rows: slice
 ) -> Tensor:
-    """Return attention by blocks of query rows, each with just the keys that it may see, of what `prepared` returns.
+    """Return attention of what `prepared` returns, in blocks of query rows, each with just the keys that it may see.
 
-    Where all scores would be too many to keep, a block's are computed again backwards.
+    If all scores would be too many to keep, the backward pass computes those of each block again.
     """
     batch, heads, length, _ = q.shape
     n_rows = rows.stop - rows.start
     recompute = torch.is_grad_enabled() and batch * heads * n_rows * length * SCORE_BYTES > _kept_bytes(q.device)
-    step = max(2 * MIN_ROWS, -(-n_rows // 4))  # a quarter: less is computed above the diagonal
+    step = max(2 * MIN_ROWS, -(-n_rows // 4))  # quarters compute fewer hidden pairs than one block would
     if recompute or not torch.is_grad_enabled():
         budget = AT_ONCE if q.device.type == "cpu" else AT_ONCE_ACCELERATOR
         step = max(MIN_ROWS, budget // (batch * heads * length))
@@ -117,7 +117,7 @@ def by_rows(
         stop = min(rows.stop, start + step)
         first = max(0, start - window + 1) if window is not None else 0
         keys: slice | Tensor = slice(0 if sinks else first, stop if layer.causal else length)
-        if sinks and first > sinks and not sums_keys:  # hooks that sum over keys get those between sinks and window
+        if sinks and first > sinks and not sums_keys:  # hooks that sum over keys also get those in between
             keys = torch.cat((torch.arange(sinks), torch.arange(first, stop)))
         queries = slice(start, stop)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
@@ -129,7 +129,7 @@ def by_rows(
 def logits_by_rows(
     encoding: Encoding, q: Tensor, k: Tensor, layer: Layer, window: int | None = None, sinks: int = 0
 ) -> Tensor:
-    """Return logits (B, H, Tq, Tk) of a block of rows: scaled, biased, -inf where hidden; fp32 from the scale on."""
+    """Return a block's logits (B, H, Tq, Tk): scaled, biased, -inf where hidden; all but the product q·k is in fp32."""
     return _logits(encoding, q, k, layer, _biases(encoding, q, k, layer), window, sinks)
 
 
@@ -144,11 +144,11 @@ def _logits(
         logits = logits if biases is None else logits + biases
         logits = encoding.scores(logits, exact(q), exact(k), layer) + mask
     elif biases is not None and biases.dim() == 4 and len(biases) > 1:
-        # Of each sequence its own: no sum with the mask at (B, H, Tq, Tk) beside it.
+        # Each sequence has biases of its own: their sum with the mask would be one more tensor of (B, H, Tq, Tk).
         logits = torch.add(mask, scores, alpha=encoding.logit_scale) + biases
     else:
         logits = torch.add(mask if biases is None else biases + mask, scores, alpha=encoding.logit_scale)
-    if not layer.consecutive:  # logits of later keys may be infinite far out, where adding -inf gives no number
+    if not layer.consecutive:  # a hidden key far away may have the logit +inf, and +inf - inf is NaN
         logits = torch.where(mask == 0, logits, -math.inf)
     return logits
 
@@ -156,7 +156,7 @@ def _logits(
 def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None, sinks: int) -> Tensor:
     """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
     biases = _biases(encoding, q, k, layer)
-    # No fused kernel gives the gradient of its mask, or hides infinite logits, as of later keys where positions jump.
+    # Fused kernels give no gradient of the mask and cannot hide infinite logits (later keys where positions jump).
     fused = layer.consecutive and not encoding.hooks & {"scores", "attend"} and fused_is_fast(q, v)
     if fused and (biases is None or not biases.requires_grad):
         mask = mask_of(layer, window, sinks, exact(q).dtype)
@@ -176,7 +176,7 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
         first = layer.keys.start if is_consecutive and isinstance(layer.keys, slice) else None
         distance = (
             layer.distance if first is None else torch.arange(rows.stop - first, device=q.device)
-        )  # no others occur
+        )  # only these occur
         total = encoding.distance_bias(distance, layer)
         if total is not None:
             total = total.movedim(0, 1) if first is None else _by_pairs(total, rows.stop - rows.start)
@@ -187,9 +187,9 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
 
 
 def _by_pairs(by_distance: Tensor, rows: int) -> Tensor:
-    """Lay values at the distances 0 .. K-1, (H, K), out as (H, rows, K): the last queries of K keys; 0 for later keys.
+    """Return (H, rows, K), values (H, K) at distances 0 .. K-1, for the last queries of K keys; later keys have 0.
 
-    Row r starts at place rows - 1 - r of a common row: copies of that row, cut one number longer, line up so.
+    Row r is a common row from its place rows - 1 - r on: copies of that row, read one number shorter, are shifted so.
     """
     heads, keys = by_distance.shape
     common = F.pad(by_distance.flip(-1), (0, rows))
@@ -202,7 +202,7 @@ def mask_of(layer: Layer, window: int | None, sinks: int, dtype: torch.dtype) ->
     rows, keys, settings = layer.rows, layer.keys, (window, sinks, layer.causal, dtype, layer.positions.device)
     if isinstance(keys, Tensor):
         return _mask(rows.start, rows.stop, keys, *settings)
-    shift = 0 if sinks else keys.start  # masks of blocks with equal shapes are one
+    shift = 0 if sinks else keys.start  # blocks of equal shape share one mask
     make_mask = _mask if torch.compiler.is_compiling() else _kept_mask
     return make_mask(rows.start - shift, rows.stop - shift, range(keys.start - shift, keys.stop - shift), *settings)
 
@@ -219,7 +219,7 @@ def _mask(
     return torch.zeros(gap.shape, dtype=dtype).masked_fill(~visible, -math.inf).to(device)
 
 
-# Not inference tensors: an evaluation may make a mask that training then uses.
+# Masks must not be inference tensors: training may use one that an evaluation has made.
 _kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 
 
@@ -227,11 +227,11 @@ _kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 
 
 def fused_is_fast(q: Tensor, v: Tensor) -> bool:
-    """Return whether torch's fused kernel serves queries and values (B, H, T, their Dh) better than products.
+    """Return whether torch's fused kernel suits q and v, (B, H, T, their widths), better than matrix products do.
 
-    It takes queries and values of one width. On CPUs in bf16 it has a third of the speed of products without AMX, and
-    half of it with AMX in training below `FUSED_FROM`: its backward pass is slow there. On CUDA its gradients are sums
-    in no fixed order, where the same bits twice may be wanted.
+    It takes q and v of one width. On CPUs in bf16 it has a third of the speed of matrix products without AMX. With AMX
+    it has half of their speed in training below `FUSED_FROM`, where its backward pass is slow. On CUDA it sums
+    gradients in no fixed order, so deterministic training cannot use it.
     """
     if q.shape[-1] != v.shape[-1]:
         return False
@@ -242,13 +242,13 @@ def fused_is_fast(q: Tensor, v: Tensor) -> bool:
 
 
 def _by_channels(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> Tensor | None:
-    """Return attention by the fused kernel, with a bias per key as further channels; None if there is no such form.
+    """Return attention by the fused kernel, with the bias of each key in extra channels; None if it has no such form.
 
-    In bf16 one channel is wrong from some hundred tokens on; three that add up hold all of fp32's digits but one.
+    One bf16 channel is too coarse from some hundred tokens on. Three that add up hold all of fp32's digits but one.
     """
     per_key = encoding.key_bias(layer) if not encoding.hooks & {"scores", "attend"} else None
     exact_products = q.dtype in (torch.float32, torch.float64)
-    if per_key is None or (per_key.requires_grad and not exact_products):  # whose gradients cancel: bf16 would not do
+    if per_key is None or (per_key.requires_grad and not exact_products):  # gradients cancel, too much for bf16
         return None
     remainder, channels = per_key / encoding.logit_scale, []
     for _ in range(1 if exact_products else 3):
@@ -270,5 +270,5 @@ def _kept_bytes(device: torch.device) -> int:
 
 
 def narrower(first: int | None, second: int | None) -> int | None:
-    """Return the smaller of two windows; None is as wide as can be."""
+    """Return the smaller of two windows; None means no limit."""
     return (first or second) if first is None or second is None else min(first, second)

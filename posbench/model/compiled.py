@@ -1,4 +1,4 @@
-"""Compiling a function where that works here."""
+"""Compile a function, or run it uncompiled where that fails."""
 
 import functools
 import logging
@@ -8,16 +8,16 @@ from typing import ParamSpec, TypeVar
 import torch
 
 logger = logging.getLogger(__name__)
-# Not of the compiler: the kernel ran, its results may be half written, and after an assertion nothing runs any more.
+# Errors of the device, not of the compiler: results may be half written, and after an assertion nothing runs any more.
 _OF_THE_DEVICE = (torch.OutOfMemoryError, torch.AcceleratorError)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
-    """Return the function, compiled at its first call; uncompiled, with one warning, if that fails.
+    """Return the function, which is compiled at its first call; if that fails, it warns once and runs uncompiled.
 
-    `dynamic`: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
+    `dynamic`: True makes one graph for all shapes, False one per shape, None one for the first and one for the others.
     """
     program: Callable[_P, _R] | None = None
 
@@ -31,7 +31,7 @@ def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callabl
             return program(*args, **kwargs)
         except _OF_THE_DEVICE:
             raise
-        except Exception as error:  # of the compiler, of Triton, of a driver
+        except Exception as error:  # from the compiler, Triton or a driver
             if program is function:
                 raise
             logger.warning("%s cannot be compiled here: %s", function.__name__, str(error).partition("\n")[0])

@@ -1,4 +1,4 @@
-"""A small GPT without a positional encoding of its own: it calls one `Encoding` at the points of the contract.
+"""A small GPT without a positional encoding of its own: it calls the hooks of one `Encoding`.
 
 Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
 """
@@ -26,10 +26,10 @@ RMS_EPS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A change of how a model reads: baselines and extensions of an evaluation, windows of stages of training."""
+    """Changes to how a model reads: for baselines and extensions in evaluation, for windows of stages of training."""
 
-    encoding: Encoding | None = None  # in place of the model's own, of the same shape
-    window: int | None = None  # keys a query may see, where the model does not see fewer anyway
+    encoding: Encoding | None = None  # used in place of the model's own; it has the same shape
+    window: int | None = None  # keys a query may see; the model's own window holds where it is narrower
     sinks: int = 0  # keys at the beginning that every query sees beside that window
 
 
@@ -37,14 +37,14 @@ _AS_TRAINED = Reading()
 
 
 class GPT(nn.Module):
-    """Token ids (B, T) to logits (B, T, vocab_size), or to the loss of labels."""
+    """A language model from token ids (B, T) to logits (B, T, vocab_size), or to the loss of labels."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, encoding: Encoding) -> None:
         super().__init__()
         self.config = config
         self.encoding = encoding
-        self.recomputes = False  # training keeps a block's input alone, and computes the rest again backwards
-        self.compiles = False  # training compiles what lies between the attentions of its blocks
+        self.recomputes = False  # whether training keeps only each block's input and computes the rest again backwards
+        self.compiles = False  # whether training compiles all of its blocks but attention
         self.window, self.sinks = config.attention.window, config.attention.sinks
         width = encoding.token_dim()
         self.tokens = nn.Embedding(vocab_size, width)
@@ -56,12 +56,12 @@ class GPT(nn.Module):
         self, ids: Tensor, labels: Tensor | None = None, *, n_scored: int | None = None,
         positions: Tensor | None = None, generator: torch.Generator | None = None, reading: Reading = _AS_TRAINED,
     ) -> Tensor:  # fmt: skip
-        """Return logits (B, T, vocab_size), or with labels their mean negative log-likelihood in nats; of none it is 0.
+        """Return logits (B, T, vocab_size), or the mean negative log-likelihood of labels in nats, 0 if none is scored.
 
         Args:
             ids: (B, T).
-            labels: (B, T), what should follow each token, or `IGNORED` where that is not scored.
-            n_scored: how many labels are scored; None: they are counted, for which the host waits for its device.
+            labels: (B, T), the token that should follow each token, or `IGNORED` where it is not scored.
+            n_scored: how many labels are scored. None: they are counted, and the host waits for the device.
             positions, generator, reading: as for `hidden`.
         """
         hidden = self.hidden(ids, positions, generator, reading=reading)
@@ -71,12 +71,12 @@ class GPT(nn.Module):
         self, ids: Tensor, positions: Tensor | None = None, generator: torch.Generator | None = None,
         last: int | None = None, reading: Reading = _AS_TRAINED,
     ) -> Tensor:  # fmt: skip
-        """Return final normalised states (B, T, D), what the head reads.
+        """Return the final normalised states (B, T, D), which the head reads.
 
         Args:
             ids: (B, T).
-            positions: (1|B, T); default the encoding's own, for which the random ones draw from `generator`.
-            last: only the last so many tokens' states are wanted, (B, last, D): the last block computes no others.
+            positions: (1|B, T); None = the encoding's own. Random ones are drawn from `generator`.
+            last: how many of the last states to return, (B, last, D); the last block computes no others. None = all T.
             reading: another encoding, or a narrower window.
         """
         encoding = self.encoding if reading.encoding is None else reading.encoding
@@ -94,7 +94,7 @@ class GPT(nn.Module):
             attend = functools.partial(_attention, encoding, layer.replace(index=index), **limits)
             arguments = x, attend, self.compiles and training
             if self.recomputes and training:  # Chen et al. (2016), arXiv:1604.06174
-                # What is compiled saves its tensors at once, at its end: an early stop would be inside of it.
+                # A compiled piece saves all its tensors at its end, and an early stop would have to be inside of it.
                 options: dict[str, Any] = {"preserve_rng_state": False, "early_stop": not self.compiles}
                 x = checkpoint(block, *arguments, use_reentrant=False, **options)
             else:
@@ -111,16 +111,16 @@ class GPT(nn.Module):
         return F.linear(*self._into_head(hidden))
 
     def _into_head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the head reads, only the token channels if the code is concatenated, and its weight."""
+        """Return the head's input and weight. It does not read a concatenated position code."""
         weight = self.tokens.weight if self.head is None else self.head.weight
         return hidden[..., : weight.shape[1]], weight
 
     def loss(self, hidden: Tensor, labels: Tensor, n_scored: int | None = None) -> Tensor:
-        """Return the loss as `forward` does, from hidden states (B, T, D). The head runs on the scored rows alone."""
+        """Return the loss as `forward` does, but from hidden states (B, T, D). The head runs on scored rows alone."""
         if n_scored is None:
             n_scored = int((labels != IGNORED).sum())
         if n_scored < labels.numel():
-            # A stable sort puts them first, in their order; unlike a mask it asks no device how many there are.
+            # A stable sort puts scored rows first, in their order; a mask would need their number from the device.
             rows = (labels.flatten() == IGNORED).int().argsort(stable=True)[:n_scored]
             hidden, labels = hidden.flatten(0, 1).index_select(0, rows), labels.flatten().index_select(0, rows)
         states, weight = self._into_head(hidden)
@@ -128,7 +128,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and the feed-forward part, each beside a residual stream and behind a norm."""
+    """Attention and the feed-forward part: each reads the normalised residual stream and adds its output to it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -138,10 +138,10 @@ class Block(nn.Module):
         self.mlp = MLP(config) if config.hidden_width else None
 
     def forward(self, x: Tensor, attend: Callable[..., Tensor], compiles: bool = False) -> Tensor:
-        """Return the block's output for states (B, T, D), (B, T, D) or the last rows of it.
+        """Return the block's output for states (B, T, D): (B, T, D), or its last rows alone.
 
         Args:
-            attend: queries, keys, values (B, H, T, Dh) and what they were read from, (B, T, D), to attention's output.
+            attend: returns attention's output for queries, keys, values (B, H, T, Dh) and their input (B, T, D).
             compiles: run what comes before and after attention as compiled pieces.
         """
         before, after = (_before_compiled, _after_compiled) if compiles else (_before, _after)
@@ -149,13 +149,13 @@ class Block(nn.Module):
 
 
 def _before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return queries, keys and values (B, H, T, Dh) of states (B, T, D), and what they were read from (B, T, D)."""
+    """Return queries, keys and values (B, H, T, Dh) of states (B, T, D), and their normalised input (B, T, D)."""
     inputs = block.attention_norm(x)
     return *block.attention.heads(inputs), inputs
 
 
 def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    """Return the block's output for states (B, T, D) and what attention gave, (B, H, T, Dh) or the last rows of it."""
+    """Return the block's output for states (B, T, D) and attention's output, (B, H, T, Dh) or its last rows."""
     x = x[:, -attended.shape[2] :] + block.attention.out(attended.transpose(1, 2).flatten(2))
     return x + block.mlp(block.mlp_norm(x)) if block.mlp and block.mlp_norm else x
 
@@ -169,7 +169,7 @@ def _attention(encoding: Encoding, layer: Layer, q: Tensor, k: Tensor, v: Tensor
 
 
 class Attention(nn.Module):
-    """The projections round attention."""
+    """The projections to queries, keys and values, norms of queries and keys, and the projection of the output."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values (B, H, T, Dh) of states (B, T, D); the latter may have fewer heads."""
+        """Return queries, keys and values (B, H, T, Dh) of states (B, T, D); keys and values may have fewer heads."""
         packed = self.qkv(x).unflatten(-1, (sum(self.heads_of_qkv), -1)).transpose(1, 2)
         q, k, v = packed.split(self.heads_of_qkv, dim=1)
         return self.q_norm(q), self.k_norm(k), v
@@ -198,7 +198,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            # Exact, not GPT-2's tanh form: on CPUs torch computes it six times as fast forward, three times backward.
+            # Not GPT-2's tanh form: on CPUs torch's exact GELU is six times as fast forward, three times backward.
             return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
         return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
@@ -206,7 +206,7 @@ class MLP(nn.Module):
 def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> GPT:
     """Build a run's model with its initial weights.
 
-    The encoding and every model weight draw from streams of their own: runs of a seed start from the same weights.
+    The encoding and every model weight draw from their own random streams, so runs of a seed start from equal weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "encoding"))
@@ -217,7 +217,7 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
 
 
 def parameter_counts(model: GPT) -> dict[str, int]:
-    """Count parameters: total, of the encoding, and all but the token table and the head."""
+    """Count parameters: of the whole model, of its encoding, and of all but the token table and the head."""
     total, encoding = (sum(p.numel() for p in part.parameters()) for part in (model, model.encoding))
     tables = model.tokens.weight.numel() + (0 if model.head is None else model.head.weight.numel())
     return {"total": total, "encoding": encoding, "non_embedding": total - tables}
@@ -226,9 +226,9 @@ def parameter_counts(model: GPT) -> dict[str, int]:
 def train_flops_per_token(model: GPT, length: int) -> int:
     """Count floating-point operations per token, forward and backward, without those of an encoding.
 
-    6 N + 6 n_layers d_model (T + 1). N: weights in matrix products, those of the blocks and the head; 2 operations
-    each, and twice that backwards. Attention: a token sees (T + 1) / 2 keys on average; each costs 2 d_model in q·k and
-    2 d_model in the sum of values, and twice that backwards.
+    The sum is 6 N + 6 n_layers d_model (T + 1). N counts the weights in matrix products, in the blocks and the head:
+    each takes 2 operations forward and 4 backward. In attention a token sees (T + 1) / 2 keys on average: each takes
+    2 d_model operations in q·k and 2 d_model in the sum of values, and twice as many backward.
     """
     head = model.tokens if model.head is None else model.head
     weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2) + head.weight.numel()
@@ -249,7 +249,7 @@ def _initialise(model: GPT, config: ModelConfig, seed: int) -> None:
             std = config.token_rms
         elif config.init == "fan_in":
             std = weight.shape[1] ** -0.5
-        else:  # GPT-2: projections into the residual stream are scaled by the number of them
+        else:  # as in GPT-2: the more projections into the residual stream, the smaller they start
             into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
             std = 0.02 / math.sqrt(2 * config.n_layers) if into_residual else 0.02
         weight.normal_(0, std, generator=generator(seed, "weights", name))

@@ -10,23 +10,23 @@ from torch.autograd.function import once_differentiable
 from posbench.model.compiled import compiled
 
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
-HEAD_AT_ONCE = 2**29  # logits of the head at once: 1 GiB in bf16, few passes over the gradient of its weight
-AT_ONCE = 2**18  # of these, logits in fp32 at once: what stays in cache on a CPU
+HEAD_AT_ONCE = 2**29  # logits computed at once: 1 GiB in bf16; fewer would mean more passes over the weight's gradient
+AT_ONCE = 2**18  # logits in fp32 at once: as many as stay in a CPU's cache
 AT_ONCE_ACCELERATOR = 2**26
-COMPILED_FROM = 2**24  # logits on CUDA
-ALIGNED = 128  # rows of the head that tensor cores take at once; at an odd number they do not serve
+COMPILED_FROM = 2**24  # from this many logits on CUDA, the loss is compiled
+ALIGNED = 128  # the head's rows are padded to a multiple of this: tensor cores do not take an odd number
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood in nats of labels (N,) under hidden (N, D) @ weight (V, D).T; of none 0.
+    """Return the mean negative log-likelihood in nats of labels (N,) under hidden (N, D) @ weight (V, D).T, 0 if N = 0.
 
     Products run in the dtype of autocast if that is on, the rest in fp32 (fp64 for fp64 inputs). A label outside
-    0 .. V-1 raises IndexError or RuntimeError. Both products of the gradient are made while the logits of some rows
-    exist; their own gradient overwrites them. Liger Kernel does the same: Hsu et al. (2024), arXiv:2410.10989.
+    0 .. V-1 raises IndexError or RuntimeError. The forward pass computes the gradients, too, block by block of rows: a
+    block's logits are overwritten by their gradient. Liger Kernel does the same: Hsu et al. (2024), arXiv:2410.10989.
     """
     device_type = hidden.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
-    differentiate = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)  # `forward` cannot know
+    differentiate = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)  # in `forward` it is off
     with torch.autocast(device_type, enabled=False):
         loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, dtype, differentiate)  # type: ignore[no-untyped-call]
     return loss
@@ -39,7 +39,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         vocabulary, device = len(weight), hidden.device
         exact = torch.promote_types(dtype, torch.float32)
-        # Logits of the padding are read by nothing.
+        # Nothing reads the logits of the padding.
         padding = 0 if device.type == "cpu" else -vocabulary % ALIGNED
         states, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, padding))
         of_hidden = torch.empty_like(states) if differentiate else None
@@ -55,7 +55,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             scored = torch.split(logits[:, :vocabulary], piece_rows), torch.split(labels[rows, None], piece_rows)
             for piece, label in zip(*scored, strict=True):
                 total += loss_of(piece, label, differentiate)
-            if of_hidden is not None and of_head is not None:  # logits are their own gradient by now
+            if of_hidden is not None and of_head is not None:  # `logits` holds its own gradient by now
                 torch.mm(logits, head, out=of_hidden[rows])
                 of_head += logits.mT @ states[rows]
         ctx.save_for_backward(of_hidden, of_head)
@@ -72,10 +72,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _loss(logits: Tensor, labels: Tensor, differentiate: bool) -> Tensor:
-    """Return the sum of the negative log-likelihoods of some rows; their gradient is written over the logits."""
+    """Return the sum of the negative log-likelihoods of some rows, and write its gradient over the logits if wanted."""
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     probabilities = torch.softmax(values, -1)
-    # log sum exp = the largest logit less the log of its probability: one pass fewer than computing it again.
+    # log sum exp = the largest logit minus the log of its probability: one pass fewer than computing it again.
     normaliser = values.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
     nll = (normaliser - values.gather(-1, labels)).sum()
     if differentiate:

@@ -1,4 +1,4 @@
-"""Attention under an encoding, for models that are not posbench's: `posbench.attention`, and its definition."""
+"""Attention under an encoding, for models that are not posbench's: fast (`posbench.attention`) or by definition."""
 
 import torch
 from torch import Tensor
@@ -20,13 +20,13 @@ def attention(
     distance make subnormal numbers in softmax, and these are slow.
 
     Args:
-        encoding: of the whole model, as `posbench.build_encoding` returns it; a part of the model, kept in fp32.
-        q: raw (un-rotated) queries (B, H, T, Dh). With a key-value cache only those of the last tokens.
-        k, v: raw keys and values (B, Hkv, T, Dh) of all tokens; each of their heads serves a group of queries' heads.
+        encoding: the whole model's, as `posbench.build_encoding` returns it: a part of the model, which stays in fp32.
+        q: raw (un-rotated) queries (B, H, T, Dh). With a key-value cache, only those of the last tokens.
+        k, v: raw keys and values (B, Hkv, T, Dh) of all tokens; each of their heads serves a group of query heads.
         positions: (T,), (1, T) or (B, T) of all tokens. None = 0 .. T-1, for which there are faster kernels.
-        layer: which layer's parameters to use, from 0. Pass it in every layer: nothing tells if it is left out.
-        x: the layer's normalised input, for encodings that look at it: (B, T, D), or only the rows of `q` if the
-            encoding reads nothing else of earlier tokens.
+        layer: which layer's parameters to use, from 0. Pass it in every layer: no error says that it was left out.
+        x: the layer's normalised input, for encodings that read it: (B, T, D). The rows of `q` alone are enough if
+            the encoding does not read the input of earlier tokens.
         window: keys that a query may see, itself included; None = all before it.
         causal: hide keys after the query.
 
@@ -34,8 +34,8 @@ def attention(
         (B, H, T, Dh) in v's dtype; as many rows as `q` has.
 
     Raises:
-        UserError: a shape, the layer or the window does not fit, something that the encoding needs is missing, it
-            needs more of earlier tokens than a key-value cache holds, or it was cast to 16 bits.
+        UserError: a shape, the layer or the window does not fit, an input that the encoding needs is missing, the
+            encoding needs more of earlier tokens than a key-value cache holds, or the encoding was cast to 16 bits.
     """
     n_queries, length = q.shape[-2], k.shape[-2]
     if 0 < n_queries < length:
@@ -57,8 +57,8 @@ def attention_logits(
 ) -> Tensor:  # fmt: skip
     """Return logits of one attention layer under `encoding`, before softmax, by the definition in fp32.
 
-    Arguments and errors are those of `attention`, but `last`: only the last so many query rows; None = all T. An
-    encoding with `embed` needs x: q, k and v carry what it added only if they were computed from such an x.
+    Arguments and errors are those of `attention`. `last` is how many of the last query rows to return; None = all T. An
+    encoding with `embed` needs x, since q and k carry its code only if they were computed from such an x.
 
     Returns:
         (B, H, last or T, T) fp32, or fp64 for fp64 inputs: scaled, biased, -inf where masked.
@@ -73,7 +73,7 @@ def attention_output(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None = None, layer: int = 0,
     positions: Tensor | None = None, causal: bool = True, last: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return output of one attention layer by the definition, (B, H, last or T, Dh) fp32, as `attention_logits`."""
+    """Return output of one attention layer by the definition, (B, H, last or T, Dh) fp32; see `attention_logits`."""
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
         encoding, q, k, v, block = whole_block(encoding, exact(q), exact(k), exact(v), checked_layer, last=last)
@@ -85,7 +85,7 @@ def whole_block(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None = None, sinks: int = 0,
     last: int | None = None,
 ) -> tuple[Encoding, Tensor, Tensor, Tensor, Layer]:  # fmt: skip
-    """Return a layer's encoding and what its pairwise hooks get if the query rows are one block with all keys."""
+    """Return a layer's encoding and the inputs of its pairwise hooks, for one block of query rows with all keys."""
     encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
     length = q.shape[2]
     rows = slice(length - (last or length), length)
@@ -99,7 +99,7 @@ def _checked_layer(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, layer: int, positions: Tensor | None,
     causal: bool,
 ) -> Layer:  # fmt: skip
-    """Return what hooks read of a layer; UserError for inputs that do not fit or would leave the encoding out."""
+    """Return what the hooks of a layer read; UserError for inputs that do not fit or would bypass the encoding."""
     shape, name, explicit = encoding.shape, encoding.name, positions
     if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
         raise UserError(
@@ -119,7 +119,7 @@ def _checked_layer(
     positions = positions[None] if positions.dim() == 1 else positions
     if positions.shape not in ((1, length), (batch, length)):
         raise UserError(f"positions is {tuple(positions.shape)}: expected {(length,)} or {(batch, length)}")
-    check_length(encoding, length)  # more to the point than what is still missing
+    check_length(encoding, length)  # first, as it matters more than a missing input
     if x is None and "embed" in encoding.hooks:
         raise UserError(
             f"'{name}' acts on the model's input: pass x, made from encoding.embed(embeddings, positions, ids)"
@@ -130,7 +130,7 @@ def _checked_layer(
 
 
 def _refuse_cache(encoding: Encoding, x: Tensor | None, n_queries: int) -> None:
-    """Raise UserError if the last rows cannot be computed from keys and values that were kept."""
+    """Raise UserError if the last rows cannot be computed from a key-value cache."""
     if encoding.length_dependent or "q" in encoding.history:
         verb = "reads queries of" if "q" in encoding.history else "has other outputs for"
         raise UserError(f"'{encoding.name}' {verb} earlier tokens, so it has no key-value cache: pass q of all tokens")
@@ -141,5 +141,5 @@ def _refuse_cache(encoding: Encoding, x: Tensor | None, n_queries: int) -> None:
 
 
 def _after_zeros(rows: Tensor, length: int) -> Tensor:
-    """Return the rows of the last tokens (..., Tq, C) behind rows of zeros, (..., length, C)."""
+    """Return rows of zeros followed by the rows of the last tokens (..., Tq, C): (..., length, C)."""
     return torch.nn.functional.pad(rows, (0, 0, length - rows.shape[-2], 0))
