@@ -1,4 +1,4 @@
-"""The registry of encodings. A family of them is a module of this folder, and a scheme is a class in it.
+"""The registry of encodings. Each family is a module of this folder, and each scheme is a class in one.
 
 Encodings from elsewhere join through the entry point group `posbench.encodings` (see `installed`) or by `register`.
 """
@@ -21,7 +21,7 @@ from posbench.options import checked
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
-# Modules of this folder with several encodings, or none. Any other one holds the encoding of its own name.
+# Modules of this folder with several encodings, or none. Any other module holds one encoding, of the module's name.
 _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
     "absolute": "none sinusoidal learned index minmax binary sine",
     "contextual": "fox cable fox_pro wall cope stick_breaking path path_fox",
@@ -42,10 +42,10 @@ EXTENSIONS = (  # methods of `extend`
 _modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 _MODULE_OF = {name: module for module in _modules for name in _FAMILIES.get(module, module).split()}
 _STOCK = "none rope partial_rope p_rope pi ntk ntk_by_parts yarn llama3 longrope dynamic_ntk lerope"
-PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # of a class in a file, path/to/file.py:Class
+PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # a class in a file: path/to/file.py:Class
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
 
-# The places of the forward pass where an encoding acts, which define its family, and the hooks of each.
+# The places in the forward pass where an encoding may act, each with its hooks. They define an encoding's family.
 _ACTS = {
     "positions": {"positions"},
     "input": {"token_dim", "embed"},
@@ -69,9 +69,9 @@ def names() -> list[str]:
 
 
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
-    """Add a class of the user's own to the encodings of this process, and return it, so that it may be a decorator.
+    """Add a user's own class to the encodings of this process. Return the class, so that this can be a decorator.
 
-    Its name is the class's own in lower case unless one is given. A later class of a name replaces the earlier one.
+    The name is that of the class in lower case unless `name` is given. A later class of the same name replaces it.
     """
     name = name or cls.__name__.lower()
     if name in {*_MODULE_OF, *installed.points(installed.ENCODINGS)}:
@@ -95,7 +95,7 @@ def _named(cls: Any, name: str) -> "type[Encoding]":
 
 
 def load(name: str) -> "type[Encoding]":
-    """Return the class of an encoding; UserError if there is none of that name, or it cannot be imported."""
+    """Return the class of an encoding; UserError if no encoding has that name, or if it cannot be imported."""
     if name in _registered:
         return _registered[name][0]
     if name in _MODULE_OF:
@@ -116,7 +116,7 @@ def load(name: str) -> "type[Encoding]":
 
 
 def documentation(cls: "type[Encoding]") -> str:
-    """Return the docstring of an encoding: its class's own, or its module's where that is the encoding's alone."""
+    """Return the docstring of an encoding: that of its class or, if it has none, that of its module."""
     return vars(cls).get("__doc__") or sys.modules[cls.__module__].__doc__ or ""
 
 
@@ -130,7 +130,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
-    """Build an encoding for a model shape; UserError if it or an option is unknown, or of the wrong type or value."""
+    """Build an encoding for a model shape; UserError if its name or an option is unknown, or a value is wrong."""
     cls = load(name)
     hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in _parameters(cls)}
     values = checked(options or {}, hints, options_of(name), name, "encoding.")
@@ -147,37 +147,37 @@ def acts(hooks: frozenset[str]) -> str:
 
 
 def kernels(encoding: "Encoding") -> str:
-    """Return which kernels compute it: `any`, those `with a bias`, or posbench's `own`, as it has another softmax."""
+    """Return which kernels compute an encoding: `any`, those `with a bias`, or posbench's `own` for all others."""
     if encoding.hooks & {"scores", "attend"}:
         return "own"
     return "with a bias" if encoding.hooks & {"distance_bias", "bias"} else "any"
 
 
 def cache(encoding: "Encoding") -> str:
-    """Return whether kept keys and values suffice to go on: `yes`; `with x`, the layer's input; or `no`."""
+    """Return whether a key-value cache works: `yes`, `with x` if it also keeps the layer's input, or `no`."""
     if encoding.length_dependent or "q" in encoding.history:
         return "no"
     return "with x" if "x" in encoding.history else "yes"
 
 
 def architectures(encoding: "Encoding") -> list[str]:
-    """Return the stock architectures of transformers that hold it; none = code=true."""
+    """Return the stock architectures of transformers that can hold an encoding; without one, export with code=true."""
     stock = encoding.name in _STOCK.split() and type(encoding) is load(encoding.name)
-    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []  # not an altered copy
+    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []  # altered copies have a `rotate`
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the sha256 of the source of each encoding in use, also inside others, that is not posbench's own."""
+    """Return, by name, the sha256 of the source of each encoding in use, or inside one, that is not posbench's own."""
     in_use = [used for used in sorted(_elsewhere()) if json.dumps(used) in json.dumps([name, options], default=str)]
     digests = {used: _registered[used][1] if used in _registered else _source_digest(load(used)) for used in in_use}
     return {used: digest for used, digest in digests.items() if digest}
 
 
 def _source_digest(cls: type) -> str:
-    """Return the sha256 of the file that a class was written in; of its own text if it was typed into a notebook."""
+    """Return the sha256 of the file that defines a class, or of the class's text if it was typed into a notebook."""
     try:
         file = Path(inspect.getsourcefile(cls) or "")
         text = file.read_bytes() if file.is_file() else inspect.getsource(cls).encode()
         return hashlib.sha256(text).hexdigest()
-    except (OSError, TypeError):  # typed where no text is kept
+    except (OSError, TypeError):  # it was typed where no text is kept
         return ""

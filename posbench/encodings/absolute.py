@@ -36,13 +36,13 @@ class Additive(Encoding):
         add:     x'_i = x_i + s·code(i)
         concat:  x'_i = [x_i ; s·code(i)],  the last channels of the model, by default a quarter
 
-    With `scale: token` s is the initial rms of the token embeddings, the paper's ratio of words to positions.
+    With `scale: token`, s is the initial rms of the token embeddings: the ratio of words to positions in the paper.
     """
 
     def __init__(self, shape: Shape, combine: Combine = "add", scale: Scale = "token", width: int = 0) -> None:
         super().__init__(shape)
         self.combine = combine
-        self.width = shape.d_model if combine == "add" else width or max(1, shape.d_model // 4)  # of the code
+        self.width = shape.d_model if combine == "add" else width or max(1, shape.d_model // 4)  # of a code
         self.scale = shape.token_rms if scale == "token" else scale
 
     def code(self, positions: Tensor) -> Tensor:
@@ -104,13 +104,13 @@ class Learned(Encoding):
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         check_whole(self, positions)
         table: Tensor = self.table
-        if self.max_length != len(table):  # by `extension=interpolate`
+        if self.max_length != len(table):  # `extension=interpolate` has set it
             table = F.interpolate(table.T[None], self.max_length, mode="linear", align_corners=True)[0].T
         return (x + F.embedding(positions, table)).to(x.dtype)
 
 
 def check_whole(encoding: Encoding, positions: Tensor) -> None:
-    """Raise UserError for fractional positions, and on a CPU Undefined for larger ones than have codes."""
+    """Raise UserError for fractional positions and, on a CPU, Undefined for positions that have no code."""
     check_length(encoding, positions.shape[-1])
     if positions.is_floating_point():
         raise UserError(f"'{encoding.name}' has a code per whole position: expected integer positions, got fractional")
@@ -124,10 +124,10 @@ class Index(Additive):
 
         x'_i = x_i + s·i·u    or    [x_i ; s·i],  the token table one channel narrower
 
-    u is the first channel, all channels (`ones`), a fixed unit vector (`random`), or learned from that.
+    u is the first channel, all channels (`ones`), a fixed unit vector (`random`), or learned, starting from that.
 
     Source: the common first attempt of tutorials on positional encoding; no paper.
-    Beyond training length: defined everywhere; values larger than any seen in training.
+    Beyond training length: defined everywhere; values are larger than any seen in training.
     Checked against: a plain loop.
     """
 
@@ -149,10 +149,10 @@ class MinMax(Index):
 
         p_i = (i - min) / (max - min) = i / (T - 1),        x'_i = x_i + s·p_i·u    or    [x_i ; s·p_i]
 
-    It tells every token how long the text is; `norm: length` divides by the training length instead.
+    It tells every token how long the text is; `norm: length` puts the training length in place of T.
 
     Source: the common second attempt of tutorials on positional encoding; no paper.
-    Beyond training length: defined everywhere; with `batch`, codes of all positions move closer together than trained.
+    Beyond training length: defined everywhere; with `norm: batch`, neighbours have closer codes than in training.
     Checked against: a plain loop.
     """
 
@@ -176,8 +176,8 @@ class Binary(Additive):
 
         b_ik = floor(i / 2^k) mod 2,  k = 0 .. digits - 1,        x'_i = x_i + s·[b_i ; 0 ... 0]    or    [x_i ; s·b_i]
 
-    Source: the positional numeral system, as tutorials lead to sinusoids by it; no paper.
-    Beyond training length: undefined from 2^digits on, by default the next power of two; refused, or NaN on a GPU.
+    Source: the binary numeral system, which tutorials use as a step to sinusoids; no paper.
+    Beyond training length: undefined from 2^digits on, by default the next power of two: refused, or NaN on a GPU.
     Checked against: Python's own binary formatting, in a plain loop.
     """
 
@@ -188,7 +188,7 @@ class Binary(Additive):
     ) -> None:
         digits = max(1, (shape.train_length - 1).bit_length()) if digits is None else digits
         super().__init__(shape, combine, scale, width=digits)
-        room = min(62, shape.d_model if combine == "add" else shape.d_model - 1)  # 62: of an int64
+        room = min(62, shape.d_model if combine == "add" else shape.d_model - 1)  # 62 fit into an int64
         self.expect(1 <= digits <= room, "digits", digits, f"1 to {room}, at d_model {shape.d_model}")
         self.digits, self.max_length = digits, 2**digits
 
@@ -204,7 +204,7 @@ class Sine(Additive):
 
         PE_ij = sin( i / base^(j/d) ),  j = 0 .. d - 1,        x'_i = x_i + s·PE_i    or    [x_i ; s·PE_i]
 
-    Source: the step before Vaswani et al. (2017), arXiv:1706.03762, as tutorials lead to it; no paper of its own.
+    Source: in tutorials, the step before Vaswani et al. (2017), arXiv:1706.03762; no paper of its own.
     Beyond training length: defined everywhere; slow channels reach values unseen in training.
     Checked against: math.sin in a plain loop.
     """
@@ -214,5 +214,5 @@ class Sine(Additive):
         self.base = base
 
     def code(self, positions: Tensor) -> Tensor:
-        frequencies = rotary.frequencies(2 * self.width, self.base)  # width of them: base^(-j/width)
+        frequencies = rotary.frequencies(2 * self.width, self.base)  # one per channel: base^(-j/width)
         return rotary.angles(positions, frequencies).sin().float().to(positions.device)

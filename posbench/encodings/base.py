@@ -1,8 +1,8 @@
 """The contract of a positional encoding: the hooks it may override, and their arguments.
 
-Overriding a hook is the declaration that the encoding acts there. One encoding object serves the whole model;
+An encoding acts where it overrides a hook, and nothing else declares it. One encoding object serves the whole model;
 parameters that differ by layer are indexed by `layer.index`. Hooks run outside of autocast and get fp32 tensors, or
-fp64 ones if the model is in fp64; only the v of `attend` has the dtype of the model's products.
+fp64 ones if the model is in fp64; only the v of `attend` has the dtype of the model's matrix products.
 
 Axes: B batch, T time (Tq query rows, Tk keys), H heads, D model width, Dh head width. Positions are (1, T) or (B, T).
 They may be fractional and need not be consecutive. The distance of a pair is query position minus key position.
@@ -58,7 +58,7 @@ class Layer:
 
     @property
     def distance(self) -> Tensor:
-        """Query position minus key position of the pairs at hand, 0 where the key is hidden as later: (1|B, Tq, Tk)."""
+        """Query position minus key position of the pairs at hand, (1|B, Tq, Tk); at least 0 if attention is causal."""
         distance = self.positions[:, self.rows, None] - self.positions[:, None, self.keys]
         return distance.clamp(min=0) if self.causal else distance
 
@@ -67,35 +67,35 @@ class Layer:
 
 
 def exact(x: Tensor) -> Tensor:
-    """Return x in fp32, or in fp64 if it is in that."""
+    """Return x in fp32; a tensor in fp64 stays so."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def part_of(x: Tensor, tokens: slice | Tensor) -> Tensor:
-    """Return x (B, H, T, ...) at some tokens; x itself if these are all, which saves a copy of the gradient."""
+    """Return x (B, H, T, ...) at some tokens. For all tokens return x itself, which saves a copy of the gradient."""
     return x if isinstance(tokens, slice) and tokens == slice(0, x.shape[2]) else x[:, :, tokens]
 
 
 class Encoding(nn.Module):
-    """Base of all encodings: takes the `Shape` and keyword options, whose annotations hold their bounds.
+    """Base of all encodings. It takes a `Shape` and keyword options, whose annotations hold their bounds.
 
     Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds learned parameters only.
     """
 
-    name: str = ""  # in the registry and in configurations, which set it; the class's own in lower case, _ or not
+    name: str = ""  # set by the registry, as in configurations; until then the class's name in lower case
     max_length: int | None = None  # longest input the encoding is defined for; None = any
     window: int | None = None  # keys a query may see, itself included; None = the model's limit
     length_dependent: bool = False  # whether outputs at the start of an input depend on its length
     history: frozenset[str] = frozenset()  # what it reads of earlier tokens beside keys and values: "q", "x", or both
     whole_positions: bool = False  # whether it refuses fractional positions
-    rates: Mapping[str, float] = MappingProxyType({})  # of own parameters, in multiples of the learning rate
+    rates: Mapping[str, float] = MappingProxyType({})  # for its parameters, in multiples of the learning rate
 
     HOOKS: ClassVar[tuple[str, ...]] = (
         "logit_scale", "positions", "make_tables", "token_dim", "embed", "prepare", "rotate", "map_values",
         "map_outputs", "distance_bias", "bias", "key_bias", "scores", "attend",
     )  # fmt: skip
 
-    overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; determined once per class, since every layer needs them
+    overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; found once per class, since every layer asks
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -125,22 +125,22 @@ class Encoding(nn.Module):
 
     @property
     def logit_scale(self) -> float:
-        """The factor of q·k."""
+        """The factor by which q·k is multiplied."""
         return float(self.shape.head_dim**-0.5)
 
     def expect(self, holds: bool, option: str, value: object, expected: str) -> None:
         expect(holds, option, f"{plain(value)} for '{self.name}'", expected)
 
     def given(self, x: Tensor | None, uses: str) -> Tensor:
-        """Return the layer's input; UserError, with how it is used, if it was left out."""
+        """Return the layer's input; if it was left out, UserError, which says with `uses` what it is for."""
         if x is None:
             raise UserError(f"'{self.name}' {uses} the layer's input: pass x")
         return x
 
     def set_progress(self, done: float) -> None:
-        """Change with training: called before each update with its progress in [0, 1), and with 1 at the end.
+        """Change with training. Called before each update with its progress in [0, 1), and with 1 at the end.
 
-        `done` alone determines the state, so that a resumed run equals an uninterrupted one.
+        The new state must depend on `done` alone, so that a resumed run equals an uninterrupted one.
         """
 
     # Once per forward:
@@ -150,10 +150,10 @@ class Encoding(nn.Module):
         return torch.arange(ids.shape[-1], device=ids.device)[None]
 
     def make_tables(self, positions: Tensor) -> Any:
-        """Return what all layers read of positions (1|B, T), such as angles: later `layer.tables`."""
+        """Return what all layers read as `layer.tables`, such as angles, from positions (1|B, T)."""
 
     def token_dim(self) -> int:
-        """Return the width of the token table; less than d_model where the code is concatenated."""
+        """Return the width of the token table; less than d_model if a position code is concatenated."""
         return self.shape.d_model
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -163,7 +163,7 @@ class Encoding(nn.Module):
     # Once per layer, on the whole sequence:
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Any:
-        """Return what pairwise hooks read of raw q, k (B, H, T, Dh) and `layer.x`: later `layer.state`."""
+        """Return what pairwise hooks read as `layer.state`, from raw q, k (B, H, T, Dh) and `layer.x`."""
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Transform q and k (B, H, T, Dh); the last axis may widen."""
@@ -174,21 +174,21 @@ class Encoding(nn.Module):
         return v
 
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
-        """Transform the outputs of attention (B, H, Tq, Dh) of `layer.rows`, each by itself."""
+        """Transform the outputs of attention (B, H, Tq, Dh) at `layer.rows`, each row by itself."""
         return out
 
     # Pairwise, on a block of query rows: q, k and v are those of the block, after `rotate` and `map_values`.
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
-        """Return a bias for any shape S of distances: (H, *S), added to the scaled logits."""
+        """Return a bias (H, *S) for distances of any shape S; it is added to the scaled logits."""
         return None
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
-        """Return a bias broadcastable to (B, H, Tq, Tk), added to the scaled logits."""
+        """Return a bias broadcastable to (B, H, Tq, Tk); it is added to the scaled logits."""
         return None
 
     def key_bias(self, layer: Layer) -> Tensor | None:
-        """Return the biases as a number per key, (1|B, H, T), if they are that up to a constant per row."""
+        """Return one number per key, (1|B, H, T), that equals the bias up to a constant per query row, or None."""
         return None
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
@@ -201,7 +201,7 @@ class Encoding(nn.Module):
 
 
 def expect(holds: bool, option: str, value: object, expected: str) -> None:
-    """Raise OptionError unless it holds."""
+    """Raise OptionError for an option unless `holds` is true."""
     if not holds:
         raise OptionError(f"encoding.{option}", f"is {value}: expected {expected}")
 
@@ -212,17 +212,17 @@ def check_length(encoding: Encoding, length: int) -> None:
         raise Undefined(f"length {length} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
 
 
-Extended = tuple[Encoding, dict[str, Any]]  # what a method returns: the extended encoding, and facts for result rows
+Extended = tuple[Encoding, dict[str, Any]]  # returned by an extension: the extended encoding, and facts for result rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """What an extension stretches a trained encoding over: the lengths of training and of evaluation, in tokens."""
+    """How far an extension stretches a trained encoding: the lengths of training and of evaluation, in tokens."""
 
     train_length: int
     length: int
 
     def factor(self, fixed: float | None) -> tuple[float, dict[str, Any]]:
-        """Return s, `fixed` or length / train_length but at least 1, and its facts for result rows."""
+        """Return the factor s, `fixed` or by default max(1, length / train_length), and facts for result rows."""
         s = max(1.0, self.length / self.train_length) if fixed is None else fixed
         return s, {"factor": s, "dynamic": fixed is None}

@@ -16,7 +16,7 @@ Start = Literal["normal", "torch"]
 
 
 def draw_layers(encoding: nn.Module, start: Start) -> None:
-    """Draw the linear maps and convolutions of an encoding anew: N(0, 0.02), biases 0; `torch` keeps torch's own."""
+    """Draw an encoding's linear maps and convolutions from N(0, 0.02), biases 0; `torch` keeps torch's own draw."""
     for layer in encoding.modules() if start == "normal" else ():
         if isinstance(layer, nn.Linear | nn.Conv1d):
             nn.init.normal_(layer.weight, std=0.02)
@@ -25,7 +25,7 @@ def draw_layers(encoding: nn.Module, start: Start) -> None:
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum over s = 0 .. K-1 of weight_(K-1-s) x_(t-s), of x (B, T, C) and weight (C, K)."""
+    """Return the sum over s = 0 .. K-1 of weight_(K-1-s) x_(t-s), (B, T, C), for x (B, T, C) and weight (C, K)."""
     length, width = x.shape[1], weight.shape[1]
     padded = F.pad(x, (0, 0, width - 1, 0))  # torch's own convolution takes three times as long on CPUs
     sums = padded[:, :length] * weight[:, 0]
@@ -40,7 +40,7 @@ class FoX(Encoding):
         f_t = sigmoid(w_h·x_t + b_h),   bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative ln f
 
     Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130.
-    Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
+    Beyond training length: defined everywhere; far keys fade as with ALiBi, at a rate that the text sets.
     Checked against: fla-core naive_forgetting_attn and x-transformers DataDependentAlibi.
     """
 
@@ -65,13 +65,13 @@ class FoX(Encoding):
 
 
 class CABLE(FoX):
-    """Context-aware biases (CABLE): a key's logit falls by a length of every token after it, the query's included.
+    """Context-aware biases (CABLE): each token after a key, the query's included, lowers the key's logit by a length.
 
         logits_ij = q_i·k_j / sqrt(d) - sum over t = j+1 .. i of softplus(w_h·x_t + b_h)
 
     Source: Veisi et al. (2025), arXiv:2503.08067, and the authors' code (axiomlab/Cable), but with the 1/sqrt(d).
-    Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
-    Checked against: plain loops, and fla-core naive_forgetting_attn with turned signs.
+    Beyond training length: defined everywhere; far keys fade as with ALiBi, at a rate that the text sets.
+    Checked against: plain loops, and fla-core naive_forgetting_attn with opposite signs.
     """
 
     log_gates = staticmethod(lambda gates: -F.softplus(gates))
@@ -85,7 +85,7 @@ class FoXPro(FoX):
         output_gate             the output is multiplied by sigmoid(W x), channel by channel, after its norm
 
     Source: Lin et al. (2025), arXiv:2503.02130, as in the authors' layer without RoPE.
-    Beyond training length: defined everywhere; like FoX it fades, at a rate that the text chooses.
+    Beyond training length: defined everywhere; far keys fade as with FoX, at a rate that the text sets.
     Checked against: fla-core naive_forgetting_attn, given q, k and v that plain loops have shifted and normed.
     """
 
@@ -143,8 +143,8 @@ class Wall(Encoding):
         f_t = sigmoid(W x_t + b), a number per channel,    P = cumulative sum of ln f
         logits_ij = sum over channels n of q_in k_jn exp(P_in - P_jn) / sqrt(d)
 
-    Source: fla's layer and plain form (by Tilde Research, 2026; no paper), without its gates per head and of outputs.
-    Beyond training length: defined everywhere; like FoX it fades, at rates that the text chooses.
+    Source: fla's layer and plain form (by Tilde Research, 2026; no paper), without its gates of heads and of outputs.
+    Beyond training length: defined everywhere; far keys fade as with FoX, at rates that the text sets.
     Checked against: fla naive_wall_attn.
     """
 
@@ -162,8 +162,8 @@ class Wall(Encoding):
         return F.logsigmoid(gates).cumsum(1).view(*gates.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        # q exp(P) and k exp(-P) would overflow. If m is the last of some keys, exp(P_m - P_j) and, for later queries,
-        # exp(P_i - P_m) are at most 1: one product serves both halves of a text, and each half is split again.
+        # q exp(P) and k exp(-P) would overflow. For keys j up to m and queries i after m, exp(P_m - P_j) and
+        # exp(P_i - P_m) are at most 1. So a text is split at m: one product joins its halves, and each is split again.
         of_q, of_k, q = layer.state[:, :, layer.rows], layer.state[:, :, layer.keys], self.logit_scale * q
         first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
         earlier, block, following = logits.tensor_split((first, first + count), dim=-1)
@@ -175,13 +175,13 @@ class Wall(Encoding):
 
 
 def _logits_across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
-    """Return logits (..., M, N) of queries (..., M, Dh) and keys (..., N, Dh) before them all, with their sums."""
+    """Return logits (..., M, N) of queries (..., M, Dh) and keys (..., N, Dh) before them all; `of_q`, `of_k` are P."""
     last = of_k[..., -1:, :].detach()  # its value cancels
     return (q * (of_q - last).exp()) @ (k * (last - of_k).exp()).mT
 
 
 def _logits_among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
-    """Return logits (B, H, T, T) of the same tokens' queries and keys (B, H, T, Dh); valid for keys up to the query."""
+    """Return logits (B, H, T, T) of queries and keys (B, H, T, Dh) of the same tokens, valid up to the query."""
     length, size = q.shape[2], 4  # tokens whose pairs are computed one by one, a power of two
     missing = max(size, 1 << (length - 1).bit_length()) - length
     q, k = (F.pad(x, (0, 0, 0, missing)) for x in (q, k))
@@ -189,7 +189,7 @@ def _logits_among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     q_in, k_in, totals = (x.view(*x.shape[:2], -1, size, x.shape[3]) for x in (q, k, total))  # (B, H, blocks, size, Dh)
     faded = (totals[..., :, None, :] - totals[..., None, :, :]).clamp(max=0).exp()
     logits = (q_in[..., :, None, :] * k_in[..., None, :, :] * faded).sum(-1)
-    while logits.shape[2] > 1:  # joins blocks in twos
+    while logits.shape[2] > 1:  # join two neighbouring blocks
         (_, query), (key, _), (before, later) = (
             x.view(*x.shape[:2], -1, 2, size, x.shape[3]).unbind(3) for x in (q, k, total)
         )
@@ -218,8 +218,8 @@ class CoPE(Encoding):
         at_whole = q @ self.table[layer.index].mT  # (B, H, Tq, P), q unscaled as in the paper
         gates = logits.sigmoid() * layer.visible
         count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
-        below = count.long().clamp(min=0)  # NaN becomes a whole number below 0
-        slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)  # none beyond the last
+        below = count.long().clamp(min=0)  # NaN turns into a number below 0
+        slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)  # 0 after the last
         return logits + at_whole.gather(-1, below) + count.frac() * slope
 
 
@@ -246,7 +246,7 @@ class StickBreaking(Encoding):
         hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
         # In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
         z = logits + hidden
-        claimed = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
+        claimed = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # summed over the key and all between it and the query
         output = (z - claimed).exp() @ v.to(z.dtype)
         remainder = (-claimed[..., :1]).exp()
         return output + remainder * v[:, :, diagonal : diagonal + output.shape[2]] if self.remainder else output
@@ -259,8 +259,8 @@ class PaTH(Encoding):
 
     w_t is a unit vector (low rank 32, a causal convolution over three tokens, a SiLU), beta_t = 2 sigmoid(.) per head.
 
-    Source: Yang et al. (2025), arXiv:2505.16381; SiLU (without it `silu: false`) and start as in their layer in fla.
-    Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
+    Source: Yang et al. (2025), arXiv:2505.16381; SiLU (off: `silu: false`) and `start` as in their layer in fla.
+    Beyond training length: defined everywhere; products get longer than in training, but no matrix enlarges a vector.
     Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
     """
 
@@ -294,7 +294,7 @@ class PaTHFoX(PaTH):
         logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j + sum over t = j+1 .. i of ln f_t) / sqrt(d)
 
     Source: Yang et al. (2025), arXiv:2505.16381, as in fla's layer with its forget gate.
-    Beyond training length: defined everywhere; it fades at a rate that the text chooses.
+    Beyond training length: defined everywhere; far keys fade at a rate that the text sets.
     Checked against: fla naive_path_attn.
     """
 
@@ -317,27 +317,27 @@ class PaTHFoX(PaTH):
 
 
 def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
-    """Return the change of q·k by the reflections in between, (B, H, Tq, Tk); query r sees the keys up to r + before.
+    """Return what the reflections in between add to q·k, (B, H, Tq, Tk); query r sees the keys up to r + before.
 
-    By blocks of keys from the right; `turned` is what the blocks behind have changed in each query:
+    Keys are taken in blocks from the right; `turned` is what the later blocks have added to each query:
 
         change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
         [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
     """
     keys, rows = k.shape[2], q.shape[2]
-    size = min(32, keys)  # with fewer, products are slim; with more, more is multiplied that is 0, above a diagonal
+    size = min(32, keys)  # a smaller block makes slim products, a larger one multiplies more zeros above a diagonal
     if missing := -keys % size:  # tokens that reflect nothing fill the last block
         k, w, beta = F.pad(k, (0, 0, 0, missing)), F.pad(w, (0, 0, 0, missing)), F.pad(beta, (0, missing))
     k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))  # (B, H, blocks, size, ...)
     unit = torch.eye(size, dtype=w.dtype, device=w.device)
-    # Reads nothing but what is below the diagonal; from the right, since from the left takes twice the time.
+    # The solver reads only what is below the diagonal. Solving from the left would take twice the time.
     matrix = beta[..., None] * (w @ w.mT)
     inverse = torch.linalg.solve_triangular(matrix, unit, upper=False, left=False, unitriangular=True)
     weighted = inverse * beta[..., None, :]
     m, v = weighted @ (w @ k.mT).tril(-1), weighted @ w
     turned, parts = torch.zeros_like(q), []
     for block in reversed(range(k.shape[2])):
-        first = min(rows, max(0, block * size - before))  # of the queries that see one of these keys
+        first = min(rows, max(0, block * size - before))  # first query that sees one of these keys
         changes = turned[:, :, first:]
         s = ((q[:, :, first:] + changes) @ w[:, :, block].mT).tril(before + first - block * size)
         parts.append(F.pad(changes @ k[:, :, block].mT - s @ m[:, :, block], (0, 0, first, 0)))

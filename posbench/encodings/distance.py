@@ -33,13 +33,13 @@ class ALiBi(Encoding):
         return -by_head(self.slopes, distance) * distance.abs()
 
     def key_bias(self, layer: Layer) -> Tensor | None:
-        if not layer.consecutive:  # else distances may be clamped, which no number per key says
+        if not layer.consecutive:  # distances may be clamped, which no number per key can express
             return None
         return self.slopes[:, None] * (layer.positions - layer.positions[:, -1:])[:, None]
 
 
 def default_slopes(n_heads: int) -> list[float]:
-    """Return the authors' slopes; if H is no power of two, those of the one below, and every other of twice as many."""
+    """Return the authors' slopes; if H is no power of two, those of the power below and every other of its double."""
     c = 1 << (n_heads.bit_length() - 1)  # largest power of two up to n_heads
     regular = [2 ** (-8 * h / c) for h in range(1, c + 1)]
     return regular + [2 ** (-4 * h / c) for h in range(1, 2 * c + 1, 2)][: n_heads - c]
@@ -55,7 +55,7 @@ class BAM(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) - exp(a)·(|j - i - mu| + 1e-5)^b,   mu = 2·sinh(m)
 
-    b starts at 1, ALiBi; m is 0 without `location`. `ssmax` multiplies query i's logits by s·ln(i + 1), s learned.
+    b starts at 1, as in ALiBi; m is 0 without `location`. `ssmax` multiplies query i's logits by a learned s·ln(i + 1).
 
     Source: Bianchessi et al. (2025), arXiv:2505.22842; in the authors' code layers share a prior and m is learned.
     Beyond training length: defined everywhere; where b < 1, far keys fade less and less.
@@ -75,7 +75,7 @@ class BAM(Encoding):
         scale, exponent = (by_head(part[layer.index], distance) for part in (self.scale, self.exponent))
         if self.location is not None:
             distance = distance + 2 * by_head(self.location[layer.index].sinh(), distance)
-        return -scale.exp() * (distance.abs() + 1e-5) ** exponent  # a power that may be negative
+        return -scale.exp() * (distance.abs() + 1e-5) ** exponent  # 1e-5: the exponent may be negative
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         assert self.sharpness is not None
@@ -89,12 +89,12 @@ class KerpleLog(Encoding):
         logits_ij = q_i·k_j / sqrt(d) - r1_h · ln(1 + r2_h · |i - j|),   r1, r2 ≥ 0.01
 
     Source: Chi et al. (2022), arXiv:2205.09921, section 4; start and lower bound from the authors' code.
-    Beyond training length: defined everywhere; what a doubled distance costs is constant, and loss usually stays flat.
+    Beyond training length: defined everywhere; each doubling of a distance costs the same, and loss usually stays flat.
     Checked against: plain loops from the paper's equation.
     """
 
-    starts = 2.0, 1.0  # below which r1 and r2 are drawn
-    most = math.inf, math.inf  # what r1 and r2 count as at most; the gradient passes
+    starts = 2.0, 1.0  # r1 and r2 are drawn from 0 to these
+    most = math.inf, math.inf  # bounds of r1 and r2, which the gradient ignores
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -133,10 +133,10 @@ class T5Bias(Encoding):
         bucket(r) = r                                                             for r < n/2
         bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))   otherwise
 
-    AdamW moves a number by at most the learning rate per update: that of E is `rate` times as large.
+    AdamW moves a number by at most the learning rate per update, so the learning rate of E is `rate` times as large.
 
     Source: Raffel et al. (2020), arXiv:1910.10683, section 2.1, the decoder's form, but with 1/sqrt(d).
-    Beyond training length: defined everywhere; far distances look alike, buckets never met stay untrained.
+    Beyond training length: defined everywhere; far distances share a bucket; buckets not met in training are untrained.
     Checked against: transformers T5Attention, x-transformers RelativePositionBias.
     """
 
@@ -168,7 +168,7 @@ class Sandwich(Encoding):
 
         logits_ij = q_i·k_j / sqrt(d) + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),   h = 1 .. H, D = `width`
 
-    Source: Chi et al. (2022), arXiv:2212.10356, appendix E, as meta-pytorch/attention-gym has it: from p = 0.
+    Source: Chi et al. (2022), arXiv:2212.10356, appendix E, with the sum from p = 0 as in meta-pytorch/attention-gym.
     Beyond training length: defined everywhere; it falls slowly with distance, and loss usually stays flat.
     Checked against: plain loops, and the inner products of transformers DistilBERT's sinusoidal positions.
     """
@@ -192,7 +192,7 @@ class DynamicBias(Encoding):
     f is 1 -> width -> ... -> H with SiLU and `depth` hidden layers, by default a quarter of the model's width wide.
 
     Source: Liu et al., "Swin Transformer V2" (2021), arXiv:2111.09883, in one dimension; network as in x-transformers.
-    Beyond training length: defined everywhere; the network goes on as a line or so past the inputs that it met.
+    Beyond training length: defined everywhere; past the inputs met in training the network continues almost as a line.
     Checked against: x-transformers DynamicPositionBias, and its network run at each pair.
     """
 
@@ -217,7 +217,7 @@ class FIRE(Encoding):
 
     f is 1 -> 32 -> H with ReLU; f, c and a multiplier of the threshold are learned, per layer.
 
-    Source: Li et al. (2023), arXiv:2310.04418, section 3, with a threshold of 512 of 2048 tokens.
+    Source: Li et al. (2023), arXiv:2310.04418, section 3, where the threshold is 512 of 2048 tokens.
     Beyond training length: defined everywhere; inputs stay within the trained range.
     Checked against: the network run on each pair in a plain loop, and worked arguments.
     """
@@ -239,16 +239,16 @@ class FIRE(Encoding):
 
 
 def _network(network: nn.Module, shares: Tensor) -> Tensor:
-    """Return a layer's network of shares (*S), (H, *S), at a lower cost: 33 straight pieces between 32 kinks."""
+    """Return a network's outputs (H, *S) for shares (*S), cheaper than by running it: as 33 lines between 32 kinks."""
     (weight,), bias, last_weight, last_bias = (t.mT if t.dim() > 1 else t for t in network.parameters())
-    # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
+    # A kink beyond ±1e4 is far from every input, since shares are in 0 .. 1.
     kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
     middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
     active = (middles[:, None] * weight + bias > 0).to(weight.dtype)  # (33, 32): which units are on in which piece
     slopes, intercepts = (active * weight) @ last_weight, (active * bias) @ last_weight + last_bias  # (33, H)
     piece = torch.searchsorted(kinks, shares.detach()).flatten()
 
-    def gathered(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than of indexing
+    def gathered(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than that of indexing
         return table.mT.gather(1, piece.expand(table.shape[1], -1)).view(-1, *shares.shape)
 
     return gathered(slopes) * shares + gathered(intercepts)
@@ -260,7 +260,7 @@ class GrapeA(Encoding):
         logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij,   m_h ALiBi's slopes
         G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both, with |u| = |v| = 1
 
-    Source: Zhang et al. (2025), arXiv:2512.07805, as the authors' code (model-architectures/GRAPE), without norms.
+    Source: Zhang et al. (2025), arXiv:2512.07805, as in the authors' code (model-architectures/GRAPE), without norms.
     Beyond training length: defined everywhere; far keys get ever less weight unless gates close, as with ALiBi.
     Checked against: plain loops from the equation.
     """
@@ -268,7 +268,7 @@ class GrapeA(Encoding):
     def __init__(self, shape: Shape, gate: Literal["key", "query", "both"] = "key") -> None:
         super().__init__(shape)
         self.slopes = nn.Buffer(torch.tensor(default_slopes(shape.n_heads)), persistent=False)
-        self.strength = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1)))  # softplus 1
+        self.strength = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1)))  # softplus is 1
         size = shape.n_layers, shape.n_heads, shape.head_dim
         self.query = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "key" else None
         self.key = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "query" else None
