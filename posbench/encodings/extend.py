@@ -1,6 +1,6 @@
 """Context extension: a trained encoding made to reach beyond its training length, without further training.
 
-The annotation of a method's first parameter lists the encodings that it supports. A wrapper applies it to those of its
+The annotation of a method's first parameter lists the encodings that it supports. A wrapper applies a method to such
 inner encodings. A factor s is length / train_length by default (dynamic: nothing changes up to the training length).
 """
 
@@ -25,7 +25,7 @@ from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
 from posbench.options import Above1, AtLeast1, Count, Natural, checked
 
-Pairs = list[tuple[Tensor, Tensor]]  # of queries and of keys
+Pairs = list[tuple[Tensor, Tensor]]  # queries and keys, or their positions
 
 
 class Method(typing.NamedTuple):
@@ -53,7 +53,7 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
     accepts, apply = next(iter(hints.values())), function
     if accepts is Spectrum:
         accepts, apply = Rotary, functools.partial(_scaled, function)
-        if "factor" in options and name != "dynamic_ntk":  # which follows the length by itself
+        if "factor" in options and name != "dynamic_ntk":  # it follows the length by itself
             options["factor"], hints["factor"] = None, AtLeast1 | None
     title, _, text = inspect.cleandoc(function.__doc__ or "").partition("\n")
     source = re.split(r"\nBeyond|\n\n", text.partition("Source: ")[2])[0]
@@ -69,7 +69,7 @@ def methods_of(encoding: Encoding) -> list[str]:
 
 
 def extend_encoding(encoding: Encoding, method: str, length: int, train_length: int, **options: Any) -> Extended:
-    """Return a trained encoding made to reach `length` tokens, sharing its parameters, and facts for result rows."""
+    """Return a trained encoding, extended to `length` tokens with the same parameters, and facts for result rows."""
     if method not in methods():
         raise unknown("extension", method, methods(), "'posbench list' shows all; extension=search is for evaluate")
     entry, possible = methods()[method], methods_of(encoding)
@@ -96,7 +96,7 @@ def extend_encoding(encoding: Encoding, method: str, length: int, train_length: 
 
 
 def _scaled(rule: Callable[..., Scaling], rope: Rotary, stretch: Stretch, **options: Any) -> Extended:
-    """Apply a rule to the trained frequencies, the learned ones if they were learned."""
+    """Return a rotary encoding whose trained (perhaps learned) frequencies a rule has changed, and facts."""
     dynamic = rule.__name__ == "dynamic_ntk" or options.get("factor", 1.0) is None
     if "factor" in options:
         options["factor"] = stretch.factor(options["factor"])[0]
@@ -108,7 +108,7 @@ def _scaled(rule: Callable[..., Scaling], rope: Rotary, stretch: Stretch, **opti
 
 
 def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
-    """Adjusted base frequency: a larger base at every length; meant to be followed by training, here without.
+    """Adjusted base frequency: a larger base at every length; meant for further training, here used without it.
 
     Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023), arXiv:2309.16039, section 4.1.
     """
@@ -117,9 +117,9 @@ def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
 
 
 def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
-    """Clipped RoPE (its authors' "CoPE"): pairs slower than the training length are slowed, the last one to a halt.
+    """Clipped RoPE (its authors' "CoPE"): pairs that turn less than once in training are slowed, the last to a halt.
 
-    The factor falls as half a cosine wave over the last `pairs` pairs, by default those with a longer period.
+    The factor falls as half a cosine wave over the last `pairs` pairs, by default those that turn less than once.
 
     Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs" (2026), arXiv:2602.05258.
     """
@@ -133,12 +133,12 @@ def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
 
 
 class FarPairs(Encoding):
-    """A rotary encoding with other positions, `far` of queries and of keys, for pairs 1, 2 .. windows apart."""
+    """A rotary encoding with other positions, which `far` returns, for pairs that are 1, 2 .. windows apart."""
 
     def __init__(self, rope: PureRotary, window: int, far: Callable[[Tensor], Pairs], chunks: bool = False) -> None:
         super().__init__(rope.shape)
         self.rope, self.near, self.far = rope, window, far
-        self.chunks = chunks  # windows are counted from position 0, not from the query
+        self.chunks = chunks  # whether windows are counted from position 0, not from the query
 
     def make_tables(self, positions: Tensor) -> Any:
         return self.rope.make_tables(positions)
@@ -160,7 +160,7 @@ class FarPairs(Encoding):
 
 
 def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> Extended:
-    """ReRoPE: all distances from `window`, by default a quarter of the training length, on count as `window`.
+    """ReRoPE: distances above `window`, by default a quarter of the training length, count as `window`.
 
     Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope, without its log n scale.
     """
@@ -169,9 +169,9 @@ def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> E
 
 
 def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local: Count | None = None) -> Extended:
-    """STRING: distances from `shift`, by default a third of the training length, on count from `local` on again.
+    """STRING: distances of `shift` and more, by default a third of the training length, count from `local` on.
 
-    Source: An et al. (2024), arXiv:2410.18745, section 4: `local` is 128; here a quarter of the shift if that is less.
+    Source: An et al. (2024), arXiv:2410.18745, section 4, where `local` is 128; here a quarter of the shift if less.
     """
     s = shift or max(1, stretch.train_length // 3)
     w = local or min(128, max(1, s // 4))
@@ -181,7 +181,7 @@ def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local
 def leaky_rerope(
     rope: PureRotary, stretch: Stretch, window: Count | None = None, k: AtLeast1 | None = None
 ) -> Extended:
-    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all distances as trained.
+    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all distances within those trained.
 
     Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
     """
@@ -196,7 +196,7 @@ def leaky_rerope(
 def self_extend(
     rope: PureRotary, stretch: Stretch, window: Count | None = None, group: Count | None = None
 ) -> Extended:
-    """Self-Extend: beyond `window`, positions are counted in groups; the default size keeps all distances as trained.
+    """Self-Extend: beyond `window`, positions count in groups; the default size keeps distances within those trained.
 
     Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
     """
@@ -211,10 +211,10 @@ def self_extend(
 def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
     """Dual chunk attention: true distances within a chunk and near its start, train_length - 1 to all far keys.
 
-    Chunks hold 3/4 of the training length L. A key has the position n mod chunk. To keys of the chunk before, a query
-    at place r of its chunk has the position min(r + chunk, L - 1), to earlier keys L - 1.
+    A chunk holds 3/4 of the training length L. Key n has the position n mod chunk. For keys of the chunk before, a
+    query at place r of its chunk has the position min(r + chunk, L - 1); for earlier keys it has L - 1.
 
-    Source: An et al. (2024), arXiv:2402.17463, 3, which has L - 1 where the authors' code has L.
+    Source: An et al. (2024), arXiv:2402.17463, section 3, with its L - 1; the authors' code has L.
     """
     longest = stretch.train_length
     size = chunk or max(1, 3 * longest // 4)

@@ -1,4 +1,4 @@
-"""Another encoding from layer to layer, or from head to head."""
+"""Encodings that differ from layer to layer, or from head to head."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ NAPE: Entries = [{"name": "none"}, {"name": "alibi"}]
 
 
 class Layered(Wrapper):
-    """Another encoding, or another window, from layer to layer.
+    """A different encoding, or a different window, from layer to layer.
 
         layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window or a chunk
 
@@ -68,16 +68,16 @@ class Layered(Wrapper):
 
 
 def _by_block(hook: str) -> Callable[..., Tensor]:
-    """Return a hook that puts together what that of each block makes of its heads."""
+    """Return a hook that concatenates the results of each block's own hook for its heads."""
     return lambda self, *tensors_and_layer: torch.cat(self.of_blocks(hook, *tensors_and_layer), dim=1)
 
 
 class Heads(Wrapper):
-    """Another encoding from head to head.
+    """A different encoding from head to head.
 
         head h of H uses heads[floor(h n / H)],   n entries, each an encoding with its options; input codes reach all
 
-    Source: Vasylenko et al. (2025), arXiv:2506.16640 (NAPE), the default, without their softmax, with our slopes.
+    Source: Vasylenko et al. (2025), arXiv:2506.16640 (NAPE, the default), without their softmax and with our slopes.
     Beyond training length: defined as far as all of its encodings are.
     Checked against: the implementations that its encodings are checked against, block by block of heads.
     """
@@ -98,13 +98,13 @@ class Heads(Wrapper):
         self.adopt(inners)
 
     def blocks(self, layer: Layer) -> Iterator[tuple[Encoding, Layer]]:
-        """Yield the encoding of each block of heads, and the layer as that sees it."""
+        """Yield the encoding of each block of heads, and the layer as that encoding sees it."""
         for which in range(len(self.sizes)):
             inner, inner_layer = self.within(layer, which)
             yield inner, inner_layer if layer.state is None else inner_layer.replace(state=layer.state[which])
 
     def of_blocks(self, hook: str, *tensors_and_layer: Any) -> list[Any]:
-        """Return what a hook of each block gives for its heads of tensors (B, H, ...), and a layer."""
+        """Return what a hook of each block returns, given the block's heads of tensors (B, H, ...) and the layer."""
         *tensors, layer = tensors_and_layer
         parts = zip(*(torch.split(tensor, self.sizes, dim=1) for tensor in tensors), strict=True)
         blocks = zip(self.blocks(layer), parts, strict=True)

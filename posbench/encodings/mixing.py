@@ -16,7 +16,7 @@ from posbench.options import Count
 
 
 class Convolving(Wrapper):
-    """Base of short convolutions: the hooks of the inner encoding get what `convolved` returns of q and k, or of v."""
+    """Base of short convolutions: the hooks of the inner encoding get q and k, or v, as `convolved` returns them."""
 
     adds = ("rotate", "map_values")
 
@@ -39,8 +39,8 @@ class Canon(Convolving):
         a'_t = a_t + sum over s = 0 .. width-1 of w_s a_(t-s),   for a in q, k and v; every channel has its own w
 
     Source: Allen-Zhu (2025), arXiv:2512.17351 (Canon-B); weights start as those of torch's Conv1d, as in his code.
-    Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys.
-    Checked against: transformers Inkling's short convolution, before what the inner encoding is checked against.
+    Beyond training length: defined as far as the inner encoding is; without one, attention spreads over more keys.
+    Checked against: transformers Inkling's short convolution, followed by the oracle of the inner encoding.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class CCA(Convolving):
     """The convolutions and the late values of compressed convolutional attention (CCA).
 
         [q'_t ; k'_t] = conv_head(conv_channel([q ; k]))_t + [m_t ; m_t],   m_t = (q_t + k_t) / 2,   short and causal
-        v'_t = [first half of v_t ; second half of v_(t-1)],   halves of all heads side by side
+        v'_t = [first half of v_t ; second half of v_(t-1)],   halves are those of all heads side by side
 
     Source: Figliolia et al. (2025), arXiv:2510.04476, as in transformers' Zaya, without compression and norms.
-    Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys.
-    Checked against: transformers Zaya, before what the inner encoding is checked against.
+    Beyond training length: defined as far as the inner encoding is; without one, attention spreads over more keys.
+    Checked against: transformers Zaya, followed by the oracle of the inner encoding.
     """
 
     history = frozenset({"q"})
@@ -163,7 +163,7 @@ class DAPE(Wrapper):
         return logits + bias + self.adapted(torch.cat([logits, bias], dim=1), layer)
 
     def adapted(self, inputs: Tensor, layer: Layer) -> Tensor:
-        """Return what is added (B, H, Tq, Tk) for logits and biases (B, 2H, Tq, Tk)."""
+        """Return the network's output (B, H, Tq, Tk), to be added, for logits and biases (B, 2H, Tq, Tk)."""
         return self.networks[layer.index](inputs.movedim(1, -1)).movedim(-1, 1)
 
     def _inner(self, layer: Layer) -> tuple[Encoding, Layer]:
@@ -212,7 +212,7 @@ class LearnedSinks(Wrapper):
 
     Source: transformers' gpt-oss, whose sinks start from N(0, 0.02) around YaRN, under a window in every other layer.
     Beyond training length: defined as far as the inner encoding is; over more keys a sink of the same size takes less.
-    Checked against: transformers gpt-oss, on queries, keys and biases of what the inner encoding is checked against.
+    Checked against: transformers gpt-oss, on queries, keys and biases of the oracle of the inner encoding.
     """
 
     adds = ("attend",)

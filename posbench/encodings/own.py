@@ -1,4 +1,4 @@
-"""A user's own encodings: from a file, and with one line for a mistake: the encoding, the hook, file and line."""
+"""A user's own encodings: loaded from a file, with one-line errors that name the encoding, the hook, file and line."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ from posbench import files, machine
 from posbench.encodings.base import Encoding
 from posbench.errors import PosbenchError, UserError
 
-# The shape that a hook has to give, by its arguments.
+# The shape that a hook must return, from its arguments.
 _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
     **dict.fromkeys(("map_values", "map_outputs", "scores", "rotate"), lambda _, x, *__: tuple(x.shape)),
     "embed": lambda self, x, *_: (*x.shape[:2], self.shape.d_model),
@@ -30,7 +30,7 @@ _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
 def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], str]:
     """Run a user's file and return the class in it that `path/to/file.py:Class` names, and the file's sha256.
 
-    A `sha256` comes from a run, perhaps a stranger's: it must be unchanged, and named by somebody on this machine.
+    With the `sha256` of a run, perhaps a stranger's, the file must match it, and must have been named on this machine.
     """
     stem, _, name = place.rpartition(".py")
     path, name = Path(f"{stem}.py").expanduser(), name.removeprefix(":")
@@ -38,7 +38,7 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         raise UserError(f"encoding={place}: there is no file {path}")
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    marker = files.user_cache() / "own_encodings" / digest  # there if somebody has named this code
+    marker = files.user_cache() / "own_encodings" / digest  # exists if somebody has named this code
     if sha256 not in (None, digest):
         raise UserError(f"{path} has changed since the run was made: restore it, or train anew, which is another run")
     if sha256 and not marker.exists():
@@ -48,9 +48,9 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
     if (module := sys.modules.get(f"posbench_own_{digest}")) is None:
         module = types.ModuleType(f"posbench_own_{digest}")
         module.__file__ = str(path)
-        sys.modules[module.__name__] = module  # where dataclasses and pickle look
+        sys.modules[module.__name__] = module  # dataclasses and pickle look there
         try:
-            exec(compile(content, path, "exec"), vars(module))  # noqa: S102, it is the user's, who has named it
+            exec(compile(content, path, "exec"), vars(module))  # noqa: S102, the user has named this file
         except Exception as error:
             del sys.modules[module.__name__]
             raise UserError(f"encoding={place}: {fault(error)}") from error
@@ -63,7 +63,7 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
 
 
 def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
-    """Call a user's class. UserError, of one line, if it raises or holds tensors that no model would see."""
+    """Return an encoding of a user's class; one-line UserError if it fails, has no hook or hides tensors."""
     encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
     if "shape" not in vars(encoding):
         raise UserError(f"{_place(cls, '__init__')}: expected super().__init__(shape) first")
@@ -80,7 +80,7 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
 
 @functools.cache
 def guarded(cls: type[Encoding]) -> type[Encoding]:
-    """Return the class with one line for an error or a misshapen result of a hook."""
+    """Return the class with hooks that turn an error, or a result of a wrong shape, into a one-line UserError."""
     members: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name}
     members |= {name: _guarded(cls, name) for name in cls.overridden if callable(getattr(cls, name))}
     subclass: type[Encoding] = type(cls.__name__, (cls,), members)
@@ -100,7 +100,7 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
             shapes = [tuple(getattr(part, "shape", ())) for part in parts]
             if name == "rotate":
                 valid = len(shapes) == 2 and shapes[0] == shapes[1] and shapes[0][:3] == expected[:3]
-            elif name == "bias":  # one to be expanded will do
+            elif name == "bias":  # a bias that can be expanded is enough
                 valid = all(size in (1, full) for size, full in zip(shapes[0][::-1], expected[::-1], strict=False))
             else:
                 valid = shapes == [expected]
@@ -128,8 +128,8 @@ def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *
 
 
 def fault(error: BaseException, source: str | None = None) -> str:
-    """Return an error in one line, with the file and line that it came from: the last of `source`, if it is given."""
+    """Return an error in one line, with the file and line it came from; with `source`, the last line in that file."""
     frames = traceback.extract_tb(error.__traceback__)
     last: Any = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
-    last = error if isinstance(error, SyntaxError) else last  # which stands in no frame
+    last = error if isinstance(error, SyntaxError) else last  # a syntax error is in no frame
     return f"{Path(last.filename).name}, line {last.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,4 +1,4 @@
-"""Wrappers with other positions than 0 .. T-1, by draws or from the texts of tokens; a batch shares one draw."""
+"""Wrappers that draw positions, or take them from the texts of tokens, instead of 0 .. T-1; a batch shares one draw."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from posbench.options import AtLeast1, Count, Natural, NonNegative, Positive
 from posbench.randomness import generator
 from posbench.tasks.base import ANSWER, SEPARATOR
 
-SEPARATORS = [".", "\n"]  # of BiPE's segments: sentences and lines
+SEPARATORS = [".", "\n"]  # texts that end a segment of BiPE: a sentence or a line
 
 
 class Repositioned(Wrapper):
@@ -68,7 +68,7 @@ class Randomized(Repositioned):
         self.length_dependent = True  # a longer input draws other positions
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        return dataclasses.replace(stretch, train_length=inner.shape.train_length)  # the range
+        return dataclasses.replace(stretch, train_length=inner.shape.train_length)  # the range of positions
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
         if self.fractional:
@@ -82,7 +82,7 @@ class SHAPE(Repositioned):
 
         positions = o, o + 1, o + 2 ..   o drawn from 0 .. shift-1 in training,   o = shift in evaluation
 
-    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), with a draw per sequence.
+    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), which draws per sequence.
     Beyond training length: defined as far as the encoding inside, which is made for train_length + shift positions.
     Checked against: what the encoding inside is checked against.
     """
@@ -113,7 +113,7 @@ class CAPE(Repositioned):
         positions_i = (i + D + e_i)·exp(l) in training,   positions_i = i in evaluation
         D from -global_shift .. global_shift,   e_i from -local_shift .. local_shift,   l from ±ln(scaling), all uniform
 
-    Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults of gcambara/cape, whose sequences each have a draw.
+    Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults of gcambara/cape, which draws per sequence.
     Beyond training length: defined as far as the encoding inside, which saw positions up to (T + both shifts)·scaling.
     Checked against: plain loops of sinusoids and of ALiBi, at positions that need not be whole.
     """
@@ -141,16 +141,16 @@ class CAPE(Repositioned):
 
 
 class Textual(Wrapper):
-    """Base of these encodings: adds a row of a learned table to each token; a subclass implements `places`."""
+    """Base of encodings by token text: adds a row of a learned table to each token; a subclass implements `places`."""
 
     adds = ("embed",)
-    sought: ClassVar[dict[str, int]]  # texts of tokens, and their kind; that of all others is 0
+    sought: ClassVar[dict[str, int]]  # the kind of each text; all other tokens are of kind 0
 
     def __init__(self, shape: Shape, rows: int, inner: str, inner_options: dict[str, Any]) -> None:
         super().__init__(shape)
-        self.seed = int(torch.randint(2**31, (), device="cpu"))  # of what is drawn for every update
+        self.seed = int(torch.randint(2**31, (), device="cpu"))  # seeds the draw of every update
         self.table = nn.Parameter(torch.randn(rows, shape.d_model) * shape.token_rms)
-        kinds = [*(self.sought.get(text, 0) for text in shape.vocabulary), 0]  # the last is that of unknown tokens
+        kinds = [*(self.sought.get(text, 0) for text in shape.vocabulary), 0]  # the last is for unknown tokens
         self.kinds = nn.Buffer(torch.tensor(kinds), persistent=False)
         self.drawn = nn.Buffer(torch.zeros(()), persistent=False)
         self.wrap(inner, inner_options)
@@ -162,7 +162,7 @@ class Textual(Wrapper):
         return (x + F.embedding(self.places(kinds), self.table)).to(x.dtype)
 
     def places(self, kinds: Tensor) -> Tensor:
-        """Return the row of the table for each token, of these kinds (B, T)."""
+        """Return the table row of each token, (B, T), from the kinds of the tokens (B, T)."""
         raise NotImplementedError
 
 
@@ -174,8 +174,8 @@ class Abacus(Textual):
 
     o is drawn from 0 .. max_offset for every update, and is 0 in evaluation. A digit is a token by itself.
 
-    Source: McLeish et al. (2024), arXiv:2405.17399; here digits are in the text's order, E starts as token embeddings.
-    Beyond training length: defined as far as the encoding inside; numbers max_offset digits longer have trained rows.
+    Source: McLeish et al. (2024), arXiv:2405.17399; here digits are in the text's order, E starts as token vectors do.
+    Beyond training length: defined as far as the encoding inside; rows are trained for max_offset digits more.
     Checked against: plain loops; what the encoding inside is checked against.
     """
 
@@ -208,11 +208,11 @@ class PositionCoupling(Textual):
         tokens       $ 6 5 3 + 0 4 9 = 2 0 7 0 $       653 + 049, the answer from its last digit on
         positions p  0 2 3 4 5 2 3 4 5 4 3 2 1 0       x'_i = x_i + E[p_i + o],   x'_i = x_i + E[0] for separators
 
-    A number of a question counts upwards from 2, with the `+` behind it. From `=` on, a `reversed` answer counts down
-    from where the last number ended and stays at 1; a `plain` one counts upwards from 1, and numbers begin at 2 +
-    `longer`, the tokens that it has more. o is drawn for every update, up to the last row `max_position`, else 0.
+    Each number of a question counts up from 2, with the `+` after it. From `=` on, a `reversed` answer counts down to 1
+    from one past the last number, and stays there; a `plain` one counts up from 1, and numbers begin at 2 + `longer`,
+    its number of additional tokens. o is drawn for every update, up to the last row `max_position`, and is 0 otherwise.
 
-    Source: Cho et al. (2024), arXiv:2405.20671, 3, for addition and copies; here E starts as token embeddings do.
+    Source: Cho et al. (2024), arXiv:2405.20671, section 3 (addition, copies); E starts as token embeddings do.
     Beyond training length: defined as far as the encoding inside; positions beyond `max_position` share the last row.
     Checked against: plain loops over the tokens; what the encoding inside is checked against.
     """
@@ -230,12 +230,12 @@ class PositionCoupling(Textual):
         super().__init__(shape, last + 1, inner, inner_options)
         self.begin, self.reversed = begin, answer == "reversed"
 
-    def set_progress(self, done: float) -> None:  # the share of the largest possible shift
+    def set_progress(self, done: float) -> None:  # draws the share of the largest possible shift
         self.drawn.fill_(torch.rand((), generator=generator(self.seed, "position coupling", repr(done))))
 
     def places(self, kinds: Tensor) -> Tensor:
         answer, separator, closes = kinds == 1, kinds == 2, kinds >= 2
-        index = places((answer | F.pad(closes, (1, -1))).cumsum(-1))  # its part of the problem, from 0
+        index = places((answer | F.pad(closes, (1, -1))).cumsum(-1))  # place within its part of the problem, from 0
         first = torch.arange(kinds.shape[-1], device=kinds.device) - index
         size_before = F.pad((index + 1).masked_fill(closes, 0), (1, -1)).gather(-1, first)  # size of the part before
         order = (size_before + 2 - index).clamp(min=1) if self.reversed else index + 1
@@ -256,8 +256,8 @@ class BiPE(Wrapper):
 
     A segment ends with a token whose text, without spaces around it, is in `separators`.
 
-    Source: He et al. (2024), arXiv:2401.16421, and the authors' code, where ALiBi's slopes are multiplied by 96 here.
-    Beyond training length: defined as far as the encoding inside; more segments are unseen, not longer ones.
+    Source: He et al. (2024), arXiv:2401.16421, and the authors' code, whose ALiBi slopes are multiplied by 96 here.
+    Beyond training length: defined as far as the encoding inside; texts have more segments, but not longer ones.
     Checked against: plain loops of segments, places and ALiBi; what the encoding inside is checked against.
     """
 
@@ -271,7 +271,7 @@ class BiPE(Wrapper):
         if inner == "alibi" and inner_options.get("slopes") is None:
             slopes = [alibi_factor * slope for slope in default_slopes(shape.n_heads)]
             inner_options = {**inner_options, "slopes": slopes}
-        ends = [*(text.strip(" ") in separators for text in shape.vocabulary), False]  # the last is an unknown token
+        ends = [*(text.strip(" ") in separators for text in shape.vocabulary), False]  # the last is for unknown tokens
         self.separators = nn.Buffer(torch.tensor(ends), persistent=False)
         self.table = nn.Parameter(torch.randn(shape.train_length, shape.d_model) * shape.token_rms)
         self.wrap(inner, inner_options)
@@ -279,7 +279,7 @@ class BiPE(Wrapper):
             raise UserError(f"encoding.inner is '{inner}': expected a relative encoding, such as rope or alibi")
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return the number of each token's segment."""
+        """Return the number of each token's segment, (B, T)."""
         check_length(self, ids.shape[-1])
         return F.pad(self.separators[ids.clamp(max=len(self.separators) - 1)], (1, -1)).cumsum(-1)
 
@@ -290,5 +290,5 @@ class BiPE(Wrapper):
 
 
 def places(numbers: Tensor) -> Tensor:
-    """Return the count of earlier tokens with the same number: (B, T), of numbers that never fall within a row."""
+    """Return how many earlier tokens have the same number, (B, T), for numbers (B, T) that never fall within a row."""
     return torch.arange(numbers.shape[-1], device=numbers.device) - torch.searchsorted(numbers, numbers)

@@ -53,16 +53,16 @@ class Shaw(Encoding):
         return ((-layer.distance).clamp(-furthest, furthest).round().long() + furthest)[:, None]
 
 
-# Rows with one number too many, read as rows without it, each begin one place later than the row before.
+# To shift each row one place against the row before, pad rows to one number too many and read them as rows without it.
 def _by_pairs(near: Tensor, keys: int) -> Tensor:
-    """Return values (B, H, Tq, K) for the K keys up to each of the last queries as (B, H, Tq, keys), 0 elsewhere."""
+    """Return (B, H, Tq, keys): values (B, H, Tq, K) at the K keys up to each of the last queries, 0 elsewhere."""
     batch, heads, rows, width = near.shape
     wide = F.pad(near, (keys - rows, rows)).flatten(2)[..., :-rows]
     return wide.view(batch, heads, rows, -1)[..., width - 1 :]
 
 
 def _diagonals(x: Tensor, width: int) -> Tensor:
-    """Return of x (B, H, Tq, Tk) the last `width` keys up to each of the last queries: (B, H, Tq, width)."""
+    """Return x (B, H, Tq, Tk) at the `width` keys up to each of the last queries: (B, H, Tq, width)."""
     batch, heads, rows, keys = x.shape
     wide = F.pad(F.pad(x, (width - 1, 0)).flatten(2), (0, rows))
     return wide.view(batch, heads, rows, -1)[..., keys - rows : keys - rows + width]
@@ -99,7 +99,7 @@ class TransformerXL(Encoding):
         return q + self.content[layer.index, :, None], k
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        # With [a | b] = Wᵀ(q_i + v) a sinusoid of i - j splits into a product of D channels, the keys' side of j alone:
+        # With [a | b] = Wᵀ(q_i + v) a sinusoid of i - j is a product of D channels, whose key side reads j alone:
         # a sin(f i - f j) + b cos(f i - f j) = (a sin f i + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
         sine, cosine = layer.tables
         projected = (q + self.position[layer.index, :, None]) * self.logit_scale @ self.projection[layer.index]
@@ -111,11 +111,11 @@ class TransformerXL(Encoding):
 
 
 class DeBERTa(Encoding):
-    """DeBERTa's disentangled attention: content and position are two vectors, of whose products three are kept.
+    """DeBERTa's disentangled attention: content and position are two vectors, and three of their four products count.
 
         logits_ij = [q_i·k_j + q_i·(K p_r) + (Q p_r)·k_j] / sqrt(3d),   r = clip(i - j, -S, S - 1)
 
-    With `num_buckets` b, S is b; distances beyond b/2 share vectors, more of them the farther they are.
+    With `num_buckets` b, S is b; distances beyond b/2 share vectors, the more of them the farther they are.
 
     Source: He et al. (2020), arXiv:2006.03654, and the authors' code, without `share_att_key` and biases.
     Beyond training length: defined everywhere; distances beyond S, by default the training length, are one class.
@@ -137,7 +137,7 @@ class DeBERTa(Encoding):
         return float((3 * self.shape.head_dim) ** -0.5)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        return q  # before anything around this encoding scales them
+        return q  # raw, since a wrapper may scale the queries of `bias`
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         q, distance = part_of(layer.state, layer.rows), layer.distance.round()
@@ -165,7 +165,7 @@ class TUPE(Encoding):
 
     Source: Ke, He and Liu (2020), arXiv:2006.15595, section 3, and the authors' code, without its untying of [CLS].
     Beyond training length: undefined, since p has no further vectors; such inputs are refused.
-    Checked against: plain loops from the paper; the bias, transformers T5Attention.
+    Checked against: plain loops from the paper; for the bias, transformers T5Attention.
     """
 
     whole_positions = True

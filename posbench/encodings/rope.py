@@ -1,8 +1,8 @@
-"""Rotary position embedding (RoPE), the scalings of its frequencies, and the schemes that change nothing else.
+"""Rotary position embedding (RoPE), scalings of its frequencies, and schemes that change nothing but frequencies.
 
 A pair is two neighbouring channels (layout `interleaved`, as in the paper and GPT-J) or channels p and p + d/2 (`half`,
-as in GPT-NeoX and Llama). A scaling is one function, which makes the encoding of its name, scaled from the first step
-on, and the extension of its name, which scales a trained RoPE.
+as in GPT-NeoX and Llama). A scaling is one function. It makes both an encoding, which is scaled from the first step on,
+and an extension, which scales a trained RoPE; they have the function's name.
 """
 
 import inspect
@@ -23,7 +23,7 @@ Layout = Literal["half", "interleaved"]
 Ramp = Literal["index", "rotations"]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Divisors = list[Positive] | None
-Scaling = tuple[Tensor, float]  # frequencies (P,) or (N, P), and what multiplies q and k
+Scaling = tuple[Tensor, float]  # frequencies (P,) or (N, P), and the factor of q and k
 
 
 def frequencies(width: int, base: float) -> Tensor:
@@ -32,12 +32,12 @@ def frequencies(width: int, base: float) -> Tensor:
 
 
 def to_fp64(positions: Tensor) -> Tensor:
-    """Return positions in fp64, as fp32 angles are off by 2e-4 at position 65k; on the CPU for MPS, which has none."""
+    """Return positions in fp64 (on the CPU for MPS, which has none), as fp32 angles are off by 2e-4 at position 65k."""
     return positions.cpu().double() if positions.device.type == "mps" else positions.double()
 
 
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
-    """Return positions (1|B, T) times frequencies (P,), or (1|B, 1, P) of each sequence: (1|B, T, P) fp64."""
+    """Return positions (1|B, T) times frequencies, (P,) or by sequence (1|B, 1, P): (1|B, T, P) fp64."""
     return (places := to_fp64(positions)[..., None]) * machine.to_device(inv_freq, places.device)
 
 
@@ -47,7 +47,7 @@ def turns(angles: Tensor, device: torch.device) -> Tensor:
 
 
 def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
-    """Return x (B, H, T, d), its pairs turned; with fewer turns than pairs, the first channels only."""
+    """Return x (B, H, T, d) with its pairs turned; if there are fewer turns than pairs, the first channels turn."""
     if (width := 2 * turns.shape[-1]) < x.shape[-1]:
         return torch.cat((turn(x[..., :width], turns, layout), x[..., width:]), dim=-1) if width else x
     if layout == "interleaved":
@@ -72,7 +72,7 @@ class Rotary(Encoding):
     """Base of the encodings that rotate q and k by position · `inv_freq`; most differ only in the frequencies."""
 
     attention_factor: float = 1.0  # multiplies q and k, so the logits by its square; YaRN's temperature
-    # Of an extension's frequencies to the trained ones, (P,); a buffer would be rounded by .to(bfloat16).
+    # An extension's frequencies divided by the trained ones, (P,). No buffer, since .to(bfloat16) would round it.
     ratio: Tensor = torch.ones((), dtype=torch.float64)
 
     def __init__(self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
@@ -103,7 +103,7 @@ class Rotary(Encoding):
         return turned(q, k, layer.tables, self.layout)
 
     def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
-        """Return a copy that shares its parameters, with these frequencies (P,) and q and k multiplied by a factor."""
+        """Return a copy with shared parameters, these frequencies (P,), and q and k multiplied by a further factor."""
         copied, current = self.sharing(), self.inv_freq()
         copied.ratio = self.ratio * torch.where(current == 0, 1, inv_freq / current).detach()
         copied.attention_factor = self.attention_factor * attention_factor
@@ -184,7 +184,7 @@ class GRAPEM(Rotary):
 
         f_p = base^(-2p/d) · exp(alpha_lp / c),   alpha_lp = 0 at first, for layer l and pair p
 
-    Source: Zhang et al. (2025), arXiv:2512.07805, 3, without a norm of queries and keys; c is from the authors' code.
+    Source: Zhang et al. (2025), arXiv:2512.07805, section 3, without a norm of q and k; c is from the authors' code.
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
     Checked against: the exponential of the generator, by torch.linalg.matrix_exp.
     """
@@ -205,7 +205,7 @@ class GRAPEM(Rotary):
 
 
 class DroPE(Encoding):
-    """RoPE for most of the training, then no positions (DroPE), also not in any evaluation.
+    """RoPE for most of the training, then no positions (DroPE); evaluations have none either.
 
         RoPE turns q and k in the first share `drop_at` of all updates; afterwards q and k stay unchanged
 
@@ -236,7 +236,7 @@ class Spectrum(NamedTuple):
     f: Tensor  # radians per position of each pair, fastest first: (P,) fp64
     base: float
     train_length: int  # L, in tokens
-    length: Tensor  # l, of the input: () or, for N sequences, (N, 1), fp64
+    length: Tensor  # l, the input's length: () or, for N sequences, (N, 1), fp64
 
 
 class Scaled(Rotary):
@@ -268,7 +268,7 @@ SCALINGS: dict[str, Callable[..., Scaling]] = {}  # rules: functions of a spectr
 
 
 def scaling(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
-    """Enter a rule as a scaling, and make the encoding of its name. Options after a `*` are the extension's alone."""
+    """Register a scaling rule and make the encoding of its name. Options after a `*` are for the extension alone."""
     name, by_length = rule.__name__, rule.__name__ in ("dynamic_ntk", "longrope")
     options = [p for p in inspect.signature(rule).parameters.values() if p.kind != p.KEYWORD_ONLY][1:]
     shared = list(inspect.signature(Scaled).parameters.values())[: 4 if by_length else 3]
@@ -287,7 +287,7 @@ def p_rope(rope: Spectrum, fraction: Fraction = 0.75) -> Scaling:
         f_p = base^(-2p/d) for p < floor(fraction·d/2),   0 otherwise
 
     Source: Barbero et al., "Round and Round We Go!" (2024), arXiv:2410.06205, section 6.
-    Beyond training length: defined everywhere; the pairs that would reach unseen angles are fewer than RoPE's.
+    Beyond training length: defined everywhere; fewer pairs reach unseen angles than with RoPE.
     Checked against: transformers, rope_type `proportional` (Gemma 4).
     """
     turning = torch.arange(len(rope.f), device=rope.f.device) < int(fraction * len(rope.f))
@@ -302,7 +302,7 @@ def hope(rope: Spectrum) -> Scaling:
 
     Source: Chen et al. (2024), arXiv:2410.21216; the threshold is that of others' implementations.
     Beyond training length: defined everywhere; every pair that turns has been seen at all angles.
-    Checked against: plain loops; p_rope of as many pairs.
+    Checked against: plain loops; p_rope with as many pairs.
     """
     return rope.f * (rope.f * rope.train_length >= 2 * math.pi), 1.0
 
@@ -336,7 +336,7 @@ def ntk(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
 
 @scaling
 def dynamic_ntk(rope: Spectrum, factor: AtLeast1 = 1.0) -> Scaling:
-    """Dynamic NTK-aware RoPE: plain up to an original length L, then a base that grows with the input's length l.
+    """Dynamic NTK-aware RoPE: RoPE up to an original length L, then with a base that grows with the input's length l.
 
         f_p = b^(-2p/d) · s^(-2p/(d-2)),   s = max(1, factor·l/L - (factor - 1))
 
@@ -362,12 +362,12 @@ def ntk_by_parts(
     Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
     Checked against: transformers, rope_type `yarn` without its factor (index); rope_type `llama3` (rotations).
     """
-    expect(alpha <= beta, "beta", beta, f"at least alpha, {alpha:g}")  # of llama3: its high and low factors
+    expect(alpha <= beta, "beta", beta, f"at least alpha, {alpha:g}")  # for llama3 they are its low and high factors
     pairs, max_rotations = len(rope.f), rope.train_length / (2 * math.pi)
     if ramp == "rotations":
         share = 1 - ((max_rotations * rope.f - alpha) / (beta - alpha or 1e-9)).clamp(0, 1)
     else:
-        # From the pair with beta rotations to that with alpha, whole pairs. Others clamp one side of each end.
+        # The ramp is between the pairs, rounded outwards, of beta and alpha rotations. Others clamp one side of each end.
         ends = [pairs * math.log(max_rotations / rotations) / math.log(rope.base) for rotations in (beta, alpha)]
         low, high = (min(max(end, 0), 2 * pairs - 1) for end in (math.floor(ends[0]), math.ceil(ends[1])))
         index = torch.arange(pairs, dtype=torch.float64, device=rope.f.device)
@@ -415,8 +415,8 @@ def longrope(
 
         f_p = f0_p / short_factor_p up to L tokens, f0_p / long_factor_p beyond,   a = sqrt(1 + ln s / ln L)
 
-    Source: Ding et al. (2024), arXiv:2402.13753; its searched factors are 1 and YaRN's here, for all tokens.
-    Beyond training length: defined everywhere; there the frequencies switch, untrained if L is train_length.
+    Source: Ding et al. (2024), arXiv:2402.13753; here 1 and YaRN's factors replace the searched ones, for all tokens.
+    Beyond training length: defined everywhere; the frequencies switch there, to untrained ones if L is train_length.
     Checked against: transformers, rope_type `longrope`, given the divisors of its rope_type `yarn`.
     """
     for option, divisors in (("long_factor", long_factor), ("short_factor", short_factor)):

@@ -1,4 +1,4 @@
-"""Rotary encodings that do something else beside, turn only some channels, or take their angles from the text."""
+"""Rotary encodings that do more than turn, turn only some channels, or take their angles from the text."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -21,8 +21,8 @@ class XPos(Rotary):
 
         <q_i, k_j>_p is multiplied by zeta_p^((i - j)/B),   zeta_p = (2p/d + 0.4) / 1.4
 
-    Source: Sun et al. (2022), arXiv:2212.10554, 3, without blockwise attention; B is 512, here half of train_length.
-    Beyond training length: defined up to a span of 128·B positions, as fp32 bounds the factors; refused or NaN.
+    Source: Sun et al. (2022), arXiv:2212.10554, 3, without blockwise attention; B is 512 there, train_length/2 here.
+    Beyond training length: defined up to a span of 128·B positions, as fp32 limits the factors; beyond, refused or NaN.
     Checked against: x-transformers RotaryEmbedding with use_xpos.
     """
 
@@ -105,7 +105,7 @@ class FoPE(Encoding):
 
     over the M frequencies f_m >= 2π/L. C and S are the identity plus `gain` times Xavier's draw, the same in every run.
 
-    Source: Hua et al. (2024), arXiv:2412.17739; its code gives pairs that do not turn sine 1: `still_sine: 1`.
+    Source: Hua et al. (2024), arXiv:2412.17739; in its code pairs that do not turn have sine 1 (`still_sine: 1`).
     Beyond training length: defined everywhere; every frequency that is left has been seen at all angles.
     Checked against: plain loops from the paper; without the draw it is RoPE on those pairs.
     """
@@ -126,7 +126,7 @@ class FoPE(Encoding):
             coefficients.normal_(0, std, generator=torch.Generator().manual_seed(0))
             for pair, frequency in enumerate(range(0, count, math.ceil(count / turning))):
                 coefficients[..., frequency, pair] += 1
-        # of cosines and of sines: (2, layers, H, M, U)
+        # coefficients of cosines and of sines: (2, layers, H, M, U)
         self.coefficients = nn.Parameter(coefficients) if learnable else nn.Buffer(coefficients, persistent=False)
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ class DecoupledRoPE(Rotary):
     """Decoupled RoPE: position in channels of its own, as in multi-head latent attention (MLA).
 
         beside      q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],   logits q'·k' / sqrt(d + r)
-        trailing    R turns the last r of the d channels of a head; with `turn_values` also of values, and outputs back
+        trailing    R turns the last r channels of a head; `turn_values` turns those of values, too, and outputs back
 
     Source: DeepSeek-AI (2024), arXiv:2405.04434, 2.1.3, without compression; transformers' DeepSeek V4 (trailing).
     Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
@@ -206,13 +206,13 @@ class RoPE2D(Encoding):
     Checked against: plain loops over tokens and pairs.
     """
 
-    LINE = 2**20  # positions hold both, as line · 2^20 + place
+    LINE = 2**20  # a position holds line and place, as line · 2^20 + place
 
     def __init__(self, shape: Shape, base: Above1 = 100.0, layout: Layout = "half") -> None:
         super().__init__(shape)
         check_pairs(self.name, shape, 4)
         self.layout, self.frequencies = layout, frequencies(shape.head_dim // 2, base)
-        breaks = [*(text.count("\n") for text in shape.vocabulary), 0]  # lines that a token ends; 0 of unknown tokens
+        breaks = [*(text.count("\n") for text in shape.vocabulary), 0]  # lines that a token ends; unknown tokens end 0
         self.breaks = nn.Buffer(torch.tensor(breaks), persistent=False)
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -229,7 +229,7 @@ class RoPE2D(Encoding):
 
 
 class Summed(Encoding):
-    """Base of rotary encodings that add up angles from token to token: their order counts, not position numbers."""
+    """Base of rotary encodings that add up angles from token to token: the order of tokens counts, not positions."""
 
     history = frozenset({"x"})
 
@@ -239,7 +239,7 @@ class Summed(Encoding):
         self.base, self.layout = base, layout
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
-        """Return the angle of each token, from the layer's input (B, T, D): (B, H, T, Dh / 2), fp64 before the sum."""
+        """Return each token's own angles, from the layer's input (B, T, D): (B, H, T, Dh / 2), in fp64 for the sum."""
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -315,9 +315,9 @@ class RePo(Rotary):
 
         r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,   then RoPE with the position z_ih instead of i
 
-    Source: Li et al. (2025), arXiv:2512.14391, and the authors' code: plain RoPE in 5 of 16 layers, below `first`.
+    Source: Li et al. (2025), arXiv:2512.14391, and the authors' code: plain RoPE in the first 5 of 16 layers (`first`).
     Beyond training length: defined everywhere; in re-positioned layers angles do not grow with length by themselves.
-    Checked against: plain loops from the authors' description; by hand, also the authors' code.
+    Checked against: plain loops from the authors' description; by hand, the authors' code, too.
     """
 
     history = frozenset({"x"})

@@ -17,9 +17,9 @@ Block = Annotated[int, Ge(2)]
 
 
 class Skew(Encoding):
-    """Base of encodings by exp(n·A / u) at position n, A' = -A in square blocks; a subclass sets initial values.
+    """Base of encodings that turn by exp(n·A / u) at position n, A' = -A in square blocks; a subclass initialises A.
 
-    For blocks wider than two n is in binary: a vector is multiplied by exp(2^b·A / u) for each digit b that is 1.
+    For blocks wider than two, n is in binary: a vector is multiplied by exp(2^b·A / u) for each digit b that is 1.
     """
 
     whole_positions = True
@@ -32,7 +32,7 @@ class Skew(Encoding):
         self.above = nn.Parameter(torch.zeros(layers, heads, shape.head_dim // self.block, entries))
 
     def make_tables(self, positions: Tensor) -> tuple[list[Tensor], list[Tensor]] | None:
-        # Masks (1|B, 1, 1, T, 1) by binary digit, lowest first, and the steps of layer 0.
+        # Masks (1|B, 1, 1, T, 1) by binary digit, lowest first, and the steps, if all layers share them.
         check_whole(self, positions)
         if self.block == 2:
             return None

@@ -61,7 +61,7 @@ class Temperature(Wrapper):
             return [(sharpened(of_q), of_k) for of_q, of_k in inner.prepare(q, k, inside)]
 
         core = inner.core if isinstance(inner, Altered) else inner
-        far = {"prepare": prepare} if isinstance(core, FarPairs) else {}  # whose logits come from `prepare`, too
+        far = {"prepare": prepare} if isinstance(core, FarPairs) else {}  # its far logits come from `prepare`
         return self.altered(inner, rotate=rotate, **far), inner_layer
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
@@ -83,7 +83,7 @@ class ScaleInvariant(Wrapper):
 
     Source: Anson et al. (2025), arXiv:2505.17083, with its tau, around RoPE without its slow pairs (there p-RoPE).
     Beyond training length: defined as far as the inner encoding is; far keys' total weight grows with ln T alone.
-    Checked against: plain loops of this equation, derived from the paper's two conditions; its print was not read.
+    Checked against: plain loops of this equation, derived from the paper's two conditions; not from its printed form.
     """
 
     adds = ("scores",)

@@ -1,7 +1,7 @@
 """Wrappers: encodings around other encodings.
 
 Hooks on the whole model (positions, input) are the wrapper's own and call those of the inner encodings. Hooks in a
-layer are those of the encoding that `at` returns: the inner one, or it with some hooks replaced (`Altered`).
+layer are those of the encoding that `at` returns: the inner one, perhaps with some hooks replaced (`Altered`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Altered(Encoding):
     def __init__(self, inner: Encoding, window: int | None, replaced: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(inner.shape)
         self.inner, self.name = inner, inner.name
-        self.core: Encoding = inner.core if isinstance(inner, Altered) else inner  # as it was before any change
+        self.core: Encoding = inner.core if isinstance(inner, Altered) else inner  # the encoding before any change
         self.window = min((limit for limit in (window, inner.window) if limit is not None), default=None)
         unchanged = {hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}}
         vars(self).update(unchanged | dict(replaced), overridden=inner.hooks | replaced.keys())
@@ -36,7 +36,7 @@ class Altered(Encoding):
 class Wrapper(Encoding):
     """Base of the encodings around others. A subclass calls `wrap`, or `adopt`, at the end of its constructor."""
 
-    adds: tuple[str, ...] = ()  # hooks that it has beside those of the inner encodings
+    adds: tuple[str, ...] = ()  # its hooks in addition to those of the inner encodings
 
     def wrap(self, inner: str, options: Mapping[str, Any], shape: Shape | None = None) -> None:
         """Build the inner encoding, for another shape if one is given, and adopt it."""
@@ -68,7 +68,7 @@ class Wrapper(Encoding):
         return self.altered(inner), inner_layer
 
     def within(self, layer: Layer, which: int = 0) -> tuple[Encoding, Layer]:
-        """Return what an inner encoding uses for a layer, as `at` does."""
+        """Return what `at` of an inner encoding returns for a layer."""
         return self.inner_encodings[which].at(layer.replace(tables=layer.tables[which]))
 
     def altered(self, inner: Encoding, **replaced: Callable[..., Any]) -> Encoding:
@@ -76,7 +76,7 @@ class Wrapper(Encoding):
         return Altered(inner, self.window, replaced) if replaced or self.window is not None else inner
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        """Return the lengths that an extension of the inner encoding goes by."""
+        """Return the lengths that an extension of the inner encoding uses."""
         return stretch
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
