@@ -367,7 +367,7 @@ def ntk_by_parts(
     if ramp == "rotations":
         share = 1 - ((max_rotations * rope.f - alpha) / (beta - alpha or 1e-9)).clamp(0, 1)
     else:
-        # The ramp is between the pairs, rounded outwards, of beta and alpha rotations. Others clamp one side of each end.
+        # The ramp is between the pairs of beta and alpha rotations, rounded outwards. Others clamp one side of an end.
         ends = [pairs * math.log(max_rotations / rotations) / math.log(rope.base) for rotations in (beta, alpha)]
         low, high = (min(max(end, 0), 2 * pairs - 1) for end in (math.floor(ends[0]), math.ceil(ends[1])))
         index = torch.arange(pairs, dtype=torch.float64, device=rope.f.device)
