@@ -21,7 +21,7 @@ SCORE_BYTES = 8  # bytes of a pair's score in fp32, before and after softmax
 AT_ONCE = 2**21  # scores of a block that is computed again or without gradients: as many as a CPU's cache holds
 AT_ONCE_ACCELERATOR = 2**24
 MIN_ROWS = 64
-FUSED_FROM = 512  # tokens from which on the kernel pays for a bias as channels of the keys, and for bf16 training
+FUSED_FROM = 512  # tokens from which on the kernel is faster with a bias as key channels, and in bf16 training
 ALIGNED = 8  # channels of a head that fused kernels take at once
 
 
@@ -229,7 +229,7 @@ _kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 def fused_is_fast(q: Tensor, v: Tensor) -> bool:
     """Return whether torch's fused kernel suits q and v, (B, H, T, their widths), better than matrix products do.
 
-    It takes q and v of one width. On CPUs in bf16 it has a third of the speed of matrix products without AMX. With AMX
+    It takes q and v of one width. In bf16 on CPUs without AMX it has a third of the speed of matrix products. With AMX
     it has half of their speed in training below `FUSED_FROM`, where its backward pass is slow. On CUDA it sums
     gradients in no fixed order, so deterministic training cannot use it.
     """
