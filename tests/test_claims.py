@@ -72,7 +72,7 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path: Path) -> None:
         claim.read(["third"], write(tmp_path, "third", test="alibi 1x = 1"))
     with pytest.raises(UserError, match=r"^\S*several.yaml: other: run 'rope' is not among runs \(alibi\)$"):
         claim.read(["other"], write(tmp_path, "other", test="rope 4x - alibi 1x < 0"))
-    with pytest.raises(UserError, match=r"several.yaml: fewer: seeds is 2: expected none, it is for published numbers"):
+    with pytest.raises(UserError, match=r"several.yaml: fewer: seeds is 2: leave it out: only published"):
         claim.read(["fewer"], write(tmp_path, "fewer", seeds=2))
 
 

@@ -104,7 +104,7 @@ sweep six | cannot read 'six': did you mean 'sweep=six'?
 train training.learning_rat=3 | did you mean 'training.learning_rate'?
 train precision=bf16 | unknown key 'precision': did you mean 'training.precision'?
 bench rope encoding=alibi | encoding is not for bench: expected encodings, model, training.* or runtime.*
-reproduce alibi_holds seed=3 | seed=3: these claims have a value of their own for that
+reproduce alibi_holds seed=3 | seed=3 has no effect: each of these claims sets its own value
 export rope-s0 code=true | after RUN come 'code=true' and 'code=false': expected a folder
 train protocl=fixed_target | unknown key 'protocl': did you mean 'protocol'?
 train lr=3 | unknown key 'lr' (it is training.learning_rate)

@@ -147,7 +147,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
     (tmp_path / "full" / "mine").mkdir(parents=True)
     for encoding, place, message in (
         ("fire", "out", "no stock architecture has 'fire'"),
-        ("rope", "full", "is there: expected a new folder, or an empty one"),
+        ("rope", "full", "exists: expected a new folder or an empty one"),
     ):
         run = written(tmp_path / encoding, configured(tiny_config, {"name": encoding}))
         assert support.posbench("export", str(run), str(tmp_path / place)) == 2

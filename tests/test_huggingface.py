@@ -281,7 +281,7 @@ def test_an_untested_kind_is_called_so(shelf: Path, tmp_path: Path, monkeypatch:
     assert json.loads((folder / "run.json").read_text())["support"]["level"] == "untested"
     rows = {(r["length"], r["extension"]): r["status"] for r in read_rows(folder) if not r.get("window", 1)}
     assert [place for place, status in rows.items() if status == "ok"] == [(48, None)] and len(rows) == 4
-    with pytest.raises(Undefined, match="does not narrow all of mamba"):
+    with pytest.raises(Undefined, match="do not restrict all layers of mamba"):
         subject(on(shelf, "mamba")).varied(Variant(window=9), LENGTH)
 
 

@@ -118,7 +118,7 @@ def test_few_seeds_and_models_that_have_not_learned_are_told_what_to_type(
     write_study(tmp_path / "fake", template, truths, seeds=2)
     report.main([tmp_path / "fake"])
     text = capsys.readouterr().out
-    assert "words need 5" in text and "worse" not in text
+    assert "verdicts need 5" in text and "worse" not in text
     assert "posbench sweep encoding=none,rope seed=0,1,2,3,4" in text
     assert "Not shown to have learned more than an n-gram model (4.000): none." in text
     assert f"training.tokens={4 * template.training.tokens}" in text

@@ -82,7 +82,7 @@ def plans_of_claims(entries: Sequence[Entry], overrides: list[str], config_dir: 
         by_text[text] = [resolved[0].changed("seed", seed) for seed in SEEDS]
     typed = {"=".join(split(word)) for word in overrides}
     if unread := typed.difference(*(seeds[0].command for seeds in by_text.values())):
-        raise UserError(f"{min(unread)}: these claims have a value of their own for that")
+        raise UserError(f"{min(unread)} has no effect: each of these claims sets its own value")
     return {entry.id: {name: by_text[text][: entry.seeds] for name, text in entry.runs.items()} for entry in entries}
 
 

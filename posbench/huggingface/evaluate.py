@@ -62,7 +62,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
         run.begin_attempt(device=str(device), dtype=subject.precision, threads=threads)
         old_digest, digest = (run.record["data"] or {}).get("sha256"), tokens.record["sha256"]
         if old_digest not in (None, digest):
-            raise UserError(f"{folder} holds results on another text: restore that, or name this one by data.name=NAME")
+            raise UserError(f"{folder} has results on another text: restore that, or name the new one: data.name=NAME")
         record(run, subject, tokens, config.reading)
         if not evaluate_into(run, subject, tokens, settings.evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
@@ -79,9 +79,9 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
             raise unknown_key(key, [*KEYS], (*WORDS, "train_length", "bos"))
         of_the_text = key.partition(".")[0] == "data" and key not in ("data.tokenizer", "data.vocab_size")
         if not of_the_text and key not in (*OF_A_FINISHED_RUN.values(), "runtime.outputs", "runtime.cache"):
-            raise UserError(f"{key}: not for a HuggingFace model: it has its own, or needs none")
+            raise UserError(f"{key} cannot be set for a HuggingFace model: it has its own value, or needs none")
     if type(length) is not int or length < 2:
-        raise UserError(f"{source.origin}: expected train_length=N, the tokens that it was trained on: it is {length}")
+        raise UserError(f"{source.origin}: expected train_length=N, its training length in tokens, not {length}")
     defaults = {"tracking": "none", "evaluation.longest": RATIOS[-1], "training.train_length": length}
     defaults |= {"training.tokens": length, "training.batch_size": 1, "training.accumulation": 1}
     defaults |= {"evaluation.targets": min(length, compose.single(["tracking=none"]).evaluation.targets)}

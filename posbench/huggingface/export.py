@@ -69,7 +69,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     """
     config, tokenizer, _ = load_config(run), tokenizer_of(run), transformers()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
-        raise UserError(f"{folder} is there: expected a new folder, or an empty one")
+        raise UserError(f"{folder} exists: expected a new folder or an empty one")
     trained = checkpoint.trained(run)
     model = model_of(run, config, tokenizer)
     if code:

@@ -90,7 +90,7 @@ def _config(source: Source, words: list[str], config_dir: Path | None) -> tuple[
         kinds = ", ".join(TESTED)
         raise UserError(f"{start}: {source.kind} models can be evaluated, not trained further: expected {kinds}")
     if wrong_key := next((key for key in keys if key in _OTHERS or key.startswith("model.")), None):
-        raise UserError(f"{wrong_key}: not beside {start}, a HuggingFace model that is trained as it is")
+        raise UserError(f"{wrong_key} cannot be set beside {start}: a HuggingFace model keeps its architecture")
     texts = by_key(words)
     method = texts.pop("encoding", None)
     del texts["start"]
@@ -102,7 +102,7 @@ def _config(source: Source, words: list[str], config_dir: Path | None) -> tuple[
             raise UserError(f"{start}: expected {key}=N, which is {number}")
     for key in ("training.train_length", "training.tokens"):
         if key not in texts:
-            raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
+            raise UserError(f"expected {key}=N, a number of tokens: for a HuggingFace model it has no default")
     defaults = {"study": compose.STUDY, "training.batch_size": "1", "training.accumulation": "1", "at_tokens": "0"}
     defaults |= {"training.learning_rate": str(LORA_RATE if lora else RATE)} | texts
     base = compose.single([f"{key}={text}" for key, text in defaults.items()], config_dir)

@@ -78,9 +78,9 @@ class HuggingFaceModel:
         if position == "learned" and length > (rows := self.config.max_position_embeddings):
             raise Undefined(f"{kind} has a table of {rows} positions: longer inputs are undefined")
         if kind not in TESTED and position != "rope" and length > self.train_length:
-            raise Undefined(f"{kind} is no tested kind, and has no RoPE: its inputs may end at {self.train_length}")
+            raise Undefined(f"{kind} is untested and has no RoPE: it may not read more than {self.train_length} tokens")
         if variant.window is not None and not self._narrows:
-            raise Undefined(f"transformers does not narrow all of {kind} by masks: no windows")
+            raise Undefined(f"attention masks do not restrict all layers of {kind}: it has no windows")
         model, facts = self.model, {"sinks": variant.sinks} if variant.sinks else None
         if variant.extension is not None:
             method, options = parse_choice(variant.extension)

@@ -107,7 +107,7 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     for run in runs[runs["run_status"] == "unreadable"].itertuples():
         lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
     if len(copies := runs.loc[runs["repeated"], "folder"]):
-        lines.append(f"Left out: {plural(len(copies), 'run')} whose setting and seed another has, as {copies.iloc[0]}")
+        lines.append(f"Left out: {plural(len(copies), 'run')} with the setting and seed of another: {copies.iloc[0]}")
     splits = frame[frame["main"]].groupby("folder")["split"].first()
     elsewhere = (frame["status"] == "ok") & ~frame["main"] & (frame["split"] == frame["folder"].map(splits))
     if number := frame.loc[elsewhere, "folder"].nunique():

@@ -54,7 +54,7 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
         lines.append(f"One document has {part} of the targets: nothing is said of other text.")
     elif seeds < ENOUGH_SEEDS and len(measured) > 1:
         more_seeds = command(frame, {"seed": ",".join(map(str, range(ENOUGH_SEEDS)))})
-        lines.append(f"How sure: {plural(seeds, 'seed')} cannot tell of others; words need {ENOUGH_SEEDS}.{more_seeds}")
+        lines.append(f"How sure: {plural(seeds, 'seed')}; verdicts need {ENOUGH_SEEDS}.{more_seeds}")
     if unlearned.any():
         loss = f" ({measured['ngram'].median():.3f})".replace(" (nan)", "")
         suggestion = "" if pd.isna(tokens) else command(frame, {"training.tokens": str(int(tokens) * LONGER)})

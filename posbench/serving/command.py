@@ -206,7 +206,7 @@ def write_instructions(folder: Path, settings: Settings, model: str, length: int
     """Write the instructions that give each engine this RoPE for inputs of a length, and return them as lines."""
     lines: list[str] = []
     for engine, instruction, differences in instructions(settings, model, length):
-        lines += ["", engine, *filter(None, [instruction]), *(f"! it still {line}" for line in differences)]
+        lines += ["", engine, *filter(None, [instruction]), *(f"! it still differs: it {line}" for line in differences)]
         if engine.startswith("transformers") and instruction:
             folder.mkdir(parents=True, exist_ok=True)
             keys = json.dumps(json.loads(instruction), indent=2)

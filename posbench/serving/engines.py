@@ -72,7 +72,7 @@ def _differences(reference: list[Rope], ropes: list[Rope], engine: str, text: Se
         differences = ((n, *difference) for n in lengths if (difference := read.first_difference(expected, rope, n)))
         length, position, pair = next(differences, (0, 0, 0))
         inputs = f" for inputs of {length:,} tokens" if length == expected.train_length < reach(expected) else ""
-        turns = f"turns pair {pair} otherwise from position {position:,} on{inputs}" if length else ""
+        turns = f"turns pair {pair} differently from position {position:,} on{inputs}" if length else ""
         scales = "" if abs(a - b) < 1e-3 else f"multiplies q and k by {b:.4f}, not {a:.4f}"
         if turns or scales:
             of = "" if expected.layers == read.ALL else f" of {expected.layers}"

@@ -102,7 +102,7 @@ def _samples(evaluation: Evaluation, subject: Subject, row: EvaluationRow, folde
 
         example, problem = map(len, tokenizer.encode([text_of(5, 1, 4, True)[0], text_of(10, 1, 4)[0]]))
         if example > 440 or example + problem + 90 > row.length:
-            raise Undefined(f"there is no room: its example has {example} tokens, its shortest problem {problem}")
+            raise Undefined(f"these are too few tokens: its example has {example}, its shortest problem {problem}")
     # The harness would run code from a model's folder, so this folder has only a tokenizer.
     inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.description))
     transformers().PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(folder)

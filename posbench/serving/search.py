@@ -71,7 +71,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     length_text = settings.pop(LENGTH, "")
     words = [f"{key}={text}" for key, text in settings.items()]
     if fixed := settings.keys() & {"evaluation.tasks", "evaluation.split", "evaluation.protocols"}:
-        raise UserError(f"{min(fixed)}: extension=search has its own, {PROBE} on validation text, then test text")
+        raise UserError(f"{min(fixed)} cannot be set: extension=search uses {PROBE} on validation text, then test text")
     config = apply(load_config(subject), words) if isinstance(subject, Path) else parse_words(find(subject), words)[0]
     train_length = config.training.train_length
     if not length_text.isdigit() or int(length_text) <= train_length:
