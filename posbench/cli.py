@@ -67,16 +67,16 @@ Settings that people change, with their defaults:
   data.path=                    your own text: a file, folder or glob
   data.tokenizer=bpe            bpe, bytes, a tokenizer.json, or a model on the hub: gpt2
   study=demo                    folder below outputs for all runs of a comparison
-  seed=0                        of initial weights, order of the text and random positions
+  seed=0                        for initial weights, order of the text and random positions
   start=                        begin from a finished run, or from a HuggingFace folder
   model.n_layers=4              transformer blocks
   model.d_model=128             channels of the residual stream
-  training.tokens=1e6           all in all
+  training.tokens=1e6           of the whole training
   training.train_length=64      tokens per sequence
   training.batch_size=32        sequences per forward pass
   training.learning_rate=0.006  the peak
   ratio=0.0625,...,16           lengths to evaluate, in training lengths; length= in tokens
-  extension=                    also stretched after training: yarn, ntk, pi ...
+  extension=                    also evaluate RoPE stretched: yarn, ntk, pi ...
   tracking=wandb                Weights & Biases, tensorboard or none
   device=auto                   cpu, cuda, cuda:1 or mps
   outputs=outputs               folder of the studies
@@ -98,8 +98,8 @@ Cfg = Annotated[bool, typer.Option("--cfg", help="Print every key with its value
 Restart = Annotated[bool, typer.Option("--restart", help="Move an existing run aside and start again.")]
 Slurm = Annotated[str | None, typer.Option(metavar="OPTIONS", help="Submit as a Slurm array ('--time=60'), and end.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: STUDY/report.")]
-Least = Annotated[float | None, typer.Option(min=0.0, help="Least nats called better or worse; default: 0.02.")]
-Reference = Annotated[str | None, typer.Option(metavar="NAME", help="Compared with the others; default: rope.")]
+Least = Annotated[float | None, typer.Option(min=0.0, help="Nats that a verdict needs; default: 0.02.")]
+Reference = Annotated[str | None, typer.Option(metavar="NAME", help="What others are compared with; default: rope.")]
 Figure = Annotated[Literal["panels", "curve", "perplexity"], typer.Option(help="Panels, or loss or perplexity alone.")]
 Text = Annotated[bool, typer.Option("--text", help="Print text instead: formula, paper, options.")]
 Png = Annotated[Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")]
@@ -274,7 +274,7 @@ def sample(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
     seed: int = 0,
 ) -> None:
-    """Print text with which a run's model goes on from a prompt."""
+    """Print how a run's model continues a prompt."""
     from posbench.run import find, model
 
     print(model.sample(find.run_folder(run), prompt, tokens, temperature, seed))
@@ -282,7 +282,7 @@ def sample(
 
 @app.command()
 def sync(paths: Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")]) -> None:
-    """Send the rows of run folders that W&B has not got.
+    """Send W&B the rows of run folders that it lacks.
 
     WANDB_PROJECT and WANDB_ENTITY send them elsewhere than before.
     """
@@ -385,7 +385,7 @@ def rope(
 ) -> None:
     """Say what a RoPE configuration means, and what engines make of it.
 
-    Two are compared. No weights are read.
+    Give two to compare them. No weights are read.
     """
     from posbench.serving import command
 

@@ -186,7 +186,7 @@ def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch:
     for name, value in {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     assert place(1) == (2, 4, 0, "env://")
-    with pytest.raises(UserError, match=r"runtime.processes is 2, started were 4"):
+    with pytest.raises(UserError, match=r"runtime.processes is 2, but 4 were started"):
         launch.train(Plan(changed(config, "runtime", processes=2), Path("run"), ()))
 
 

@@ -123,7 +123,7 @@ FILES: dict[str, tuple[dict[str, str], str, Any]] = {  # files, path, documents 
     "reports beside": ({"a.csv": "text\na\n", "README.md": "how", "settings.json": "{}"}, ".", {"": ["a"]}),
     "code": ({"train.txt": "c", "test.txt": "b", "read.txt": "a", "go.txt": "d"}, ".", {"": ["a", "b", "c", "d"]}),
     "no training": ({"valid.txt": "a", "test.txt": "b"}, ".", {"": ["a", "b"]}),
-    "a stray": ({"train.txt": "a", "valid.txt": "b", "c.txt": "c"}, ".", "c.txt' is of no split, others are: move it"),
+    "a stray": ({"train.txt": "a", "valid.txt": "b", "c.txt": "c"}, ".", "c.txt' names no split, but others do"),
     "a slip": ({"dracula.txt": "a"}, "dracula.text", "no file matches '.*dracula.text': did you mean 'dracula.txt'"),
 }  # fmt: skip
 SPLITS = {"train": ["x"], "validation": ["y"], "test": ["z"]}

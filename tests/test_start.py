@@ -108,7 +108,7 @@ def test_a_glob_gives_a_run_for_each(here: Path) -> None:
 REFUSED = """
 start=outputs/nowhere | expected a run folder
 start={rope}0 | did you mean 'rope-s
-start={rope} model.n_layers=2 | model.n_layers: not beside start
+start={rope} model.n_layers=2 | model.n_layers cannot be set beside start
 start={rope} encoding=fox | 'fox' cannot begin from
 start={learned} | training.train_length is 64
 start={rope} data.tokenizer=bpe data.vocab_size=300 | data.tokenizer=outputs/short/rope

@@ -167,7 +167,7 @@ def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> No
     """Copy into a configuration the settings of the run that it starts from (docs/longer.md); typed ones come later."""
     for key in point:
         if key.startswith(("model", "experiment", "start.")) and not key.startswith("model.attention."):
-            raise UserError(f"{key}: not beside start, which takes it from that run")
+            raise UserError(f"{key} cannot be set beside start, which takes it from that run")
     settings = {key: value(key, text) for key, text in point.items() if key.startswith("training.")}
     ints = {key: int(n) for key, n in settings.items() if type(n) in (int, float) and 1 <= n < 2**63}  # else an error
     source, start = _finished_run(run)

@@ -159,7 +159,7 @@ def apply(config: Config, words: list[str]) -> Config:
 def ratios(lengths: list[Any], config: Config) -> list[float]:
     """Return lengths in tokens as multiples of the training length, ascending; UserError for other values."""
     if config.data.task is not None:
-        raise UserError(f"length is in tokens of text: for '{config.data.name}' give ratio=2,4, in trained problems")
+        raise UserError(f"length counts tokens of text: for '{config.data.name}' give ratio=2,4, in trained lengths")
     if not lengths or not all(type(length) is int and length >= 1 for length in lengths):
         raise UserError(f"length is {','.join(map(str, lengths))}: expected lengths in tokens, such as 128,256")
     return [length / config.training.train_length for length in sorted(set(lengths))]

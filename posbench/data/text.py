@@ -130,7 +130,7 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
     dropped = copied if kind == "document" else []
     splits["train"] = Texts(train.document, np.delete(train.parts, dropped, axis=0))
     if not all(map(len, splits.values())):
-        raise UserError(f"data '{config.name}': a split is empty: documents share {PASSAGE_WORDS} words (a licence?)")
+        raise UserError(f"data '{config.name}': a split is empty: documents share {PASSAGE_WORDS} words, as a licence")
     copy_facts = {"every": every, "shared": round(shared, 6), "dropped_documents": len(dropped)}
     digest = _digest(part for split in SPLITS for part in (split.encode(), *map(str.encode, splits[split])))
     record = {"name": config.name, "revision": source[0], "split": kind, "copies": copy_facts, "sha256": digest}
@@ -250,7 +250,7 @@ def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
         words = re.split(r"[-._ 0-9/]+", name.lower())
         splits.setdefault(next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), ""), {})[name] = file
     if 0 < 2 * len(strays := splits.get("", {})) < len(files) and "train" in splits and len(splits) > 2:
-        raise UserError(f"data.path: '{next(iter(strays))}' is of no split, others are: move it, or use a glob")
+        raise UserError(f"data.path: '{next(iter(strays))}' names no split, but others do: move it, or use a glob")
     return {"": files} if strays or "train" not in splits else splits
 
 

@@ -222,7 +222,7 @@ class TrainedGPT:
 
     def shifted(self, offset: int) -> "TrainedGPT":
         if "positions" in self._encoding.hooks:
-            raise Undefined(f"'{self._encoding.name}' chooses positions itself: there are none to shift")
+            raise Undefined(f"'{self._encoding.name}' chooses its own positions: they cannot be shifted")
         return dataclasses.replace(self, offset=offset)
 
     @property

@@ -134,7 +134,7 @@ def _other_table(rows: pd.DataFrame, length: str) -> Table:
             greedy = by_curve.setdefault(f"{name}, greedy", {"measured": f"{name}, greedy"})
             greedy[column] = _share(row, "exact_match")
     lengths = [str(value) for value in sorted(rows[length].dropna().unique())]
-    note = "loss by length; of problems the share of right answers, of probes with 95 % interval (Clopper & Pearson)"
+    note = "loss by length; for problems the share of right answers, for probes with 95 % interval (Clopper & Pearson)"
     spare = [0, 1, *range(len(lengths), 1, -1), len(lengths) + 1, len(lengths) + 2]  # the first and the longest stay
     return _table("", list(by_curve.values()), ["measured", *lengths, "chance", "trivial"], note, spare)
 
@@ -144,7 +144,7 @@ def _about_task(numbers: Headline) -> Iterator[str]:
     when = "" if step is None else f", in validation first after step {step:,}"
     words = {"yes": f"Learned{when}", "no": "Not learned"}
     learned = words.get(str(numbers["learned"]), "Not known to have learned")
-    yield f"{learned}: that is {frames.GATE:.0%} of the tokens right at every trained length."
+    yield f"{learned}: this takes {frames.GATE:.0%} of the tokens right at every trained length."
 
 
 def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
@@ -154,8 +154,8 @@ def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
     if gate is not None:
         yield (
             f"{gate}: loss {trained[0]['nll']:.3f} at 1x, an n-gram model of order {trained[0]['ngram_order']} has "
-            f"{trained[0]['ngram_nll']:.3f} on the same targets. So the curve shows what harm more context does, not "
-            "its use."
+            f"{trained[0]['ngram_nll']:.3f} on the same targets. So the curve shows only whether more context "
+            "harms, not whether it helps."
         )
     if (used := numbers["uses"]) is not None:
         yield f"Uses {used:g} of its {trained[0]['length']} tokens: fewer cost more than {USES_LIMIT:g} nats per token."
@@ -163,21 +163,21 @@ def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
         yield "Documents were too short to be scored whole: windows run across them."
     for number in target["n_documents"].dropna()[:1]:
         if number < FEW_DOCUMENTS:
-            yield f"95 %: over segments of the text, which has few documents ({number}): it speaks for no other."
+            yield f"95 %: over segments of the text, which has few documents ({number}), and for this text alone."
         else:
             yield f"95 %: over {number} documents, for this checkpoint on other text like this."
 
 
 def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
     if frame["run_status"].iloc[0] != "done" and len(rows):
-        yield f"Not finished: evaluated as it stands after step {rows['checkpoint_step'].iloc[0]}."
+        yield f"The run is not finished: these rows are of step {rows['checkpoint_step'].iloc[0]}."
     if len(precisions := rows["dtype"].dropna().unique()) > 1:
         yield f"Rows in {' and '.join(precisions)}: only those in one precision are comparable."
     counts = frame[~frame["main"] & frame["protocol"].notna()].groupby(["split", "checkpoint_step"]).size()
     if len(counts):
         parts = [f"{number} on {split} text at step {step}" for (split, step), number in counts.items()]
         yield f"Rows that are not shown, on another text or on other targets than the curve: {', '.join(parts)}."
-        yield "Lengths that are asked for together share their targets."
+        yield "Lengths of one evaluation share their targets."
 
 
 def _about_offset(rows: pd.DataFrame) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _about_offset(rows: pd.DataFrame) -> Iterator[str]:
         changes, ends = (group["nll"] - group["nll"].iloc[0]).abs(), group["length"] + group["offset"]
         finding = f"the same passage's loss changes by {changes.max():.4f} nats at most up to position {ends.max():,}"
         if group["extension_options"].nunique() > 1:
-            finding = "not compared, since each position has another factor, unless that is given"
+            finding = "not compared: the factor differs between positions unless it is given"
         elif changes.max() > USES_LIMIT:
             first = ends[changes > USES_LIMIT].min()
             finding = f"the same passage's loss changes by more than {USES_LIMIT:g} nats from position {first:,} on"

@@ -67,7 +67,7 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     for words, config in (pair for overrides in sets for pair in compose.configs(overrides, config_dir)):
         first_plan = plans.setdefault(config.id, plan(config, words, config_dir))
         if first_plan.folder != config.folder:
-            raise UserError(f"{first_plan.folder} and {config.folder} are one run: a sweep keeps each in one folder")
+            raise UserError(f"{first_plan.folder} and {config.folder} are the same run: expected it in one folder")
     return list(plans.values())
 
 

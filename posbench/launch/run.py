@@ -50,7 +50,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
     rank_place = place(runtime.processes)
     size = rank_place.size if rank_place else runtime.processes or 1
     if runtime.processes not in (None, size):
-        raise UserError(f"runtime.processes is {runtime.processes}, started were {size}")
+        raise UserError(f"runtime.processes is {runtime.processes}, but {size} were started")
     refuse_uneven("training.batch_size", plan.config.training.batch_size, size, "processes")
     work = functools.partial(training.train, plan.config, plan.folder, list(plan.command), restart)
     if rank_place or size == 1:

@@ -164,7 +164,7 @@ class Run:
         text, tokenizer = (self.record["data"] or {}).get("sha256"), self.record["tokenizer_sha256"]
         for noun, recorded, current in (("text", text, text_sha256), ("tokenizer", tokenizer, tokenizer_sha256)):
             if recorded not in (None, current):
-                hint = "bring that back, or train anew, with study=NAME, or --restart, which moves this run aside"
+                hint = "restore that text, or train anew with study=NAME, or --restart, which moves this run aside"
                 raise UserError(f"{self.folder} was trained on another {noun} than its configuration gives now: {hint}")
         for warning in other_code(self.config, self.record) if isinstance(self.config, Config) else ():
             logger.warning("%s", warning)

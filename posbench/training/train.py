@@ -58,7 +58,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     with signals_as_errors():  # the text comes first: a mistake in it leaves no folder behind
         tokens = world.after_first(lambda: data_of(config.data, config.runtime.cache))
     if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
-        raise UserError(f"expected data.tokenizer={config.start.run}/{TOKENIZER}, that of the run that it begins from")
+        raise UserError(f"expected the tokenizer that start has: data.tokenizer={config.start.run}/{TOKENIZER}")
     with (
         Run.open(folder, config, command, restart=restart) if world.rank == 0 else contextlib.nullcontext() as run,
         signals_as_errors(),
@@ -95,7 +95,7 @@ def begin(run: Run, config: Trains, tokens: Tokens | TaskData, dtype: str, **res
     newest = checkpoint.newest(run.folder, (checkpoint.STATE,))
     if newest and newest.step < config.training.steps and (saved_dtype := newest.state()["dtype"]) != dtype:
         raise UserError(
-            f"{run.folder} was trained in {saved_dtype} up to step {newest.step}, here it would go on in {dtype}: "
+            f"{run.folder} was trained in {saved_dtype} up to step {newest.step} and would go on in {dtype} here: "
             "continue it where training.precision is that, or begin anew with --restart"
         )
     run.begin_attempt(dtype=dtype, **resources)

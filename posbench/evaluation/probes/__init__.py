@@ -92,7 +92,7 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
     name, options = parse_choice(text, "shuffle:keep=32")
     if name not in names():
         choices = [*names(), *BENCHMARKS]
-        raise unknown("probe", name, choices, f"there are {', '.join(choices)}; what is trained on is data=task/copy")
+        raise unknown("probe", name, choices, f"there are {', '.join(choices)}; to train on a task: data=task/copy")
     rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
     return rows(lengths, targets, train_length, **checked(options, typing.get_type_hints(rows), options_of(name), name))
 

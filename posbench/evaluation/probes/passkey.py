@@ -74,7 +74,7 @@ def _story(number: int, keys: int) -> Story:
 
 def _poses(material: Material, length: int, keys: int, depth: float | None) -> Pose:
     if material.encode is None:
-        raise Undefined("passkey is asked in words, and this model's tokenizer is not known")
+        raise Undefined("passkey needs the model's tokenizer, which is not known")
     encode = material.encode
 
     def pose(ids: Ids, number: int) -> Choice:
@@ -83,7 +83,7 @@ def _poses(material: Material, length: int, keys: int, depth: float | None) -> P
         tokens = sum(map(len, sentences)) + len(question)  # without the window's first token, which stays
         spare, begin = length - 1 - tokens, 1
         if spare < 0:
-            raise Undefined(f"the sentences of passkey are {1 + tokens} tokens of this model: there is no room")
+            raise Undefined(f"passkey's sentences are {1 + tokens} tokens of this model: the window is too short")
         window, fraction = ids.copy(), (number + 0.5) * _GOLDEN % 1  # how deep in its share each sentence stands
         for n, sentence in enumerate(sentences):
             start = begin + round(((n + fraction) / keys if depth is None else depth) * spare)
