@@ -168,7 +168,7 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, toke
 @pytest.mark.slow
 def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokenizer: Tokenizer) -> None:
     for encode, reason in (
-        (None, "tokenizer is not known"),
+        (None, "tokenizer, which is not known"),
         (lambda texts: [np.zeros(30, np.int64)] * len(texts), "no token of its own for each answer"),
         (lambda texts: [np.array(list(text.encode())) for text in texts], "the sentences of passkey are 75 tokens"),
     ):

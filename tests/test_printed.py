@@ -57,5 +57,5 @@ def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names
     out = draw([row(16, 4.0), *moved, *factors], 120)
     assert "\nmeasured      16     32     64\n" in out and "\noffset     4.000  4.010  4.030\n" in out
     assert "\nOffset: the same passage's loss changes by more than 0.02 nats from position 64 on.\n" in out
-    assert "\nOffset with pi: not compared, since each position has another factor" in out
+    assert "\nOffset with pi: not compared: the factor differs between positions" in out
     assert "loss changes by 0.0100 nats at most up to position 32.\n" in draw([row(16, 4.0), *moved[:2]], 120)

@@ -100,7 +100,7 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
     assert names == [("rope", 0), ("rope", 1), ("alibi", 0), ("alibi", 1)]
     assert found[1].overrides[:2] == ("encoding=rope", "seed=1")
     assert found[0].folder == Path(found[0].config.runtime.outputs) / "demo" / found[0].id
-    with pytest.raises(UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are one run"):
+    with pytest.raises(UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are the same run"):
         plans.resolve([["encoding=rope", "study=a,b", *overrides]])
 
 

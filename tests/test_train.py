@@ -184,7 +184,7 @@ def test_a_run_does_not_go_on_in_another_precision(config: Config, tmp_path: pat
         stop_after(7, config, folder)
         kept = snapshot(folder / "checkpoint")
         patch.setattr(machine, "bf16_is_fast", lambda device: True)
-        with pytest.raises(UserError, match="trained in fp32 up to step 5, here it would"):
+        with pytest.raises(UserError, match="trained in fp32 up to step 5 and would go on"):
             train(config, folder, [])
     assert snapshot(folder / "checkpoint") == kept
 
