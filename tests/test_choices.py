@@ -170,7 +170,7 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokeni
     for encode, reason in (
         (None, "tokenizer, which is not known"),
         (lambda texts: [np.zeros(30, np.int64)] * len(texts), "no token of its own for each answer"),
-        (lambda texts: [np.array(list(text.encode())) for text in texts], "the sentences of passkey are 75 tokens"),
+        (lambda texts: [np.array(list(text.encode())) for text in texts], "sentences are 75 tokens of this model"),
     ):
         with pytest.raises(Undefined, match=reason):
             pose_of("passkey", L, Material(np.arange(99), encode))(np.arange(L), 0)

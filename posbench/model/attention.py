@@ -237,8 +237,8 @@ def fused_is_fast(q: Tensor, v: Tensor) -> bool:
         return False
     if q.device.type == "cuda":
         return not (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
-    is_suited = machine.has_amx() and not (torch.is_grad_enabled() and q.shape[2] < FUSED_FROM)
-    return q.device.type != "cpu" or q.dtype != torch.bfloat16 or is_suited
+    trains_short = torch.is_grad_enabled() and q.shape[2] < FUSED_FROM
+    return q.device.type != "cpu" or q.dtype != torch.bfloat16 or (not trains_short and machine.has_amx())
 
 
 def _by_channels(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> Tensor | None:
