@@ -176,7 +176,7 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
     assert "error: at 400 tokens: 'slope', distance_bias: mine.py, line 10: Assert" in capsys.readouterr().err
     shutil.rmtree("cache/posbench")  # as on another machine, where the folder may be a stranger's
     assert posbench("evaluate", str(folder), "length=64") == 2
-    assert "mine.py is code that nobody has named here yet" in capsys.readouterr().err
+    assert "mine.py is code not approved here" in capsys.readouterr().err
     Path("mine.py").write_text(OWN + "# changed")
     assert posbench("evaluate", str(folder), "length=64") == 2
     assert "mine.py has changed since the run was made" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_options_that_are_not_finite_and_bases_below_1_are_refused() -> None:
         ("dape", {"inner": "rope"}, "encoding.inner is 'rope': expected one that only adds a bias"),
         ("liere", {"block": 5}, "encoding.block is 5 for 'liere': expected a divisor of the 8 channels"),
         ("randomized", {"inner_options": {"base": -1}}, "encoding.inner_options.base is -1 for 'rope': "),
-        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which takes no such positions"),
+        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which cannot take these positions"),
         ("layered", {"layers": [{"name": "rope", "window": 0}]}, r"encoding.layers\[0\].window is 0 for 'layered': "),
         ("heads", {"heads": [{"name": "tupe"}]}, r"encoding.heads\[0\]: 'tupe' acts on all heads"),
     ],

@@ -70,7 +70,7 @@ def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_e
     ("name", "given", "message"),
     [
         ("rope", {"q": (1, T, 32)}, r"q is \(1, 19, 32\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)"),
-        ("rope", {"k": (1, 4, 5, 8)}, r"k is \(1, 4, 5, 8\): expected that of q, \(1, 4, 19, 8\), or with fewer heads"),
+        ("rope", {"k": (1, 4, 5, 8)}, r"k is \(1, 4, 5, 8\): expected \(1, 4, 19, 8\), as q, or fewer heads"),
         ("rope", {"positions": (3,)}, r"positions is \(1, 3\): expected \(19,\) or \(1, 19\)"),
         ("rope", {"layer": 2}, "layer is 2: expected 0 to 1"),
         ("alibi", {"cast": True}, "was cast to torch.bfloat16"),

@@ -75,7 +75,7 @@ def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]"
     """
     name = name or cls.__name__.lower()
     if name in {*_MODULE_OF, *installed.points(installed.ENCODINGS)}:
-        raise UserError(f"cannot register {cls.__name__} as '{name}': there is an encoding of that name already")
+        raise UserError(f"cannot register {cls.__name__} as '{name}': another encoding has that name")
     _registered[name] = _named(cls, name), _source_digest(cls)
     return cls
 

@@ -75,7 +75,7 @@ class Sinusoidal(Additive):
     ) -> None:  # fmt: skip
         super().__init__(shape, combine, scale)
         if self.width % 2:
-            raise UserError(f"d_model is {shape.d_model}: sinusoidal needs an even width for its code, of {combine}")
+            raise UserError(f"d_model is {shape.d_model}: sinusoidal, by {combine}, needs an even code width")
         self.base, self.layout = base, layout
 
     def code(self, positions: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class Layered(Wrapper):
         limits = checked(values, dict.fromkeys(values, Count | None), dict.fromkeys(values), "layered", f"{key}.")
         inner = build_entry(options, dataclasses.replace(self.shape, n_layers=n_layers), key)
         if "positions" in inner.hooks:
-            raise UserError(f"{key}: '{inner.name}' chooses positions for all layers: expected it around `layered`")
+            raise UserError(f"{key}: '{inner.name}' chooses positions for all layers: put `layered` inside it")
         if limits["chunk"] and inner.hooks & {"scores", "attend"}:
             raise UserError(f"{key}.chunk: '{inner.name}' has a softmax of its own: expected another, such as rope")
         inner.window = limits["window"]
@@ -94,7 +94,7 @@ class Heads(Wrapper):
             key, block = f"encoding.heads[{place}]", dataclasses.replace(shape, n_heads=size, n_kv_heads=size)
             inners.append(inner := build_entry(heads[place], block, key))
             if inner.hooks & {"positions", "logit_scale"} or any(isinstance(part, Layered) for part in inner.modules()):
-                raise UserError(f"{key}: '{inner.name}' acts on all heads: expected another, such as rope or alibi")
+                raise UserError(f"{key}: '{inner.name}' acts on all heads at once: expected another, such as rope")
         self.adopt(inners)
 
     def blocks(self, layer: Layer) -> Iterator[tuple[Encoding, Layer]]:

@@ -40,9 +40,9 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
     digest = hashlib.sha256(content).hexdigest()
     marker = files.user_cache() / "own_encodings" / digest  # exists if somebody has named this code
     if sha256 not in (None, digest):
-        raise UserError(f"{path} has changed since the run was made: restore it, or train anew, which is another run")
+        raise UserError(f"{path} has changed since the run was made: restore it, or train anew: a new run")
     if sha256 and not marker.exists():
-        raise UserError(f"{path} is code that nobody has named here yet: 'posbench train --cfg encoding={place}' does")
+        raise UserError(f"{path} is code not approved here: 'posbench train --cfg encoding={place}' approves it")
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
     if (module := sys.modules.get(f"posbench_own_{digest}")) is None:
@@ -68,7 +68,7 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     if "shape" not in vars(encoding):
         raise UserError(f"{_place(cls, '__init__')}: expected super().__init__(shape) first")
     if not encoding.hooks:
-        raise UserError(f"'{cls.name}' overrides no hook, so it gives no position: is one misspelt?")
+        raise UserError(f"'{cls.name}' overrides no hook, so it encodes no position: is a hook misspelt?")
     for module in encoding.modules():
         for name, value in vars(module).items():
             items = value if isinstance(value, list | tuple) else [value]

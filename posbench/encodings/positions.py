@@ -29,7 +29,7 @@ class Repositioned(Wrapper):
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         if "positions" in inners[0].hooks or (self.fractional and self.whole_positions):
-            raise UserError(f"encoding.inner is '{inners[0].name}', which takes no such positions: expected rope or so")
+            raise UserError(f"encoding.inner is '{inners[0].name}', which cannot take these positions: expected rope")
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])

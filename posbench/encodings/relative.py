@@ -83,7 +83,7 @@ class TransformerXL(Encoding):
     def __init__(self, shape: Shape, base: Above1 = 10000.0) -> None:
         super().__init__(shape)
         if shape.d_model % 2:
-            raise UserError(f"d_model is {shape.d_model}: '{self.name}' needs it even")
+            raise UserError(f"d_model is {shape.d_model}: '{self.name}' needs an even number")
         self.base = base
         heads = (shape.n_layers, shape.n_heads, shape.head_dim)
         self.content = nn.Parameter(torch.randn(heads) * 0.02)  # u

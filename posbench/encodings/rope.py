@@ -134,7 +134,7 @@ class RoPE(PureRotary):
         super().__init__(shape, base, layout)
         self.frequencies, pairs = frequencies, shape.head_dim // 2
         valid = isinstance(frequencies, str) or len(frequencies) == pairs
-        self.expect(valid, "frequencies", frequencies, f"a law or {pairs} numbers, one per pair")
+        self.expect(valid, "frequencies", frequencies, f"geometric, resonance or {pairs} numbers, one per pair")
 
     def trained(self, length: Tensor) -> Tensor:
         f = super().trained(length)
@@ -158,7 +158,7 @@ class PartialRoPE(PureRotary):
     ) -> None:
         super().__init__(shape, base, layout)
         self.fraction, self.width = fraction, int(fraction * shape.head_dim)
-        self.expect(self.width % 2 == 0, "fraction", fraction, f"an even number of the {shape.head_dim} channels")
+        self.expect(self.width % 2 == 0, "fraction", fraction, "a share that is an even number of channels")
 
 
 class LeRoPE(PureRotary):

@@ -108,9 +108,7 @@ def _checked_layer(
     batch, heads, length, width = q.shape
     for argument, tensor in (("k", k), ("v", v)):
         if tensor.shape != (batch, *tensor.shape[1:2], length, width) or heads % tensor.shape[1]:
-            raise UserError(
-                f"{argument} is {tuple(tensor.shape)}: expected that of q, {tuple(q.shape)}, or with fewer heads"
-            )
+            raise UserError(f"{argument} is {tuple(tensor.shape)}: expected {tuple(q.shape)}, as q, or fewer heads")
     if not 0 <= layer < shape.n_layers:
         raise UserError(f"layer is {layer}: expected 0 to {shape.n_layers - 1} for this '{name}'")
     if x is not None and x.shape != (batch, length, shape.d_model):
