@@ -167,7 +167,7 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, mon
     assert run.record["installed_encodings"] == {"slope": digest}
     again = type("Slope", (Slope,), {})  # the cell was changed and run again
     assert posbench.encodings.load(posbench.register(again).name) is again
-    with pytest.raises(UserError, match="there is an encoding of that name"):
+    with pytest.raises(UserError, match="another encoding has that name"):
         posbench.register(type("ALiBi", (Slope,), {}))
 
 
