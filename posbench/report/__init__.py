@@ -130,15 +130,15 @@ def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, f
 
     sets = [group for _, group in frame.groupby("setting")]
     sets.sort(key=lambda df: (df["trained_task"].iloc[0] or "", not df["newest"].any(), -df["folder"].nunique()))
-    differences: dict[str, str] = {}
+    settings: dict[str, dict[str, str]] = {}
     for _, of_task in frame.groupby(frame["trained_task"].fillna("")):
-        for setting, values in frames.differing_settings(of_task).items():
-            differences[setting] = ", ".join(f"{key} {value}" for key, value in values.items() if value != "null")
+        settings |= frames.differing_settings(of_task)
     sections = []
     for number, group in enumerate(sets, start=1):
         task, facts = group["trained_task"].iloc[0], answer.facts(group)
         name = f"Task {task}" if task else f"Set {number}" if len(sets) > 1 else ""
-        heading = ": ".join(filter(None, (name, differences.get(group["setting"].iloc[0]))))
+        differences = ", ".join(map(" ".join, settings.get(group["setting"].iloc[0], {}).items()))
+        heading = f"{name}: {differences}" if differences else name
         base = reference if reference in {*group["label"], *group["encoding"]} else None
         if task:
             table = tasks.compare_tasks(group, base)

@@ -71,7 +71,7 @@ def inline(figure: Figure) -> str:
 def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
     """Draw runs: the curves of text, or the accuracies of a task; UserError if not comparable, or without results."""
     if frame["setting"].nunique() > 1:
-        settings = pd.DataFrame(differing_settings(frame).values())
+        settings = pd.DataFrame(differing_settings(frame).values()).fillna("null")
         differences = "; ".join(f"{key}: {' or '.join(sorted(values.unique()))}" for key, values in settings.items())
         raise UserError(f"these runs may not be compared, they differ in {differences}: plot those of one kind")
     of_a_task = frame["trained_task"].notna().any()

@@ -23,7 +23,7 @@ def main(paths: list[Path]) -> None:
     runs["mb"] = [files.size(Path(folder)) / 1e6 for folder in runs["folder"]]
     settings = {study: frames.differing_settings(group) for study, group in runs.groupby("study")}
     for run in runs.itertuples():
-        differing = {key: value for key, value in settings[run.study].get(run.setting, {}).items() if value != "null"}
+        differing = settings[run.study].get(run.setting, {})
         words = [run.options, *(f"{key.rpartition('.')[2]}={value}" for key, value in differing.items())]
         runs.loc[run.Index, "apart"] = " ".join(words).strip()
     console = terminal.stdout()

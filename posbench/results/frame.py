@@ -251,12 +251,12 @@ def _patterns() -> dict[str, str]:
 
 
 def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
-    """Return, by setting, the values of the compared keys that are not the same in all settings of the frame."""
+    """Return, by setting, the values of its compared keys that are not the same in all settings of the frame."""
     runs = frame[frame["settings"].notna()].drop_duplicates("setting").set_index("setting")
     texts = runs[["text_sha256", "text_split", "tokenizer_sha256"]].to_dict("index")
     facts = {str(setting): _comparable(json.loads(text)) | texts[setting] for setting, text in runs["settings"].items()}
     keys = _differing([*facts.values()])
-    return {setting: {key: setting_text(values.get(key)) for key in keys} for setting, values in facts.items()}
+    return {name: {k: setting_text(row[k]) for k in keys if row.get(k) is not None} for name, row in facts.items()}
 
 
 def setting_text(value: Any) -> str:
