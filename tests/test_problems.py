@@ -186,17 +186,17 @@ def test_a_run_on_a_task_from_the_command_line(
     assert support.posbench("train", *TINY.split()) == 0
     printed = capsys.readouterr().out
     assert all(words in printed for words in ("trivial reader", "seed 0: task copy", "Not learned"))
-    assert "perplexity" not in printed
     (folder,) = pathlib.Path("outputs/tasks").glob("rope-s0-*")
     rows = evaluation_rows(folder)
     assert [(row.problem_length, row.offset) for row in rows] == [(8, 0), (14, 0), (20, 0), (40, 0), (20, 42)]
-    assert {row.n_blocks for row in rows} == {16}
+    assert {row.n_blocks for row in rows} == {16} and "perplexity" not in printed
     assert rows[2].nll == pytest.approx(rows[4].nll, abs=1e-5)  # RoPE is relative: shifted, it is the same
     validations = [line for line in training_rows(folder) if "val/accuracy" in line]
     assert [line["step"] for line in validations] == [5, 10]
     assert all(0 <= line["val/exact_match"] <= line["val/accuracy"] <= 1 for line in validations)
     tokenizer = tokenizer_of(folder)
     assert tokenizer.encode(["s3 = s1"])[0].tolist() == [5, 1, 3] and tokenizer.decode([5, 1]) == "s3 ="
+    assert support.posbench("export", str(folder), "exported") == 0
     assert support.posbench("evaluate", str(folder), "ratio=1,2,3", "extension=yarn") == 0
     added = evaluation_rows(folder)[len(rows) :]
     assert [(row.problem_length, row.extension) for row in added][:1] == [(60, None)]

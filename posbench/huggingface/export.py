@@ -87,7 +87,9 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
         lengths = [min(tokens, longest or tokens) for tokens in (1, SHORT, length, 2 * length, 4 * length)]
         agreements = compare(new, model, tokenizer.vocab_size, lengths)
         their_tokenizer = transformers().AutoTokenizer.from_pretrained(new)
-        if their_tokenizer(_TEXT)["input_ids"] != tokenizer.encode([_TEXT])[0].tolist():
+        example = " ".join(tokenizer.texts[1:4]) if config.data.task else "Some text"  # a task has no other words
+        text = example if config.data.task else _TEXT
+        if their_tokenizer(text)["input_ids"] != tokenizer.encode([text])[0].tolist():
             raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing is written")
         (architecture,) = settings["architectures"]
         about = (
@@ -97,7 +99,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
         )
         use = _USE.replace("float32)", "float32, trust_remote_code=True)") if code else _USE
         facts = {"architecture": architecture, "step": trained.step, "train_length": length}
-        write_card(new, run, config, f"{about}\n{use}", agreements, **facts)
+        write_card(new, run, config, f"{about}\n{use.replace('Some text', example)}", agreements, **facts)
     return f"{folder}: logits as the run's within {worst(agreements):.1e} of the largest, at {len(agreements)} lengths"
 
 
