@@ -135,7 +135,7 @@ def test_another_model_is_refused_and_leaves_nothing(
 
     monkeypatch.setattr(export, "stock", other)
     run = written(tmp_path, configured(tiny_config, {"name": name}, block))
-    with pytest.raises(UserError, match=r"(is not the run's.*nothing is written|do not match its configuration)"):
+    with pytest.raises(UserError, match=r"(is not the trained one.*nothing is kept|do not match its configuration)"):
         export.export(run, tmp_path / "out")
     assert os.listdir(tmp_path) == [run.name]
 

@@ -239,7 +239,7 @@ def compare(folder: Path, model: Callable[[Tensor], Tensor], vocabulary: int, le
         limit = max(LIMIT, _ROUNDING * length) * max(1.0, largest)
         if not difference <= limit:  # also NaN
             reason = f"at {length} tokens their logits differ by {difference:.2g}, expected at most {limit:.2g}"
-            raise UserError(f"the exported model is not the run's: {reason}; nothing is written")
+            raise UserError(f"the written model is not the trained one: {reason}; nothing is kept")
         agreements.append({"length": length, "difference": difference, "largest_logit": largest, "limit": limit})
     return agreements
 

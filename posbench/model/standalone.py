@@ -44,9 +44,6 @@ def attention(
         x = _after_zeros(x, length) if x is not None and x.shape[-2] == n_queries else x
     if window is not None and (window < 1 or not causal):
         raise UserError(f"window is {window}: expected at least 1, and causal=True")
-    half = (torch.bfloat16, torch.float16)
-    if cast := next((t.dtype for t in [*encoding.parameters(), *encoding.buffers()] if t.dtype in half), None):
-        raise UserError(f"'{encoding.name}' was cast to {cast}: cast the model before the encoding is built")
     checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
     return attention_of_layer(encoding, q, k, v, checked_layer, window, last=n_queries if n_queries < length else None)
 
@@ -100,6 +97,9 @@ def _checked_layer(
     causal: bool,
 ) -> Layer:  # fmt: skip
     """Return what the hooks of a layer read; UserError for inputs that do not fit or would bypass the encoding."""
+    half = (torch.bfloat16, torch.float16)
+    if cast := next((t.dtype for t in [*encoding.parameters(), *encoding.buffers()] if t.dtype in half), None):
+        raise UserError(f"'{encoding.name}' was cast to {cast}: cast the model before the encoding is built")
     shape, name, explicit = encoding.shape, encoding.name, positions
     if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
         raise UserError(
