@@ -58,10 +58,6 @@ def looks_up(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     return np.where((candidates == followers[best]) & (best > 0), 0.1, 5.0) + candidates / 1e6
 
 
-def ignores_context(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    return (candidates * 7919 % 1009).astype(np.float64)
-
-
 def text(n: int = 40_000) -> TokenSplit:
     ids = np.random.default_rng(1).integers(0, V, n).astype(np.uint16)
     return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
@@ -112,7 +108,8 @@ def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
             assert L / length - 0.1 < row.accuracy < L / length + 0.35
     assert by["passkey:depth=0", 8 * L, L].accuracy < 0.3  # of ten candidates, seen from nowhere
 
-    guessed = rows_of(Planted(ignores_context), tiny_config, tokenizer, "passkey", "induction", "induction:pairs=2")
+    ignores_context = Planted(lambda ids, candidates: (candidates * 7919 % 1009).astype(np.float64))
+    guessed = rows_of(ignores_context, tiny_config, tokenizer, "passkey", "induction", "induction:pairs=2")
     for row in guessed:
         assert row.chance == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[row.task]
         low, high = stats.binomtest(round(row.accuracy * row.n_blocks), row.n_blocks).proportion_ci()

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import os
 import re
 from pathlib import Path
@@ -18,8 +19,6 @@ from posbench.errors import UserError
 
 NO_GROUPS = ("tuned", "sweep", "claim")
 GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name not in NO_GROUPS)
-STORED = Path(__file__).parent / "data" / "rope-s0-1775196f.yaml"
-CHOICES = [f"{group}={name}" for group in GROUPS for name in choices(group)]
 
 
 def refused(*words: str, config_dir: Path | None = None) -> str:
@@ -35,7 +34,7 @@ def composed(*words: str) -> Config:
 
 
 @pytest.mark.sample(20)
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", [f"{group}={name}" for group in GROUPS for name in choices(group)])
 def test_every_choice_of_every_group_composes(choice: str) -> None:
     beside = {"evaluation=problems": ["data=task/copy"]}.get(choice, [])
     assert isinstance(composed(choice, *beside), Config)
@@ -147,16 +146,11 @@ def test_a_typed_value_is_what_it_says(line: str, tmp_path: Path, monkeypatch: p
         return
     wanted = ast.literal_eval(expected.replace("HOME", str(tmp_path.parent)))
     configs = [config for _, config in compose.configs(words)]
-    assert (found := [valued(config, key) for config in configs]) == (wanted if isinstance(wanted, list) else [wanted])
-    assert all(type(one) is not bool or isinstance(wanted, bool) for one in found)
+    values = [functools.reduce(getattr, key.split("."), config) for config in configs]
+    assert values == (wanted if isinstance(wanted, list) else [wanted])
+    assert all(type(value) is not bool or isinstance(wanted, bool) for value in values)
     if len(configs) > 1:  # the command that a sweep records is the run
         assert [composed(*again) for again, _ in compose.configs(words)] == configs
-
-
-def valued(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def test_a_later_value_holds_and_lengths_follow_the_training_length() -> None:
@@ -242,7 +236,7 @@ class LaterConfig(Config):
 
 
 def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = load_saved(STORED)
+    before = load_saved(Path(__file__).parent / "data" / "rope-s0-1775196f.yaml")
     # A literal, never computed: whoever changes it takes every run of every user its name.
     assert before.id == at_the_former_rate("encoding=rope").id == "rope-s0-21bc4a21"
     of_before, asked = to_container(composed(*TEXT, "data.test_pieces=null")), composed(*TEXT)

@@ -126,10 +126,6 @@ def at_distances(q: Tensor, k: Tensor, distance: Callable[[int, int], float]) ->
     return logits.float().masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
 
 
-def string_distance(s: int, w: int) -> Callable[[int, int], float]:
-    return lambda i, j: i - j - s + w if j <= i - s else i - j  # the paper's equation 3
-
-
 def leaky_distance(w: int, k: float) -> Callable[[int, int], float]:
     return lambda i, j: i - j if i - j < w else w + (i - j - w) / k
 
@@ -145,7 +141,7 @@ def self_extend_distance(w: int, group: int) -> Callable[[int, int], float]:
 
 FAR_CASES: list[tuple[str, dict[str, Any], Callable[[int, int], float]]] = [
     ("rerope", {}, lambda i, j: min(i - j, 4)),
-    ("string", {"shift": 9, "local": 4}, string_distance(9, 4)),
+    ("string", {"shift": 9, "local": 4}, lambda i, j: i - j - 9 + 4 if j <= i - 9 else i - j),  # equation 3
     ("leaky_rerope", {}, leaky_distance(4, (40 - 1 - 4) / (16 - 1 - 4))),
     ("leaky_rerope", {"window": 7, "k": 2.5}, leaky_distance(7, 2.5)),
     ("self_extend", {"window": 6, "group": 3}, self_extend_distance(6, 3)),

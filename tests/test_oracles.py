@@ -33,7 +33,6 @@ SETTINGS = [  # T, H, Dh, positions, seed
     (7, 4, 8, "far", 1),
     (20, 4, 8, "fractional", 2),
 ]
-Setting = tuple[int, int, int, str, int]
 
 
 def test_every_scheme_has_an_oracle_and_none_imports_anything_of_ours() -> None:
@@ -67,7 +66,7 @@ def _comparisons() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("case", "settings"), list(_comparisons()))
 def test_scheme_equals_its_oracle_in_values_and_gradients(
-    case: tuple[str, dict[str, Any]], settings: list[Setting]
+    case: tuple[str, dict[str, Any]], settings: list[tuple[int, int, int, str, int]]
 ) -> None:
     for setting in settings:
         for causal in schemes.declared(case[0], "CAUSAL", (True, False)):

@@ -12,7 +12,7 @@ from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 from posbench.evaluation.models import TrainedGPT, nll_of, score
-from posbench.evaluation.protocols import Windows, targets_of
+from posbench.evaluation.protocols import targets_of
 from posbench.model.gpt import GPT, Reading, build
 
 V = 50
@@ -38,15 +38,11 @@ def subject_of(model: GPT) -> TrainedGPT:
     return TrainedGPT(model, "mine", model.encoding.shape.train_length, CPU, torch.float32)
 
 
-def scores_of(model: GPT, split: TokenSplit, windows: Windows, batch_tokens: int = 2048) -> np.ndarray:
-    return score(subject_of(model), split, windows, batch_tokens).ravel()
-
-
 @pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap"])
 def test_every_target_is_scored_after_the_context_that_its_window_holds(protocol: str, tiny_config: Config) -> None:
     model, split = model_of(tiny_config), text()
     windows = protocols.plan(protocol, split, [24], 8, 16, "concat")[24]
-    targets, nll = targets_of(windows), scores_of(model, split, windows)
+    targets, nll = targets_of(windows), score(subject_of(model), split, windows, 2048).ravel()
     ids = torch.from_numpy(split.ids.astype(np.int64))
     for i in [*range(0, 24, 5), *range(30, len(nll), 7)]:
         at, context = targets.indices[i], targets.context[i]
