@@ -37,14 +37,6 @@ def options_of(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in ("name", "window")}
 
 
-def ids_in(vocabulary: tuple[str, ...], *rows: str) -> Tensor:
-    return torch.tensor([[vocabulary.index(token) for token in row.split(" ")] for row in rows])
-
-
-def with_vocabulary(*vocabulary: str) -> Shape:
-    return dataclasses.replace(SHAPE, vocabulary=vocabulary)
-
-
 def row_of(encoding: Any, x: Tensor, ids: Tensor) -> Tensor:
     """Return, for each token, the row of an encoding's table that is added to it."""
     added = encoding.embed(x, COUNTED[:, : ids.shape[1]], ids) - x
@@ -73,9 +65,10 @@ def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_t
 def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() -> None:
     drope = encodings.build("drope", SHAPE, {"drop_at": 0.75, "base": 500.0})
     layered = encodings.build("layered", SHAPE, {"layers": [{"name": "drope", "drop_at": 0.75, "window": 5}]})
+    heads = encodings.build("heads", SHAPE, {"heads": [{"name": "drope", "drop_at": 0.75}]})
     given = (*inputs(), COUNTED, 1)
     for done, name in ((None, "none"), (0.0, "rope"), (0.74, "rope"), (0.75, "none"), (1.0, "none")):
-        for encoding, window, base in ((drope, None, 500.0), (layered, 5, 10000.0)):
+        for encoding, window, base in ((drope, None, 500.0), (layered, 5, 10000.0), (heads, None, 10000.0)):
             if done is not None:  # before a run it is as after one
                 tell_progress(encoding, done)
             expected = encodings.build(name, SHAPE, {"base": base} if name == "rope" else {})
@@ -133,8 +126,9 @@ ADDED = ("<|endoftext|>", *DIGITS)
 def test_digits_have_the_papers_rows_and_in_training_begin_anywhere(
     name: str, options: Any, vocabulary: tuple[str, ...], rows: list[str], places: Any, offsets: range
 ) -> None:
-    encoding: Any = schemes.build(name, options, with_vocabulary(*vocabulary))
-    ids, places = ids_in(vocabulary, *rows), torch.tensor(places)
+    encoding: Any = schemes.build(name, options, dataclasses.replace(SHAPE, vocabulary=vocabulary))
+    ids = torch.tensor([[vocabulary.index(token) for token in row.split(" ")] for row in rows])
+    places = torch.tensor(places)
     x, drawn = schemes.random(*ids.shape, SHAPE.d_model), []
     last = len(encoding.table) - 1
     for update in [*range(100), 99, 7]:
@@ -176,14 +170,17 @@ def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_noth
 
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
 def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(method: str) -> None:
-    layered = encodings.build("layered", SHAPE, {"layers": [{"name": "rope", "window": 12}, {"name": "none"}]})
+    entries = [{"name": "rope", "window": 12}, {"name": "none"}, {"name": "rope", "chunk": LENGTH}]
+    layered = encodings.build("layered", SHAPE, {"layers": entries})
     before = [attention(layered, *inputs(), COUNTED, layer) for layer in range(2)]
     after, facts = extend_encoding(layered, method, 128, 32)
     alone, alone_facts = extend_encoding(encodings.build("rope", SHAPE), method, 128, 32)
     assert torch.equal(attention(after, *inputs(), COUNTED, 0), attention(alone, *inputs(), COUNTED, 0, window=12))
     assert torch.equal(attention(after, *inputs(), COUNTED, 1), before[1])
+    whole = attention(alone, *inputs(), COUNTED, 0)  # a chunk of all tokens hides none
+    torch.testing.assert_close(attention(after, *inputs(), COUNTED, 2), whole, **CLOSE)
     assert torch.equal(attention(layered, *inputs(), COUNTED, 0), before[0])  # the trained one is as it was
-    assert facts == {"dynamic": alone_facts["dynamic"], "extended": {"rope 0": alone_facts}}
+    assert facts == {"dynamic": alone_facts["dynamic"], "extended": {"rope 0": alone_facts, "rope 2": alone_facts}}
 
 
 def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() -> None:

@@ -175,12 +175,12 @@ class Sandwich(Encoding):
 
     def __init__(self, shape: Shape, width: Annotated[int, Ge(2), MultipleOf(2)] = 128) -> None:
         super().__init__(shape)
-        self.frequencies = rotary.frequencies(width, 10000.0)
+        self._frequencies = rotary.frequencies(width, 10000.0)
         strength = shape.n_heads / (8 * torch.arange(1, shape.n_heads + 1, dtype=torch.float32))
         self.strength = nn.Buffer(strength, persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        total = rotary.angles(distance, self.frequencies).cos().sum(-1)
+        total = rotary.angles(distance, self._frequencies).cos().sum(-1)
         return by_head(self.strength, distance) * total.float().to(distance.device)
 
 

@@ -144,7 +144,7 @@ class FarPairs(Encoding):
         return self.rope.make_tables(positions)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Pairs:
-        far = [map(self.rope.make_tables, pair) for pair in self.far(to_fp64(layer.positions))]
+        far = [[self.rope.make_tables(i).to(q.device) for i in pair] for pair in self.far(to_fp64(layer.positions))]
         return [(turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)) for of_q, of_k in far]
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,8 @@ class Layered(Wrapper):
         distinct = list(dict.fromkeys(keys))
         self.chunks: list[int | None] = []
         self.adopt([self.entry(layers, keys.index(key), keys.count(key)) for key in distinct])
+        if len(at_input := [inner.name for inner in self.inner_encodings if "embed" in inner.hooks]) > 1:
+            raise UserError(f"encoding.layers: {' and '.join(at_input)} all act on the input: expected one such entry")
         # For every layer: the index of its encoding, and the number of earlier layers with the same one.
         self.places = [(distinct.index(key), keys[:layer].count(key)) for layer, key in enumerate(keys)]
 
@@ -61,8 +63,8 @@ class Layered(Wrapper):
             return self.altered(inner), inner_layer
 
         def scores(logits: Tensor, q: Tensor, k: Tensor, inside: Layer) -> Tensor:
-            number = torch.arange(inside.positions.shape[1], device=logits.device) // chunk
-            return logits.masked_fill(number[inside.rows, None] != number[inside.keys], -torch.inf)
+            n = torch.arange(inside.positions.shape[1], device=logits.device) // chunk
+            return inner.scores(logits, q, k, inside).masked_fill(n[inside.rows, None] != n[inside.keys], -torch.inf)
 
         return self.altered(inner, scores=scores), inner_layer
 

@@ -138,8 +138,8 @@ class DAPE(Wrapper):
         super().__init__(shape)
         shapes = [dataclasses.replace(shape, n_layers=1)] * shape.n_layers if per_layer else [shape]
         self.adopt([build_inner(inner, inner_shape, inner_options, "encoding.inner_options") for inner_shape in shapes])
-        hooks = self.inner_encodings[0].hooks
-        if hooks - {"prepare", "key_bias"} not in ({"distance_bias"}, {"bias"}):
+        one = self.inner_encodings[0]
+        if type(one).at is not Encoding.at or one.hooks - {"prepare", "key_bias"} not in ({"distance_bias"}, {"bias"}):
             raise UserError(f"encoding.inner is '{inner}': expected one that only adds a bias, such as alibi")
         self.networks = nn.ModuleList(
             nn.Sequential(nn.Linear(2 * shape.n_heads, hidden), nn.LeakyReLU(), nn.Linear(hidden, shape.n_heads))

@@ -225,9 +225,8 @@ class DroPE(Encoding):
     def make_tables(self, positions: Tensor) -> Any:
         return None if self.dropped else self.rope.make_tables(positions)
 
-    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
-        self.rope.window = self.window
-        return (self if self.dropped else self.rope), layer
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        return (q, k) if self.dropped else self.rope.rotate(q, k, layer)
 
 
 class Spectrum(NamedTuple):
@@ -403,6 +402,7 @@ def llama3(
     Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
     Checked against: transformers, rope_type `llama3`.
     """
+    expect(low_freq_factor <= high_freq_factor, "low_freq_factor", low_freq_factor, f"at most {high_freq_factor:g}")
     return ntk_by_parts(rope, factor, "rotations", low_freq_factor, high_freq_factor)
 
 

@@ -118,8 +118,8 @@ class FoPE(Encoding):
         check_pairs(self.name, shape)
         self.layout, self.still_sine = layout, still_sine
         all_frequencies = frequencies(shape.head_dim, base)
-        self.f = all_frequencies[all_frequencies >= 2 * math.pi / shape.train_length]  # (M,) fp64
-        count, turning = len(self.f), min(len(self.f), shape.head_dim // 4)
+        self._f = all_frequencies[all_frequencies >= 2 * math.pi / shape.train_length]  # (M,) fp64
+        count, turning = len(self._f), min(len(self._f), shape.head_dim // 4)
         coefficients = torch.zeros(2, shape.n_layers, shape.n_heads, count, turning)
         if turning:
             std = gain * math.sqrt(2 / (turning * (shape.n_heads + count)))  # Xavier's fans are H·U and M·U
@@ -131,7 +131,7 @@ class FoPE(Encoding):
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32 each."""
-        waves = turns(angles(positions, self.f), positions.device)
+        waves = turns(angles(positions, self._f), positions.device)
         return waves.real.contiguous(), waves.imag.contiguous()
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -211,7 +211,7 @@ class RoPE2D(Encoding):
     def __init__(self, shape: Shape, base: Above1 = 100.0, layout: Layout = "half") -> None:
         super().__init__(shape)
         check_pairs(self.name, shape, 4)
-        self.layout, self.frequencies = layout, frequencies(shape.head_dim // 2, base)
+        self.layout, self._frequencies = layout, frequencies(shape.head_dim // 2, base)
         breaks = [*(text.count("\n") for text in shape.vocabulary), 0]  # lines that a token ends; unknown tokens end 0
         self.breaks = nn.Buffer(torch.tensor(breaks), persistent=False)
 
@@ -221,7 +221,7 @@ class RoPE2D(Encoding):
 
     def make_tables(self, positions: Tensor) -> Tensor:
         line = positions.div(self.LINE, rounding_mode="floor")
-        of_both = [angles(number, self.frequencies) for number in (line, positions - line * self.LINE)]
+        of_both = [angles(number, self._frequencies) for number in (line, positions - line * self.LINE)]
         return turns(torch.cat(of_both, dim=-1), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -244,8 +244,7 @@ class Summed(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         angles = self.steps(self.given(layer.x, "makes its angles from"), layer.index).cumsum(2)
-        rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(q.device)
-        return turned(q, k, rotation, self.layout)
+        return turned(q, k, turns(angles, q.device)[:, 0], self.layout)
 
 
 class CARoPE(Summed):

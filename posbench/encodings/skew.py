@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posbench.encodings.absolute import check_whole
 from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.rope import check_pairs, frequencies, to_fp64, turned
+from posbench.encodings.rope import check_pairs, frequencies, to_fp64, turned, turns
 from posbench.options import Above1, Count, Positive
 
 Block = Annotated[int, Ge(2)]
@@ -44,8 +44,7 @@ class Skew(Encoding):
         if self.block == 2:
             above = to_fp64(self.above[layer.index % len(self.above)]).mT
             angles = -to_fp64(layer.positions)[:, None, :, None] * above / self.unit
-            rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(q.device)
-            return turned(q, k, rotation, "interleaved")
+            return turned(q, k, turns(angles, q.device)[:, 0], "interleaved")
         digits, steps = layer.tables
         steps = steps or self._steps(layer.index, len(digits), q.device)
         return self._moved(q, steps, digits), self._moved(k, steps, digits)

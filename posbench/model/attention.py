@@ -174,9 +174,7 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
     if "distance_bias" in encoding.hooks:
         is_consecutive = layer.consecutive and layer.causal
         first = layer.keys.start if is_consecutive and isinstance(layer.keys, slice) else None
-        distance = (
-            layer.distance if first is None else torch.arange(rows.stop - first, device=q.device)
-        )  # only these occur
+        distance = layer.distance if first is None else torch.arange(rows.stop - first, device=q.device)
         total = encoding.distance_bias(distance, layer)
         if total is not None:
             total = total.movedim(0, 1) if first is None else _by_pairs(total, rows.stop - rows.start)
