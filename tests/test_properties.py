@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import support
@@ -46,6 +47,16 @@ def test_words_and_figures_are_the_expected_ones(name: str) -> None:
     assert [properties.in_words(row, column) for column in COLUMNS] == EXPECTED[name].split()
     for key, expected in FIGURES.get(name, {}).items():
         assert row[key] == pytest.approx(expected, rel=2e-3, abs=1e-6), key
+
+
+def test_files_with_classes_of_one_name_are_measured_each_by_its_own(tmp_path: Path) -> None:
+    words = []
+    for base in ("MinMax", "Binary"):
+        (tmp_path / f"{base}.py").write_text(
+            f"from posbench.encodings.absolute import {base}\nclass Mine({base}): 'Mine.'\n"
+        )
+        words.append(f"{tmp_path / base}.py:Mine")
+    assert properties.measure(words)["unique"].tolist() == pytest.approx([1 / 95, 1.0], rel=2e-3)
 
 
 def test_the_command_prints_words_and_as_json_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,8 @@ def test_panels_show_what_the_encoding_does() -> None:
 
 @pytest.mark.parametrize("name", ["learned", "stick_breaking"])
 def test_attention_is_drawn_as_far_as_the_encoding_is_defined(name: str, tiny_config: Config) -> None:
-    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name))
+    model = dataclasses.replace(tiny_config.model, n_kv_heads=1)
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name), model=model)
     with torch.no_grad():
         curves = panels.text_panels(build(config, 257).eval(), config, TEXT)[-1].curves
     assert list(curves) == ["at 16"] if name == "learned" else ["at 16", "at 32", "at 64"]

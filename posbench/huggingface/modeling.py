@@ -78,8 +78,8 @@ def _initial_model(config: Any) -> GPT:
     """Return the model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
     model, options = validate(ModelConfig, config.model), dict(config.encoding)
     with local_torch_dtype(torch.float32), torch.device("cpu"):
-        details: dict[str, Any] = {"vocabulary": tuple(config.vocabulary), "token_rms": model.token_rms}
-        shape = Shape(model.d_model, model.n_heads, model.n_layers, config.train_length, **details)
+        sizes = (model.d_model, model.n_heads, model.n_layers, config.train_length)
+        shape = Shape(*sizes, tuple(config.vocabulary), model.token_rms, n_kv_heads=model.n_kv_heads or 0)
         return GPT(model, config.vocab_size, encodings.build(options.pop("name"), shape, options))
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from posbench import encodings, files
-from posbench.config import compose
+from posbench.config import compose, shipped
 from posbench.errors import UserError
 from posbench.report import charts
 from posbench.run.find import of_id, run_folder
@@ -29,12 +29,12 @@ def main(names: list[str], png: Path = Path(PNG), phrase: str | None = None, wor
     if (phrase is None) != (words is None):
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
     torch.set_num_threads(1)  # more threads gain nothing at these sizes, and are twenty times as slow beside a sweep
-    pictures = []
-    if phrase and words:
-        pictures = [panels.phrase_picture(dict(builder(*scheme) for scheme in split(names)), phrase, words)]
+    builders = (builder(*scheme) for scheme in split(names))  # each is used before the next is made
+    pictures = [panels.phrase_picture(builders, phrase, words)] if phrase and words else []
     for name, options in [] if pictures else split(names):
         folder = of_id(Path(name))
-        is_run = (folder.is_dir() or "/" in name) and ":" not in name and not options and name not in encodings.names()
+        is_named = encodings.PLACE.fullmatch(name) or name in shipped.choices("encoding", (), shipped.EVERY)
+        is_run = (folder.is_dir() or "/" in name) and not options and not is_named
         pictures.append(panels.run_picture(run_folder(folder)) if is_run else panels.picture(*builder(name, options)))
     files.write(png, charts.drawn(draw(pictures), "png"))
     print(png)
@@ -58,9 +58,9 @@ def builder(name: str, words: list[str]) -> tuple[str, Build]:
     options = {}
     label = " ".join([name, *words])
     if words or name not in encodings.names():
-        encoding = compose.single([f"encoding={name}", *(f"encoding.{word}" for word in words)]).encoding
-        name, defaults = encoding.name, encodings.options_of(encoding.name)
-        options = {key: value for key, value in encoding.options.items() if value != defaults[key]}
+        scheme = compose.single([f"encoding={name}", *(f"encoding.{word}" for word in words)]).encoding
+        name, default = scheme.name, encodings.options_of(scheme.name)
+        options = {key: value for key, value in scheme.options.items() if value != default[key] or f" {key}=" in label}
     return label, functools.partial(panels.build, name, options)
 
 

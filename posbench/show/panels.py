@@ -5,7 +5,7 @@ and the change of the logit of two fixed tokens i apart. Learned tables are draw
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,7 +116,7 @@ def pairs_of(
     If an encoding normalises weights itself, they are its outputs for one-hot values, and logits are their logarithms.
     """
     described = make_layer(encoding, positions, layer, x)
-    scheme, q, k, v, block = whole_block(encoding, q, k, torch.zeros_like(q), described, window, sinks, last)
+    scheme, q, k, v, block = whole_block(encoding, q, k, torch.zeros_like(k), described, window, sinks, last)
     logits = logits_by_rows(scheme, q, k, block, narrower(window, scheme.window), sinks)
     plain = q @ k.mT * scheme.logit_scale
     if "attend" not in scheme.hooks:
@@ -233,12 +233,12 @@ def _attention_panel(encoding: Encoding) -> Panel:
 
 
 @torch.no_grad()
-def phrase_picture(builds: Mapping[str, Build], phrase: str, pair: str) -> Picture:
+def phrase_picture(builds: Iterable[tuple[str, Build]], phrase: str, pair: str) -> Picture:
     """Return what position adds to the logit of two words, `daughter,called`, as their phrase moves."""
     words, pair_words, panels = phrase.lower().split(), pair.lower().split(","), []
     if len({*pair_words}) != 2 or not {*pair_words} <= {*words} or len(words) >= SHAPE.train_length:
         raise UserError(f"--words is '{pair}': expected two different words of a phrase below {SHAPE.train_length}")
-    for label, build in builds.items():
+    for label, build in builds:
         key, query = sorted(map(words.index, pair_words))
         added = moved_logits(build(SHAPE), words, key, query, 2 * SHAPE.train_length)
         panels.append(Panel(label, "place of the later word", "added to the logit", {"": added}))
@@ -264,8 +264,8 @@ def run_picture(folder: Path) -> Picture:
     """Return the panels of a run; UserError if the folder is no run, or has no complete checkpoint."""
     config = load_config(folder)
     model = model_of(folder, config, tokenizer_of(folder))
-    panels = position_panels(model.encoding)
-    if config.data.task is None:
+    panels = position_panels(model.encoding) if not config.data.task else picture("", lambda _: model.encoding).panels
+    if not config.data.task:
         tokens = data.prepare(config.data, config.runtime.cache)
         if (load_record(folder).get("data") or {}).get("sha256") not in (None, tokens.record["sha256"]):
             raise UserError(f"the text of {folder} is no longer the one that it was trained on")

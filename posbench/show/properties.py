@@ -61,7 +61,7 @@ def in_words(row: Row, name: str) -> str:
 @torch.no_grad()
 def measure(words: list[str] | None = None) -> pd.DataFrame:
     """Return a row of numbers per encoding; words are names, each followed by its options. None: all encodings."""
-    builds = [command.builder(*scheme) for scheme in command.split(words or encodings.names())]
+    builds = (command.builder(*scheme) for scheme in command.split(words or encodings.names()))
     rows = [{"encoding": name, **_numbers(build(SHAPE, draw=False), build(SHAPE))} for name, build in builds]
     return pd.DataFrame(rows)
 

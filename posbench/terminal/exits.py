@@ -3,18 +3,18 @@
 0 success, 2 the user's mistake, 1 a failed run, 128 + n for signal n. A traceback is shown only with --debug.
 """
 
-import errno
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
 
 from posbench.errors import PosbenchError
 
 IN_USE = 75  # exit code of a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug, also for child processes
-_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
+_FILES = (EACCES, EPERM, EROFS, ENOENT, EISDIR, ENAMETOOLONG, ENOTDIR, EEXIST)
 
 
 def run(command: Callable[[], object]) -> int:
