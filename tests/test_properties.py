@@ -3,10 +3,12 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support
 
+from posbench import encodings
 from posbench.show import properties
 
 COLUMNS = ("order", "unique", "relative_code", "relative_logit", "continuous", "invariant", "purpose")
@@ -49,7 +51,8 @@ def test_words_and_figures_are_the_expected_ones(name: str) -> None:
         assert row[key] == pytest.approx(expected, rel=2e-3, abs=1e-6), key
 
 
-def test_files_with_classes_of_one_name_are_measured_each_by_its_own(tmp_path: Path) -> None:
+def test_files_with_classes_of_one_name_are_measured_each_by_its_own(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(encodings, "_registered", {})
     words = []
     for base in ("MinMax", "Binary"):
         (tmp_path / f"{base}.py").write_text(
