@@ -56,7 +56,7 @@ def sha256(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replace a file by `data`, wholly or not at all."""
+    """Replace a file by `data`, wholly or not at all. Missing folders are made."""
     with _renamed_into(path, len(data)) as new:
         new.write_bytes(data)
         _force(new)
@@ -68,7 +68,6 @@ def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
 
     `needed`: the bytes to be written, for the message about a full disk.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     with _renamed_into(path, needed) as new:
         new.mkdir()
         yield new
@@ -80,6 +79,7 @@ def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
 def _renamed_into(path: Path, needed: int | None) -> Iterator[Path]:
     new = temporary(path)
     with full_disk_as_failure(path, needed):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield new
             os.replace(new, path)

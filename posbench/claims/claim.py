@@ -135,6 +135,8 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
         entry = Entry(name, claim, tuple(map(_inequality, tests)), runs, path)
         if claim.seeds and not any(test.within for test in entry.tests):
             raise UserError(f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88 ± 0.05) have it")
+        if len(entry.tests) > 1 and any(test.within for test in entry.tests):
+            raise UserError(f"test is {tests}: expected one, since it has a published number")
         pair = claim.more_seeds
         names = {term.run for test in entry.tests for term in test.terms} | ({pair.of, pair.than} if pair else set())
         for run in sorted(names ^ set(entry.runs)):

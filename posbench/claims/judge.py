@@ -110,7 +110,7 @@ def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
 
     Protocols other than fixed_target score other tokens at each length: their losses are paired by seed alone.
     """
-    total: Any = None
+    total, by_document = None, all(term.protocol == "fixed_target" for term in test.terms)
     for term in test.terms:
         length = round(term.ratio * losses.train_length)
         level = losses.level(term.run, length, term.kind)
@@ -120,6 +120,7 @@ def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
             level = rows[["nll"]].set_axis([0], axis=1) * losses.tokens.sum() if len(rows) else None
         if level is None or level.isna().any(axis=None):
             raise LookupError(f"{term.run} has no loss at {length} tokens ({term.protocol}, {term.kind})")
+        level = level if by_document else level.sum(axis=1).to_frame()
         total = term.weight * level if total is None else compare.difference(total, -term.weight * level)
     return losses.estimate(total)
 

@@ -62,7 +62,6 @@ def reproduce(
     findings = judge_claims(entries, plans_of, study_rows)
     table(findings).print(console.stdout())
     path = next(iter(by_id.values())).folder.parent / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
     if failed := [name for name, state in status.items() if state.name != "done"]:
@@ -88,11 +87,11 @@ def plans_of_claims(entries: Sequence[Entry], overrides: list[str], config_dir: 
 
 def judge_claims(entries: Sequence[Entry], plans_of: Needed, study_rows: pd.DataFrame | None = None) -> pd.DataFrame:
     """Judge claims by the rows of kept studies, and by the folders of runs that are not among them."""
-    rows = pd.DataFrame(columns=["run", "run_status", "seed", "cpu_seconds"]) if study_rows is None else study_rows
     folders = {plan.folder for runs in plans_of.values() for jobs in runs.values() for plan in jobs}
-    of_studies = set(rows["run"])
+    of_studies = set() if study_rows is None else {*study_rows["run"]}
     trained = [folder for folder in folders if folder.name not in of_studies and (folder / "run.json").is_file()]
-    rows = pd.concat([rows, frames.read(trained)], ignore_index=True) if trained else rows
+    rows = pd.concat([study_rows, frames.read(trained) if trained else None], ignore_index=True)  # None is left out
+    rows = rows[rows["folder"].isin(rows.drop_duplicates("run")["folder"])]  # two studies may share a run
     return judge([
         (entry, {name: rows[rows["run"].isin([plan.id for plan in jobs])] for name, jobs in plans_of[entry.id].items()})
         for entry in entries

@@ -27,11 +27,6 @@ class Plan:
         return self.folder.name
 
     @property
-    def overrides(self) -> tuple[str, ...]:
-        """The key=value words of the command."""
-        return tuple(word for word in self.command[2:] if not word.startswith("--"))
-
-    @property
     def output(self) -> Path:
         """The file that gets what the run's process prints in a sweep."""
         return self.folder.parent / ".jobs" / f"{self.id}.log"

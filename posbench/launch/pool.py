@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from posbench import machine
-from posbench.errors import InUse, Stopped, UserError
+from posbench.config.schema import to_container
+from posbench.errors import InUse, PosbenchError, Stopped, UserError
 from posbench.launch.plans import Plan
 from posbench.run.rows import PLAIN, evaluation_rows, training_rows
 from posbench.run.run import ADDING, Run, load_config, load_record
@@ -64,8 +65,9 @@ def is_trained(plan: Plan) -> bool:
 
 def is_finished(plan: Plan) -> bool:
     """Return whether nothing is left to do. If evaluation settings changed, the run decides what is missing."""
+    wanted, latest = to_container(plan.config)["evaluation"], record(plan).get("evaluated")
     try:
-        return is_trained(plan) and load_config(plan.folder).evaluation == plan.config.evaluation
+        return is_trained(plan) and wanted in (latest, to_container(load_config(plan.folder))["evaluation"])
     except UserError:
         return False
 
@@ -95,8 +97,8 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     if state == DONE:
         loss = loss_at_train_length(plan)
         return f"{plan.id} done" + (f": {loss:.4f} nats/token at the training length" if loss is not None else "")
-    shared = set[str].intersection(*(set(other.overrides) for other in todo))
-    differing = " ".join(override for override in plan.overrides if override not in shared)
+    shared = set[str].intersection(*(set(other.command) for other in todo))
+    differing = " ".join(word for word in plan.command if word not in shared)
     reason = f" ({state.reason}): {state.message or ''}" if state.reason else ""
     return f"{plan.id} [{differing}] {state.name}{reason}"
 
@@ -160,7 +162,7 @@ def outcome(plan: Plan, code: int, old_record: dict[str, Any], received: Sequenc
         status = Status("failed", "signal", f"killed by {signal.Signals(-code).name}{memory}")
     else:
         status = Status("failed", "error", last_error(plan.output) or f"ended with exit code {code}")
-    with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
+    with contextlib.suppress(PosbenchError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
         run.finish(*status)
     return status
 

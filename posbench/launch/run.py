@@ -60,7 +60,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
     try:
         start_processes(size, runtime.threads, work)
     except RunFailed as error:  # rank 0 knows at most that another rank has ended
-        with contextlib.suppress(UserError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
+        with contextlib.suppress(PosbenchError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
             run.ended_by(error)
         raise
     return True
@@ -89,10 +89,9 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
 def config_with_measured_lengths(folder: Path) -> Config:
     """Return a run's configuration with the lengths of its curve, so that new rows are paired with old ones."""
     config = load_config(folder)
-    settings, steps = config.evaluation, config.training.steps
-    curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.curve_name == "fixed_target"]
-    curve = [row for row in curve if (row.checkpoint_step, row.split) == (steps, settings.split) and row.measured]
-    ratios = tuple(sorted({row.length_ratio for row in curve}))
+    settings, wanted = config.evaluation, ("fixed_target", config.training.steps, config.evaluation.split)
+    curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.measured]
+    ratios = tuple(sorted({r.length_ratio for r in curve if (r.curve_name, r.checkpoint_step, r.split) == wanted}))
     extended = dataclasses.replace(settings, ratios=max(settings.ratios, ratios, key=lambda r: max(r, default=0)))
     return dataclasses.replace(config, evaluation=extended)
 

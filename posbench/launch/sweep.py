@@ -157,7 +157,8 @@ def rate_trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
     trials: dict[str, Plan] = {}
     for plan, factor in itertools.product(todo, grid):
         config = plan.changed(_RATE, float(f"{plan.config.training.learning_rate * factor:.6g}")).config
-        evaluation = dataclasses.replace(config.evaluation, **_EVALUATION)
+        protocols = {"protocols": ("problems",)} if config.data.task else {}
+        evaluation = dataclasses.replace(config.evaluation, **_EVALUATION | protocols)
         tracking = dataclasses.replace(config.tracking, backend="none")  # a run of the sweep may have the same name
         config = dataclasses.replace(config, seed=0, evaluation=evaluation, tracking=tracking)
         trials[config.id] = Plan(config, plan.folder.parent / "tuning" / config.id, ())

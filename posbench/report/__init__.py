@@ -70,21 +70,19 @@ def main(
     sections = _sections(readable, least, reference, figure)
     for number, section in enumerate(sections, start=1):
         target = folder if number == 1 else folder / f"set-{number}"
-        target.mkdir(parents=True, exist_ok=True)
         if section.figure:
             for kind in ("png", "pdf"):
                 files.write(target / f"curves.{kind}", charts.drawn(section.figure, kind))
         if section.main:
             files.write(target / "table.csv", csv_text(section.main.frame).encode())
             files.write(target / "table.tex", section.main.latex(f"posbench-{number}").encode())
-    lists = [name for name in frame if name.startswith("unit_")]
-    files.write(folder / "rows.csv", csv_text(frame.drop(columns=[*lists, "settings", "scheme"])).encode())
+    files.write(folder / "rows.csv", csv_text(frame.loc[:, ~frame.columns.str.match("unit_|settings|scheme")]).encode())
     files.write(folder / "index.html", _page(title, warnings, sections, runs).encode())
 
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    label = f"Figure: {folder / 'curves.png'}; page" if any(section.figure for section in sections) else "Page"
+    label = f"Figure: {folder / 'curves.png'}; page" if sections[0].figure else "Page"
     for line in (f"{label}: {folder / 'index.html'}", *warnings):
         console.print(line, soft_wrap=True)
     for section in sections:

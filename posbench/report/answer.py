@@ -1,5 +1,6 @@
 """The short answer above a report's table: what is best, what holds, how sure that is, and what to type next."""
 
+import math
 import shlex
 from collections.abc import Iterable
 
@@ -95,14 +96,17 @@ def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -
 
 def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type") -> str:
     """Return the command that makes the runs of a frame with other `values`; empty if no command can."""
-    options: dict[str, list[str]] = {}
+    options, points = dict[str, list[str]](), set[frozenset[str]]()
     for text in frame.drop_duplicates("folder")["command"].dropna().unique():
         words = shlex.split(text)
         if words[:2] != ["posbench", "train"] or any(word.startswith(("-", "encoding.")) for word in words):
             return ""
         for key, _, value in (word.partition("=") for word in words[2:]):
             options[key] = [*dict.fromkeys([*options.get(key, []), value])]
-    if not options or any("," in value or "[" in value for values_of in options.values() for value in values_of):
+        points.add(frozenset(word for word in words[2:] if word.partition("=")[0] not in ("seed", *values)))
+    size = math.prod(len(options[key]) for key in options.keys() - {"seed", *values})
+    is_grid = size == len(points) and len({*map(len, points)}) == 1  # else the command would make other runs, too
+    if not is_grid or any("," in value or "[" in value for values_of in options.values() for value in values_of):
         return ""
     merged = {key: ",".join(values_of) for key, values_of in options.items()} | values
     return f" {invitation}:\n  posbench sweep {shlex.join(f'{key}={value}' for key, value in merged.items())}"

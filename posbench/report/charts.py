@@ -102,7 +102,7 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels
     colours = dict(zip(sorted(named), COLOURS, strict=False))
     plain, narrowed = points["variant"] == PLAIN, (points["variant"] == WINDOWED) & (points["label"] == base)
     panels = kind == "panels"
-    has_rise, has_difference = panels and points["length"].nunique() > 1, panels and base is not None and len(named) > 1
+    has_rise, has_difference = panels and points["length"].nunique() > 1, panels and "nll_difference" in table
     with matplotlib.rc_context(STYLE):
         figure = Picture(figsize=(11.0, 3.9) if panels else (3.5, 2.7), layout="constrained")
         shares = [1.25, *([1.0] if has_rise else []), *([0.9] if has_difference else [])]

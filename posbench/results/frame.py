@@ -49,7 +49,7 @@ _TYPES |= {name: "float64" for name in _COLUMNS if name in _NUMBERS or _HINTS.ge
 _RATE, _START = "training.learning_rate", "start"
 _SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
 _NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
-_TEXT = ("data.name", "data.task", "data.offset")  # the digest of the text stands for the rest of `data`
+_TEXT = ("data.name", "data.task", "data.offset", "data.document_mask")  # the digest of the text stands for the rest
 _OFF = ("null", "false", "0")  # as JSON: values of an option that is off or unset
 _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
@@ -90,9 +90,9 @@ def read(paths: Iterable[Path], split: str | None = None, counts: Mapping[str, A
 def _load(path: Path) -> pd.DataFrame:
     try:
         frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
+        frame["folder"] = [str(path.with_suffix("") / run) for run in frame["run"]]
+    except (OSError, ValueError, LookupError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    frame["folder"] = [str(path.with_suffix("") / run) for run in frame["run"]]
     return _typed(frame.reindex(columns=_COLUMNS))
 
 
@@ -207,7 +207,7 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run's scheme: the encoding's options, the learning rate, and where the run began."""
     complete = one_number(flat(add_later_keys(nested(settings))))
-    options = {k: v for k, v in complete.items() if k.startswith(_SCHEME) and v is not None}
+    options = {k: v for k, v in complete.items() if k.startswith(_SCHEME) and v is not None and k != "encoding.file"}
     if "start.tokens" in settings:
         options |= {f"start.{name}": settings[f"start.{name}"] for name in ("encoding", "tokens")}
         options |= {_START: settings["start.train_length"], "start.warmup_tokens": settings["training.warmup_tokens"]}

@@ -33,8 +33,7 @@ def _of_text(frame: pd.DataFrame) -> dict[str, Any]:
     values: dict[str, Any] = dict.fromkeys((*TEXTS, "nll_1x", *ALWAYS, "reach", "uses"))
     for label in losses.seeds:  # one label, or none without rows
         row = compare.numbers(losses, label, schemes=1)
-        values |= {name: row[name] for name in (*TEXTS, "uses", *READERS) if name in row}
-        values |= {"reach": row.get("holds_to")}
+        values |= {n: row[n] for n in (*TEXTS, "uses", *READERS) if n in row} | {"reach": row.get("holds_to")}
         for length in losses.lengths(label):
             ratio, level = f"{length / losses.train_length:g}x", losses.level(label, length)
             values[f"nll_{ratio}"] = None if level is None else losses.estimate(level).mean

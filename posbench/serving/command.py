@@ -208,7 +208,6 @@ def write_instructions(folder: Path, settings: Settings, model: str, length: int
     for engine, instruction, differences in instructions(settings, model, length):
         lines += ["", engine, *filter(None, [instruction]), *(f"! it still differs: it {line}" for line in differences)]
         if engine.startswith("transformers") and instruction:
-            folder.mkdir(parents=True, exist_ok=True)
             keys = json.dumps(json.loads(instruction), indent=2)
             files.write(folder / f"{engine.replace(' ', '')}.json", keys.encode() + b"\n")
     files.write(folder / "engines.txt", "\n".join(lines).lstrip().encode() + b"\n")

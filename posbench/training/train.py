@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from posbench import machine
-from posbench.config.schema import Config, EvaluationConfig, Trains
+from posbench.config.schema import Config, EvaluationConfig, Trains, to_container
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.encodings.base import Encoding
@@ -50,8 +50,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     ends it. `command` is the command line, for the record.
     """
     world = world or World()
-    resolved = machine.resolve(config.runtime.device)
-    device = world.device(resolved)
+    device = world.device(resolved := machine.resolve(config.runtime.device))
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
@@ -107,6 +106,7 @@ def end(run: Run, config: Trains) -> None:
     """Record that a run is done, and delete what it no longer needs if its configuration says so."""
     if run.record["status"] != "done":
         run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
+    run.record["evaluated"] = to_container(config)["evaluation"]
     run.finish("done")
     if config.runtime.clean:
         checkpoint.keep_weights(run.folder, config.training.steps)
