@@ -154,7 +154,7 @@ def test_each_answer_is_right_equally_often(task: str, answers: int, tokenizer: 
 
 
 def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, tokenizer: Tokenizer) -> None:
-    model = TrainedGPT(build(tiny_config, V).eval(), "ours", L, torch.device("cpu"), torch.float32)
+    model = TrainedGPT(build(tiny_config, V).eval(), L, torch.device("cpu"), torch.float32)
     choice = pose_of("passkey", L, material(tokenizer))(np.arange(L), 5)
     wanted = [nll_of(model, np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates]
     got = predicted(model, choice.ids[None], np.arange(L)[None] == L - 1, 0, choice.candidates[None]).nll[0]

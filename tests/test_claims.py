@@ -111,6 +111,7 @@ def entry(*tests: str) -> claim.Entry:
         (["alibi 1x = 3.66 ± 0.05"], "reproduced", ", 5 seeds)"),
         (["none 4x - alibi 4x = 0.4 ± 0.05"], "not reproduced", "0.5"),
         (["alibi/nonoverlap 4x - alibi/nonoverlap 1x < 0.05"], "supported", ""),
+        (["alibi/nonoverlap 4x - alibi 1x < 0.05"], "supported", ""),
         (["alibi 32x = 3.66 ± 0.05"], "not run", "alibi has no value at 32x"),
     ],
 )

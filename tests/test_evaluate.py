@@ -84,7 +84,7 @@ def periodic(period: int, repeats: int = 80) -> TokenSplit:
 def gpt(config: Config, encoding: str) -> TrainedGPT:
     """A model with its initial weights."""
     config = dataclasses.replace(config, encoding=EncodingConfig(encoding))
-    return TrainedGPT(build(config, V).eval(), encoding, L, torch.device("cpu"), torch.float32)
+    return TrainedGPT(build(config, V).eval(), L, torch.device("cpu"), torch.float32)
 
 
 def rows_of(

@@ -35,18 +35,6 @@ FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "frozen.js
 PATTERNS = sorted(f"layered/{path.stem}" for path in (configs_dir() / "encoding" / "layered").glob("*.yaml"))
 
 
-def write_start(folder: Path) -> None:
-    """Write `source`, a finished run with only the files that `start=source` reads."""
-    config = single(["data.tokenizer=bytes", "tracking=none"])
-    place = folder / "source" / "checkpoint" / "step-000489"
-    place.mkdir(parents=True)
-    (folder / "source" / "config.yaml").write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
-    run = {"status": "done", "tokenizer_sha256": "b" * 64, "data": {"sha256": "c" * 64}}
-    (folder / "source" / "run.json").write_text(json.dumps(run), encoding="utf-8")
-    manifest = {"step": config.training.steps, "files": {"model.safetensors": {"sha256": "a" * 64}}}
-    (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-
-
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("part", range(16))
 def test_configurations_name_the_runs_that_they_always_named(
@@ -55,7 +43,15 @@ def test_configurations_name_the_runs_that_they_always_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("a text", encoding="utf-8")
-    write_start(tmp_path)
+    # A finished run with only the files that `start=source` reads.
+    config = single(["data.tokenizer=bytes", "tracking=none"])
+    place = tmp_path / "source" / "checkpoint" / "step-000489"
+    place.mkdir(parents=True)
+    (tmp_path / "source" / "config.yaml").write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
+    run = {"status": "done", "tokenizer_sha256": "b" * 64, "data": {"sha256": "c" * 64}}
+    (tmp_path / "source" / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    manifest = {"step": config.training.steps, "files": {"model.safetensors": {"sha256": "a" * 64}}}
+    (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert len(FROZEN["ids"]) >= 200
     chosen = dict(list(FROZEN["ids"].items())[part::16])
     assert {words: single(words.split()).id for words in chosen} == chosen

@@ -13,6 +13,7 @@ from support import in_child, snapshot
 from posbench import encodings
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
+from posbench.run import checkpoint
 from posbench.run.rows import EvaluationRow, evaluation_rows, on_shared_targets, read_rows
 from posbench.run.run import ADDING, Run, in_use, load_config, load_record, other_code
 
@@ -40,6 +41,10 @@ def test_run_json_says_from_the_start_how_a_run_stands_and_then_how_it_ended(
     assert (record["id"], record["command"]) == (tiny_config.id, "posbench train") and "torch" in record["versions"]
     assert {"device": "cpu", "pid": os.getpid()}.items() <= record["attempt"].items()
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.finish("done")
+        run.begin_attempt(device="cpu")
+        assert stands() == ("running", None, None)  # it has no weights
+        checkpoint.save(run.folder, 1, {"w": torch.zeros(1)}, {}, {})
         run.finish("done")
     with pytest.raises(UserError), Run.open(run.folder, tiny_config, COMMAND):
         raise UserError("what cannot begin is no attempt")

@@ -35,7 +35,7 @@ def text(n: int = 4000) -> TokenSplit:
 
 
 def subject_of(model: GPT) -> TrainedGPT:
-    return TrainedGPT(model, "mine", model.encoding.shape.train_length, CPU, torch.float32)
+    return TrainedGPT(model, model.encoding.shape.train_length, CPU, torch.float32)
 
 
 @pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap"])

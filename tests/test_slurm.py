@@ -33,13 +33,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def start_task(number: int, seconds: int = 100) -> "subprocess.Popen[bytes]":
-    script = Path("given").read_text().splitlines()[-1]
-    environment = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"}
-    environment["SECONDS"] = str(seconds)
-    return subprocess.Popen(["bash", script], env={**os.environ, **environment})
-
-
 def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_line(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,7 +62,9 @@ def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
     # A limit that comes at once leaves no time to train, however often the task is queued.
     cases = (signal.SIGUSR1, 100, "requeue 7_0\n"), (signal.SIGTERM, 100, None), (signal.SIGUSR1, -100, None)
     for number, seconds, queued in cases:
-        task = start_task(0, seconds)
+        environment = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"}
+        environment |= {**os.environ, "SECONDS": str(seconds)}
+        task = subprocess.Popen(["bash", Path("given").read_text().splitlines()[-1]], env=environment)
         size = rows.stat().st_size if rows.exists() else 0
         until(lambda size=size: rows.exists() and rows.stat().st_size > size)
         task.send_signal(number)

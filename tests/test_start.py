@@ -90,6 +90,7 @@ def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here:
     assert (stretched.encoding.name, stretched.encoding.options["factor"]) == ("yarn", 4)
     assert build(stretched, 257).encoding.shape.train_length == 16  # from which it stretches, although 64 is trained
     assert begun("evaluation=extrapolation").evaluation.ratios != one.evaluation.ratios
+    assert {2.0, 4.0} <= {*begun("training.train_length=48").evaluation.ratios}  # 256, the longest, is no multiple
     assert begun("extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
     default = resolve_one([f"start={source('rope')}"]).config
     assert default.training.tokens == 64  # a tenth of 512 is less than an update
@@ -106,7 +107,7 @@ def test_a_glob_gives_a_run_for_each(here: Path) -> None:
 
 # Words beside those of ON | what the line says.
 REFUSED = """
-start=outputs/nowhere | expected a run folder
+start=outputs/nowhere | expected a text's run
 start={rope}0 | did you mean 'rope-s
 start={rope} model.n_layers=2 | model.n_layers cannot be set beside start
 start={rope} encoding=fox | 'fox' cannot begin from

@@ -212,12 +212,14 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     assert_as_single_runs(todo, tmp_path / "single")
     assert pool.record(todo[0])["command"].startswith("posbench train encoding=rope ")
     assert [{folder.parent for folder in asked} for asked in reports] == [{tmp_path / "outputs/demo"}]
+    sweep.sweep(further := [*arguments, "evaluation.blocks=9"], n_jobs=2)
     monkeypatch.setattr(pool, "start_process", None)  # a second sweep starts no process
-    sweep.sweep(arguments)
+    for words in (arguments, further):
+        sweep.sweep(words)
     monkeypatch.setattr(sweep, "execute", lambda todo, n_jobs: dict.fromkeys((plan.id for plan in todo), pool.WAITING))
     with pytest.raises(PosbenchError, match="2 runs of 2 not done"):
         sweep.sweep(arguments)
-    assert len(reports) == 3  # of what is done, whatever more was asked for
+    assert len(reports) == 5  # of what is done, whatever more was asked for
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     cfg = _base_config(groups, folders)
     for name, source in _SOURCES.items():
         if "data" not in point and point.get(f"data.{name}", "null") != "null" and cfg.data.get("source") != source:
-            cfg = _base_config({**groups, "data": source}, folders)
+            cfg, point = _base_config({**groups, "data": source}, folders), {**point, "data": source}
     if (run := point.get("start", "null")) != "null":
         _inherit_settings(cfg, run, point)
     dataset = cfg.data.get("dataset")
@@ -191,7 +191,7 @@ def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> No
             cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / train_length)
     if "evaluation" not in point:
         lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios} | {length}
-        lengths |= {times * length for times in (2, 4) if max(lengths) < times * length}  # verdicts are given at 4x
+        lengths |= {2 * length, 4 * length}  # verdicts are given at 4x
         cfg.evaluation.update({key: container["evaluation"][key] for key in ("targets", "blocks")})
         cfg.evaluation.update({"ratios": [context / length for context in sorted(lengths)], "at_tokens": [0]})
 
@@ -202,7 +202,7 @@ def _finished_run(run: str) -> tuple[Config, StartConfig]:
     config = load_saved(folder / SAVED) if (folder / SAVED).is_file() else None
     if not isinstance(config, Config) or config.start or config.data.task:
         hint = "" if folder.exists() else did_you_mean(folder.name, [path.name for path in folder.parent.glob("*/")])
-        raise UserError(f"start={folder}: expected a run folder, of a text and from random weights{hint}")
+        raise UserError(f"start={folder}: expected a text's run from random weights, or in 'train' an HF folder{hint}")
     training, record = config.training, json.loads((folder / "run.json").read_bytes())
     manifest = max((folder / "checkpoint").glob("step-*/manifest.json"), default=None)  # names sort by step
     newest = json.loads(manifest.read_bytes()) if manifest else {}

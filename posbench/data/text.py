@@ -118,7 +118,7 @@ def load(config: DataConfig, source: Source, folder: Path) -> tuple[dict[str, Te
     if len(splits) > 1:
         kind, splits = "given", splits if len(splits) == len(SPLITS) else _three_splits(splits)
     elif config.source == "builtin":
-        splits = _by_document(texts, list(builtin_modules())[: len(texts)], BUILTIN_HELD_OUT)
+        splits = _by_document(texts, list(builtin_modules())[: len(texts)], BUILTIN_HELD_OUT, config.test_pieces or 0)
     elif len(texts) >= FEWEST_DOCUMENTS:
         splits = _by_document(texts, texts, HELD_OUT, config.test_pieces or 0)
     else:

@@ -1,6 +1,5 @@
 """Evaluate a run from its folder and write the rows into it."""
 
-import contextlib
 import dataclasses
 import logging
 import time
@@ -33,22 +32,20 @@ from posbench.terminal.signals import signals_as_errors
 logger = logging.getLogger(__name__)
 
 
-def evaluate_run(folder: Path, config: Config, world: World | None = None) -> None:
+def evaluate_run(folder: Path, config: Config) -> None:
     """Evaluate a finished run's newest checkpoint. Only missing rows are computed.
 
     An evaluation does not count as an attempt at the run: `run.json` keeps the outcome of the training.
 
     Args:
         config: the run's configuration, with the evaluation that is wanted.
-        world: the processes that evaluate together. Each of them calls this function; rank 0 writes.
 
     Raises:
         UserError: the folder holds no run or no complete checkpoint, the run was trained on another text than its
             configuration gives now, or the settings cannot be met.
         Stopped: a signal asked this process to end. The rows computed so far are kept.
     """
-    world = world or World()
-    device = world.device(machine.resolve(config.runtime.device))
+    device = machine.current(machine.resolve(config.runtime.device))
     check(config)
     trained = checkpoint.trained(folder)
     if trained.step < config.training.steps:  # its rows would come between those of the training
@@ -56,18 +53,15 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
         raise UserError(f"{folder} is not finished, {progress}: go on with '{load_record(folder)['command']}' first")
     machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
-    ownership = Run.open(folder, config, command=None) if world.rank == 0 else contextlib.nullcontext()
-    with ownership as run, signals_as_errors():
-        if run:
-            tracking.mirror(config, run, results_of)
+    with Run.open(folder, config, command=None) as run, signals_as_errors():
+        tracking.mirror(config, run, results_of)
         text, tokenizer_file = config.data, folder / TOKENIZER  # the user's own tokenizer file may be gone
         if text.tokenizer not in ("bpe", "bytes") and tokenizer_file.is_file():
             text = dataclasses.replace(text, tokenizer=str(tokenizer_file))
-        tokens = world.after_first(lambda: data_of(text, config.runtime.cache))
-        if run:
-            run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
+        tokens = data_of(text, config.runtime.cache)
+        run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = model_of(folder, config, tokens.tokenizer).to(device)
-        if not evaluate_into(run, model, tokens, config, trained.step, device, world):
+        if not evaluate_into(run, model, tokens, config, trained.step, device):
             logger.info("all requested rows exist; nothing to do: %s", folder)
 
 
@@ -86,10 +80,10 @@ def evaluate_into(
     """
     world, settings = world or World(), config.evaluation
     precision = config.training.precision if settings.precision == "auto" else settings.precision
-    dtype, name = machine.resolve_precision(precision, device), run.id if run else ""
+    dtype = machine.resolve_precision(precision, device)
     arguments: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "device": device, "world": world}
     arguments |= {"tokens": step * config.training.tokens_per_step, "dtype": machine.dtype_name(dtype)}
-    arguments["subject"] = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
+    arguments["subject"] = TrainedGPT(model.eval(), config.training.train_length, device, dtype, config.seed)
     evaluation: AnyEvaluation
     if isinstance(tokens, TaskData):
         evaluation = TaskEvaluation(**arguments, task=tokens.task)
@@ -133,7 +127,7 @@ def _reader(tokens: Tokens, config: Config, step: int, text: Any) -> CachedNGram
     if start is not None:
         if start.text_sha256 != tokens.record["sha256"]:
             return None
-        sizes = {name: getattr(start, name) for name in ("train_length", "batch_size", "tokens", "warmup_tokens")}
+        sizes: dict[str, Any] = {"train_length": start.train_length, "batch_size": start.batch_size}
         earlier = dataclasses.replace(training, accumulation=1, lengths=(), **sizes)
         spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
     if not spans:

@@ -77,9 +77,6 @@ class Subject(Protocol):
     """A language model to evaluate."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
     def train_length(self) -> int:
         """The training length in tokens. Evaluated lengths are multiples of it; longer ones need extrapolation."""
 
@@ -184,7 +181,6 @@ class TrainedGPT:
     """A trained model of our own. Its variants are copies: the model stays as it is."""
 
     model: GPT
-    name: str
     train_length: int
     device: torch.device
     dtype: torch.dtype  # the dtype of matrix products

@@ -62,9 +62,9 @@ class NGrams:
         `before`: (n, 4), the four tokens before each token, the nearest one last; `tokens`: (n,).
         """
         size, targets = self.vocab_size, tokens.astype(np.int64)
-        lengths = self.spans[:, 1] - self.spans[:, 0]
-        n_before = np.concatenate([np.arange(length) for length in lengths])[:COUNTED]  # tokens before it in its span
-        places = np.repeat(self.spans[:, 0], lengths)[:COUNTED] + n_before
+        lengths = np.diff(np.minimum((self.spans[:, 1] - self.spans[:, 0]).cumsum(), COUNTED), prepend=0)
+        n_before = np.concatenate([np.arange(length) for length in lengths])  # tokens before it in its span
+        places = np.repeat(self.spans[:, 0], lengths) + n_before
         unigrams = np.bincount(self.ids[places], minlength=size)
         n_different = np.count_nonzero(unigrams)
         by_order: list[Floats] = [(unigrams[targets] + n_different / size) / (unigrams.sum() + n_different)]

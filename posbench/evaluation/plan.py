@@ -71,7 +71,7 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
     longest = round((settings.longest or 1) * train_length)
 
     @functools.cache  # rows with equal windows share their forward passes
-    def plan(protocol: str, targets: int = settings.targets) -> dict[int, Windows]:
+    def plan(protocol: str, targets: int) -> dict[int, Windows]:
         planned = sorted({*all_lengths, train_length}) if settings.tasks else all_lengths  # `offset` reads that length
         selected, of_text = planned if protocol == "fixed_target" else lengths, (settings.blocks, settings.documents)
         return protocols.plan(protocol, split, selected, targets, *of_text, longest, train_length)
@@ -82,7 +82,8 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
         variants = [(AS_TRAINED, length) for length in lengths]
         if protocol == "fixed_target":
             variants = [*below, *varied(settings, lengths, train_length)]
-        rows += [Measurement(protocol, length, plan(protocol).get(length), variant) for variant, length in variants]
+        windows_of = plan(protocol, settings.targets)
+        rows += [Measurement(protocol, length, windows_of.get(length), variant) for variant, length in variants]
     for text in settings.tasks:
         task, colon, options = text.partition(":")
         probe_lengths = sorted({train_length, *lengths}) if task == "offset" else lengths  # the first is the baseline

@@ -160,7 +160,7 @@ def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
     if (used := numbers["uses"]) is not None:
         yield f"Uses {used:g} of its {trained[0]['length']} tokens: fewer cost more than {USES_LIMIT:g} nats per token."
     if (rows["documents"] == "concat").any():
-        yield "Documents were too short to be scored whole: windows run across them."
+        yield "Windows run across documents: these are too short to be scored whole, or documents=concat was asked for."
     for number in target["n_documents"].dropna()[:1]:
         if number < FEW_DOCUMENTS:
             yield f"95 %: over segments of the text, which has few documents ({number}), and for this text alone."
@@ -177,7 +177,7 @@ def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
     if len(counts):
         parts = [f"{number} on {split} text at step {step}" for (split, step), number in counts.items()]
         yield f"Rows that are not shown, on another text or on other targets than the curve: {', '.join(parts)}."
-        yield "Lengths of one evaluation share their targets."
+        yield "Lengths of one evaluation share their targets, but for nonoverlap only those that divide the longest."
 
 
 def _about_offset(rows: pd.DataFrame) -> Iterator[str]:

@@ -139,7 +139,7 @@ def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> l
     `train_length`: in tokens; beyond it a narrowed model differs from the plain one.
     """
     longest = task.longest
-    further = [round(ratio * longest) for ratio in settings.ratios]
+    further = [max(task.shortest, round(ratio * longest)) for ratio in settings.ratios]
     lengths = sorted({task.shortest, (task.shortest + longest) // 2, longest, *further})
     of_size = {task.size(length): length for length in lengths}  # windows and extensions depend on tokens
     models = plan.varied(settings, list(of_size), train_length)

@@ -52,7 +52,8 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
     settings, bos = parse_words(source, overrides)
     sections = sections_of(source, source.config, settings.data, bos)
     training = schema.TrainingElsewhere(settings.training.train_length)
-    config = schema.TrainedElsewhere(study=STUDY, training=training, evaluation=settings.evaluation, **sections)
+    as_reported = dataclasses.replace(settings.evaluation, split="test")  # another split counts while there is no test
+    config = schema.TrainedElsewhere(study=STUDY, training=training, evaluation=as_reported, **sections)
     device = machine.current(machine.resolve(settings.runtime.device))
     threads = machine.set_threads(settings.runtime.threads)
     subject = subject_of(source, config, precision_of(source, settings.evaluation, device), device)
@@ -184,6 +185,5 @@ def evaluate_into(
     text |= {"tokenizer": tokens.tokenizer, "settings": settings, "checkpoint_step": step, "tokens": n}
     evaluation = Evaluation(subject=subject, dtype=subject.precision, device=subject.model.device, **text)
     n_rows = rows_into(run, evaluation, every_row(run.folder))
-    peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device))
-    run.update(peak_memory_bytes=peak)
+    run.update(peak_memory_bytes=max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device)))
     return n_rows

@@ -70,6 +70,8 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     config, tokenizer, _ = load_config(run), tokenizer_of(run), transformers()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UserError(f"{folder} exists: expected a new folder or an empty one")
+    if code and config.encoding.file:
+        raise UserError(f"{config.encoding.file}: the class of a file cannot go out: expected an encoding of posbench")
     trained = checkpoint.trained(run)
     model = model_of(run, config, tokenizer)
     if code:
@@ -105,14 +107,11 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
 
 def stock(model: GPT, config: Config) -> Exported:
     """Return a trained model in the stock architecture that computes the same; UserError says why there is none."""
-    block = (config.model.norm, config.model.mlp)
+    name, block = model.encoding.name, (config.model.norm, config.model.mlp)
     kind = {("rmsnorm", "swiglu"): "llama", ("layernorm", "gelu"): "gpt_neox"}.get(block)
     for wrong, reason in (
         (kind is None, f"model.norm={block[0]} with model.mlp={block[1]}: expected model=llama or model=gpt"),
-        (
-            not encodings.architectures(model.encoding),
-            f"'{model.encoding.name}': expected 'rope' and its family, or 'none'",
-        ),
+        (not encodings.architectures(model.encoding), f"'{name}': expected 'rope' and its family, or 'none'"),
         (model.window is not None, f"model.attention.window={model.window}: expected null"),
         (config.model.d_ff == 0, "model.d_ff=0: expected null, or a number from 1 on"),
         (config.model.qk_norm, "model.qk_norm=true: expected false"),

@@ -206,7 +206,7 @@ def _save(run: Run, model: Any, source: Source, config: TrainedOn) -> None:
         kind = parameters.get("full_attention", parameters).get("rope_type")
         library.use_cache = kind not in ("dynamic", "longrope")  # cached keys would have a shorter text's frequencies
         if kind != "dynamic" and position_of(library) != "learned":  # `dynamic` starts from this setting
-            key = next(key for key in LENGTHS if hasattr(library, key))
+            key = next((key for key in LENGTHS if hasattr(library, key)), "seq_length")
             setattr(library, key, max(length, source.settings.get(key) or 0))
         saved.generation_config = transformers().GenerationConfig.from_model_config(library)
         saved.save_pretrained(new)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posbench import files
 from posbench.errors import UserError
+from posbench.run import STABLE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +112,7 @@ def trained(folder: Path) -> Checkpoint:
 def keep_weights(folder: Path, steps: int) -> None:
     """Delete a finished run's checkpoints except the newest weights, if these verify. Nothing else is read later."""
     if final := at(folder, steps):
-        _remove(checkpoint.path for checkpoint in every(folder) if checkpoint != final)
+        _remove([*(saved.path for saved in every(folder) if saved != final), *folder.glob(STABLE)])
         (final.path / OPTIMIZER).unlink(missing_ok=True)
 
 

@@ -125,11 +125,13 @@ class Run:
         """Record that this process starts, and its resources. A run that is done stays done while rows are added."""
         if isinstance(self.config, Config) and not checkpoint.every(self.folder):
             encoding = self.config.encoding
-            self.record["installed_encodings"] = encodings.installed_files(encoding.name, encoding.options)
+            used = encodings.installed_files(encoding.name, encoding.options)
+            self.record |= {"installed_encodings": used, "status": "running"}  # without weights it trains anew
         process = {"started": str(datetime.now(UTC)), "host": socket.gethostname(), "pid": os.getpid()}
         status, reason = ("done", ADDING) if self.record["status"] == "done" else ("running", None)
-        command, attempt = self._command or self.record["command"], process | resources
-        self.update(status=status, reason=reason, message=None, command=command, attempt=attempt, versions=versions())
+        trains = {} if status == "done" else {"attempt": process | resources, "versions": versions()}
+        command = self._command or self.record["command"]
+        self.update(status=status, reason=reason, message=None, command=command, **trains)
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
         """Record how the attempt ended and why: `done`, `failed` or `stopped`. A run that is done stays done."""

@@ -104,7 +104,7 @@ def row_values(line: Mapping[str, Any], config: Trains, targets: dict[Any, str |
     names = [
         f"{row.split} text" if row.split != config.evaluation.split else None,
         f"{row.tokens} tokens" if row.tokens is not None and row.checkpoint_step < config.training.steps else None,
-        row.curve_name if row.curve_name not in ("fixed_target", f"problems_{config.data.name}") else None,
+        row.curve_name if row.curve_name not in ("fixed_target", f"problems_{str(row.task).split(':')[0]}") else None,
         f"targets {str(row.targets_sha256)[:6]}" if row.targets_sha256 != digest else None,
     ]
     curve = "/".join(["eval", *filter(None, names)])

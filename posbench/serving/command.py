@@ -101,7 +101,7 @@ def _settings_of_encoding(config: Config, run: Path | None = None) -> dict[str, 
     if not isinstance(rope, Rotary) or not encodings.architectures(rope):
         raise UserError(f"'{config.encoding.name}' has no configuration of RoPE: expected rope or its family")
     settings = {"model_type": "posbench", "num_hidden_layers": config.model.n_layers, "head_dim": rope.shape.head_dim}
-    original = getattr(rope, "original_length", config.original_length)
+    original = getattr(rope, "original_length", config.training.train_length)
     return {**settings, "max_position_embeddings": original, "rope_parameters": parameters_of(rope, partly=True)}
 
 

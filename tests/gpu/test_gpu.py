@@ -178,7 +178,7 @@ def test_memory_of_scoring_grows_with_the_length_not_with_its_square(tiny_config
     config, peaks = configured(tiny_config, name), {}
     model = model_for(config, DEVICE).eval()
     for length in (1024, 4096, 16384, 65536):
-        subject = TrainedGPT(model, name, length, DEVICE, torch.bfloat16)
+        subject = TrainedGPT(model, length, DEVICE, torch.bfloat16)
         torch.cuda.reset_peak_memory_stats()
         try:
             nll = nll_of(subject, np.zeros((1, length + 1), dtype=np.int64), length, 0)
