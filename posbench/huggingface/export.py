@@ -71,7 +71,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UserError(f"{folder} exists: expected a new folder or an empty one")
     if code and config.encoding.file:
-        raise UserError(f"{config.encoding.file}: the class of a file cannot go out: expected an encoding of posbench")
+        raise UserError(f"code=true exports posbench's own encodings, this one is in a file: {config.encoding.file}")
     trained = checkpoint.trained(run)
     model = model_of(run, config, tokenizer)
     if code:
