@@ -16,7 +16,7 @@ from posbench import encodings, report
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import printed
-from posbench.report import card, charts, tables
+from posbench.report import answer, card, charts, tables
 from posbench.report.render import Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
@@ -121,6 +121,9 @@ def test_few_seeds_and_models_that_have_not_learned_are_told_what_to_type(
     assert "verdicts need 5" in text and "worse" not in text
     assert "posbench sweep encoding=none,rope seed=0,1,2,3,4" in text
     assert "Not shown to have learned more than an n-gram model (4.000): none." in text
+    words = [f"posbench train encoding={name} training.learning_rate={rate}" for name, rate in ("a1", "b2")]
+    grid = pd.DataFrame({"folder": words, "command": words})
+    assert answer.command(grid, {"training.learning_rate": "3"}) and answer.command(grid, {"seed": "0,1"}) == ""
     assert f"training.tokens={4 * template.training.tokens}" in text
     assert re.search(r"none +4\.\d+ +no ", text) and "learned: below the n-gram model" in text
 
