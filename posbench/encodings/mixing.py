@@ -138,8 +138,8 @@ class DAPE(Wrapper):
         super().__init__(shape)
         shapes = [dataclasses.replace(shape, n_layers=1)] * shape.n_layers if per_layer else [shape]
         self.adopt([build_inner(inner, inner_shape, inner_options, "encoding.inner_options") for inner_shape in shapes])
-        one = self.inner_encodings[0]
-        if type(one).at is not Encoding.at or one.hooks - {"prepare", "key_bias"} not in ({"distance_bias"}, {"bias"}):
+        encoding, biases = self.inner_encodings[0], ({"distance_bias"}, {"bias"})
+        if type(encoding).at is not Encoding.at or encoding.hooks - {"prepare", "key_bias"} not in biases:
             raise UserError(f"encoding.inner is '{inner}': expected one that only adds a bias, such as alibi")
         self.networks = nn.ModuleList(
             nn.Sequential(nn.Linear(2 * shape.n_heads, hidden), nn.LeakyReLU(), nn.Linear(hidden, shape.n_heads))

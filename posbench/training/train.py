@@ -264,9 +264,12 @@ def _basis(step: int, config: Config, record: Mapping[str, Any], trainer: Traine
 def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
     """Return the batches of validation; none if it is off, or if the text is too short and no cadence is set."""
     cadence = config.runtime.validate_every_steps
-    with contextlib.suppress(*([UserError] if cadence is None else [])):
+    try:
         return tokens.validation_batches(config.training) if cadence != 0 else []
-    return []
+    except UserError:
+        if cadence is not None:
+            raise
+        return []
 
 
 @torch.inference_mode()
