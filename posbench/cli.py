@@ -322,8 +322,8 @@ def export(
     """Write a run's model as a folder that transformers loads.
 
     It becomes a Llama or GPT-NeoX model if the encoding is rotary or none; an error says why if neither fits. With
-    code=true it is posbench's own class, for every encoding; who loads it needs posbench. The folder is kept only if
-    its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs transformers.
+    code=true it is posbench's own class, for all of its encodings; who loads it needs posbench. The folder is kept only
+    if its logits equal those of the run. It has tokenizer, model card and posbench_parity.json. Needs transformers.
     """
     from posbench.huggingface import export
     from posbench.run import find
