@@ -12,6 +12,7 @@ from torch import Tensor
 from posbench import encodings
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import extend_encoding
+from posbench.errors import Undefined
 from posbench.model.standalone import attention_logits, attention_output
 from posbench.training.step import tell_progress
 
@@ -188,8 +189,7 @@ def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() ->
     cases: list[Any] = [("shape", {"inner": "rope", "shift": 10}, "pi", 2.0), ("temperature", {}, "pi", 2.0)]
     cases.append(("shape", {"inner": "sinusoidal", "shift": 10}, "interpolate", 266 / 138))
     for name, options, method, factor in cases:
-        encoding = encodings.build(name, SHAPE, options)
-        _, facts = extend_encoding(encoding, method, train_length=128, length=256)
+        _, facts = extend_encoding(encodings.build(name, SHAPE, options), method, train_length=128, length=256)
         assert [each["factor"] for each in facts["extended"].values()] == [factor]
 
 
@@ -199,3 +199,10 @@ def test_a_temperature_acts_on_far_pairs_too(inner: dict[str, Any]) -> None:
     after, _ = extend_encoding(trained, "self_extend", train_length=32, length=64, group=1)
     ours, expected = (attention(each, *inputs(), COUNTED, 1) for each in (after, trained))
     torch.testing.assert_close(ours, expected, **CLOSE)
+
+
+def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs() -> None:
+    inner = {"inner": "heads", "inner_options": {"heads": [{"name": "rope"}, {"name": "none"}]}}
+    after, _ = extend_encoding(encodings.build("temperature", SHAPE, inner), "rerope", train_length=32, length=64)
+    with pytest.raises(Undefined, match="put it into the entries"):
+        attention(after, *inputs(), COUNTED, 1)

@@ -177,7 +177,6 @@ def _source_digest(cls: type) -> str:
     """Return the sha256 of the file that defines a class, or of the class's text if it was typed into a notebook."""
     try:
         file = Path(inspect.getsourcefile(cls) or "")
-        text = file.read_bytes() if file.is_file() else inspect.getsource(cls).encode()
-        return hashlib.sha256(text).hexdigest()
+        return hashlib.sha256(file.read_bytes() if file.is_file() else inspect.getsource(cls).encode()).hexdigest()
     except (OSError, TypeError):  # it was typed where no text is kept
         return ""

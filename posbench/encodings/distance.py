@@ -286,5 +286,4 @@ class GrapeA(Encoding):
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         queries, keys = layer.state
-        slopes = queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys]
-        return -layer.distance[:, None].abs() * slopes
+        return -layer.distance[:, None].abs() * (queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys])

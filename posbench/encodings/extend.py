@@ -112,8 +112,7 @@ def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
 
     Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023), arXiv:2309.16039, section 4.1.
     """
-    pair = torch.arange(len(rope.f), dtype=torch.float64)
-    return rope.f * (base / rope.base) ** (-pair / len(rope.f)), 1.0
+    return rope.f * (base / rope.base) ** (-torch.arange(len(rope.f), dtype=torch.float64) / len(rope.f)), 1.0
 
 
 def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:

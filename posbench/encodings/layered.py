@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from annotated_types import MinLen
 from torch import Tensor
 
@@ -117,7 +118,9 @@ class Heads(Wrapper):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         queries, keys = zip(*self.of_blocks("rotate", q, k, layer), strict=True)
-        return torch.cat(queries, dim=1), torch.cat(keys, dim=1)
+        width = max(of_q.shape[-1] for of_q in queries)  # some widen queries and keys: zeros add nothing to q·k
+        q, k = (torch.cat([F.pad(of, (0, width - of.shape[-1])) for of in part], dim=1) for part in (queries, keys))
+        return q, k
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         biases = (inner.distance_bias(distance, inner_layer) for inner, inner_layer in self.blocks(layer))

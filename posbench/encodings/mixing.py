@@ -19,9 +19,7 @@ class Convolving(Wrapper):
     """Base of short convolutions: the hooks of the inner encoding get q and k, or v, as `convolved` returns them."""
 
     adds = ("rotate", "map_values")
-
-    def convolved(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+    convolved: Callable[..., tuple[Tensor, ...]]  # of the index of a layer and tensors (B, H, T, Dh)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, inner_layer = self.within(layer)
@@ -111,8 +109,7 @@ class CCA(Convolving):
 
     def _late(self, v: Tensor) -> Tensor:
         tokens = v[:, :: self.group].transpose(1, 2)  # (B, T, Hkv, Dh)
-        half = self.shape.n_kv_heads * self.shape.head_dim // 2
-        current, late = tokens.flatten(2).tensor_split((half,), dim=-1)
+        current, late = tokens.flatten(2).tensor_split((self.shape.n_kv_heads * self.shape.head_dim // 2,), dim=-1)
         shifted = torch.cat((current, F.pad(late[:, :-1], (0, 0, 1, 0))), dim=-1).view_as(tokens).transpose(1, 2)
         return shifted.repeat_interleave(self.group, dim=1)
 

@@ -285,8 +285,7 @@ class BiPE(Wrapper):
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         segments = positions.new_zeros(x.shape[:2]) if ids is None else self.positions(ids, None)
-        place = places(segments).clamp(max=len(self.table) - 1)
-        return (x + F.embedding(place, self.table)).to(x.dtype)
+        return (x + F.embedding(places(segments).clamp(max=len(self.table) - 1), self.table)).to(x.dtype)
 
 
 def places(numbers: Tensor) -> Tensor:

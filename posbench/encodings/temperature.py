@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.extend import FarPairs
+from posbench.encodings.layered import Heads
 from posbench.encodings.wrapper import NO_OPTIONS, Altered, Wrapper
+from posbench.errors import Undefined
 from posbench.options import NonNegative, Positive
 
 
@@ -61,6 +63,8 @@ class Temperature(Wrapper):
             return [(sharpened(of_q), of_k) for of_q, of_k in inner.prepare(q, k, inside)]
 
         core = inner.core if isinstance(inner, Altered) else inner
+        if isinstance(core, Heads) and any(isinstance(part, FarPairs) for part in core.modules()):
+            raise Undefined(f"'{self.name}' around 'heads' does not reach far pairs: put it into the entries")
         far = {"prepare": prepare} if isinstance(core, FarPairs) else {}  # its far logits come from `prepare`
         return self.altered(inner, rotate=rotate, **far), inner_layer
 

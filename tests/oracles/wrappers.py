@@ -265,6 +265,7 @@ class heads(Around):
     CASES = [
         {},
         {"heads": [{"name": "rope", "base": 500.0}, {"name": "none"}, {"name": "fox"}]},
+        {"heads": [{"name": "rope", "base": 500.0}, {"name": "pope", "base": 90.0}]},
         {"heads": [{"name": "alibi"}, {"name": "t5", "num_buckets": 8, "max_distance": 20}]},
     ]
 
