@@ -157,8 +157,7 @@ class Run:
         vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
         # How many UTF-8 bytes of text each id stands for: byte-level BPE writes one character per byte.
         self.bytes = {i: 0 if token == SEPARATOR else len(token) for token, i in vocabulary.items()}
-        newest = max((folder / "checkpoint").glob("step-*"))
-        weights = safetensors.torch.load_file(newest / "model.safetensors")
+        weights = safetensors.torch.load_file(max((folder / "checkpoint").glob("step-*")) / "model.safetensors")
         self.model = Model(weights, self.config["model"], self.config["encoding"])
         lines = map(json.loads, (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines())
         self.rows = [row for row in lines if "protocol" in row and row["task"] is None]

@@ -29,8 +29,7 @@ def test_flops_agree_with_torchs_own_counter(monkeypatch: pytest.MonkeyPatch) ->
 
     sizes = bench.sizes_of("demo", 1)  # one token sees one key: nothing is masked, so that both count the same
     assert (sizes.batch_size, bench.sizes_of("12m", 1024).batch_size) == (2048, 4)
-    config = bench.configurations(["none"], sizes, 1, ["training.train_length=2"])["none"]
-    model = build(config, sizes.vocab_size)
+    model = build(bench.configurations(["none"], sizes, 1, ["training.train_length=2"])["none"], sizes.vocab_size)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(3, 1, dtype=torch.long)).sum().backward()
     assert counter.get_total_flops() == 3 * train_flops_per_token(model, 1)

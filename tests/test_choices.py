@@ -109,8 +109,7 @@ def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
     assert by["passkey:depth=0", 8 * L, L].accuracy < 0.3  # of ten candidates, seen from nowhere
 
     ignores_context = Planted(lambda ids, candidates: (candidates * 7919 % 1009).astype(np.float64))
-    guessed = rows_of(ignores_context, tiny_config, tokenizer, "passkey", "induction", "induction:pairs=2")
-    for row in guessed:
+    for row in rows_of(ignores_context, tiny_config, tokenizer, "passkey", "induction", "induction:pairs=2"):
         assert row.chance == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[row.task]
         low, high = stats.binomtest(round(row.accuracy * row.n_blocks), row.n_blocks).proportion_ci()
         assert low < row.chance < high

@@ -256,8 +256,7 @@ def trained(tiny_config: Config, tmp_path: pathlib.Path, tmp_path_factory: pytes
 def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(trained: Trained) -> None:
     config, folder = trained
     first = evaluation_rows(folder)
-    overrides = ["protocol=fixed_target,nonoverlap", "probe=repeat,shuffle", "sinks=2", "extension=ntk"]
-    asked = apply(config, overrides)
+    asked = apply(config, ["protocol=fixed_target,nonoverlap", "probe=repeat,shuffle", "sinks=2", "extension=ntk"])
     evaluate_run(folder, asked)
     rows = evaluation_rows(folder)
     assert rows[: len(first)] == first

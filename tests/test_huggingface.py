@@ -325,8 +325,7 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     units, first = row["units"], json.loads((results / "run.json").read_text())["data"]["separator"]["id"]
     assert row["n_tokens"] == sum(units["tokens"]) and row["dtype"] == "fp32"
     assert sum(units["nll"]) / row["n_tokens"] == pytest.approx(row["nll"], abs=1e-5)
-    words = (tmp_path / "text" / "test.txt").read_text().split()
-    ids = np.array([first, *(int(word[1:]) for word in words)])
+    ids = np.array([first, *(int(word[1:]) for word in (tmp_path / "text" / "test.txt").read_text().split())])
     windows = np.lib.stride_tricks.sliding_window_view(ids, LENGTH + 1).copy()
     windows[:, 0] = windows[:, 0] if begins is None else begins
     every = theirs(folder, windows).astype(float).sum(axis=1)

@@ -163,8 +163,7 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, mon
     assert posbench.register(Slope) is Slope and "slope" in posbench.encodings.names()
     run = posbench.train(TINY, encoding={"name": Slope, "slope": 0.25})
     assert run.config.encoding.options == {"slope": 0.25}
-    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    assert run.record["installed_encodings"] == {"slope": digest}
+    assert run.record["installed_encodings"] == {"slope": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
     again = type("Slope", (Slope,), {})  # the cell was changed and run again
     assert posbench.encodings.load(posbench.register(again).name) is again
     with pytest.raises(UserError, match="another encoding has that name"):

@@ -147,8 +147,7 @@ def _comparable(key: str, value: Tensor, causal: bool, shape: torch.Size) -> Ten
     if key != "bias":
         return value
     value = value.expand(shape)
-    hidden = torch.ones(shape[-2:], dtype=torch.bool).triu(1) & causal
-    return (value - value[..., :1]).masked_fill(hidden, 0)
+    return (value - value[..., :1]).masked_fill(torch.ones(shape[-2:], dtype=torch.bool).triu(1) & causal, 0)
 
 
 def largest(value: Tensor) -> float:

@@ -50,8 +50,7 @@ def test_blocks_are_dealt_to_documents_in_turn_whatever_their_length(blocks: int
     """A long document has no more than others as long as those have text left; each one's are spread evenly."""
     lengths = [1_000, 271, 800, 400, 390]  # with 93, 2, 68, 18 and 17 candidates
     split = split_of(*lengths, 250)  # the last is too short
-    windows = plan_of("fixed_target", split, "doc", blocks=blocks)[256]
-    targets = targets_of(windows).indices.reshape(-1, 8)
+    targets = targets_of(plan_of("fixed_target", split, "doc", blocks=blocks)[256]).indices.reshape(-1, 8)
     assert (np.diff(targets[:, 0]) >= 8).all()
     counts = np.bincount(np.searchsorted(split.starts, targets[:, 0], side="right") - 1, minlength=6).tolist()
     assert counts == [*dealt, 0]

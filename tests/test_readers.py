@@ -140,10 +140,8 @@ FILES["a glob over splits"] = ({"train/a.txt": "x", "valid/a.txt": "y", "test/a.
 def test_folders_and_globs_have_their_files_in_their_splits(tmp_path: Path, case: str) -> None:
     files, path, expected = FILES[case]
     write(tmp_path / "data", files)
-    wrong = pytest.raises(UserError, match=expected) if isinstance(expected, str) else contextlib.nullcontext()
-    with wrong:
-        documents = documents_of(tmp_path / "data" / path)
-        assert {split: sorted(texts) for split, texts in documents.items()} == expected
+    with pytest.raises(UserError, match=expected) if isinstance(expected, str) else contextlib.nullcontext():
+        assert {split: sorted(texts) for split, texts in documents_of(tmp_path / "data" / path).items()} == expected
 
 
 ARTICLES = ["\n = First = \n\n Some words . \n\n = = Section = = \n\n More = words = \n\n",

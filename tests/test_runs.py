@@ -157,6 +157,5 @@ def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones(
 
 def test_another_version_of_an_own_encodings_file_is_told(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encodings, "installed_files", lambda *_: {"own": "now", "other": "same"})
-    record = {"installed_encodings": {"own": "before", "other": "same"}}
-    (line,) = other_code(tiny_config, record)
+    (line,) = other_code(tiny_config, {"installed_encodings": {"own": "before", "other": "same"}})
     assert line.startswith("'own' was trained with another version of its file") and other_code(tiny_config, {}) == []

@@ -48,16 +48,14 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(protocol
         at, context = targets.indices[i], targets.context[i]
         with torch.inference_mode():
             logits = model(ids[None, at - context : at])[0, -1].double()
-        expected = float(torch.logsumexp(logits, 0) - logits[ids[at]])
-        assert nll[i] == pytest.approx(expected, abs=TOLERANCE)
+        assert nll[i] == pytest.approx(float(torch.logsumexp(logits, 0) - logits[ids[at]]), abs=TOLERANCE)
 
 
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("name", encodings.names())
 def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, tiny_config: Config) -> None:
     model = model_of(tiny_config, name)
-    length = min(40, model.encoding.max_length or 40)
-    ids = torch.randint(V, (3, length), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(V, (3, min(40, model.encoding.max_length or 40)), generator=torch.Generator().manual_seed(0))
     positions = model.encoding.positions(ids, torch.Generator().manual_seed(0))
     positions = positions if "positions" in model.encoding.hooks else None
     with torch.inference_mode():

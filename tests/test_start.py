@@ -17,6 +17,7 @@ from posbench.evaluation.protocols import plan, targets_of
 from posbench.launch import plans
 from posbench.launch.plans import resolve_one
 from posbench.model.gpt import build
+from posbench.results.frame import read
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import load_config
 from posbench.training.train import train
@@ -94,6 +95,15 @@ def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here:
     assert begun("extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
     default = resolve_one([f"start={source('rope')}"]).config
     assert default.training.tokens == 64  # a tenth of 512 is less than an update
+
+
+def test_runs_from_two_bases_are_two_schemes(here: Path) -> None:
+    other = shutil.copytree(source("rope"), here / Path(source("rope")).name)
+    (other / "config.yaml").write_text((other / "config.yaml").read_text().replace("base: 10000", "base: 500"))
+    for start, out in ((source("rope"), here / "a"), (other, here / "b")):
+        words = on(out, "encoding=none", "training.tokens=64", "protocol=fixed_target")
+        assert posbench("train", f"start={start}", *words) == 0
+    assert {*read([here / "a", here / "b"])["label"]} == {"none", "none start.options.base=500"}
 
 
 @pytest.mark.slow

@@ -190,8 +190,7 @@ def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> No
         if "factor" in cfg.encoding:  # dynamic_ntk multiplies it with the factor of each length
             cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / train_length)
     if "evaluation" not in point:
-        lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios} | {length}
-        lengths |= {2 * length, 4 * length}  # verdicts are given at 4x
+        lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios} | {length, 2 * length, 4 * length}
         cfg.evaluation.update({key: container["evaluation"][key] for key in ("targets", "blocks")})
         cfg.evaluation.update({"ratios": [context / length for context in sorted(lengths)], "at_tokens": [0]})
 
@@ -210,4 +209,6 @@ def _finished_run(run: str) -> tuple[Config, StartConfig]:
         raise UserError(f"start={folder}: that run is not finished; 'posbench train' with its settings continues it")
     digests = (newest["files"]["model.safetensors"]["sha256"], record["tokenizer_sha256"], record["data"]["sha256"])
     sizes = (config.seed, training.train_length, training.batch_size * training.accumulation, training.steps)
-    return config, StartConfig(str(folder), *digests, *sizes, training.tokens, training.warmup_tokens)
+    defaults = {} if config.encoding.file else encodings.options_of(config.encoding.name)
+    options = {key: option for key, option in config.encoding.options.items() if option != defaults.get(key, ...)}
+    return config, StartConfig(str(folder), *digests, *sizes, training.tokens, training.warmup_tokens, options)

@@ -19,10 +19,8 @@ from posbench import encodings
 MOVED_ASIDE = re.compile(r".+\.old-\d+")  # the name of a folder that `--restart` put beside the new run's
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that do not change a run's id
 # Later keys of sections, with their former values. These are also the defaults of the sections' dataclasses.
-LATER: dict[str, dict[str, Any]] = {
-    "data": {"task": None, "offset": 0, "test_pieces": None, "document_mask": False},
-    "model": {"n_kv_heads": None, "qk_norm": False}, "training": {"lengths": []},
-}  # fmt: skip
+LATER: dict[str, dict[str, Any]] = {"model": {"n_kv_heads": None, "qk_norm": False}, "training": {"lengths": []}}
+LATER |= {"data": {"task": None, "offset": 0, "test_pieces": None, "document_mask": False}}
 _ALIKE: dict[str, dict[str, Any]] = {
     "abacus": {"others": "random"}, "dape": {"per_layer": False}, "dape_v2": {"per_layer": False}, "t5": {"rate": 1.0},
 }  # fmt: skip

@@ -215,6 +215,7 @@ class StartConfig(Section):
     steps: Count  # updates made
     tokens: Count  # its budget for training
     warmup_tokens: int
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its encoding, other than the defaults
 
 
 class Config(Section):
@@ -237,7 +238,7 @@ class Config(Section):
         shaping = drop_later_keys(to_container(self))
         shaping["encoding"].pop("file", None)  # a moved file is the same encoding
         if self.start:
-            shaping["start"]["run"] = ""
+            shaping["start"] = {key: value for key, value in shaping["start"].items() if key != "options"} | {"run": ""}
         return f"{self.encoding.name}-s{self.seed}-{digest(one_number(shaping))}"
 
     @property

@@ -47,6 +47,7 @@ _TYPES |= {name: "float64" for name in _COLUMNS if name in _NUMBERS or _HINTS.ge
 
 # What may differ between schemes that are compared: the encoding, the learning rate that suits it, where a run began.
 _RATE, _START = "training.learning_rate", "start"
+_STARTS = ("start.encoding", "start.tokens", "start.options")  # facts of the run that one began from
 _SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
 _NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
 _TEXT = ("data.name", "data.task", "data.offset", "data.document_mask")  # the digest of the text stands for the rest
@@ -209,7 +210,7 @@ def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
     complete = one_number(flat(add_later_keys(nested(settings))))
     options = {k: v for k, v in complete.items() if k.startswith(_SCHEME) and v is not None and k != "encoding.file"}
     if "start.tokens" in settings:
-        options |= {f"start.{name}": settings[f"start.{name}"] for name in ("encoding", "tokens")}
+        options |= {k: v for k, v in settings.items() if k.startswith(_STARTS)}
         options |= {_START: settings["start.train_length"], "start.warmup_tokens": settings["training.warmup_tokens"]}
     return options
 
