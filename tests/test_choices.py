@@ -36,8 +36,7 @@ class Planted:
 
     def logits(self, ids: np.ndarray, scored: np.ndarray, first: int) -> Iterator[Tensor]:
         for read in ids[:, :-1] if self.window is None else ids[:, -self.window - 1 : -1]:
-            nll = -self.expects(read, np.arange(V))
-            yield torch.from_numpy(nll).float().expand(scored.sum() // len(ids), V)
+            yield torch.from_numpy(-self.expects(read, np.arange(V))).float().expand(scored.sum() // len(ids), V)
 
     def shifted(self, offset: int) -> Subject:
         return self

@@ -36,8 +36,7 @@ def composed(*words: str) -> Config:
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("choice", [f"{group}={name}" for group in GROUPS for name in choices(group)])
 def test_every_choice_of_every_group_composes(choice: str) -> None:
-    beside = {"evaluation=problems": ["data=task/copy"]}.get(choice, [])
-    assert isinstance(composed(choice, *beside), Config)
+    assert isinstance(composed(choice, *{"evaluation=problems": ["data=task/copy"]}.get(choice, [])), Config)
 
 
 def test_every_file_has_the_keys_of_its_section_with_their_meanings() -> None:

@@ -159,8 +159,7 @@ def test_angles_biases_and_codes_are_fp32_under_autocast_and_outputs_in_the_dtyp
     positions = torch.arange(19)[None] + (0 if encoding.max_length else 5000)
 
     def both() -> list[Tensor]:
-        embedded = encoding.embed(tokens(encoding, 19), positions)
-        return [embedded, attention_output(encoding, q, k, v, x, 1, positions)]
+        return [encoding.embed(tokens(encoding, 19), positions), attention_output(encoding, q, k, v, x, 1, positions)]
 
     plain = both()
     with torch.autocast("cpu", dtype=torch.bfloat16):

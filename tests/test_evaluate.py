@@ -317,8 +317,7 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
     rows = evaluation_rows(folder)
     tokens = data.prepare(config.data, config.runtime.cache)
-    spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
-    model = NGrams(tokens.train.ids, spans, 257)
+    model = NGrams(tokens.train.ids, tokens.batches(config.training, config.seed).spans(config.training.steps), 257)
     windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")
     at = targets_of(windows[16]).indices
     means = model.nll(np.stack([tokens.test.ids[at - back] for back in (4, 3, 2, 1)], 1), tokens.test.ids[at]).mean(1)

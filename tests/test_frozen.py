@@ -66,8 +66,7 @@ def test_the_built_in_text_gives_the_same_splits_and_tokens(tokenizer: str, tmp_
     for name in ("train", "validation", "test"):
         split = getattr(made, name)
         stream = np.asarray(split.ids, np.uint32).tobytes() + np.asarray(split.starts, np.int64).tobytes()
-        frozen = FROZEN["tokens"][made.record["sha256"]][f"{tokenizer} {name}"]
-        assert hashlib.sha256(stream).hexdigest() == frozen
+        assert hashlib.sha256(stream).hexdigest() == FROZEN["tokens"][made.record["sha256"]][f"{tokenizer} {name}"]
 
 
 def test_every_scheme_has_a_frozen_loss_and_begins_with_its_frozen_parameters() -> None:

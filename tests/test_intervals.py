@@ -59,8 +59,7 @@ def test_seeds_and_documents_are_crossed_random_factors() -> None:
     msb = a * sum((values[:, j].mean() - grand) ** 2 for j in range(b)) / (b - 1)
     left = [[values[i, j] - values[i].mean() - values[:, j].mean() + grand for j in range(b)] for i in range(a)]
     mse = sum(x * x for row in left for x in row) / ((a - 1) * (b - 1))
-    variance = (msa + msb - mse) / (a * b)
-    assert (made.error, made.units) == (pytest.approx(math.sqrt(variance), rel=1e-12), b)
+    assert (made.error, made.units) == (pytest.approx(math.sqrt((msa + msb - mse) / (a * b)), rel=1e-12), b)
     assert made.df == pytest.approx((msa + msb - mse) ** 2 / (msa**2 / (a - 1) + msb**2 / (b - 1)), rel=1e-12)
     alone = estimate(values.sum(1, keepdims=True) * 32, np.array([32.0 * b]))
     assert (alone.low(), alone.high()) == t_interval(values.mean(1)) and alone.units == 0

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import posbench
-from posbench.config.schema import Config
-from posbench.model.gpt import GPT, build, parameter_counts
+from posbench.config.schema import AttentionConfig, Config
+from posbench.model.gpt import GPT, Reading, build, parameter_counts
 from posbench.model.loss import IGNORED
 
 V = 50
@@ -68,6 +68,16 @@ def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
         model = built(tiny_config, "none", 500, {"d_model": 256, "n_heads": 4, "init": init})  # 0.02 / sqrt(2 x 2)
         weights = [model.tokens.weight, model.blocks[0].attention.qkv.weight, model.blocks[1].attention.out.weight]
         assert [float(weight.detach().std()) for weight in weights] == pytest.approx([token_rms, qkv, out], rel=0.03)
+
+
+def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(tiny_config: Config) -> None:
+    ids = torch.randint(V, (1, 64), generator=torch.Generator().manual_seed(0))
+    for window, sees in ((8, False), (9, True), (64, True)):
+        for name, options in (("layered", {"layers": [{"name": "rope", "window": window}]}), ("rope", {})):
+            attention = AttentionConfig(None if options else window)
+            model = built(tiny_config, name, block={"attention": attention}, **options)
+            plain, sinks = (model(ids, reading=Reading(window=8, sinks=number)) for number in (0, 2))
+            assert torch.equal(plain, sinks) != sees, (window, name)
 
 
 def masked(share: float) -> tuple[torch.Tensor, torch.Tensor]:

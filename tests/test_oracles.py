@@ -93,8 +93,7 @@ def compare(
     inputs += [parameter.detach() for parameter in encoding.parameters()]
     names = [*"qkvx", *(key for key, _ in encoding.named_parameters())]
 
-    dtype = getattr(oracle, "DTYPE", torch.float32)
-    leaves = [tensor.clone().to(dtype).requires_grad_() for tensor in inputs]
+    leaves = [tensor.clone().to(getattr(oracle, "DTYPE", torch.float32)).requires_grad_() for tensor in inputs]
     parameters, given = dict(zip(names[4:], leaves[4:], strict=True)), {"ids": ids} if vocabulary else {}
     completed = schemes.completed(name, options, shape)
     expected = oracle.reference(parameters, shape, completed, *leaves[:4], positions, seed, causal, **given)

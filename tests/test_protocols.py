@@ -18,8 +18,7 @@ def split_of(*document_lengths: int, seed: int = 0) -> TokenSplit:
 
 
 def plan_of(protocol: str, split: TokenSplit, documents: str = "concat", **options: int) -> dict[int, Windows]:
-    arguments = {"targets": 8, "blocks": 40} | options
-    return protocols.plan(protocol, split, LENGTHS, documents=documents, **arguments)
+    return protocols.plan(protocol, split, LENGTHS, documents=documents, **{"targets": 8, "blocks": 40} | options)
 
 
 @pytest.fixture

@@ -39,8 +39,10 @@ def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() 
     assert six["uses_context"].to_dict() == beats
     assert six["uses"].dropna().to_dict() == dict.fromkeys(["fox", "rope", "t5", "alibi"], 128)
     rows = main_rows(rows_of_study("six"))  # said only where less was measured
-    uses = [compare.uses(Losses(rows[rows["length"] >= least]), "none") for least in (1, 64, 128)]
-    assert uses == [64, None, None]
+    assert [compare.uses(Losses(rows[rows["length"] >= least]), "none") for least in (1, 64, 128)] == [64, None, None]
+    reach = {context: compare.holds_to(Losses(rows[rows["length"] <= context]), "alibi") for context in (512, 1024)}
+    gap = rows[(rows["length"] < 1024) | (rows["seed"] > 0)]
+    assert compare.holds_to(Losses(gap), "alibi") == reach[1024] > reach[512]
 
 
 def test_a_study_is_kept_in_one_file(tmp_path: Path) -> None:
@@ -191,6 +193,11 @@ def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: P
     with (folder / "rows.jsonl").open("a") as file:
         file.writelines(json.dumps(rows[0] | {"nll": 9.0} | change) + "\n" for change in changes)
     assert headline_of(folder) == before
+    read([folder]).to_parquet(tmp_path.with_suffix(".parquet"))  # where the same runs are beside it, they count
+    assert len(read([folder, tmp_path.with_suffix(".parquet")])) == len(read([folder]))
+    with (folder / "rows.jsonl").open("a") as file:  # after the last update only another protocol was evaluated
+        file.write(json.dumps(rows[0] | {"checkpoint_step": 10**6, "protocol": "nonoverlap"}) + "\n")
+    assert headline_of(folder)["nll_1x"] is None
 
 
 @pytest.mark.parametrize(("ngram", "learned"), [(4.2, "yes"), (3.2, "no"), (3.6, NOT_RESOLVED), (None, None)])

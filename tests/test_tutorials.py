@@ -45,8 +45,7 @@ def attend(encoding, words):
     x = encoding.embed(torch.stack(rows)[None], torch.arange(len(rows))[None])
     weights = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(1)) / 32**0.5
     q, k, v = (x @ weights.mT).view(3, 1, len(rows), 4, 8).transpose(2, 3)
-    output = posbench.attention_output(encoding, q, k, v, x=x, causal=False)
-    return output[0].transpose(0, 1).reshape(len(rows), 32)
+    return posbench.attention_output(encoding, q, k, v, x=x, causal=False)[0].transpose(0, 1).reshape(len(rows), 32)
 
 
 def test_every_scheme_but_none_tells_i_think_therefore_i_am_from_i_am_therefore_i_think():

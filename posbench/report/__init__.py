@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import types
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,9 +128,8 @@ def _sections(frame: pd.DataFrame, least: float | None, reference: str | None, f
 
     sets = [group for _, group in frame.groupby("setting")]
     sets.sort(key=lambda df: (df["trained_task"].iloc[0] or "", not df["newest"].any(), -df["folder"].nunique()))
-    settings: dict[str, dict[str, str]] = {}
-    for _, of_task in frame.groupby(frame["trained_task"].fillna("")):
-        settings |= frames.differing_settings(of_task)
+    by_task = frame.groupby(frame["trained_task"].fillna(""))
+    settings = ChainMap(*(frames.differing_settings(of_task) for _, of_task in by_task))
     sections = []
     for number, group in enumerate(sets, start=1):
         task, facts = group["trained_task"].iloc[0], answer.facts(group)

@@ -38,7 +38,7 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
     """Return a table to decide between schemes; `table`: what `results.compare.compare` returns for rows `frame`."""
     time, memory = frame[["train_seconds", "cpu_seconds"]].min(axis=1), frame["peak_memory_bytes"].astype("float64")
     rows = frame.assign(time=time, memory=memory)[(frame["run_status"] == "done") & (frame["variant"] == PLAIN)]
-    rows_far = rows[(rows["length_ratio"] == FARTHER) & rows["newest"]]
+    rows_far = rows[(rows["length_ratio"] == FARTHER) & rows["newest"] & ~rows["repeated"]]
     peaks = rows_far[rows_far["protocol"] == "fixed_target"].groupby("label")["memory"].min()
     cost = pd.concat([rows.groupby("label")["time"].min(), peaks], axis=1)
     accuracy = rows_far[rows_far["task"] == PROBE].groupby("label")["accuracy"].mean().rename("right")

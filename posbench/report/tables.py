@@ -173,13 +173,14 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
 def by_length(frame: pd.DataFrame) -> list[Table]:
     """Return a table of means over seeds, or a status, for all curves but `fixed_target`; no table without any."""
     rows = frame[~frame["repeated"] & (frame["run_status"] == "done") & frame["newest"]]
-    rows = rows.assign(length=rows["problem_length"].fillna(rows["length"]))
+    rows = rows.assign(length=rows["problem_length"].fillna(rows["length"]), of=rows["targets_sha256"] + rows["dtype"])
     rows["curve"] = rows["curve"].str.removeprefix("task_").str.replace("_from_", " from position ")
+    most_common = rows.groupby(["curve", "length"])["of"].transform(lambda targets: targets.mode().max())
+    rows = rows[rows["of"].isna() | (rows["of"] == most_common)]
     means: dict[tuple[str, str], dict[str, str]] = {}
     for (label, curve, length), group in rows[rows["curve"] != "fixed_target"].groupby(["label", "curve", "length"]):
-        failure = next((status for status in group["status"] if status != "ok"), None)
-        mean = group["accuracy"].fillna(group["nll"]).astype("float64").mean()
-        means.setdefault((label, curve), {})[str(length)] = failure or f"{mean:.3f}"
+        mean = f"{group['accuracy'].fillna(group['nll']).astype('float64').mean():.3f}"
+        means.setdefault((label, curve), {})[str(length)] = next((s for s in group["status"] if s != "ok"), mean)
     lines = pd.DataFrame([{"label": label, "curve": curve, **cells} for (label, curve), cells in means.items()])
     lengths = [Column(str(length), f"{length:,}") for length in sorted(rows["length"].unique())]
     note = "Loss; of probes and problems the share of right answers"

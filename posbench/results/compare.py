@@ -67,9 +67,8 @@ class Losses:
                     self.sums[label, kind, int(length)] = pd.DataFrame(np.stack([*nats]), by_unit["seed"], dtype=float)
 
     def lengths(self, label: str | None = None) -> list[int]:
-        """Return the lengths in tokens that any scheme, or all seeds of one, asked for and that the text allows."""
-        lacking = ("too_short",) if label is None else ("too_short", "missing")
-        keys = [key for key, status in self.statuses.items() if status not in lacking and label in (None, key[0])]
+        """Return the lengths in tokens that any seed, of one scheme or of all, asked for and that the text allows."""
+        keys = [key for key, status in self.statuses.items() if status != "too_short" and label in (None, key[0])]
         return sorted({length for _, variant, length in keys if variant == PLAIN})
 
     def level(self, label: str, length: int, variant: str = PLAIN) -> pd.DataFrame | None:

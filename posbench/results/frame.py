@@ -47,7 +47,7 @@ _TYPES |= {name: "float64" for name in _COLUMNS if name in _NUMBERS or _HINTS.ge
 
 # What may differ between schemes that are compared: the encoding, the learning rate that suits it, where a run began.
 _RATE, _START = "training.learning_rate", "start"
-_STARTS = ("start.encoding", "start.tokens", "start.options")  # facts of the run that one began from
+_STARTS = ("start.encoding", "start.tokens", "start.options", "start.text_sha256")  # of the run that one began from
 _SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
 _NOT_COMPARED = ("study", "seed", *_SCHEME, *(f"{name}." for name in (*NOT_IDENTITY, "data", _START)))
 _TEXT = ("data.name", "data.task", "data.offset", "data.document_mask")  # the digest of the text stands for the rest
@@ -78,7 +78,8 @@ def read(paths: Iterable[Path], split: str | None = None, counts: Mapping[str, A
     studies, run_paths = ([path for path in paths if (path.suffix == SUFFIX) == is_study] for is_study in (True, False))
     folders = run_folders(run_paths) if run_paths or not studies else []
     rows = [row for run in folders for row in _rows(run, split, None if counts is None else counts.get(str(run), {}))]
-    parts = [*map(_load, studies), *([_typed(pd.DataFrame(rows, columns=_COLUMNS))] if rows else [])]
+    kept = [study[~study["folder"].isin([*map(str, folders)])] for study in map(_load, studies)]  # the folder counts
+    parts = [*kept, *([_typed(pd.DataFrame(rows, columns=_COLUMNS))] if rows else [])]
     frame = _with_derived(pd.concat(parts, ignore_index=True))
     if counts is None and frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any():
         at_one = frame[(frame["length_ratio"] == 1) & (frame["variant"] == run_rows.PLAIN) & (frame["status"] == "ok")]
@@ -158,7 +159,7 @@ def _measured_rows(folder: Path, split: str, counts: Mapping[str | None, int] | 
     rows = run_rows.every_row(folder) if counts is None else run_rows.evaluation_rows(folder, counts)
     split = run_rows.headline_split(rows, split)
     main = {row.key for row in run_rows.on_shared_targets([row for row in rows if row.split == split], counts)}
-    last = max((row.checkpoint_step for row in rows if row.split == split and row.is_headline), default=None)
+    last = max((row.checkpoint_step for row in rows if row.split == split), default=None)
     return [
         row.to_json()
         | {"extension_options": _json(row.extension_options) if row.extension_options else None}

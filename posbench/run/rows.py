@@ -88,11 +88,6 @@ class EvaluationRow:
         return self.extension or (WINDOWED if self.window else PLAIN)
 
     @property
-    def is_headline(self) -> bool:
-        """Whether the row belongs to the protocol of the headline: fixed_target for a text, problems for a task."""
-        return self.protocol == "problems" or (self.protocol == "fixed_target" and self.task is None)
-
-    @property
     def curve_name(self) -> str:
         return curve_name(self.protocol, self.task, self.offset, self.extension, self.window)
 
@@ -163,7 +158,7 @@ def evaluation_rows(folder: Path, counts: Mapping[str | None, int] | None = None
 
 def headline_split(rows: Sequence[EvaluationRow], split: str) -> str:
     """Return the split of the headline: the requested one, else another that was evaluated; empty if none was."""
-    splits = {row.split for row in rows if row.is_headline}
+    splits = {row.split for row in rows}
     return split if split in splits else min(splits, default="")
 
 

@@ -83,8 +83,7 @@ def test_loss_and_gradients_are_those_of_the_cpu(tiny_config: Config, name: str,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", encodings.names())
 def test_every_scheme_trains_in_half_precision(tiny_config: Config, name: str, dtype: torch.dtype) -> None:
-    one = trainer(configured(tiny_config, name), dtype)
-    losses = [update(one, batch(), step, 3e-3)[0] for step in range(12)]
+    losses = [update(trainer(configured(tiny_config, name), dtype), batch(), step, 3e-3)[0] for step in range(12)]
     assert losses[-1] < losses[0] and all(map(math.isfinite, losses))
 
 

@@ -39,8 +39,7 @@ class sinusoidal:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         width = shape.d_model // 4 if options["combine"] == "concat" else shape.d_model
-        table = waves(shape.train_length, width, options)
-        return coded(x, positions, shape, options, lambda place: table[place])
+        return coded(x, positions, shape, options, lambda place: waves(shape.train_length, width, options)[place])
 
 
 def waves(length, width, options):

@@ -165,8 +165,7 @@ class fire:
         furthest = torch.maximum(positions[:, :, None], (multiplier * start).abs())
         far = distances(positions).clamp(min=0) if causal else distances(positions)
         share = torch.log(abs(c * far) + 1) / (torch.log(abs(c * furthest) + 1) + 1e-6)
-        hidden = torch.relu(share[..., None] @ first.T + first_bias)
-        return {"bias": (hidden @ last.T + last_bias).movedim(-1, 1)}
+        return {"bias": (torch.relu(share[..., None] @ first.T + first_bias) @ last.T + last_bias).movedim(-1, 1)}
 
 
 class grape_a:

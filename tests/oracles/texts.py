@@ -28,8 +28,7 @@ class abacus:
                 digit = abacus.VOCABULARY[token] in ("0", "1", "2", "3", "8")
                 rows[-1].append((rows[-1][-1] if len(rows[-1]) else 0) + 1 if digit else 0)
         table = parameters["table"][torch.tensor(rows).clamp(max=options["rows"] - 1)]
-        of_inner = inner(parameters, shape, options, q, k, v, x, positions, layer, causal)
-        return {"embedded": x + table, **of_inner}
+        return {"embedded": x + table, **inner(parameters, shape, options, q, k, v, x, positions, layer, causal)}
 
 
 class coupling:
@@ -48,8 +47,7 @@ class coupling:
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal, ids):
         numbers = [coupled([coupling.VOCABULARY[token] for token in row], options) for row in ids.tolist()]
         table = parameters["table"][torch.tensor(numbers).clamp(max=coupling.last_of(shape, options))]
-        of_inner = inner(parameters, shape, options, q, k, v, x, positions, layer, causal)
-        return {"embedded": x + table, **of_inner}
+        return {"embedded": x + table, **inner(parameters, shape, options, q, k, v, x, positions, layer, causal)}
 
 
 def coupled(tokens, options):

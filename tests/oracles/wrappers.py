@@ -75,8 +75,7 @@ class cca(Counting):
         for ours, theirs in (("by_channel", "conv_qk_depthwise"), ("by_head", "conv_qk_grouped")):
             weights |= {f"{theirs}.{kind}": parameters[f"{ours}.{layer}.{kind}"] for kind in ("weight", "bias")}
         projection = third_party("transformers.models.zaya.modeling_zaya").ZayaCCAProjection(config, 0)
-        projected = torch.func.functional_call(projection, weights, (flat(q, k, v), None))
-        q, k, v = (a.transpose(1, 2) for a in projected)
+        q, k, v = (a.transpose(1, 2) for a in torch.func.functional_call(projection, weights, (flat(q, k, v), None)))
         output = inner_output(parameters, shape, options, q, k, v, x, positions, layer, causal)
         return output if options["inner"] != "none" else {"q": q, "k": k, **output}
 
@@ -195,8 +194,7 @@ class shape(Around):
         return inner_count(shape.wide(of_model, options), options)
 
     def reference(parameters, of_model, options, q, k, v, x, positions, layer, causal):
-        wide = shape.wide(of_model, options)
-        of_layer = inner(parameters, wide, options, q, k, v, x, positions, layer, causal)
+        of_layer = inner(parameters, shape.wide(of_model, options), options, q, k, v, x, positions, layer, causal)
         return of_layer if "embedded" in of_layer else {"output": output_of(of_layer, q, k, v, causal)}
 
 

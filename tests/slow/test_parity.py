@@ -23,8 +23,7 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     size = [f"training.train_length={LENGTH}", f"training.batch_size={BATCH}", "model.d_model=64", "model.n_layers=2"]
     config = compose.single([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])
     corpus = tokens.prepare(config.data, config.runtime.cache)
-    gpt = build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
-    trainer = Trainer(gpt, config, CPU, dtype)
+    trainer = Trainer(build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts), config, CPU, dtype)
     batches = TrainingBatches(corpus.train.ids, LENGTH, BATCH, config.seed)
     rates = [learning_rate(step, STEPS, config.training) for step in range(STEPS)]
     return torch.tensor(
