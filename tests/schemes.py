@@ -99,8 +99,7 @@ def layer_attention(
     window: int | None = None, sinks: int = 0, consecutive: bool = False, last: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Return a layer's attention at positions (1|B, T), by the path that posbench chooses."""
-    described = make_layer(encoding, positions, layer, x, consecutive)
-    return attention(encoding, q, k, v, described, window, sinks, last)
+    return attention(encoding, q, k, v, make_layer(encoding, positions, layer, x, consecutive), window, sinks, last)
 
 
 def used_at(encoding: Encoding, positions: Tensor, layer: int = 0, x: Tensor | None = None) -> tuple[Encoding, Layer]:

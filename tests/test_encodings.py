@@ -42,8 +42,7 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], setting:
     """Compare output and gradients. Gradients are sums that cancel, so their tolerance follows their largest entry."""
     assert actual.keys() == expected.keys()
     for key, value in expected.items():
-        scale = max(1.0, float(value.abs().max()))
-        tolerance = CLOSE if key == "output" else {"atol": 1e-4 * scale, "rtol": 1e-4}
+        tolerance = CLOSE if key == "output" else {"atol": 1e-4 * max(1.0, float(value.abs().max())), "rtol": 1e-4}
         message = f"{setting}, {key}"
         torch.testing.assert_close(actual[key], value, **tolerance, msg=lambda text, m=message: f"{m}: {text}")
 

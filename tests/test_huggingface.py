@@ -142,7 +142,7 @@ FIXED = ("dynamic_ntk:factor=3", "yarn:factor=8", "yarn:ramp=rotations:beta=2", 
 
 
 @pytest.mark.sample(12)
-@pytest.mark.parametrize("kind", [*(kind for kind in MODELS if load.TESTED[kind] == "rope"), "granite", "gemma3"])
+@pytest.mark.parametrize("kind", [*(k for k in MODELS if load.TESTED[k] == "rope"), "granite", "gemma3", "cohere"])
 def test_every_method_changes_the_model_beyond_the_trained_length_and_not_up_to_it(shelf: Path, kind: str) -> None:
     """Each extension compares the frequencies of the library's ROPE_INIT_FUNCTIONS with those of encodings.extend."""
     model = subject(on(shelf, kind))
@@ -199,8 +199,7 @@ def test_a_row_does_not_follow_from_what_was_read_before(shelf: Path, tmp_path: 
         parameters |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": LENGTH}
     save("llama", tmp_path / "m", rope_parameters=parameters)
     model = subject(tmp_path / "m")
-    longer = np.concatenate([IDS, IDS], axis=1)
-    for ids in (IDS, IDS[:, : LENGTH + 1], IDS[:, : LENGTH + 9], longer, IDS):
+    for ids in (IDS, IDS[:, : LENGTH + 1], IDS[:, : LENGTH + 9], np.concatenate([IDS, IDS], axis=1), IDS):
         assert np.array_equal(nll_of(model, ids, 8, 0), nll_of(subject(tmp_path / "m"), ids, 8, 0))
     assert np.abs(nll_of(model, IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
     extension = Variant(extension=kind.replace("dynamic", "dynamic_ntk"))  # it has the frequencies of its length

@@ -74,8 +74,8 @@ def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
     ids = torch.randint(V, (1, 64), generator=torch.Generator().manual_seed(0))
     for window, sees in ((8, False), (9, True), (64, True)):
         for name, options in (("layered", {"layers": [{"name": "rope", "window": window}]}), ("rope", {})):
-            attention = AttentionConfig(None if options else window)
-            model = built(tiny_config, name, block={"attention": attention}, **options)
+            block = {"attention": AttentionConfig(None if options else window)}
+            model = built(tiny_config, name, block=block, **options)
             plain, sinks = (model(ids, reading=Reading(window=8, sinks=number)) for number in (0, 2))
             assert torch.equal(plain, sinks) != sees, (window, name)
 

@@ -101,8 +101,7 @@ def test_runs_from_two_bases_are_two_schemes(here: Path) -> None:
     other = shutil.copytree(source("rope"), here / Path(source("rope")).name)
     (other / "config.yaml").write_text((other / "config.yaml").read_text().replace("base: 10000", "base: 500"))
     for start, out in ((source("rope"), here / "a"), (other, here / "b")):
-        words = on(out, "encoding=none", "training.tokens=64", "protocol=fixed_target")
-        assert posbench("train", f"start={start}", *words) == 0
+        assert posbench("train", f"start={start}", *on(out, *"encoding=none training.tokens=64".split())) == 0
     assert {*read([here / "a", here / "b"])["label"]} == {"none", "none start.options.base=500"}
 
 

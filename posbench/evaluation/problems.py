@@ -166,8 +166,7 @@ def _planned(evaluation: TaskEvaluation, point: TaskPoint, problems_of: Callable
     try:
         problems = problems_of(length, of_task)
         # An extension covers at least the training length.
-        reach = max(row.length + offset, evaluation.subject.train_length)
-        subject, facts = evaluation.subject.varied(variant, reach)
+        subject, facts = evaluation.subject.varied(variant, max(row.length + offset, evaluation.subject.train_length))
         subject = subject.shifted(offset) if offset else subject
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error)), lambda row: row

@@ -161,8 +161,7 @@ class Learning(nn.Module):
 
     def forward(self, ids: Tensor, labels: Tensor, **unused: Any) -> Tensor:
         """Return mean negative log-likelihood, in nats per token, of labels (B, T) after ids (B, T)."""
-        logits = forward(self.model, ids, self.first_token)
-        return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+        return F.cross_entropy(forward(self.model, ids, self.first_token).flatten(0, -2).float(), labels.flatten())
 
     def state_dict(self, *unused: Any, **also: Any) -> Any:
         """Return the parameters that are trained, by name; all others are those of the model's folder."""

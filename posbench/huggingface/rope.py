@@ -40,8 +40,7 @@ def rope_parameters(
         case (("pi" | "dynamic_ntk"), _):
             return plain | {"rope_type": "linear" if name == "pi" else "dynamic", "factor": factor}
         case (("yarn" | "ntk_by_parts"), "index"):
-            yarn = {"rope_type": "yarn", "beta_slow": low, "beta_fast": high, "attention_factor": scale}
-            return stretched | yarn
+            return stretched | {"rope_type": "yarn", "beta_slow": low, "beta_fast": high, "attention_factor": scale}
         case (("llama3" | "ntk_by_parts"), _):
             low, high = options.get("low_freq_factor", low), options.get("high_freq_factor", high)
             return stretched | {"rope_type": "llama3", "low_freq_factor": low, "high_freq_factor": high}
@@ -133,7 +132,9 @@ def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: i
             angles = rope.inv_freq()
             with torch.no_grad():
                 parts = module(torch.zeros(1, device=device), positions.to(device), *filter(None, [layers]))
-            halves = [part[0, 0, : len(angles)].cpu().double() for part in parts]  # the library has each number twice
+            parts = (parts.real, parts.imag) if torch.is_tensor(parts) else parts  # Llama 4 has complex numbers
+            step = 2 if torch.equal(parts[0][0, 0, ::2], parts[0][0, 0, 1::2]) else 1  # others have each number twice
+            halves = [part[0, 0, ::step][: len(angles)].cpu().double() for part in parts]
             actual, expected = torch.complex(*halves), torch.polar(torch.ones_like(angles), angles)
             expected = expected * rope.attention_factor
             if actual.shape != expected.shape or (actual - expected).abs().max() > _TOLERANCE:

@@ -33,7 +33,7 @@ from posbench.serving import read
 from posbench.serving.engines import instructions, reach, remarks
 from posbench.serving.read import Rope, Settings
 
-_WORDS = ("length", "extension", "head_dim", "train_length")
+_WORDS = ("length", "extension", "train_length", "head_dim")  # the last is for an encoding's name
 
 
 def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
@@ -41,20 +41,21 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
 
     Args:
         words: config.json files, folders or names of models, runs, or names of encodings with options; then
-            `extension=yarn:factor=4`, `length=16384`, and for an encoding's name `head_dim=` and `train_length=`.
+            `extension=yarn:factor=4`, `length=16384`, `train_length=4096`, and for an encoding's name `head_dim=`.
         folder: where the configurations for engines are written.
     """
     values = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     if not 1 <= len(names) <= 2:
         raise UserError("expected a config.json, a model, a run or a rotary encoding; or two of them to compare")
-    if not {*names} & {*encodings.names()} and (unread_words := sorted(values.keys() - {"length", "extension"})):
-        raise unknown("word", f"{unread_words[0]}=", ["length=", "extension="])
+    if not {*names} & {*encodings.names()} and (unread_words := sorted(values.keys() - {*_WORDS[:3]})):
+        raise unknown("word", f"{unread_words[0]}=", [f"{word}=" for word in _WORDS[:3]])
     if len(names) == 2 and folder:
         raise UserError(f"--write is for one configuration: expected {names[0]} or {names[1]} alone")
-    lengths = value(LENGTH, values.get("length", ""))
-    if not all(type(length) is int and length >= 1 for length in lengths):
-        raise UserError(f"length is {values['length']}: expected lengths in tokens, such as 4096,16384")
+    for word in ("train_length", "length"):
+        lengths = value(LENGTH, values.get(word, ""))
+        if not all(type(length) is int and length >= 1 for length in lengths):
+            raise UserError(f"{word} is {values[word]}: expected lengths in tokens, such as 4096,16384")
     configurations = [settings_of(name, values) for name in names]
     for name, settings in zip(names, configurations, strict=True):
         print("\n".join(describe_ropes(name, settings, lengths)))
@@ -109,7 +110,8 @@ def _longest(values: dict[str, str], settings: Settings) -> int:
     """Return an extension's longest input in tokens: the requested length, or its factor times the training length."""
     factor = parse_choice(values["extension"])[1].get("factor")
     factor = factor if isinstance(factor, int | float) else 4.0  # another type is refused where the factor is used
-    return max(value(LENGTH, values.get("length", "")), default=round(factor * read.ropes(settings)[0].train_length))
+    train_length: int = value(LENGTH, values.get("train_length", str(read.ropes(settings)[0].train_length)))[0]
+    return max(value(LENGTH, values.get("length", "")), default=round(factor * train_length))
 
 
 def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
@@ -120,7 +122,7 @@ def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
     if not ropes or any(rope.type != "default" for rope in ropes):
         types = ", ".join(rope.type for rope in ropes)
         raise UserError(f"extension={method}: only plain RoPE is extended, and this is {types}")
-    rope = ropes[0]
+    rope = ropes[0]._replace(train_length=value(LENGTH, values.get("train_length", str(ropes[0].train_length)))[0])
     shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
     encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
     extended, facts = extend.extend_encoding(encoding, method, _longest(values, settings), rope.train_length, **options)

@@ -18,7 +18,6 @@ FLAGS = {  # llama.cpp's flag for each key of a section
     "original_max_position_embeddings": "--yarn-orig-ctx",
     "beta_fast": "--yarn-beta-fast",
     "beta_slow": "--yarn-beta-slow",
-    "attn_factor": "--yarn-attn-factor",
 }
 
 

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from posbench.encodings.rope import SCALINGS, Spectrum, frequencies
 from posbench.errors import UserError, did_you_mean
-from posbench.huggingface.load import LENGTHS, language_part
+from posbench.huggingface.load import LENGTHS, TESTED, language_part
 
 Settings = Mapping[str, Any]  # the content of a config.json
 ALL = "all layers"
 NOPE = "none"  # the type of layers without positions
 _NO_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent")  # kinds of layers without queries and keys
+_LOCAL_ALONE = ("cohere2", "cohere2_moe", "exaone4", "exaone4_5", "exaone_moe", "afmoe", "flint", "kolibri1")
 TOLERANCE = 1e-3  # largest difference of cosines that count as equal
 _BETAS = {"beta_slow": 1.0, "beta_fast": 32.0}
 MSCALE = ("mscale", "mscale_all_dim")
@@ -28,7 +29,7 @@ _ATTENTION = ("attention_factor", "attn_factor", *MSCALE)
 KEYS: dict[str, tuple[tuple[str, ...], int]] = {
     "default": ((), 0),
     "linear": (("factor",), 1),
-    "dynamic": (("factor",), 1),
+    "dynamic": (("factor", "alpha"), 1),
     "yarn": (("factor", "original_max_position_embeddings", *_BETAS, "truncate", *_ATTENTION), 1),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), 3),
     "longrope": (("short_factor", "long_factor", "original_max_position_embeddings", "attention_factor", "factor"), 2),
@@ -39,7 +40,7 @@ STRETCHED = ("yarn", "longrope", "llama3")  # types with a key for the trained l
 BESIDE = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta", "short_mscale", "long_mscale")
 OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *BESIDE)
 # Kinds of models whose layers with windows have plain RoPE, and its base; None: the base of the other layers.
-LOCAL: dict[str, float | None] = {"gemma3_text": 10_000.0, "olmo3": None}
+LOCAL: dict[str, float | None] = {"gemma3_text": 10_000.0, "gemma3n_text": 10_000.0, "olmo3": None}
 OTHER_NAMES = {"su": "longrope", "deepseek_yarn": "yarn", "mrope": "default"}
 
 
@@ -60,7 +61,7 @@ ENGINES = {
     "transformers 4.55": Engine(("rope_scaling",), ("attn_factor",), without=("proportional",)),
     "vLLM 0.25": Engine(_EITHER, ("attention_factor", *MSCALE), ("attn_factor",), one_length=True),
     "SGLang": Engine(_EITHER, ("attention_factor",), ("attn_factor",), one_length=True),
-    "llama.cpp": Engine(_EITHER, (*MSCALE, "truncate"), ("attention_factor", "attn_factor"), True, ("dynamic",)),
+    "llama.cpp": Engine(_EITHER, (*_ATTENTION, "truncate"), one_length=True, without=("dynamic",)),
 }
 
 
@@ -129,26 +130,27 @@ def unread(engine: str, text: Settings) -> tuple[str, ...]:
 
 def _layers(text: Settings) -> Counter[tuple[str, bool]]:
     """Return the number of layers by kind, and by whether they turn queries and keys."""
-    count = text.get("num_hidden_layers") or text.get("n_layer") or 1
-    period = text.get("sliding_window_pattern") or {"gemma2": 2, "olmo3": 4}.get(str(text.get("model_type")))
+    count = text.get("num_hidden_layers") or text.get("n_layer") or text.get("num_layers") or 1
+    model = str(text.get("model_type"))
+    period = text.get("sliding_window_pattern") or {"gemma2": 2, "olmo3": 4}.get(model)
     kinds = text.get("layer_types") or [ALL] * count
     if kinds[0] == ALL and isinstance(period, int) and period > 1:
         kinds = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)]
-    interval = text.get("no_rope_layer_interval") or (4 if text.get("model_type") == "llama4_text" else None)
+    interval = text.get("no_rope_layer_interval") or (4 if model == "llama4_text" else None)
     turning = text.get("no_rope_layers") or [not interval or (layer + 1) % interval for layer in range(count)]
-    if text.get("model_type") in ("cohere2", "exaone4") and text.get("sliding_window"):
+    if model in _LOCAL_ALONE and (text.get("sliding_window") or model == "afmoe"):
         turning = [kind == "sliding_attention" for kind in kinds]  # their global layers have no positions
-    if text.get("position_embedding_type") == "nope":  # Granite 4
+    others = "jamba" in model or "nemotron_h" in model or TESTED.get(model, "rope") != "rope"
+    if others or text.get("alibi") or text.get("position_embedding_type") == "nope":  # Falcon, Granite 4
         turning = [False] * count
-    pairs = zip(kinds, turning, strict=False)
-    return Counter((kind, bool(turns) and kind not in _NO_ATTENTION) for kind, turns in pairs)
+    return Counter((kind, bool(turn) and kind not in _NO_ATTENTION) for kind, turn in zip(kinds, turning, strict=False))
 
 
 def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> Rope:
     part = section_of(text, engine, layers)
     outer_base = text.get("rope_theta") or text.get("rotary_emb_base") or 10_000.0
     base = outer_base if "transformers 4" in engine else part.get("rope_theta") or outer_base
-    local, model = text.get("rope_local_base_freq"), str(text.get("model_type"))
+    local, model = text.get("rope_local_base_freq") or text.get("swa_rope_theta"), str(text.get("model_type"))
     if layers == "sliding_attention" and "rope_theta" not in part and (local or model in LOCAL):
         part, base = {}, local or LOCAL[model] or base
     longest = next((text[key] for key in LENGTHS if isinstance(text.get(key), int)), None)
@@ -160,6 +162,8 @@ def _rope(text: Settings, engine: str, layers: str, turns: bool, count: int) -> 
     if kind not in KEYS:
         raise UserError(f"rope_type is '{kind}'{did_you_mean(kind, KEYS)}: expected {', '.join(KEYS)}")
     keys, required = KEYS[kind]
+    if kind == "dynamic" and part.get("alpha"):  # Hunyuan: a larger base at every length
+        kind, base, keys, required = "default", base * part["alpha"] ** (width / (width - 2)), (), 0
     if missing_keys := [key for key in keys[:required] if part.get(key) is None]:
         raise UserError(f"rope_type '{kind}' needs {' and '.join(missing_keys)}")
     original = text.get("original_max_position_embeddings") or part.get("original_max_position_embeddings") or longest
@@ -245,8 +249,7 @@ def bound_by_base(f: Tensor, length: int) -> int:
     Source: Men et al., "Base of RoPE Bounds Context Length" (2024), arXiv:2405.14591, section 4. At most `length`.
     """
     for start in range(0, length, 4096):
-        distances = torch.arange(start, min(start + 4096, length), dtype=torch.float64)[:, None]
-        negative = (distances * f).cos().sum(1) < 0
+        negative = (torch.arange(start, min(start + 4096, length), dtype=torch.float64)[:, None] * f).cos().sum(1) < 0
         if negative.any():
             return start + int(negative.nonzero()[0])
     return length

@@ -122,7 +122,8 @@ def _answer(subject: Any, ids: list[int], limit: int) -> list[int]:
         inputs = torch.tensor([ids], device=subject.model.device)
         prepare(subject.model, length + limit)
         options = {"attention_mask": torch.ones_like(inputs), "max_new_tokens": limit, "pad_token_id": end}
-        return list(subject.model.generate(inputs, do_sample=False, **options)[0, length:].tolist())
+        tokens = subject.model.generate(inputs, do_sample=False, repetition_penalty=1.0, **options)
+        return list(tokens[0, length:].tolist())
     while len(ids) < length + limit and ids[length:][-1:] != [end]:  # posbench's models have no key-value cache
         mask = np.arange(len(ids))[None] == len(ids) - 1
         ids = [*ids, int(next(subject.logits(np.array([[*ids, end]]), mask, 0)).argmax())]

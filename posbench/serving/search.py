@@ -80,8 +80,8 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     trials = ",".join(candidates(length / train_length))
     folder = _evaluate(subject, [*words, lengths, f"extension={trials}", f"task={PROBE}", "split=validation", *_LEAN])
     table = ranked(printed.read(folder, "validation", measured), length)
-    if table.empty:
-        raise UserError(f"no candidate has a number at {length} tokens: give more validation text, or a shorter length")
+    if {*table["extension"]} <= {"none"}:
+        raise UserError(f"no extension has a number at {length} tokens: its RoPE is not plain, or the text too short")
     best, second = [*table["extension"], ""][:2]
     columns = [
         Column("extension", "extension", "", text=True),
@@ -102,8 +102,8 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
             gap = estimate((nats[best] - nats[rival])[None], row["unit_tokens"])
             interval = f"95 % {gap.low():+.4f} to {gap.high():+.4f} over {row['ci_over']}"
             print(f"{best} less {rival} at {at:,} tokens of {split} text: {gap.mean:+.4f} nats per token, {interval}.")
-    command = f"'posbench rope {subject} extension={best} length={length} --write DIR' tells engines."
-    print(command if extension else "None of these extensions is better than the model as it is.")
+    command = f"posbench rope {subject} extension={best} length={length} train_length={train_length} --write DIR"
+    print(f"For engines: {command}" if extension else "None of these extensions is better than the model as it is.")
 
 
 def _evaluate(subject: str | Path, words: list[str]) -> Path:

@@ -62,8 +62,7 @@ def hooks_of(encoding: Encoding) -> frozenset[str]:
 
 def positions_of(encoding: Encoding, length: int) -> Tensor:
     """Return the encoding's positions (1, T) for an input of this length, or of its maximum if that is shorter."""
-    length = min(length, encoding.max_length or length)
-    return encoding.positions(torch.zeros(1, length, dtype=torch.long), None)
+    return encoding.positions(torch.zeros(1, min(length, encoding.max_length or length), dtype=torch.long), None)
 
 
 def input_code(encoding: Encoding, positions: Tensor) -> Tensor:

@@ -36,8 +36,7 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     if step < warmup:
         return training.learning_rate * (step + 1) / warmup
     if training.schedule == "cosine":
-        progress = (step - warmup) / max(1, total - 1 - warmup)
-        share = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        share = 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - 1 - warmup))))
     else:
         share = min(1.0, (total - 1 - step) / _fall_steps(total, training)) if training.decay_fraction else 1.0
     return training.learning_rate * (final + (1 - final) * share)

@@ -112,8 +112,7 @@ class dape(Counting):
         given = (parameters, shape, options, q, k, v, x, positions, layer, causal)
         bias, both, (w1, c1, w2, c2) = dape.inputs(*given)
         hidden = both @ w1.T + c1
-        hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
-        return {"bias": bias + (hidden @ w2.T + c2).movedim(-1, 1)}
+        return {"bias": bias + (torch.where(hidden > 0, hidden, 0.01 * hidden) @ w2.T + c2).movedim(-1, 1)}
 
 
 class dape_v2(dape):
