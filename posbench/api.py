@@ -220,7 +220,7 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
 
         with _shown_log():
             return _load_logged(evaluate_model(str(run), words)[0])
-    folder = run.folder if isinstance(run, LoadedRun) else Path(run)
+    folder = run.folder if isinstance(run, LoadedRun) else find.of_id(Path(run))
     config = apply(launch.config_with_measured_lengths(folder), words)
     with _shown_log():
         evaluate_run(folder, config)

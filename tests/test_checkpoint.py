@@ -36,8 +36,7 @@ def test_what_is_saved_is_loaded_and_has_its_digests(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) is None
     with pytest.raises(UserError, match="has no checkpoint"):
         checkpoint.trained(tmp_path)
-    path = save(tmp_path, 3)
-    loaded = checkpoint.newest(tmp_path)
+    path, loaded = save(tmp_path, 3), checkpoint.newest(tmp_path)
     assert loaded == checkpoint.trained(tmp_path) == (3, path) and path.name == "step-00000003"
     weights = loaded.weights()
     assert torch.equal(weights["a"], torch.full((64,), 3.0)) and weights["b"].dtype == torch.int64

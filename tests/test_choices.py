@@ -116,8 +116,7 @@ def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
 
 
 def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
-    window = np.arange(100, 100 + 256)
-    of = material(tokenizer)
+    window, of = np.arange(100, 100 + 256), material(tokenizer)
 
     def posed(task: str, number: int, length: int = 256) -> Choice:
         return pose_of(task, length, of)(window[:length], number)

@@ -132,8 +132,7 @@ train data=wikitext-2 data.path=a.txt | data.path is 'a.txt': expected data=text
 @pytest.mark.parametrize("line", [line for line in MISTAKES.splitlines() if line])
 def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(capsys: pytest.CaptureFixture[str], line: str) -> None:
     command, says = line.split(" | ")
-    assert posbench(*command.split()) == 2 and says in error_line(capsys)
-    assert os.listdir() == ["text.txt"]
+    assert posbench(*command.split()) == 2 and says in error_line(capsys) and os.listdir() == ["text.txt"]
 
 
 def test_a_traceback_is_shown_with_debug_alone_and_control_characters_are_spelt_out(

@@ -353,8 +353,7 @@ def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_t
 
 
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:
-    data = batches.TrainingBatches(np.arange(1000), 16, 1, seed=0)
-    epochs = []
+    data, epochs = batches.TrainingBatches(np.arange(1000), 16, 1, seed=0), []
     for epoch in range(3):
         first = epoch * data.blocks_per_epoch
         seen = torch.cat([data.batch(first + i).ids.flatten() for i in range(data.blocks_per_epoch)])

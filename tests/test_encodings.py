@@ -176,8 +176,7 @@ def test_a_checkpoint_holds_the_learned_parameters_of_the_published_number_and_a
     torch.manual_seed(7)
     encoding = schemes.untrained(*case, SHAPE)
     torch.manual_seed(7)
-    again = schemes.untrained(*case, SHAPE)
-    x = tokens(encoding, 19)
+    again, x = schemes.untrained(*case, SHAPE), tokens(encoding, 19)
     before = schemes.one_layer(encoding, x)
     schemes.one_layer(again, tokens(again, 32))  # leaves nothing behind
     assert torch.equal(schemes.one_layer(again, x), before)

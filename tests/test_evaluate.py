@@ -216,8 +216,7 @@ def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_t
 
 def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_lengths(config: Config) -> None:
     rows = rows_of(Planted(None), periodic(48), config)
-    longer = evaluation_with(config, ratios=(1, 2, 4))
-    subject = Planted(None)
+    longer, subject = evaluation_with(config, ratios=(1, 2, 4)), Planted(None)
     subject.train_length = 4 * L
     others = rows_of(subject, periodic(48), longer)
     digests = {(row.protocol, row.targets_sha256) for row in (*rows, *others)}  # of plain and windowed rows

@@ -155,8 +155,7 @@ def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> N
 @pytest.mark.parametrize("kind", MODELS)
 def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> None:
     """The loss is that of eval mode, without dropout; it is the same if blocks run again in the backward pass."""
-    source = load.find(model(kind))
-    ids = torch.randint(VOCABULARY, (2, LENGTH + 1))
+    source, ids = load.find(model(kind)), torch.randint(VOCABULARY, (2, LENGTH + 1))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(model(kind), dtype=torch.float32).eval()
     logits = theirs(ids[:, :-1], use_cache=False).logits
     loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())

@@ -53,8 +53,7 @@ def test_seeds_and_documents_are_crossed_random_factors() -> None:
     rng = np.random.default_rng(2)
     a, b = 5, 12
     values = rng.normal(0, 0.3, (a, 1)) + rng.normal(0, 1, (1, b)) + rng.normal(0, 0.1, (a, b))
-    made = estimate(values * 32, np.full(b, 32.0))
-    grand = values.mean()
+    made, grand = estimate(values * 32, np.full(b, 32.0)), values.mean()
     msa = b * sum((values[i].mean() - grand) ** 2 for i in range(a)) / (a - 1)
     msb = a * sum((values[:, j].mean() - grand) ** 2 for j in range(b)) / (b - 1)
     left = [[values[i, j] - values[i].mean() - values[:, j].mean() + grand for j in range(b)] for i in range(a)]

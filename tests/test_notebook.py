@@ -203,8 +203,7 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
     command = [sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    for name in ("none", "rope", "mine"):
-        assert f"{name},done" in done.stdout
+    assert all(f"{name},done" in done.stdout for name in ("none", "rope", "mine"))
     assert len(list((tmp_path / "outputs/demo").glob("[!.]*-s0-*"))) == 3 and (tmp_path / "again/index.html").is_file()
 
 

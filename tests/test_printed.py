@@ -51,6 +51,13 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
     assert "4.100" in out and "4.200" in out and "4.000" not in out and "4.300" not in out and "fp32 and bf16:" in out
 
 
+def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(draw: Any, tmp_path: Any) -> None:
+    asked = [row(n, 4.1, targets_sha256="cd", extension=name) for n in (16, 32) for name in (None, "yarn")]
+    draw([*(row(n, 4.0) for n in (16, 32, 64)), *asked])
+    frame = printed.read(tmp_path, "test", (16, 32))
+    assert {*frame.loc[frame["main"], "targets_sha256"]} == {"cd"}
+
+
 def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names_the_jump(draw: Any) -> None:
     moved = [row(16, 4 + at / 1600, protocol="task", task="offset", offset=at or None) for at in (0, 16, 48)]
     factors = [each | {"extension": "pi", "extension_options": {"factor": (each["offset"] or 0) + 1}} for each in moved]

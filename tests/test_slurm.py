@@ -36,8 +36,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_line(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["encoding=rope,alibi", *WORDS]
-    before = snapshot(cluster)
+    arguments, before = ["encoding=rope,alibi", *WORDS], snapshot(cluster)
     sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
     assert "2 runs: 0 finished, 2 to do" in capsys.readouterr().out and snapshot(cluster) == before
     with pytest.raises(UserError, match="--slurm submits what is missing and ends: leave out"):

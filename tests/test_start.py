@@ -101,7 +101,7 @@ def test_runs_from_two_bases_are_two_schemes(here: Path) -> None:
     other = shutil.copytree(source("rope"), here / Path(source("rope")).name)
     (other / "config.yaml").write_text((other / "config.yaml").read_text().replace("base: 10000", "base: 500"))
     for start, out in ((source("rope"), here / "a"), (other, here / "b")):
-        assert posbench("train", f"start={start}", *on(out, *"encoding=none training.tokens=64".split())) == 0
+        assert posbench("train", f"start={start}", *on(out, "encoding=none", "training.tokens=64")) == 0
     assert {*read([here / "a", here / "b"])["label"]} == {"none", "none start.options.base=500"}
 
 
@@ -120,6 +120,7 @@ start=outputs/nowhere | expected a text's run
 start={rope}0 | did you mean 'rope-s
 start={rope} model.n_layers=2 | model.n_layers cannot be set beside start
 start={rope} encoding=fox | 'fox' cannot begin from
+start={learned} extension=yarn | yarn extends plain rope
 start={learned} | training.train_length is 64
 start={rope} data.tokenizer=bpe data.vocab_size=300 | data.tokenizer=outputs/short/rope
 """

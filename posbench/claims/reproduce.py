@@ -103,6 +103,6 @@ def table(findings: pd.DataFrame) -> Table:
     outcomes = ["not reproduced", "reproduced", "contradicted", "supported", "open", "not learned", "not run"]
     ordered = findings.sort_values("outcome", key=lambda column: column.map(outcomes.index), kind="stable")
     names = ("claim", "outcome", "ours", "published", "predicted")
-    columns = [Column(name, name, spare={"outcome": 1, "predicted": 2}.get(name, 0), text=True) for name in names]
+    columns = [Column(name, name, spare={"published": 1, "predicted": 2}.get(name, 0), text=True) for name in names]
     counts = ", ".join(f"{count} {outcome}" for outcome, count in findings["outcome"].value_counts().items())
     return Table("", ordered, columns, f"{plural(len(findings), 'claim')}: {counts}")

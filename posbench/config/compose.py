@@ -184,8 +184,9 @@ def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> No
         cfg.data.tokenizer = str(Path(run) / "tokenizer.json")
     if "encoding" in point:
         options = source.encoding.options  # a stretched form has the base and layout of what it stretches
-        if options.get("frequencies", "geometric") != "geometric":
-            raise UserError(f"start={run}: its encoding.frequencies={options['frequencies']} would be lost")
+        is_plain = source.encoding.name == "rope" or cfg.encoding.name not in encodings.EXTENSIONS
+        if not is_plain or options.get("frequencies", "geometric") != "geometric":
+            raise UserError(f"start={run}: {cfg.encoding.name} extends plain rope, it would replace this encoding")
         cfg.encoding.update({name: options[name] for name in {"base", "layout"} & options.keys() & cfg.encoding.keys()})
         if "factor" in cfg.encoding:  # dynamic_ntk multiplies it with the factor of each length
             cfg.encoding.factor = 1.0 if cfg.encoding.name == "dynamic_ntk" else max(1.0, length / train_length)

@@ -21,9 +21,8 @@ NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")  # sections that d
 # Later keys of sections, with their former values. These are also the defaults of the sections' dataclasses.
 LATER: dict[str, dict[str, Any]] = {"model": {"n_kv_heads": None, "qk_norm": False}, "training": {"lengths": []}}
 LATER |= {"data": {"task": None, "offset": 0, "test_pieces": None, "document_mask": False}}
-_ALIKE: dict[str, dict[str, Any]] = {
-    "abacus": {"others": "random"}, "dape": {"per_layer": False}, "dape_v2": {"per_layer": False}, "t5": {"rate": 1.0},
-}  # fmt: skip
+_ALIKE: dict[str, dict[str, Any]] = {"abacus": {"others": "random"}, "t5": {"rate": 1.0}}
+_ALIKE |= {name: {"per_layer": False} for name in ("dape", "dape_v2")}
 _START, _NO_INNER = {"start": "torch"}, {"inner": "none", "inner_options": {}}
 LATER_OPTIONS = _ALIKE | {"path": _START, "path_fox": _START, "selective_rope": _START, "liere": {"block": None}}
 LATER_OPTIONS |= {"canon": _NO_INNER, "cca": _NO_INNER}

@@ -104,7 +104,8 @@ def verdict_warnings(todo: list[Plan]) -> list[str]:
     if (fewest := min(seeds.values())) < ENOUGH_SEEDS:
         lines.append(f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=0,1,2,3,4.")
     if on_text and REFERENCE not in {config.encoding.name for config in configs}:
-        lines.append(f"Schemes are compared with {REFERENCE}, which is not among these: add it to encoding=.")
+        key = "extension" if configs[0].start else "encoding"
+        lines.append(f"Schemes are compared with {REFERENCE}, which is not among these: add it to {key}=.")
     trained = [config.training.tokens for config in on_text if config.start is None]
     if (fewest := min(trained, default=LEARNING_TAKES)) < LEARNING_TAKES:
         short = f"After {fewest:,} tokens most schemes do not beat an n-gram model"

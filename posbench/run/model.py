@@ -42,6 +42,8 @@ def weights_of(start: StartConfig) -> dict[str, Tensor]:
 def sample(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
     """Return a prompt and its continuation, sampled token by token. The model sees the last `train_length` tokens."""
     config, tokenizer = load_config(folder), tokenizer_of(folder)
+    if config.data.task:
+        raise UserError(f"{folder} has learned a task, samples continue text: 'posbench show {folder}' has problems")
     model, rng = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()
     for _ in range(tokens):
