@@ -66,7 +66,8 @@ def with_class_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     text = language_part(settings)
     sized, based = {*LENGTHS} & {*text} and {"num_attention_heads", "n_head"} & {*text}, "'rope_theta'" in str(text)
-    complete = (based and "layer_types" in text) or not importlib.util.find_spec("transformers")
+    derives = text.get("model_type") not in TESTED or text.get("use_sliding_window")  # kinds of layers, perhaps
+    complete = (based and ("layer_types" in text or not derives)) or not importlib.util.find_spec("transformers")
     classes = {} if sized and complete else transformers().CONFIG_MAPPING
     if (kind := text.get("model_type")) not in classes:
         return settings
