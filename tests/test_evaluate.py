@@ -314,8 +314,7 @@ def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_
 def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(trained: Trained) -> None:
     config, folder = trained
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
-    rows = evaluation_rows(folder)
-    tokens = data.prepare(config.data, config.runtime.cache)
+    rows, tokens = evaluation_rows(folder), data.prepare(config.data, config.runtime.cache)
     model = NGrams(tokens.train.ids, tokens.batches(config.training, config.seed).spans(config.training.steps), 257)
     windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")
     at = targets_of(windows[16]).indices

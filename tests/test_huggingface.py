@@ -60,8 +60,7 @@ def theirs(folder: Path, ids: np.ndarray, masks: Any = None, **changes: Any) -> 
 @pytest.mark.parametrize("kind", MODELS | UNTESTED)
 def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
     assert MODELS.keys() == load.TESTED.keys()
-    folder = on(shelf, kind)
-    ids = IDS[:, : LENGTH + 1] if kind in ("gpt2", "opt") else IDS
+    folder, ids = on(shelf, kind), IDS[:, : LENGTH + 1] if kind in ("gpt2", "opt") else IDS
     wanted = theirs(folder, ids, **({"max_seq_len": LONG} if kind == "mpt" else {}))
     ours = subject(folder)
     for scored in (ids.shape[1] - 1, 7):

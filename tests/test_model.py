@@ -40,8 +40,7 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: 
 def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding_and_others_do_not(
     tiny_config: Config, name: str
 ) -> None:
-    state = torch.get_rng_state()
-    plain = dict(built(tiny_config, "none").named_parameters())
+    state, plain = torch.get_rng_state(), dict(built(tiny_config, "none").named_parameters())
     other = {k: v for k, v in built(tiny_config, name).named_parameters() if not k.startswith("encoding.")}
     assert other.keys() == plain.keys() and not [key for key in plain if key.endswith("bias") or "head" in key]
     assert all(torch.equal(weight, plain[key]) for key, weight in other.items())

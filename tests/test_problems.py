@@ -58,8 +58,7 @@ class Knows:
     def logits(self, ids: Any, scored: Any, first: int) -> Iterator[Tensor]:
         labels = torch.from_numpy(ids[:, 1:][scored])
         for label, nll in zip(labels, self.nll(np.random.default_rng([first, ids.shape[1]]), len(labels)), strict=True):
-            p = math.exp(-nll)
-            logits = torch.full((int(ids.max()) + 20,), -math.inf)
+            p, logits = math.exp(-nll), torch.full((int(ids.max()) + 20,), -math.inf)
             others = range(len(logits) - (1 if nll > self.right else 10), len(logits))
             logits[others] = math.log((1 - p) / len(others))
             logits[label] = -nll

@@ -189,7 +189,12 @@ def test_a_run_does_not_go_on_in_another_precision(config: Config, tmp_path: pat
         patch.setattr(machine, "bf16_is_fast", lambda device: True)
         with pytest.raises(UserError, match="trained in fp32 up to step 5 and would go on"):
             train(config, folder, [])
-    assert snapshot(folder / "checkpoint") == kept
+        assert snapshot(folder / "checkpoint") == kept
+        patch.setattr(machine, "bf16_is_fast", lambda device: False)
+        train(config, folder, [])
+        patch.setattr(machine, "bf16_is_fast", lambda device: True)
+        train(changed(config, evaluation={"ratios": (0.5, 1, 2)}), folder, [])  # evaluated as it was trained
+        assert {row.dtype for row in evaluation_rows(folder) if row.status == "ok"} == {"fp32"}
 
 
 # -- continued, it has the same numbers --------------------------------------------------------------------------------

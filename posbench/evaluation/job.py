@@ -79,7 +79,8 @@ def evaluate_into(
     `run`: None in every process but the first. Such a process computes its share and writes nothing.
     """
     world, settings = world or World(), config.evaluation
-    trained = run.record["attempt"]["dtype"] if run else config.training.precision  # perhaps on another machine
+    attempt = world.from_first(run.record["attempt"] if run else None) or {}  # perhaps on another machine
+    trained = attempt.get("dtype", config.training.precision)
     dtype = machine.resolve_precision(trained if settings.precision == "auto" else settings.precision, device)
     arguments: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "device": device, "world": world}
     arguments |= {"tokens": step * config.training.tokens_per_step, "dtype": machine.dtype_name(dtype)}

@@ -133,7 +133,7 @@ def turns_as(model: nn.Module, rotations: Mapping[str | None, Rotary], length: i
             with torch.no_grad():
                 parts = module(torch.zeros(1, device=device), positions.to(device), *filter(None, [layers]))
             parts = (parts.real, parts.imag) if torch.is_tensor(parts) else parts  # Llama 4 has complex numbers
-            step = 2 if torch.equal(parts[0][0, 0, ::2], parts[0][0, 0, 1::2]) else 1  # others have each number twice
+            step = 2 if torch.equal(parts[0][0, 0, ::2], parts[0][0, 0, 1::2]) else 1  # others have each twice
             halves = [part[0, 0, ::step][: len(angles)].cpu().double() for part in parts]
             actual, expected = torch.complex(*halves), torch.polar(torch.ones_like(angles), angles)
             expected = expected * rope.attention_factor
