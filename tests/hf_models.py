@@ -45,7 +45,7 @@ UNTESTED: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "granite": ("GraniteConfig", {**GROUPED, **ENDS, "logits_scaling": 0.25, "attention_multiplier": 0.2}),
     "phi3": ("Phi3Config", {**GROUPED, **ENDS}),
-    "cohere": ("CohereConfig", {**GROUPED, **ENDS, "rope_parameters": {**HALF, "partial_rotary_factor": 1.0}}),
+    "cohere": ("CohereConfig", {**GROUPED, **ENDS, "rope_parameters": {"rope_theta": 1e4}, "logit_scale": 1.0}),
     "mamba": ("MambaConfig", {**ENDS, "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}),
     "gemma3": ("Gemma3Config", {
         "text_config": MODELS["gemma3_text"][1], "mm_tokens_per_image": 4,

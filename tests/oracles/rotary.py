@@ -329,8 +329,7 @@ class spe:
         gain = F.softplus(parameters["gain"][layer])
         frequency = torch.sigmoid(parameters["frequency"][layer]) / 2  # turns per token
         gate = torch.sigmoid(parameters["gate"][layer]) if options["gated"] else torch.zeros(gain.shape[:2])
-        distance = (positions[:, :, None] - positions[:, None, :]).double()
-        kernel = 0
+        distance, kernel = (positions[:, :, None] - positions[:, None, :]).double(), 0
         for s in range(options["sines"]):
             angles = 2 * math.pi * torch.einsum("bij,hc->bhijc", distance, frequency[..., s])
             waves = torch.cos(angles + parameters["phase"][layer][:, None, None, :, s])

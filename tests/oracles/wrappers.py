@@ -265,6 +265,7 @@ class heads(Around):
         {"heads": [{"name": "rope", "base": 500.0}, {"name": "pope", "base": 90.0}]},
         {"heads": [{"name": "alibi"}, {"name": "t5", "num_buckets": 8, "max_distance": 20}]},
     ]
+    PARTLY_UNUSED = "phases of pope that have left their bounds"
 
     def blocks(shape, options):
         """The entries that have heads, each with these heads and the shape of a model of as many."""
