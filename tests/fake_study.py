@@ -109,8 +109,7 @@ def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
     for stage, of_stage in enumerate(stages, 1):
         for ratio in RATIOS if of_stage.used is None else (0.125, 0.25, 0.5, 0.75, *RATIOS):
             for window in [None] if ratio <= 1 or of_stage is not truth else [None, trained]:
-                doublings = max(0.0, math.log2(ratio))
-                mean = of_stage.nll + luck + level
+                doublings, mean = max(0.0, math.log2(ratio)), of_stage.nll + luck + level
                 mean += 0.002 * doublings if window else (of_stage.rise + steeper) * doublings
                 mean += 0.1 * max(0.0, math.log2((of_stage.used or 0.01) / (ratio * trained)))
                 noise = 0.01 if of_stage.used is not None and ratio <= 1 else 0.05 + 0.05 * doublings * (window is None)

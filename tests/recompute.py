@@ -208,6 +208,7 @@ def units(text: Stream, firsts: list[int]) -> tuple[list[int], list[int]]:
             names = []
             for number in sorted(set(document)):
                 n = document.count(number)
-                names += [(number, at * min(n, max(1, round(16 * n / len(document)))) // n) for at in range(n)]
+                parts = min(n, max(1, round(16 * n / len(document))))
+                names += [(number, at * parts // n) for at in range(n)]
     known = sorted(set(names))
     return [known.index(name) for name in names], [document[names.index(name)] for name in known]

@@ -51,8 +51,7 @@ def untrained(name: str, options: dict[str, Any], shape: Shape) -> Encoding:
 
 def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> Encoding:
     """Return a scheme whose learned parameters are drawn from a normal distribution: zeros would hide errors."""
-    encoding = untrained(name, options, shape)
-    generator = torch.Generator().manual_seed(seed)
+    encoding, generator = untrained(name, options, shape), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in encoding.parameters():
             std = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0

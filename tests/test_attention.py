@@ -187,8 +187,7 @@ def test_an_encoding_by_itself_changes_the_output_or_is_known_to_be_none_or_asks
     if encoding.hooks & {"embed", "positions"}:
         with pytest.raises(UserError, match=f"^'{name}' .*pass "):
             posbench.attention_output(encoding, q, k, v)
-    positions = encoding.positions(ids, None)
-    embeddings = torch.randn(2, 12, encoding.token_dim())
+    positions, embeddings = encoding.positions(ids, None), torch.randn(2, 12, encoding.token_dim())
     embedded = encoding.embed(embeddings, positions, ids)
     assert embedded.shape == (2, 12, 64) and (name not in AT_THE_INPUT or not torch.equal(embedded, embeddings))
     none = posbench.attention_output(offered("none"), q, k, v)

@@ -73,7 +73,8 @@ def material(tokenizer: Tokenizer) -> Material:
 
 
 def posed_to(number_of: int, task: str, length: int, tokenizer: Tokenizer) -> list[Choice]:
-    return [pose_of(task, length, material(tokenizer))(np.arange(length) + V, number) for number in range(number_of)]
+    pose = pose_of(task, length, material(tokenizer))
+    return [pose(np.arange(length) + V, number) for number in range(number_of)]
 
 
 @pytest.fixture(scope="module")

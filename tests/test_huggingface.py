@@ -128,8 +128,7 @@ def test_an_extension_is_the_librarys_own_model_of_that_configuration(
     shelf: Path, kind: str, text: str, parameters: dict[str, Any]
 ) -> None:
     folder = on(shelf, kind)
-    model = subject(folder)
-    original = transformers.AutoConfig.from_pretrained(folder).rope_parameters
+    model, original = subject(folder), transformers.AutoConfig.from_pretrained(folder).rope_parameters
     nll = nll_of(model.varied(Variant(extension=text), LONG).subject, IDS, LONG, 0)
     assert np.abs(nll - theirs(folder, IDS, rope_parameters={**original, **parameters})).max() < 1e-5
     assert np.abs(nll - nll_of(model, IDS, LONG, 0)).mean() > 1e-3  # and the model itself is as it was

@@ -70,8 +70,7 @@ def test_the_cached_model_is_the_mixture_most_likely_on_validation_text() -> Non
     ids = np.concatenate([np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]).astype(np.uint16)  # repeats itself
     scored, validation = ids[:400], ids[400:]
     model = NGrams(text(), np.array([(0, 400)]), V)
-    places = rng.choice(np.arange(20, 400), 80, replace=False)
-    context = rng.integers(1, 20, 80)
+    places, context = rng.choice(np.arange(20, 400), 80, replace=False), rng.integers(1, 20, 80)
     order, of_ngrams = model.best(scored, places)
 
     length = int(context.mean())

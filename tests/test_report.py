@@ -105,7 +105,8 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(study: Path, tm
     table = pd.read_csv(tmp_path / "a" / "table.csv").set_index("label")
     assert table.loc["none", "nll"] == pytest.approx(compare(frame).set_index("label").loc["none", "nll"], rel=1e-5)
     assert r"\textbf{3." in (tmp_path / "a" / "table.tex").read_text()
-    made = Table("T", pd.DataFrame({"label": [r"a_b & 50% ~ \\x {±}"], "nll": [1.0]}), [tables.ENCODING]).latex("x")
+    odd = pd.DataFrame({"label": [r"a_b & 50% ~ \\x {±}"], "nll": [1.0]})
+    made = Table("T", odd, [tables.ENCODING]).latex("x")
     assert r"a\_b \& 50\% \textasciitilde{} \textbackslash{}\textbackslash{}x \{$\pm$\}" in made
 
 

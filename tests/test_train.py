@@ -178,6 +178,8 @@ def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_
     (folder / "checkpoint").rename(tmp_path / "weights")
     train(config, folder, [])  # a finished run without weights keeps its rows, beside the new run
     assert load_record(tmp_path / "run.old-2") == record and load_record(folder)["status"] == "done"
+    (folder / "run.json").write_text("{", encoding="utf-8")
+    train(config, folder, [], restart=True)  # also where the record cannot be read
 
 
 def test_a_run_does_not_go_on_in_another_precision(config: Config, tmp_path: pathlib.Path) -> None:

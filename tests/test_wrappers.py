@@ -87,8 +87,7 @@ def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_th
 
 
 def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation() -> None:
-    encoding = encodings.build("shape", SHAPE, {"shift": 7})
-    stream = torch.Generator().manual_seed(0)
+    encoding, stream = encodings.build("shape", SHAPE, {"shift": 7}), torch.Generator().manual_seed(0)
     assert (encoding.positions(IDS, stream).diff() == 1).all()
     assert {int(encoding.positions(IDS, stream)[0, 0]) for _ in range(200)} == set(range(7))
     assert torch.equal(encoding.eval().positions(IDS, None), 7 + torch.arange(30)[None])

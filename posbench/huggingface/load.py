@@ -74,6 +74,7 @@ def with_class_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     with library_errors(f"transformers refuses this configuration of '{kind}'"):
         config = classes[kind](**{key: value for key, value in text.items() if not key.startswith("rope_")}).to_dict()
     rope = config.pop("rope_parameters", None) or {}
+    config = {key: config[key] for key in config if key == "layer_types" or not (sized and based)}
     if not based and (text.get("rope_scaling") or text.get("rope_parameters")):
         section = rope.get("full_attention") or rope
         config |= {key: section[key] for key in ("rope_theta", "partial_rotary_factor") if key in section}

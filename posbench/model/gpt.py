@@ -90,9 +90,9 @@ class GPT(nn.Module):
         training = torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             rows = last if index == len(self.blocks) - 1 else None
-            own = narrower(self.window, encoding.at(layer.replace(index=index))[0].window) if reading.sinks else None
-            # A layer whose own window is as narrow has never seen those keys beyond it.
-            sinks = max(self.sinks, reading.sinks if own is None or own > (reading.window or 0) else 0)
+            used = encoding.at(layer.replace(index=index))[0] if reading.sinks else encoding
+            limit = narrower(self.window, used.window)  # a layer has never seen sinks beyond a limit as narrow
+            sinks = max(self.sinks, reading.sinks if limit is None or limit > (reading.window or 0) else 0)
             limits: dict[str, Any] = {"window": window, "sinks": sinks, "last": rows}
             attend = functools.partial(_attention, encoding, layer.replace(index=index), **limits)
             arguments = x, attend, self.compiles and training

@@ -78,7 +78,7 @@ def read(paths: Iterable[Path], split: str | None = None, counts: Mapping[str, A
     studies, run_paths = ([path for path in paths if (path.suffix == SUFFIX) == is_study] for is_study in (True, False))
     folders = run_folders(run_paths) if run_paths or not studies else []
     rows = [row for run in folders for row in _rows(run, split, None if counts is None else counts.get(str(run), {}))]
-    kept = [study[~study["folder"].isin([*map(str, folders)])] for study in map(_load, studies)]  # the folder counts
+    kept = [study[~study["folder"].isin([*map(str, folders)])] for study in map(_load, studies)]  # without copies
     parts = [*kept, *([_typed(pd.DataFrame(rows, columns=_COLUMNS))] if rows else [])]
     frame = _with_derived(pd.concat(parts, ignore_index=True))
     if counts is None and frame.duplicated(["folder", *run_rows.EVALUATION_KEY]).any():

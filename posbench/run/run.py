@@ -59,12 +59,14 @@ class Run:
         """Own a run folder, new or old. Raises InUse if another process has it, UserError if it holds another run.
 
         `command`: the command line of a training, whose final error is recorded; None only adds rows. `restart`
-        moves an old folder aside, to `<folder>.old-1`, `-2` ...
+        moves an old folder aside, to `<folder>.old-1`, `-2` ...; so does training anew after all weights are lost.
         """
         with contextlib.ExitStack() as stack:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned(folder))
+                if not restart and command is not None and isinstance(config, Config) and (folder / RECORD).exists():
+                    restart = load_record(folder)["status"] == "done" and not checkpoint.every(folder)
                 if restart and folder.exists():
                     names = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
                     moved = folder.rename(next(name for name in names if not os.path.lexists(name)))

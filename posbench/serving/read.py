@@ -140,8 +140,8 @@ def _layers(text: Settings) -> Counter[tuple[str, bool]]:
     turning = text.get("no_rope_layers") or [not interval or (layer + 1) % interval for layer in range(count)]
     if model in _LOCAL_ALONE and (text.get("sliding_window") or model == "afmoe"):
         turning = [kind == "sliding_attention" for kind in kinds]  # their global layers have no positions
-    others = "jamba" in model or "nemotron_h" in model or TESTED.get(model, "rope") != "rope"
-    if others or text.get("alibi") or text.get("position_embedding_type") == "nope":  # Falcon, Granite 4
+    is_other = "jamba" in model or "nemotron_h" in model or TESTED.get(model, "rope") != "rope"
+    if is_other or text.get("alibi") or text.get("position_embedding_type") == "nope":  # Falcon, Granite 4
         turning = [False] * count
     return Counter((kind, bool(turn) and kind not in _NO_ATTENTION) for kind, turn in zip(kinds, turning, strict=False))
 

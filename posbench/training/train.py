@@ -27,7 +27,7 @@ from posbench.evaluation.job import evaluate_into, evaluations_on_the_way, resul
 from posbench.model.gpt import build, parameter_counts
 from posbench.model.loss import IGNORED
 from posbench.processes import World
-from posbench.run import RECORD, STABLE, TOKENIZER, checkpoint, tracking
+from posbench.run import STABLE, TOKENIZER, checkpoint, tracking
 from posbench.run.model import weights_of
 from posbench.run.rows import read_rows
 from posbench.run.run import Run, load_config, load_record
@@ -58,7 +58,6 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         tokens = world.after_first(lambda: data_of(config.data, config.runtime.cache))
     if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
         raise UserError(f"expected the tokenizer that start has: data.tokenizer={config.start.run}/{TOKENIZER}")
-    restart |= (folder / RECORD).is_file() and load_record(folder)["status"] == "done" and not checkpoint.every(folder)
     with (
         Run.open(folder, config, command, restart=restart) if world.rank == 0 else contextlib.nullcontext() as run,
         signals_as_errors(),

@@ -38,8 +38,7 @@ def configured(config: Config, name: str, window: int | None = None) -> Config:
 
 def model_for(config: Config, device: torch.device) -> GPT:
     """With parameters of its encoding that are not as it starts: zeros would hide errors."""
-    model = build(config, V)
-    draw = torch.Generator().manual_seed(0)
+    model, draw = build(config, V), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.encoding.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
@@ -83,7 +82,8 @@ def test_loss_and_gradients_are_those_of_the_cpu(tiny_config: Config, name: str,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", encodings.names())
 def test_every_scheme_trains_in_half_precision(tiny_config: Config, name: str, dtype: torch.dtype) -> None:
-    losses = [update(trainer(configured(tiny_config, name), dtype), batch(), step, 3e-3)[0] for step in range(12)]
+    trained = trainer(configured(tiny_config, name), dtype)
+    losses = [update(trained, batch(), step, 3e-3)[0] for step in range(12)]
     assert losses[-1] < losses[0] and all(map(math.isfinite, losses))
 
 

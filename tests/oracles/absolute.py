@@ -39,7 +39,8 @@ class sinusoidal:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         width = shape.d_model // 4 if options["combine"] == "concat" else shape.d_model
-        return coded(x, positions, shape, options, lambda place: waves(shape.train_length, width, options)[place])
+        table = waves(shape.train_length, width, options)
+        return coded(x, positions, shape, options, lambda place: table[place])
 
 
 def waves(length, width, options):
