@@ -14,7 +14,7 @@ import yaml
 from posbench.config import compose, identity, overrides, schema
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, DataConfig, load_saved, to_container, validate
-from posbench.config.shipped import choices, configs_dir
+from posbench.config.shipped import choice_file, choices, configs_dir
 from posbench.errors import UserError
 
 NO_GROUPS = ("tuned", "sweep", "claim")
@@ -52,7 +52,17 @@ def test_every_file_has_the_keys_of_its_section_with_their_meanings() -> None:
                 assert " # " in line or above.startswith("#"), f"{path}: {key[1]} is not explained"
 
 
+def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(tmp_path: Path) -> None:
+    for group, name in (("encoding", "rope"), ("sweep", "six")):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / f"{name}.yaml").write_text("name: rope\nbase: 555\n")
+        with pytest.raises(UserError, match=f"{group}/{name}.yaml: posbench has a file of this name"):
+            choice_file(group, name, [tmp_path])
+    assert "has a file of this name" in refused("encoding=rope", config_dir=tmp_path)
+
+
 def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -> None:
+    assert overrides.start_of(["start=RUN", "start=null"]) == "" != overrides.start_of(["start=null", "start=RUN"])
     assert composed() == composed("experiment=demo", "encoding=rope")
     config = composed("experiment=small", "model=llama", "data=wikitext-2", "training.train_length=96")
     assert (config.study, config.model.norm, config.model.mlp) == ("small", "rmsnorm", "swiglu")

@@ -63,7 +63,7 @@ def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
 
 def start_of(words: Collection[str]) -> str:
     """Return what training is to begin from: the value of `start`, empty if it is not given."""
-    return next((word[6:] for word in words if word.startswith("start=") and word != "start=null"), "")
+    return re.sub("^null$", "", ["", *(word[6:] for word in words if word.startswith("start="))][-1])
 
 
 def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:

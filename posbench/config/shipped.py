@@ -20,20 +20,21 @@ def configs_dir() -> Path:
 
 
 def choices(group: str, folders: Sequence[Path] = (), pattern: str = PLAIN) -> dict[str, Path]:
-    """Return a group's files by name. If several folders have a name, the first counts; posbench's own is the last."""
+    """Return a group's files by name. If several folders have a name, the first counts."""
     roots = [folder / group for folder in (configs_dir(), *reversed(folders))]
-    return dict(sorted((str(p.relative_to(r).with_suffix("")), p) for r in roots for p in r.glob(pattern)))
+    return dict(sorted({str(p.relative_to(r).with_suffix("")): p for r in roots for p in r.glob(pattern)}.items()))
 
 
 def choice_file(group: str, name: str, folders: Sequence[Path] = (), classes: Sequence[str] = ()) -> Path:
     """Return the file of one choice. Raises UserError if there is none; `classes` are choices without files."""
     if path := (files := choices(group, folders, EVERY)).get(name):
+        if path != (shipped := configs_dir() / group / f"{name}.yaml") and shipped.is_file():  # Hydra reads that one
+            raise UserError(f"{path}: posbench has a file of this name: give yours another")
         return path
     hint = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(files)}"
-    if group == "data":
-        hint = f"a text of your own is data.path=..., one of the hub data.dataset=OWNER/NAME; {hint}"
+    of_texts = "a text of your own is data.path=..., one of the hub data.dataset=OWNER/NAME; " * (group == "data")
     close = _SYNONYMS.get(name.lower()) or nearest(name, [*files, *classes], 0.6)
-    raise UserError(f"unknown {group} '{name}'{f': did you mean {close!r}?' if close else ''} ({hint})")
+    raise UserError(f"unknown {group} '{name}'{f': did you mean {close!r}?' if close else ''} ({of_texts}{hint})")
 
 
 def load(path: Path) -> dict[str, Any]:
