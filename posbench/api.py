@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +12,13 @@ from typing import Any
 
 import pandas as pd
 import torch
+import yaml
 
 from posbench import encodings, machine, report
 from posbench.config.overrides import apply, start_of
 from posbench.config.schema import AnyConfig, load_saved
 from posbench.data.tokens import Tokenizer
-from posbench.errors import UserError
+from posbench.errors import RunFailed, UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import plans
 from posbench.launch import run as launch
@@ -155,12 +158,12 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     for run in frame[unreadable].itertuples():
         warnings.warn(f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2)
     frame = frame[~unreadable]
-    measured = pd.DataFrame([{"folder": folder, **headline(rows)} for folder, rows in frame.groupby("folder")])
-    facts = frame.drop_duplicates("folder")[[*_FACTS, *_LAST]].rename(columns=_FACTS | _LAST)
-    numbers = sorted({*measured} - {"folder", *TEXTS} | {"nll_1x"}, key=_order)
+    measured = pd.DataFrame.from_dict({folder: headline(rows) for folder, rows in frame.groupby("folder")}, "index")
+    facts = frame.drop_duplicates("folder", ignore_index=True)[[*_FACTS, *_LAST]].rename(columns=_FACTS | _LAST)
+    numbers = sorted({*measured} - {*TEXTS} | {"nll_1x"}, key=_order)
     task = ["task"] if facts["task"].notna().any() else []
     columns = [*_FACTS.values(), *TEXTS, *task, *numbers, "seconds", "folder"]
-    table = facts.merge(measured, on="folder").reindex(columns=columns)
+    table = facts.join(measured, on="folder").reindex(columns=columns)
     return table.astype(dict.fromkeys([*numbers, "seconds", "learning_rate"], "float64"))
 
 
@@ -239,12 +242,13 @@ def sweep(
         n_jobs: processes at a time; None = one per CPU core or GPU.
     """
     words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
-    names = {name for word in words if word.startswith("encoding=") for name in word.partition("=")[2].split(",")}
+    names = re.findall(r"\w+", " ".join(words))  # a registered class may also be inside another encoding
     with _shown_log():
-        if names & set(encodings.registered()):
+        if {*names} & {*encodings.registered()}:
             todo = plans.resolve([words], directory)
             for plan in todo:
-                launch.train(plan)
+                with contextlib.suppress(RunFailed):  # the report counts it
+                    launch.train(plan)
             report.main([plan.folder for plan in todo])
         else:
             todo = many.sweep(words, n_jobs, directory)
@@ -268,16 +272,18 @@ def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False)
     return words
 
 
-def _typed_value(value: Any) -> str:
-    """Return a value as it is typed at the command line. A class is registered, and its name is returned."""
+def _typed_value(value: Any, inside: bool = False) -> str:
+    """Return a value as typed at the command line: a class as its name, a text `inside` a list quoted if need be."""
     if isinstance(value, type):
         return encodings.register(value).name
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_typed_value(item)}" for key, item in value.items()) + "}"
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return f"[{','.join(map(_typed_value, value))}]" if listed else str(value)
+        return "{" + ", ".join(f"{key}: {_typed_value(item, True)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        is_plain = not inside or yaml.safe_dump([value], default_flow_style=True) == f"[{value}]\n"
+        return value if is_plain else json.dumps(value, ensure_ascii=False)
+    return f"[{','.join(_typed_value(item, True) for item in value)}]" if isinstance(value, Sequence) else str(value)
 
 
 def _load_logged(folder: Path) -> LoadedRun:

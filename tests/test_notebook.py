@@ -20,6 +20,7 @@ import pytest
 import scipy.special  # noqa: F401  # which adds to the filters of warnings when it is first imported
 import support
 import torch
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from torch import Tensor
 
@@ -178,7 +179,8 @@ def test_keywords_and_dictionaries_are_the_words_of_the_command_line() -> None:
     assert api._words(["seed=1"], encoding | settings) == ["seed=1", *expected]
     axes = {"encoding": ["rope", "alibi"], "seed": range(2), "evaluation": {"windowed": False}}
     assert api._words([], axes, several=True) == ["encoding=rope,alibi", "seed=0,1", "evaluation.windowed=false"]
-    assert api._typed_value([{"name": "fox"}, {"name": "rope", "base": 5.5}]) == "[{name: fox},{name: rope, base: 5.5}]"
+    entries = [{"name": "fox"}, {"name": "rope", "base": 5.5}, {"name": "bipe", "separators": [".", "\n", "1", ","]}]
+    assert yaml.safe_load(api._typed_value(entries)) == entries
     with pytest.raises(UserError, match=r"overrides are a list, a string each: \['encoding=rope', 'seed=1'\]"):
         posbench.train("encoding=rope seed=1")
 
