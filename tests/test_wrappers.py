@@ -12,7 +12,7 @@ from torch import Tensor
 from posbench import encodings
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import extend_encoding
-from posbench.errors import Undefined
+from posbench.errors import Undefined, UserError
 from posbench.model.standalone import attention_logits, attention_output
 from posbench.training.step import tell_progress
 
@@ -75,6 +75,15 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() ->
             expected = encodings.build(name, SHAPE, {"base": base} if name == "rope" else {})
             ours, theirs = attention(encoding, *given), attention(expected, *given, window)
             assert torch.equal(ours, theirs), done
+
+
+def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encodings.load("alibi"), "window", 4)
+    for window, n_visible in ((None, 4), (3, 3), (9, 4)):
+        layered = encodings.build("layered", SHAPE, {"layers": [{"name": "alibi", "window": window}]})
+        assert (attention_logits(layered, *inputs()[:2])[0, 0, -1] > -torch.inf).sum() == n_visible
+    with pytest.raises(UserError, match="'alibi' acts on all heads at once"):
+        encodings.build("heads", SHAPE, {"heads": [{"name": "alibi"}]})
 
 
 IDS = torch.zeros(3, 30, dtype=torch.long)

@@ -53,7 +53,7 @@ class Layered(Wrapper):
             raise UserError(f"{key}: '{inner.name}' chooses positions for all layers: put `layered` inside it")
         if limits["chunk"] and inner.hooks & {"scores", "attend"}:
             raise UserError(f"{key}.chunk: '{inner.name}' has a softmax of its own: expected another, such as rope")
-        inner.window = limits["window"]
+        inner.window = min(filter(None, (limits["window"], inner.window)), default=None)
         self.chunks.append(limits["chunk"])
         return inner
 
@@ -96,7 +96,8 @@ class Heads(Wrapper):
         for place, size in zip(dict.fromkeys(places), self.sizes, strict=True):
             key, block = f"encoding.heads[{place}]", dataclasses.replace(shape, n_heads=size, n_kv_heads=size)
             inners.append(inner := build_entry(heads[place], block, key))
-            if inner.hooks & {"positions", "logit_scale"} or any(isinstance(part, Layered) for part in inner.modules()):
+            layered = any(isinstance(part, Layered) for part in inner.modules())
+            if layered or inner.window or inner.hooks & {"positions", "logit_scale"}:
                 raise UserError(f"{key}: '{inner.name}' acts on all heads at once: expected another, such as rope")
         self.adopt(inners)
 
