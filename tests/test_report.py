@@ -12,7 +12,7 @@ from fake_study import SCHEMES, Truth, begin_run, configured, rows_of_study, wri
 from rich.console import Console
 from support import posbench
 
-from posbench import encodings, report
+from posbench import api, encodings, report
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import printed
@@ -111,19 +111,18 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(study: Path, tm
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_few_seeds_and_models_that_have_not_learned_are_told_what_to_type(
-    template: Config, tmp_path: Path, capsys: Capture
-) -> None:
+def test_few_seeds_and_unlearned_models_get_a_command(template: Config, tmp_path: Path, capsys: Capture) -> None:
     truths = {"rope": Truth(3.6, 0.1, ngram=4.0), "none": Truth(4.4, 0.0, ngram=4.0)}
     write_study(tmp_path / "fake", template, truths, seeds=2)
     report.main([tmp_path / "fake"])
     text = capsys.readouterr().out
     assert "verdicts need 5" in text and "worse" not in text
     assert "posbench sweep encoding=none,rope seed=0,1,2,3,4" in text
-    assert "Not shown to have learned more than an n-gram model (4.000): none." in text
+    assert "Not shown to have learned more than an n-gram model (4.000): 'none'." in text
     words = [f"posbench train encoding={name} training.learning_rate={rate}" for name, rate in ("a1", "b2")]
-    grid = pd.DataFrame({"folder": words, "command": words})
+    grid = pd.DataFrame({"folder": words, "command": words, "settings": "{}"})
     assert answer.command(grid, {"training.learning_rate": "3"}) and answer.command(grid, {"seed": "0,1"}) == ""
+    assert answer.command(grid.assign(settings='{"reading.first": true}'), {"training.learning_rate": "3"}) == ""
     assert f"training.tokens={4 * template.training.tokens}" in text
     assert re.search(r"none +4\.\d+ +no ", text) and "learned: below the n-gram model" in text
 
@@ -147,6 +146,8 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     with pytest.raises(UserError, match="these runs may not be compared, they differ in text_sha256"):
         charts.of_runs(read(study.glob("*-s0-*")))
     assert posbench("report", str(broken)) == 2
+    with pytest.warns(UserWarning, match="left out, unreadable"):
+        assert api.runs(broken).empty
     begin_run(tmp_path / "new", configured(template, "rope", 0), "stopped", tokens=None)
     report.main([tmp_path / "new"])
     text = capsys.readouterr().out

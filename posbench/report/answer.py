@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from posbench.report.tables import cut
+from posbench.report.tables import LONGEST_LABEL, cut
 from posbench.results.compare import ENDPOINT_RATIO, ENOUGH_SEEDS, HALF, NOT_BEATEN, NOT_RESOLVED
 from posbench.terminal.exits import plural
 
@@ -19,9 +19,9 @@ def facts(frame: pd.DataFrame) -> str:
     runs = frame[~frame["repeated"]].drop_duplicates("folder")
     first = runs.sort_values("run_status", key=lambda status: status != "done", kind="stable").iloc[0]
     parts = [plural(runs["label"].nunique(), "encoding"), plural(runs["seed"].nunique(), "seed")]
-    parts += [] if pd.isna(first["parameters"]) else [f"{first['parameters'] / 1e6:.3g}M parameters"]
+    parts += [] if pd.isna(first["parameters"]) else [f"{runs['parameters'].median() / 1e6:.3g}M parameters"]
     data = f"task {first['trained_task']}" if first["trained_task"] else first["text"] or "text"
-    tokens = "" if pd.isna(first["trained_tokens"]) else f"{first['trained_tokens'] / 1e6:.3g}M tokens of "
+    tokens = "" if pd.isna(most := runs["trained_tokens"].max()) else f"{most / 1e6:.3g}M tokens of "
     return f"{', '.join(parts)}, {tokens}{data}, training length {first['train_length']}"
 
 
@@ -89,7 +89,7 @@ def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -
         form = " {:+.3f}" if name in ("nll", "rise") and word != NOT_RESOLVED else ""
         names = [cut(row["label"]) + form.format(row[f"{name}_difference"]) for row in rows]
         comparison = "" if word == NOT_RESOLVED else f" than {table.attrs['reference']}"
-        parts += [f"{word}{comparison}: {list_names(names)}"] if names else []
+        parts += [f"{word}{comparison}: {list_names(names, 2 * LONGEST_LABEL)}"] if names else []
     text = at + "; ".join(parts)
     return f" {text[0].upper()}{text[1:]}." if parts else ""
 
@@ -97,7 +97,7 @@ def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -
 def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type") -> str:
     """Return the command that makes the runs of a frame with other `values`; empty if no command can."""
     options, points = dict[str, list[str]](), set[frozenset[str]]()
-    for text in frame.drop_duplicates("folder")["command"].dropna().unique():
+    for text in frame[~frame["settings"].str.contains('"reading.', na=True)]["command"].dropna().unique():
         words = shlex.split(text)
         if words[:2] != ["posbench", "train"] or any(word.startswith(("-", "encoding.")) for word in words):
             return ""
@@ -112,8 +112,8 @@ def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type
     return f" {invitation}:\n  posbench sweep {shlex.join(f'{key}={value}' for key, value in merged.items())}"
 
 
-def list_names(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str], longest: int = LONGEST_LABEL) -> str:
     """Return names in one phrase, with a number in place of the last of many: `fox, alibi and 17 more`."""
-    labels = [cut(name) for name in names]
-    n_more = len(labels) - MOST_NAMED
+    labels = [cut(name, longest) for name in names]
+    n_more = len(labels := ["'none'"] if labels == ["none"] else labels) - MOST_NAMED  # alone, none reads as nothing
     return f"{', '.join(labels[:MOST_NAMED])} and {n_more} more" if n_more > 1 else ", ".join(labels)

@@ -97,7 +97,7 @@ def main_table(table: pd.DataFrame) -> Table:
         return f"≥ {text}" if row.get("holds_further") is True else text
 
     adjusted = f"intervals and words against {base}: adjusted for {2 * (count - 1)} comparisons"
-    holds_note = f"holds to: adds at most {RISE_LIMIT:g}, adjusted for {count} encodings"
+    holds_note = f"holds to: adds at most {RISE_LIMIT:g}, adjusted for {count} encoding{'s' * (count > 1)}"
     rises = []
     for index, ratio in enumerate(ratios):
         note, spare = ("", 9 + index) if ratio != main_ratio else (f"at {ratio:g}x: what that context adds", 2)
