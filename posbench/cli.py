@@ -238,11 +238,11 @@ def evaluate(
     settings = [word for word in words if word not in models]
     if models and (others := [word for word in settings if "=" not in word]):
         raise UserError(f"{others[0]} is no HuggingFace model, as {models[0]} is: expected models alone, or runs alone")
-    if "extension=search" in words:
+    if {f"{key}=search" for key in ("extension", "extensions", "evaluation.extensions")} & {*words}:
         from posbench.serving import search
 
         for subject in models or _runs_and_settings(words)[0]:
-            search.search(subject, [word for word in words if "=" in word])
+            search.search(subject, [word for word in words if "=" in word and not os.path.exists(word)])
         return
     if models:
         from posbench.huggingface import evaluate as huggingface
@@ -374,7 +374,7 @@ def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = N
         return
     from posbench import listing
 
-    print("\n\n\n".join(map(listing.page, names)))
+    print("\n\n\n".join(listing.page(name) for name in names if "=" not in name))
 
 
 @app.command()

@@ -208,10 +208,11 @@ class TaskData:
         return batches.problem_batch(problems).parts(-(-VALIDATION_SIZE // training.batch_size))
 
 
-def data_of(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
-    """Return the data of a run: the tokens of a text, or a task."""
+def data_of(config: DataConfig, cache: str | None = None, saved: Path | None = None) -> Tokens | TaskData:
+    """Return the data of a run: the tokens of a text, or a task. `saved`: its tokenizer; the user's may be gone."""
     if config.task is None:
-        return prepare(config, cache)
+        is_file = config.tokenizer not in ("bpe", "bytes") and saved is not None and saved.is_file()
+        return prepare(dataclasses.replace(config, tokenizer=str(saved)) if is_file else config, cache)
     task = tasks.build(config.task["name"], config.task)
     options = json.dumps({**dataclasses.asdict(task), "name": task.name, "offset": config.offset}, sort_keys=True)
     tested = [batches.fixed_problems(task, "test", length, 64) for length in sorted({task.shortest, task.longest})]

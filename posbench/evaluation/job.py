@@ -55,10 +55,7 @@ def evaluate_run(folder: Path, config: Config) -> None:
     machine.be_deterministic(device, config.runtime.deterministic)
     with Run.open(folder, config, command=None) as run, signals_as_errors():
         tracking.mirror(config, run, results_of)
-        text, tokenizer_file = config.data, folder / TOKENIZER  # the user's own tokenizer file may be gone
-        if text.tokenizer not in ("bpe", "bytes") and tokenizer_file.is_file():
-            text = dataclasses.replace(text, tokenizer=str(tokenizer_file))
-        tokens = data_of(text, config.runtime.cache)
+        tokens = data_of(config.data, config.runtime.cache, folder / TOKENIZER)
         run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = model_of(folder, config, tokens.tokenizer).to(device)
         if not evaluate_into(run, model, tokens, config, trained.step, device):

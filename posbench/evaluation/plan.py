@@ -110,21 +110,24 @@ def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) ->
 
 def check(config: Config) -> None:
     """Raise UserError for settings that cannot be met. What an encoding lacks becomes an `undefined` row instead."""
-    settings, train_length = config.evaluation, config.training.train_length
-    if config.data.task is None:
-        refuse_few_blocks(settings)
+    train_length = config.training.train_length
+
+    def extended(text: str, length: int) -> None:
+        method, options = parse_choice(text)
+        extend.extend_encoding(config.build_encoding(), method, length, train_length, **options)
+
+    check_settings(config.evaluation, train_length, extended)
+
+
+def check_settings(settings: EvaluationConfig, train_length: int, extended: Callable[[str, int], object]) -> None:
+    """Raise UserError for settings that no model can meet; `extended` stretches the model to a length in tokens."""
+    if settings.blocks < MIN_BLOCKS and "fixed_target" in settings.protocols:
+        raise UserError(f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS}, for an interval")
     for text in settings.tasks:
         probes.of(text, [], settings.targets, train_length)
         if text in probes.BENCHMARKS:
             probes.benchmark(text).check(settings, train_length)
     for text in settings.extensions:  # at every length: the allowed options can depend on it
-        method, options = parse_choice(text)
         for length in lengths_of(settings, train_length, train_length):
             with contextlib.suppress(Undefined):
-                extend.extend_encoding(config.build_encoding(), method, length, train_length, **options)
-
-
-def refuse_few_blocks(settings: EvaluationConfig) -> None:
-    """Raise UserError if there are too few blocks of targets for an interval, so that no row would have a number."""
-    if settings.blocks < MIN_BLOCKS and "fixed_target" in settings.protocols:
-        raise UserError(f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS}, for an interval")
+                extended(text, length)

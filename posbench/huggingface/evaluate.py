@@ -1,6 +1,5 @@
 """Evaluate a HuggingFace model from a folder or the hub; the results are a folder like a run's."""
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -18,12 +17,12 @@ from posbench.config.schema import Config, DataConfig, EncodingConfig, Evaluatio
 from posbench.config.shipped import GROUPS
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
-from posbench.errors import Undefined, UserError
-from posbench.evaluation import printed, probes
+from posbench.errors import UserError
+from posbench.evaluation import printed
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
-from posbench.evaluation.plan import lengths_of, refuse_few_blocks
+from posbench.evaluation.plan import check_settings, lengths_of
 from posbench.huggingface.load import TESTED, Source, find, library_errors, load, position_of, transformers
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run import TOKENIZER
@@ -142,13 +141,7 @@ def subject_of(source: Source, config: Any, precision: str, device: torch.device
         first_token = config.reading.separator if config.reading.first else None
         subject = HuggingFaceModel(model, source.name, length, precision, first_token)
         subject.refuse_not_causal()
-    refuse_few_blocks(settings)
-    for text in settings.tasks:
-        probes.of(text, [], settings.targets, length)
-    for text in settings.extensions:
-        for longer in lengths_of(settings, length, length):
-            with contextlib.suppress(Undefined):
-                subject.varied(Variant(extension=text), longer)
+    check_settings(settings, length, lambda text, longer: subject.varied(Variant(extension=text), longer))
     return subject
 
 

@@ -22,6 +22,7 @@ from posbench.errors import UserError
 from posbench.model.attention import attention, logits_by_rows, make_layer, narrower
 from posbench.model.gpt import GPT
 from posbench.model.standalone import whole_block
+from posbench.run import TOKENIZER
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config, load_record
 
@@ -198,7 +199,7 @@ def position_panels(encoding: Encoding) -> list[Panel]:
 
 
 def _image(title: str, code: Tensor, encoding: Encoding) -> Panel:
-    used, lacking = int(code.any(0).nonzero().max()) + 1, 2 * encoding.shape.train_length - len(code)
+    used, lacking = len(np.trim_zeros(code.any(0).numpy(), "b")), 2 * encoding.shape.train_length - len(code)
     image = np.pad(code[:, :used].mT.numpy(), [(0, 0), (0, lacking)], constant_values=np.nan)
     return Panel(title, "position", "channel", image=image)  # the channels left out are 0
 
@@ -265,7 +266,7 @@ def run_picture(folder: Path) -> Picture:
     model = model_of(folder, config, tokenizer_of(folder))
     panels = position_panels(model.encoding) if not config.data.task else picture("", lambda _: model.encoding).panels
     if not config.data.task:
-        tokens = data.prepare(config.data, config.runtime.cache)
+        tokens: Any = data.data_of(config.data, config.runtime.cache, folder / TOKENIZER)
         if (load_record(folder).get("data") or {}).get("sha256") not in (None, tokens.record["sha256"]):
             raise UserError(f"the text of {folder} is no longer the one that it was trained on")
         ids = getattr(tokens, config.evaluation.split).ids[: WINDOWS * LONGEST].astype(np.int64)
