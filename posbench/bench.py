@@ -100,8 +100,9 @@ def configurations(names: list[str], sizes: Sizes, threads: int | None, override
     settings |= {"training.tokens": 10**12, "runtime.threads": threads or "null"}  # more tokens than any batch
     settings |= {"evaluation.targets": 1, "runtime.compile": "false"}  # so many tokens would switch it on
     typed_keys = by_key(overrides)
-    if unread_keys := [key for key in typed_keys if key.partition(".")[0] not in ("model", "training", "runtime")]:
-        raise UserError(f"{unread_keys[0]} is not for bench: expected encodings, model, training.* or runtime.*")
+    sections = ("model", "training", "runtime")
+    if unread := [key for key in typed_keys if key.partition(".")[0] not in sections or key == "training.lengths"]:
+        raise UserError(f"{unread[0]} is not for bench: expected encodings, model, training.* or runtime.*")
     defaults = [f"{key}={value}" for key, value in settings.items() if key not in typed_keys]
     configs = {}
     for name in [BASE, *(names or encodings.names())]:

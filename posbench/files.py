@@ -41,7 +41,7 @@ def delete(path: Path) -> None:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of the files below a folder, also while some of them come and go."""
+    """Return the bytes of the files and folders below a folder, also while some of them come and go."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from posbench.errors import OptionError, UserError, did_you_mean
 
@@ -13,6 +13,7 @@ NonNegative = Annotated[float, Ge(0)]
 Above1 = Annotated[float, Gt(1)]
 AtLeast1 = Annotated[float, Ge(1)]
 Share = Annotated[float, Ge(0), Lt(1)]
+Fraction = Annotated[float, Ge(0), Le(1)]
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 

@@ -135,9 +135,7 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(capsys: pytest.Ca
     assert posbench(*command.split()) == 2 and says in error_line(capsys) and os.listdir() == ["text.txt"]
 
 
-def test_a_traceback_is_shown_with_debug_alone_and_control_characters_are_spelt_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_debug_alone_shows_a_traceback_and_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("train", "encoding=rop", "--debug") == 2 and "Traceback" in capsys.readouterr().err
     assert posbench("train", "study='\x1b[2J\u202ex'") == 2
     line = error_line(capsys)

@@ -139,9 +139,7 @@ def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x
 @pytest.mark.parametrize(
     ("documents", "starts"), [("doc", [*range(0, 2700, 300), 2700]), ("concat", [0, 700, 720, 1500, 2700])]
 )
-def test_a_row_holds_its_sums_by_document(
-    config: Config, documents: Literal["doc", "concat"], starts: list[int]
-) -> None:
+def test_a_row_has_its_sums_by_document(config: Config, documents: Literal["doc", "concat"], starts: list[int]) -> None:
     """A block belongs to the document of its first target; of fewer than eight documents the units are segments."""
     split = TokenSplit(periodic(3 * L).ids[:2700], np.array(starts, dtype=np.int64))
     wanted = evaluation_with(config, protocols=("fixed_target",), documents=documents, targets=4)

@@ -89,9 +89,7 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["extension=longrope"], ["extension=yarn", "lora=4"]], ids=["all", "adapters"])
-def test_after_a_failure_it_goes_on_to_the_same_bits(
-    here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
+def test_after_a_failure_it_gets_the_same_bits(here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     plain, name = train.begin_update, model("smollm3")
 
     def failing(trainer: Any, batch: Any, at: int, rate: float) -> Any:

@@ -37,9 +37,7 @@ PATTERNS = sorted(f"layered/{path.stem}" for path in (configs_dir() / "encoding"
 
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("part", range(16))
-def test_configurations_name_the_runs_that_they_always_named(
-    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configurations_name_the_runs_of_old(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("a text", encoding="utf-8")

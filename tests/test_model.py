@@ -37,9 +37,7 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: 
 
 
 @pytest.mark.parametrize("name", ["rope", "learned", "fox"])
-def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding_and_others_do_not(
-    tiny_config: Config, name: str
-) -> None:
+def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(tiny_config: Config, name: str) -> None:
     state, plain = torch.get_rng_state(), dict(built(tiny_config, "none").named_parameters())
     other = {k: v for k, v in built(tiny_config, name).named_parameters() if not k.startswith("encoding.")}
     assert other.keys() == plain.keys() and not [key for key in plain if key.endswith("bias") or "head" in key]
@@ -111,9 +109,7 @@ QWEN3 = {
 }  # fmt: skip
 
 
-def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_queries_and_keys(
-    tiny_config: Config,
-) -> None:
+def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_and_k(tiny_config: Config) -> None:
     transformers = pytest.importorskip("transformers")
     block = {"norm": "rmsnorm", "mlp": "swiglu", "n_heads": 4, "n_kv_heads": 2, "qk_norm": True, "tie_embeddings": True}
     model = built(tiny_config, "rope", block=block, layout="half")

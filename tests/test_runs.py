@@ -25,9 +25,7 @@ def row(length: int, nll: float, **more: Any) -> EvaluationRow:
     return EvaluationRow(**(known | {"length": length, "split": "test", "checkpoint_step": 12, "nll": nll} | more))
 
 
-def test_run_json_says_from_the_start_how_a_run_stands_and_then_how_it_ended(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+def test_run_json_says_from_the_start_how_a_run_stands_and_how_it_ended(tmp_path: Path, tiny_config: Config) -> None:
     def stands() -> tuple[Any, ...]:
         record = load_record(tmp_path / "run")
         return record["status"], record["reason"], record["message"]

@@ -56,9 +56,7 @@ def test_attention_is_drawn_as_far_as_the_encoding_is_defined(name: str, tiny_co
 
 
 @pytest.mark.slow
-def test_a_run_is_drawn_as_learned_beside_encodings_and_left_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_drawn_as_learned_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     support.write_text()
     arguments = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]

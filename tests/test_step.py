@@ -126,9 +126,7 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
     torch.testing.assert_close(fresh.optimizer.state_dict()["state"], state, rtol=0, atol=0)
 
 
-def test_a_gradient_that_overflows_fp16_halves_the_scale_and_one_that_no_scale_mends_ends_the_run(
-    tiny_config: Config,
-) -> None:
+def test_a_gradient_that_overflows_fp16_halves_the_scale_and_if_none_helps_the_run_ends(tiny_config: Config) -> None:
     fresh = trainer(tiny_config, dtype=torch.float16)
     assert fresh.scale is not None
     fresh.scale.load_state_dict(fresh.scale.state_dict() | {"scale": 2.0**40})

@@ -189,9 +189,7 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_sweep_without_verdicts_says_so_before_it_trains_with_what_to_type(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_sweep_without_verdicts_says_so_before_training_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     for words, *expected in (
         ("seed=0,1 experiment=demo", "Verdicts need 5 seeds, here 2: type seed=0,1,2,3,4.", "After 1,000,000 tokens"),
         ("encoding=none,alibi experiment=reader seed=range(0,5)", "Schemes are compared with rope, which is not among"),
@@ -223,9 +221,7 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
 
 
 @pytest.mark.slow
-def test_budgets_of_a_sweep_equal_single_runs_and_a_larger_one_waits_for_the_smaller(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_budgets_of_a_sweep_equal_single_runs_and_larger_ones_wait(overrides: list[str], tmp_path: Path) -> None:
     words = [word for word in overrides if word != "training.tokens=512"]
     arguments = ["encoding=rope", "training.schedule=wsd", "training.tokens=4096,1024,2048", *words]
     todo = plans.resolve([arguments])
@@ -288,9 +284,7 @@ def steps(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_process(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides: list[str], tmp_path: Path) -> None:
     longer = ["training.tokens=12288", "runtime.checkpoint_every_steps=10"]  # 192 updates
     arguments = ["encoding=rope", "seed=0,1", *each_once([*overrides, *longer])]
     rng = random.Random(time.time_ns())

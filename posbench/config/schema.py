@@ -13,20 +13,19 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from annotated_types import Ge, Le, Len, Lt, Predicate
+from annotated_types import Ge, Len, Lt, Predicate
 
 from posbench import encodings
 from posbench.config import shipped
 from posbench.config.identity import NOT_IDENTITY, add_later_keys, digest, drop_later_keys, one_number
 from posbench.errors import UserError, unknown
-from posbench.options import AtLeast1, Count, Natural, NonNegative, Positive, Share
+from posbench.options import AtLeast1, Count, Fraction, Natural, NonNegative, Positive, Share
 
 SAVED = "config.yaml"  # the file of a configuration in a run folder
 _SOURCE = ("file", "file_sha256")  # keys of an encoding in a user's file
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # it also names a folder
-Fraction = Annotated[float, Ge(0), Le(1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Stage = tuple[Share, Count, Count] | tuple[Share, Count]
 _Section = TypeVar("_Section")

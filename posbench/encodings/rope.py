@@ -11,17 +11,16 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
-from annotated_types import Ge, Le
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from posbench import machine
 from posbench.encodings.base import Encoding, Layer, Shape, expect
 from posbench.errors import UserError
-from posbench.options import Above1, AtLeast1, NonNegative, Positive, Share
+from posbench.options import Above1, AtLeast1, Fraction, NonNegative, Positive, Share
 
 Layout = Literal["half", "interleaved"]
 Ramp = Literal["index", "rotations"]
-Fraction = Annotated[float, Ge(0), Le(1)]
 Divisors = list[Positive] | None
 Scaling = tuple[Tensor, float]  # frequencies (P,) or (N, P), and the factor of q and k
 

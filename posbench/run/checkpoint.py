@@ -91,7 +91,7 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
     for checkpoint in checkpoints:
         if checkpoint.verifies(parts):
             return checkpoint
-        logger.warning("%s is incomplete: an earlier one is used", checkpoint.path.name)
+        logger.warning("%s is incomplete: it is not used", checkpoint.path.name)
     if checkpoints:
         raise UserError(f"no checkpoint in {folder} is complete: --restart starts over")
     return None

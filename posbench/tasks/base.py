@@ -12,7 +12,7 @@ import typing
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
-from annotated_types import Ge, Le
+from annotated_types import Ge
 from numpy.typing import NDArray
 
 from posbench.errors import OptionError, Undefined
@@ -20,7 +20,6 @@ from posbench.options import checked
 
 Integers = NDArray[np.int64]
 Choices = Annotated[int, Ge(2)]  # the number of symbols to draw from
-Fraction = Annotated[float, Ge(0), Le(1)]
 SEPARATOR = "<|endoftext|>"  # id 0: begins every problem; ends an answer if the model must know its length
 ANSWER = "="  # id 1, in tasks that use it: between question and answer
 

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 from annotated_types import Gt, Le
 
-from posbench.options import Count
-from posbench.tasks.base import Choices, Fraction, Integers, Problems, Task, distinct
+from posbench.options import Count, Fraction
+from posbench.tasks.base import Choices, Integers, Problems, Task, distinct
 
 
 @dataclasses.dataclass(frozen=True)

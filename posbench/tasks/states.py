@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import Ge
 
-from posbench.options import Count
-from posbench.tasks.base import Fraction, Integers, Problems, Task
+from posbench.options import Count, Fraction
+from posbench.tasks.base import Integers, Problems, Task
 
 _DIGIT = 2  # the id of 0 in addition and parity
 

@@ -12,7 +12,6 @@ from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, 
 
 from posbench.errors import PosbenchError
 
-IN_USE = 75  # exit code of a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug, also for child processes
 _FILES = (EACCES, EPERM, EROFS, ENOENT, EISDIR, ENAMETOOLONG, ENOTDIR, EEXIST)
 
