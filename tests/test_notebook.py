@@ -171,6 +171,26 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, mon
         posbench.register(type("ALiBi", (Slope,), {}))
 
 
+class Leak(Slope):
+    def __init__(self, shape: Shape, share: float = 0.0) -> None:
+        super().__init__(shape)
+        self.share = torch.nn.Parameter(torch.tensor(share))
+
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return v + self.share * v.roll(-1, -2)
+
+
+def test_a_class_that_sees_later_tokens_gets_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(posbench.encodings, "_registered", {})
+    support.write_text()
+    for share, n_checkpoints in ((0.5, 0), (0.0, 1)):  # seen before the training, and learned in it
+        with pytest.raises(UserError, match="encoding 'leak' is no causal model: later tokens change its earlier"):
+            posbench.train(TINY, encoding={"name": Leak, "share": share}, study=f"leak{n_checkpoints}")
+        (folder,) = Path(f"outputs/leak{n_checkpoints}").glob("leak-*")
+        assert len(list(folder.glob("checkpoint/step-*"))) == n_checkpoints and not evaluation_rows(folder)
+
+
 def test_keywords_and_dictionaries_are_the_words_of_the_command_line() -> None:
     settings = {"training": {"tokens": 512, "betas": [0.9, 0.95]}, "start": None}
     encoding = {"encoding": {"name": "rope", "base": 100}}

@@ -13,9 +13,10 @@ from posbench import machine
 from posbench.config.schema import Config, EvaluationConfig, Trains
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of
+from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
-from posbench.evaluation.models import TrainedGPT
+from posbench.evaluation.models import TrainedGPT, refuse_not_causal
 from posbench.evaluation.ngrams import CachedNGrams, NGrams
 from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
@@ -63,14 +64,9 @@ def evaluate_run(folder: Path, config: Config) -> None:
 
 
 def evaluate_into(
-    run: Run | None,
-    model: GPT,
-    tokens: Tokens | TaskData,
-    config: Config,
-    step: int,
-    device: torch.device,
-    world: World | None = None,
-) -> int:
+    run: Run | None, model: GPT, tokens: Tokens | TaskData, config: Config, step: int,
+    device: torch.device, world: World | None = None,
+) -> int:  # fmt: skip
     """Evaluate the model after `step` updates, write the rows into the run folder, and return how many were missing.
 
     `run`: None in every process but the first. Such a process computes its share and writes nothing.
@@ -81,7 +77,7 @@ def evaluate_into(
     dtype = machine.resolve_precision(trained if settings.precision == "auto" else settings.precision, device)
     arguments: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "device": device, "world": world}
     arguments |= {"tokens": step * config.training.tokens_per_step, "dtype": machine.dtype_name(dtype)}
-    arguments["subject"] = TrainedGPT(model.eval(), config.training.train_length, device, dtype, config.seed)
+    arguments["subject"] = subject_of(model, config, device, dtype)
     evaluation: AnyEvaluation
     if isinstance(tokens, TaskData):
         evaluation = TaskEvaluation(**arguments, task=tokens.task)
@@ -90,6 +86,16 @@ def evaluate_into(
         split = getattr(tokens, settings.split)
         evaluation = Evaluation(**arguments, split=split, reader=_reader(tokens, config, step, split.ids))
     return rows_into(run, evaluation, world.from_first(every_row(run.folder) if run else None))
+
+
+def subject_of(model: GPT, config: Trains, device: torch.device, dtype: torch.dtype) -> TrainedGPT:
+    """Return the model as it is evaluated; UserError if a user's class lets it see later tokens. Ours are tested."""
+    subject = TrainedGPT(model.eval(), config.training.train_length, device, dtype, config.seed)
+    parts = [part for part in model.encoding.modules() if isinstance(part, Encoding)]
+    if not all(type(part).__module__.startswith("posbench.") for part in parts):
+        exact = dataclasses.replace(subject, dtype=torch.float32)
+        refuse_not_causal(exact, model.tokens.num_embeddings, "fp32", f"encoding '{model.encoding.name}'")
+    return subject
 
 
 def rows_into(run: Run | None, evaluation: AnyEvaluation, existing: Sequence[EvaluationRow]) -> int:

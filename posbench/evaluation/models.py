@@ -28,6 +28,7 @@ Bools = NDArray[np.bool_]
 _Part = TypeVar("_Part")
 
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
+ROUNDING = {"fp32": 1e-3, "bf16": 0.15, "fp16": 0.15}  # differences below this share of the logits' SD are rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +138,23 @@ def predicted(
     return Predicted(torch.cat(nll).double().numpy(), torch.cat(best).numpy())  # MPS has no fp64
 
 
+def differ(logits: Tensor, other: Tensor, precision: str) -> bool:
+    """Return whether logits differ by more than rounding."""
+    return not bool((logits - other).square().mean().sqrt() <= ROUNDING[precision] * logits.std())
+
+
+def refuse_not_causal(subject: Subject, vocabulary: int, precision: str, name: str) -> None:
+    """Raise UserError unless logits are finite, and later tokens change no earlier logits."""
+    length, half = min(64, subject.train_length), min(64, subject.train_length + 1) // 2
+    ids = np.random.default_rng(0).integers(vocabulary, size=(2, length + 1))
+    ids[1, :half] = ids[0, :half]
+    logits, altered = (torch.cat([*subject.logits(row[None], np.arange(length)[None] < half, 0)]) for row in ids)
+    if not logits.isfinite().all():
+        raise UserError(f"{name}: its logits are not finite in {precision}")
+    if differ(logits, altered, precision):
+        raise UserError(f"{name} is no causal model: later tokens change its earlier logits")
+
+
 def nll_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
     """Return the nats (B, scored) of the last `scored` tokens of windows (B, C + 1); `first` as in `Subject.logits`."""
     mask = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
@@ -146,13 +164,9 @@ def nll_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
 
 
 def score(
-    subject: Subject,
-    split: TokenSplit,
-    windows: Windows,
-    batch_tokens: int,
-    rewrite: Callable[[Integers], Integers] | None = None,
-    world: World | None = None,
-) -> Floats:
+    subject: Subject, split: TokenSplit, windows: Windows, batch_tokens: int,
+    rewrite: Callable[[Integers], Integers] | None = None, world: World | None = None,
+) -> Floats:  # fmt: skip
     """Return the negative log-likelihood in nats of every scored token: (windows, scored).
 
     Args:

@@ -23,19 +23,8 @@ from posbench.config.schema import EvaluationConfig
 from posbench.data import batches as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
-from posbench.evaluation import plan
-from posbench.evaluation.models import (
-    AS_TRAINED,
-    Bools,
-    Floats,
-    Predicted,
-    Subject,
-    Variant,
-    check_finite,
-    in_batches,
-    parse_choice,
-    predicted,
-)
+from posbench.evaluation import models, plan
+from posbench.evaluation.models import AS_TRAINED, Bools, Floats, Subject, Variant
 from posbench.evaluation.plan import AnyEvaluation, Planned
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
 from posbench.results.estimate import estimate
@@ -49,17 +38,17 @@ _TEXT = 2**16  # at most so many tokens of the text are material for a probe's p
 
 def _predicted(
     subject: Subject, evaluation: AnyEvaluation, ids: Ids, scored: Bools, candidates: Ids, unit: str = "tokens"
-) -> Predicted:
+) -> models.Predicted:
     """Return the predictions in problems (B, C + 1), made in batches. Other arguments are as in `models.predicted`."""
     n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
 
-    def predict(batch: slice) -> Predicted:
+    def predict(batch: slice) -> models.Predicted:
         start, end, _ = batch.indices(len(ids))
-        return predicted(subject, ids[batch], scored[batch], start, candidates[n_scored[start] : n_scored[end]])
+        return models.predicted(subject, ids[batch], scored[batch], start, candidates[n_scored[start] : n_scored[end]])
 
-    parts = in_batches(evaluation.world, len(ids), ids.shape[1] - 1, evaluation.settings.batch_tokens, predict)
-    predictions = Predicted(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    check_finite(predictions.nll, unit)
+    parts = models.in_batches(evaluation.world, len(ids), ids.shape[1] - 1, evaluation.settings.batch_tokens, predict)
+    predictions = models.Predicted(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    models.check_finite(predictions.nll, unit)
     return predictions
 
 
@@ -129,7 +118,7 @@ class TaskEvaluation(AnyEvaluation):
 
 def _test_problems(task: Task, settings: EvaluationConfig, length: int, variant: str) -> Problems:
     """Return the test problems of a length and a variant of the task; raises Undefined if there are none."""
-    task = task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
+    task = task.varied(**models.parse_choice(f"{task.name}:{variant}")[1]) if variant else task
     return data.fixed_problems(task, settings.split, length, settings.blocks, variant)
 
 
@@ -142,8 +131,8 @@ def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> l
     further = [max(task.shortest, round(ratio * longest)) for ratio in settings.ratios]
     lengths = sorted({task.shortest, (task.shortest + longest) // 2, longest, *further})
     of_size = {task.size(length): length for length in lengths}  # windows and extensions depend on tokens
-    models = plan.varied(settings, list(of_size), train_length)
-    rows = [(of_size[size], variant, "", 0) for variant, size in models]
+    variants = plan.varied(settings, list(of_size), train_length)
+    rows = [(of_size[size], variant, "", 0) for variant, size in variants]
     rows = [row for row in rows if row[1].extension is None or row[0] >= longest]
     rows += [(longest, AS_TRAINED, "", offset) for offset in settings.offsets]
     varied = [(variant, ratio) for variant in task.variants for ratio in VARIED if ratio in settings.ratios]

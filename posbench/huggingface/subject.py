@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from posbench import machine
-from posbench.errors import Undefined, UserError
-from posbench.evaluation.models import Bools, Variant, Varied, parse_choice, tail_length
+from posbench.errors import Undefined
+from posbench.evaluation.models import Bools, Variant, Varied, differ, parse_choice, refuse_not_causal, tail_length
 from posbench.evaluation.protocols import Integers
 from posbench.huggingface import rope
 from posbench.huggingface.load import TESTED, library_errors, position_of, transformers
 from posbench.randomness import generator
 
 _MOST_LOGITS = 2**27  # held at once, unless a single window has more
-_SHORT, _NARROW = 64, 4  # tokens: the inputs of checks, and the window in one of them
-_SHARE = {"fp32": 1e-3, "bf16": 0.15, "fp16": 0.15}  # differences below this share of the logits' SD are rounding
 _window: contextvars.ContextVar[tuple[int | None, int]] = contextvars.ContextVar("window", default=(None, 0))
 
 
@@ -91,27 +89,15 @@ class HuggingFaceModel:
 
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier logits."""
-        tokens, altered = self._random_tokens().chunk(2)
-        half = tokens.shape[1] // 2
-        altered = torch.cat((tokens[:, :half], altered[:, half:]), dim=1)
         with library_errors(f"{self.name}: transformers cannot run it"):
-            logits, altered_logits = (self.read(ids, ids.shape[1])[:, :half] for ids in (tokens, altered))
-        if not logits.isfinite().all():
-            raise UserError(f"{self.name}: its logits are not finite in {self.precision}")
-        if self._differ(logits, altered_logits):
-            raise UserError(f"{self.name} is no causal model: later tokens change its earlier logits")
+            refuse_not_causal(self, int(self.config.vocab_size), self.precision, self.name)
 
     @functools.cached_property
     def _narrows(self) -> bool:  # a window does not hide what a recurrent state keeps
-        ids, narrow = self._random_tokens()[:1], dataclasses.replace(self, window=_NARROW)
-        return not getattr(self.model, "_is_stateful", False) and self._differ(self.read(ids, 1), narrow.read(ids, 1))
-
-    def _random_tokens(self) -> Tensor:
-        size, vocabulary = (2, min(_SHORT, self.train_length)), int(self.config.vocab_size)
-        return torch.randint(vocabulary, size, generator=generator(0, "check", vocabulary)).to(self.model.device)
-
-    def _differ(self, logits: Tensor, other: Tensor) -> bool:  # by more than rounding
-        return not bool((logits - other).square().mean().sqrt() <= _SHARE[self.precision] * logits.std())
+        size, vocabulary = (1, min(64, self.train_length)), int(self.config.vocab_size)
+        ids = torch.randint(vocabulary, size, generator=generator(0, "check", vocabulary)).to(self.model.device)
+        wide, narrow = (model.read(ids, 1) for model in (self, dataclasses.replace(self, window=4)))
+        return not getattr(self.model, "_is_stateful", False) and differ(wide, narrow, self.precision)
 
 
 def forward(model: Any, ids: Tensor, first_token: int | None = None, **options: Any) -> Tensor:

@@ -23,7 +23,7 @@ from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.encodings.base import Encoding
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.job import evaluate_into, evaluations_on_the_way, results_of
+from posbench.evaluation.job import evaluate_into, evaluations_on_the_way, results_of, subject_of
 from posbench.model.gpt import build, parameter_counts
 from posbench.model.loss import IGNORED
 from posbench.processes import World
@@ -77,6 +77,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             return evaluate_into(run, model, tokens, with_settings, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
+            subject_of(model, config, device, dtype)  # refuses a class that sees later tokens before time is spent
             trainer = Trainer(model, config, device, dtype, world)
             n_updates = fit(trainer, tokens.batches(config.training, config.seed), tokens, config, run, evaluate)
         n_rows = evaluate(config.training.steps, config.evaluation)
