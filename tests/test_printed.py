@@ -53,8 +53,10 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
 
 def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(draw: Any, tmp_path: Any) -> None:
     asked = [row(n, 4.1, targets_sha256="cd", extension=name) for n in (16, 32) for name in (None, "yarn")]
-    draw([*(row(n, 4.0) for n in (16, 32, 64)), *asked])
+    earlier = [row(n, 4.0, extension=name) for n in (16, 32, 64) for name in (None, "pi")]
+    draw([*earlier, *asked])
     assert {*printed.read(tmp_path, "test", (16, 32)).query("main")["targets_sha256"]} == {"cd"}
+    assert {*printed.read(tmp_path, "test", (16, 64)).query("main")["targets_sha256"]} == {"ab"}
 
 
 def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names_the_jump(draw: Any) -> None:

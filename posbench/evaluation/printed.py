@@ -33,10 +33,11 @@ Row = dict[str, Any]
 
 
 def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFrame:
-    """Return a run's rows. Its curve is on the targets that most of the requested lengths share."""
-    rows = [row for row in every_row(folder) if row.measured and row.task is None]
-    targets = {(row.length, row.kind, row.targets_sha256) for row in rows if row.length in lengths}
-    return frames.read([folder], split, {str(folder): Counter(digest for *_, digest in targets)})
+    """Return a run's rows. Its curve is on the targets that most of the requested lengths share; of ties the newest."""
+    rows = [row for row in every_row(folder) if row.measured and row.task is None and row.length in lengths]
+    plain = Counter(digest for _, digest in {(row.length, row.targets_sha256) for row in rows if row.kind == PLAIN})
+    counts = {row.targets_sha256: plain[row.targets_sha256] + place / len(rows) for place, row in enumerate(rows)}
+    return frames.read([folder], split, {str(folder): counts})
 
 
 def print_results(folder: Path, split: str | None = None, lengths: Sequence[int] = ()) -> None:
