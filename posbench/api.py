@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-import yaml
 
 from posbench import encodings, machine, report
 from posbench.config.overrides import apply, start_of
@@ -242,9 +241,8 @@ def sweep(
         n_jobs: processes at a time; None = one per CPU core or GPU.
     """
     words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
-    names = re.findall(r"\w+", " ".join(words))  # a registered class may also be inside another encoding
     with _shown_log():
-        if {*names} & {*encodings.registered()}:
+        if {*re.findall(r"\w+", " ".join(words))} & {*encodings.registered()}:  # perhaps inside another encoding
             todo = plans.resolve([words], directory)
             for plan in todo:
                 with contextlib.suppress(RunFailed):  # the report counts it
@@ -273,17 +271,15 @@ def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False)
 
 
 def _typed_value(value: Any, inside: bool = False) -> str:
-    """Return a value as typed at the command line: a class as its name, a text `inside` a list quoted if need be."""
+    """Return a value as it is typed at the command line: a class as its name, a text `inside` a list in quotes."""
     if isinstance(value, type):
         return encodings.register(value).name
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
+    if value is None or isinstance(value, bool) or (inside and isinstance(value, str)):
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_typed_value(item, True)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):
-        is_plain = not inside or yaml.safe_dump([value], default_flow_style=True) == f"[{value}]\n"
-        return value if is_plain else json.dumps(value, ensure_ascii=False)
-    return f"[{','.join(_typed_value(item, True) for item in value)}]" if isinstance(value, Sequence) else str(value)
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return f"[{','.join(_typed_value(item, True) for item in value)}]" if listed else str(value)
 
 
 def _load_logged(folder: Path) -> LoadedRun:
