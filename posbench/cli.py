@@ -374,7 +374,9 @@ def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = N
         return
     from posbench import listing
 
-    print("\n\n\n".join(listing.page(name) for name in names if "=" not in name))
+    if options := [name for name in names if "=" in name]:
+        raise UserError(f"--text describes encodings with their defaults: leave out {options[0]}, or --text")
+    print("\n\n\n".join(map(listing.page, names)))
 
 
 @app.command()

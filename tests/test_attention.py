@@ -56,9 +56,7 @@ SETTINGS = [{}, {"window": 10}, {"window": 16, "sinks": 4}, {"last": 39}, {"wind
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("kernel", "name"), list(itertools.product(KERNELS, NAMES)))
-def test_every_kernel_equals_the_definition_in_values_and_gradients(
-    kernel: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_equal_the_definition_with_gradients(kernel: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernel == "rows":
         monkeypatch.setattr(module, "fused_is_fast", lambda *_: False)
     elif kernel == "fused":

@@ -12,9 +12,7 @@ from posbench.model.gpt import build, train_flops_per_token
 SMALL = ["--length", "16", "--rounds", "1", "--threads", "1", "training.batch_size=2", "training.precision=fp32"]
 
 
-def test_every_scheme_asked_for_is_compared_with_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_scheme_is_compared_with_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
     assert posbench("bench", "rope", "none", "--json", *SMALL) == 0
     rope, none = json.loads(capsys.readouterr().out)

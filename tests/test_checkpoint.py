@@ -60,9 +60,7 @@ def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(tmp_path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_damage_is_detected_and_the_older_checkpoint_wins(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_is_detected_and_the_older_wins(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     older, file = save(tmp_path, 1), save(tmp_path, 2) / name
     whole, draw = file.read_bytes(), random.Random(0)
     truncated = [whole[:size] for size in {0, 1, 7, 8, len(whole) // 2, len(whole) - 1}]

@@ -94,9 +94,7 @@ def rows_of(subject: Planted, config: Config, tokenizer: Tokenizer | None, *task
 
 
 @pytest.mark.slow
-def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
-    tiny_config: Config, tokenizer: Tokenizer
-) -> None:
+def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(tiny_config: Config, tokenizer: Tokenizer) -> None:
     assert isinstance(Planted(looks_up), Subject)
     rows = rows_of(Planted(looks_up), tiny_config, tokenizer, "passkey", "induction", "passkey:depth=0")
     by = {(row.task, row.length, row.window): row for row in rows}

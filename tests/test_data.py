@@ -226,9 +226,7 @@ def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
     return folder / "mine.json"
 
 
-def test_a_tokenizer_file_gets_a_separator_and_never_pads_or_cuts_or_draws(
-    bpe: tokens.Tokenizer, tmp_path: Path
-) -> None:
+def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(bpe: tokens.Tokenizer, tmp_path: Path) -> None:
     description = bpe.description
     del description["added_tokens"][0]
     inner = tokenizers.Tokenizer.from_str(json.dumps(description))
@@ -311,9 +309,7 @@ def preparing(settings: DataConfig, cache: Path) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
-def test_processes_at_once_make_one_cache_and_a_hit_imports_no_datasets(
-    set_of_the_hub: dict[str, Path], tmp_path: Path
-) -> None:
+def test_processes_make_one_cache_and_hits_import_no_datasets(set_of_the_hub: dict[str, Path], tmp_path: Path) -> None:
     settings = config(path=write(tmp_path / "many", numbered(30)), vocab_size=300)
     outputs = [each.communicate() for each in [preparing(settings, tmp_path) for _ in range(2)]]
     assert sorted("preparing the tokens" in log for _, log in outputs) == [False, True]

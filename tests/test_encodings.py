@@ -170,9 +170,7 @@ def test_angles_biases_and_codes_are_fp32_under_autocast_and_outputs_in_the_dtyp
 
 @CASES
 @torch.no_grad()
-def test_a_checkpoint_holds_the_learned_parameters_of_the_published_number_and_a_seed_makes_them_again(
-    case: Case,
-) -> None:
+def test_a_checkpoint_holds_the_learned_parameters_of_the_published_number_and_a_seed_remakes_them(case: Case) -> None:
     torch.manual_seed(7)
     encoding = schemes.untrained(*case, SHAPE)
     torch.manual_seed(7)

@@ -110,9 +110,7 @@ def test_after_a_failure_it_gets_the_same_bits(here: Path, monkeypatch: pytest.M
 @pytest.mark.sample(17)
 @pytest.mark.parametrize("lora", [None, 3])
 @pytest.mark.parametrize("kind", MODELS)
-def test_each_kind_is_saved_as_it_was_evaluated_under_the_names_that_it_had(
-    here: Path, kind: str, lora: int | None
-) -> None:
+def test_each_kind_is_saved_as_it_was_evaluated_under_its_own_names(here: Path, kind: str, lora: int | None) -> None:
     """With adapters, all other weights stay as they were, and matrices change by a matrix of the adapters' rank."""
     if lora:
         pytest.importorskip("peft")

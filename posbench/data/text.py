@@ -235,7 +235,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     matching = sorted(file for file in map(Path, names) if file.is_file())
     choices = ([file for file in matching if kind(file) in kinds] for kinds in (KINDS if root.is_dir() else [READABLE]))
     if not (files := next(filter(None, choices), [])):
-        hint = did_you_mean(root.name, [file.name for file in root.parent.glob("*") if file != root])
+        hint = "" if matching else did_you_mean(root.name, [file.name for file in root.parent.glob("*")])
         expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
         raise UserError(f"data.path: no file matches '{config.path}'{hint or expected}")
     root = root if root.is_dir() else Path(os.path.commonpath([file.parent for file in files]))

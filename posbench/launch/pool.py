@@ -136,7 +136,7 @@ def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], ob
                 forwarded += 1  # the first signal lets them save, the second does not
                 send_signal((process for process, *_ in running.values()), number if forwarded == 1 else signal.SIGKILL)
             if time.monotonic() > next_line:
-                next_line += _LINE_EVERY_SECONDS
+                next_line = time.monotonic() + _LINE_EVERY_SECONDS
                 log_progress(todo, status)
     if received:
         name = signal.Signals(received[0]).name

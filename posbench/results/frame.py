@@ -240,7 +240,7 @@ def _names(schemes: Sequence[str], encoding: str | None) -> dict[str, str]:
         spelt_keys = [key for key in keys if _json(options.get(key)) != usual[key]]
         spelt_keys = [key for key in spelt_keys if not (encoding and pattern and key.startswith("encoding."))]
         short = {key: key if key.startswith(_START) else key.rpartition(".")[2] for key in spelt_keys}
-        words = [f"{name}={setting_text(options.get(key))}" for key, name in short.items()]
+        words = [f"{name.removesuffix('_sha256')}={setting_text(options.get(key))}" for key, name in short.items()]
         names[scheme] = " ".join([pattern or encoding, *words] if encoding else words)
     return names
 

@@ -127,7 +127,7 @@ class Run:
         """Record that this process starts, and its resources. A run that is done stays done while rows are added."""
         if isinstance(self.config, Config) and not checkpoint.every(self.folder):
             encoding = self.config.encoding
-            used = encodings.installed_files(encoding.name, encoding.options)
+            used = {} if encoding.file else encodings.installed_files(encoding.name, encoding.options)
             self.record |= {"installed_encodings": used, "status": "running"}  # without weights it trains anew
         process = {"started": str(datetime.now(UTC)), "host": socket.gethostname(), "pid": os.getpid()}
         status, reason = ("done", ADDING) if self.record["status"] == "done" else ("running", None)

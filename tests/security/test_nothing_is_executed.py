@@ -35,9 +35,7 @@ def canary(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("flag", ["", "1"])
-def test_a_pickle_in_a_checkpoint_is_refused(
-    tmp_path: Path, canary: Path, flag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickles_are_refused(tmp_path: Path, canary: Path, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
     checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload(canary)}, {})
     newest = checkpoint.newest(tmp_path)

@@ -188,9 +188,7 @@ def test_a_kill_at_any_change_of_the_disk_changes_no_number(tiny_config: Config,
     assert n_moments > 150
 
 
-def test_of_two_trainings_started_at_once_one_wins_and_the_other_changes_nothing(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
     config, statuses = changed(tiny_config, tmp_path, 30, 10), []
     work(config, tmp_path / "whole")
     for trial in range(RACES):
