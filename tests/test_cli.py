@@ -83,6 +83,7 @@ def test_cfg_prints_every_key_with_its_meaning_and_runs_nothing(capsys: pytest.C
     assert shown["runtime"]["threads"] == 2 and shown["evaluation"]["extensions"] == ["yarn:factor=4", "ntk"]
     silent = [line for line in out.splitlines() if " # " not in line and not line.endswith(":")]
     assert silent == ["  name: t5"] and not Path("outputs").exists()
+    assert train("training.train_length=99999", "training.tokens=9e6") == 2 and not Path("outputs").exists()  # no text
 
 
 # A command | what its line says. Nothing is written.
@@ -125,6 +126,7 @@ train encoding=randomized encoding.inner_options.bse=2 | 'rope' has no option 'b
 train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes
 train offsets=64 | evaluation.offsets is [64]: expected [] for data=builtin
 train experiment=tasks data=task/copy at_tokens=5376 | evaluation.at_tokens is [5376]: expected [] for data=task
+rope yarn factor=4 yarn factor=8 | or two to compare; a key= once
 train data=wikitext-2 data.path=a.txt | data.path is 'a.txt': expected data=text: data=hub does not read it
 """
 

@@ -67,9 +67,7 @@ def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, tiny_config: Co
             torch.testing.assert_close(alone, everything[:, -last:], atol=1e-4, rtol=1e-4)
 
 
-def test_positions_are_drawn_for_each_seed_length_and_window(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_positions_are_drawn_by_seed_length_and_window(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = model_of(tiny_config, "randomized"), np.tile(text(65).ids.astype(np.int64), (3, 1))
     seen: list[np.ndarray] = []
     hidden = model.hidden

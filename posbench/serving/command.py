@@ -46,8 +46,8 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
     """
     values = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
-    if not 1 <= len(names) <= 2:
-        raise UserError("expected a config.json, a model, a run or a rotary encoding; or two of them to compare")
+    if not 1 <= len(names) <= 2 or len(names) + len(values) < len(words):
+        raise UserError("expected a config.json, a model, a run or a rotary encoding, or two to compare; a key= once")
     if not {*names} & {*encodings.names()} and (unread_words := sorted(values.keys() - {*_WORDS[:3]})):
         raise unknown("word", f"{unread_words[0]}=", [f"{word}=" for word in _WORDS[:3]])
     if len(names) == 2 and folder:

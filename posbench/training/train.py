@@ -56,6 +56,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     machine.be_deterministic(device, config.runtime.deterministic)
     with signals_as_errors():  # the text comes first: a mistake in it leaves no folder behind
         tokens = world.after_first(lambda: data_of(config.data, config.runtime.cache))
+        (batches := tokens.batches(config.training, config.seed)).batch(0)  # refuses a text shorter than a block
     if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
         raise UserError(f"expected the tokenizer that start has: data.tokenizer={config.start.run}/{TOKENIZER}")
     with (
@@ -77,9 +78,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             return evaluate_into(run, model, tokens, with_settings, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
-            subject_of(model, config, device, dtype)  # refuses a class that sees later tokens before time is spent
-            trainer = Trainer(model, config, device, dtype, world)
-            n_updates = fit(trainer, tokens.batches(config.training, config.seed), tokens, config, run, evaluate)
+            causal_model = subject_of(model, config, device, dtype).model  # else refused before time is spent
+            n_updates = fit(Trainer(causal_model, config, device, dtype, world), batches, tokens, config, run, evaluate)
         n_rows = evaluate(config.training.steps, config.evaluation)
         if run:
             end(run, config)
