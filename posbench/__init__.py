@@ -1,18 +1,21 @@
-"""posbench: which positional encoding should my transformer use, and how far beyond its training length will it hold?
+"""posbench: which positional encoding should my transformer use, and how far beyond its
+training length will it hold?
 
     import posbench
-    run = posbench.train(encoding="alibi")  # like `posbench train encoding=alibi`; errors are exceptions
-    posbench.sweep(encoding=["rope", "alibi"], seed=[0, 1])  # all combinations, with their report
+    run = posbench.train(encoding="alibi")  # like `posbench train encoding=alibi`;
+    errors are exceptions posbench.sweep(encoding=["rope", "alibi"], seed=[0, 1])  # all
+    combinations, with their report
     run.curve()  # a pandas DataFrame
     run.plot()
-    run = posbench.load("outputs/demo/alibi-s0-b0822747")  # a run that was trained before
-    posbench.runs("outputs/**")  # a DataFrame, a row per run
+    run = posbench.load("outputs/demo/alibi-s0-b0822747")  # a run that was trained
+    before posbench.runs("outputs/**")  # a DataFrame, a row per run
     posbench.plot("outputs/demo")  # curves of runs, side by side
 
-    enc = posbench.build_encoding("alibi", d_model=512, n_heads=8, n_layers=4, train_length=128)
-    posbench.attention(enc, q, k, v)  # in a model of your own
+    enc = posbench.build_encoding("alibi", d_model=512, n_heads=8, n_layers=4,
+    train_length=128) posbench.attention(enc, q, k, v)  # in a model of your own
     posbench.attention_logits(enc, q, k)
-    posbench.register(Mine)  # a subclass of posbench.Encoding; `encoding=mine` then works in this process
+    posbench.register(Mine)  # a subclass of posbench.Encoding; `encoding=mine` then
+    works in this process
 
 Nothing heavy is imported before it is needed, so that the command line answers at once.
 """
@@ -36,9 +39,22 @@ _HOMES = {
     "model.standalone": ("attention", "attention_logits", "attention_output"),
 }
 __all__ = [
-    "Encoding", "LoadedRun", "attention", "attention_logits", "attention_output", "build_encoding", "encodings",
-    "evaluate", "load", "plot", "register", "report", "runs", "sweep", "train",
-]  # fmt: skip
+    "Encoding",
+    "LoadedRun",
+    "attention",
+    "attention_logits",
+    "attention_output",
+    "build_encoding",
+    "encodings",
+    "evaluate",
+    "load",
+    "plot",
+    "register",
+    "report",
+    "runs",
+    "sweep",
+    "train",
+]
 
 
 def build_encoding(
@@ -53,17 +69,27 @@ def build_encoding(
     n_kv_heads: int = 0,
     **options: Any,
 ) -> "Encoding":
-    """Build an encoding for a model shape. Raises posbench.errors.UserError for an unknown name or a wrong option.
+    """Build an encoding for a model shape. Raises posbench.errors.UserError for an
+    unknown name or a wrong option.
 
     Args:
         vocabulary: token texts by id, for encodings that read them.
         head_dim: channels of a head; 0 = d_model / n_heads.
-        n_kv_heads: heads of keys and values, each shared by a group of queries' heads; 0 = n_heads.
+        n_kv_heads: heads of keys and values, each shared by a group of queries' heads;
+            0 = n_heads.
         options: the encoding's own options.
     """
     from posbench.encodings.base import Shape
 
-    shape = Shape(d_model, n_heads, n_layers, train_length, vocabulary, head_dim=head_dim, n_kv_heads=n_kv_heads)
+    shape = Shape(
+        d_model,
+        n_heads,
+        n_layers,
+        train_length,
+        vocabulary,
+        head_dim=head_dim,
+        n_kv_heads=n_kv_heads,
+    )
     return encodings.build(name, shape, options)
 
 
@@ -77,5 +103,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return all public names, for completion: also those that have not been imported yet."""
-    return sorted({*__all__, "errors", *(name for name in globals() if name.startswith("__"))})
+    """Return all public names, for completion: also those that have not been imported
+    yet.
+    """
+    return sorted(
+        {*__all__, "errors", *(name for name in globals() if name.startswith("__"))}
+    )

@@ -1,4 +1,6 @@
-"""The commands of `posbench` as functions for scripts and notebooks. Errors are exceptions."""
+"""The commands of `posbench` as functions for scripts and notebooks. Errors are
+exceptions.
+"""
 
 import contextlib
 import functools
@@ -28,30 +30,89 @@ from posbench.results import frame as results
 from posbench.results.headline import MAIN, MAIN_OF_TASK, TEXTS, Headline, headline
 from posbench.run import CONFIG, find
 from posbench.run.model import model_of, tokenizer_of
-from posbench.run.rows import COLUMNS, EVALUATION_KEY, PLAIN, EvaluationRow, evaluation_rows, number, training_rows
+from posbench.run.rows import (
+    COLUMNS,
+    EVALUATION_KEY,
+    PLAIN,
+    EvaluationRow,
+    evaluation_rows,
+    number,
+    training_rows,
+)
 from posbench.run.run import load_config, load_record
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
-Words = Sequence[str] | Mapping[str, Any]  # key=value words as typed after a command, or values by key
+# key=value words as typed after a command, or values by key
+Words = Sequence[str] | Mapping[str, Any]
 
 # The columns of `runs` that come before the measured ones, by their names in the frame.
 _FACTS = {
-    "study": "study", "run": "id", "encoding": "encoding", "label": "label", "options": "options", "seed": "seed",
-    "train_length": "train_length", "learning_rate": "learning_rate", "parameters": "parameters",
-    "trained_tokens": "tokens", "run_status": "status", "text_sha256": "data",
-}  # fmt: skip
+    "study": "study",
+    "run": "id",
+    "encoding": "encoding",
+    "label": "label",
+    "options": "options",
+    "seed": "seed",
+    "train_length": "train_length",
+    "learning_rate": "learning_rate",
+    "parameters": "parameters",
+    "trained_tokens": "tokens",
+    "run_status": "status",
+    "text_sha256": "data",
+}
 _LAST = {"trained_task": "task", "train_seconds": "seconds", "folder": "folder"}
-# The first columns of `curve`, then its columns of whole numbers in which a row may have none.
-_FIRST = ("curve", "protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "learned", "perplexity")
-_FIRST_OF_TASK = ("curve", "task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "learned")
-_COUNTS = ("problem_length", "offset", "stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents")
+# The first columns of `curve`, then its columns of whole numbers in which a row may
+# have none.
+_FIRST = (
+    "curve",
+    "protocol",
+    "length",
+    "length_ratio",
+    "nll",
+    "ci_low",
+    "ci_high",
+    "learned",
+    "perplexity",
+)
+_FIRST_OF_TASK = (
+    "curve",
+    "task",
+    "problem_length",
+    "length_ratio",
+    "offset",
+    "accuracy",
+    "exact_match",
+    "learned",
+)
+_COUNTS = (
+    "problem_length",
+    "offset",
+    "stride",
+    "window",
+    "n_tokens",
+    "n_bytes",
+    "n_blocks",
+    "n_documents",
+)
 # The order of the measured columns of `runs`.
-_ORDER = ("ngram", "cached_ngram", "nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")
+_ORDER = (
+    "ngram",
+    "cached_ngram",
+    "nll",
+    "rise",
+    "reach",
+    "uses",
+    "steps_to_gate",
+    "accuracy",
+    "exact_match",
+)
 
 
 class LoadedRun:
-    """A run folder as it was when it was read. `config` is its configuration, `record` the content of `run.json`."""
+    """A run folder as it was when it was read. `config` is its configuration, `record`
+    the content of `run.json`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,12 +124,16 @@ class LoadedRun:
 
     @property
     def id(self) -> str:
-        """The run's name; its last eight digits are a digest of all that shapes its weights."""
+        """The run's name; its last eight digits are a digest of all that shapes its
+        weights.
+        """
         return str(self.record.get("id") or self.folder.name)
 
     @property
     def status(self) -> str:
-        """`done`, `running`, `stopped`, or why it failed: `diverged`, `oom`, `disk`, `error`."""
+        """`done`, `running`, `stopped`, or why it failed: `diverged`, `oom`, `disk`,
+        `error`.
+        """
         return str(self._frame["run_status"].iloc[0])
 
     @functools.cached_property
@@ -78,92 +143,170 @@ class LoadedRun:
 
     @property
     def learned(self) -> str | None:
-        """Whether it beats the best n-gram model: `yes`, `no` or `not resolved`; None if that is not known."""
+        """Whether it beats the best n-gram model: `yes`, `no` or `not resolved`; None
+        if that is not known.
+        """
         value = self.headline["learned"]
         return None if value is None else str(value)
 
     def curve(self) -> pd.DataFrame:
-        """Return a row per evaluation, in tokens and nats per token; `reason` says why a value is undefined (NaN).
+        """Return a row per evaluation, in tokens and nats per token; `reason` says why
+        a value is undefined (NaN).
 
-        `curve` names the rows that belong together: fixed_target, windowed, fixed_target_yarn ...
+        `curve` names the rows that belong together: fixed_target, windowed,
+        fixed_target_yarn ...
         """
 
         def as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
             varied = ":" in (row.task or "") or row.kind != PLAIN
-            return varied, row.curve_name != "fixed_target", row.offset or 0, row.curve_name, row.length_ratio
+            return (
+                varied,
+                row.curve_name != "fixed_target",
+                row.offset or 0,
+                row.curve_name,
+                row.length_ratio,
+            )
 
         rows = sorted(self._rows, key=as_trained_first)
-        columns = [*dict.fromkeys([*(_FIRST if self.config.data.task is None else _FIRST_OF_TASK), *COLUMNS])]
-        frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json()} for row in rows], columns=columns)
-        return frame.assign(learned=self.learned).astype(dict.fromkeys(_COUNTS, "Int64"))
+        columns = [
+            *dict.fromkeys(
+                [
+                    *(_FIRST if self.config.data.task is None else _FIRST_OF_TASK),
+                    *COLUMNS,
+                ]
+            )
+        ]
+        frame = pd.DataFrame(
+            [{"curve": row.curve_name, **row.to_json()} for row in rows],
+            columns=columns,
+        )
+        return frame.assign(learned=self.learned).astype(
+            dict.fromkeys(_COUNTS, "Int64")
+        )
 
     def metrics(self) -> pd.DataFrame:
-        """Return training metrics, a row per logged step: `step`, `tokens`, `train/loss`, `val/loss` (nats), ..."""
-        rows = [{key: number(value) for key, value in line.items()} for line in training_rows(self.folder)]
-        frame = pd.DataFrame(rows, columns=[*dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)])])
-        return frame.groupby("step", as_index=False).last().astype({"step": "int64", "tokens": "int64"})
+        """Return training metrics, a row per logged step: `step`, `tokens`,
+        `train/loss`, `val/loss` (nats), ...
+        """
+        rows = [
+            {key: number(value) for key, value in line.items()}
+            for line in training_rows(self.folder)
+        ]
+        frame = pd.DataFrame(
+            rows,
+            columns=[
+                *dict.fromkeys(
+                    ["step", "tokens", *(key for row in rows for key in row)]
+                )
+            ],
+        )
+        return (
+            frame.groupby("step", as_index=False)
+            .last()
+            .astype({"step": "int64", "tokens": "int64"})
+        )
 
     def units(self) -> pd.DataFrame:
-        """Return the sums behind `curve` in nats, a row per document (per segment, where documents are few).
+        """Return the sums behind `curve` in nats, a row per document (per segment,
+        where documents are few).
 
-        Where `targets_sha256` is equal, the nth units cover the same tokens, in other runs, too.
+        Where `targets_sha256` is equal, the nth units cover the same tokens, in other
+        runs, too.
         """
         keys = (*EVALUATION_KEY, "targets_sha256")
-        rows = [{**{name: getattr(row, name) for name in keys}, **row.units} for row in self._rows if row.units]
-        return pd.concat(map(pd.DataFrame, rows), ignore_index=True) if rows else pd.DataFrame()
+        rows = [
+            {**{name: getattr(row, name) for name in keys}, **row.units}
+            for row in self._rows
+            if row.units
+        ]
+        return (
+            pd.concat(map(pd.DataFrame, rows), ignore_index=True)
+            if rows
+            else pd.DataFrame()
+        )
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the run was trained with: `encode(texts)`, `decode(ids)`, `separator`."""
+        """The tokenizer that the run was trained with: `encode(texts)`, `decode(ids)`,
+        `separator`.
+        """
         return tokenizer_of(self.folder)
 
     def model(self, device: str = "cpu") -> GPT:
-        """Return the trained model in eval mode: `model(run.ids(text))` gives logits (1, T, vocab_size)."""
-        return model_of(self.folder, load_config(self.folder), self.tokenizer).to(machine.resolve(device))
+        """Return the trained model in eval mode: `model(run.ids(text))` gives logits
+        (1, T, vocab_size).
+        """
+        return model_of(self.folder, load_config(self.folder), self.tokenizer).to(
+            machine.resolve(device)
+        )
 
     def ids(self, text: str) -> torch.Tensor:
         """Return token ids (1, T) of a text, the separator first."""
-        return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
+        return torch.tensor(
+            [[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]]
+        )
 
     def plot(self) -> charts.Picture:
-        """Draw the curve beyond the training length; for a run on a task, accuracy by problem length."""
+        """Draw the curve beyond the training length; for a run on a task, accuracy by
+        problem length.
+        """
         return plot(self)
 
     def __repr__(self) -> str:
         names = MAIN if self.config.data.task is None else MAIN_OF_TASK
-        values = {name: value for name in names if (value := self.headline.get(name)) is not None}
-        summary = "".join(f", {name} {v if isinstance(v, str) else f'{v:.4g}'}" for name, v in values.items())
+        values = {
+            name: value
+            for name in names
+            if (value := self.headline.get(name)) is not None
+        }
+        summary = "".join(
+            f", {name} {v if isinstance(v, str) else f'{v:.4g}'}"
+            for name, v in values.items()
+        )
         return f"<run {self.id}: {self.status}{summary}; {self.folder}>"
 
 
 def load(run: str | Path) -> LoadedRun:
-    """Read a run, finished or not, by its folder or id. Raises UserError if there is none or it cannot be read."""
+    """Read a run, finished or not, by its folder or id. Raises UserError if there is
+    none or it cannot be read.
+    """
     return LoadedRun(find.run_folder(Path(run)))
 
 
 def runs(*paths: str | Path) -> pd.DataFrame:
-    """Return a table with a row per run. A run that cannot be read is left out with a warning.
+    """Return a table with a row per run. A run that cannot be read is left out with a
+    warning.
 
     `paths`: run folders, study folders and globs, `outputs/**`; default: `outputs`.
 
     Returns:
-        `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the simple readers, whose losses
-        are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x` .. are nats per token of the same target tokens at a context
-        of 1, 2 .. training lengths; `rise_2x` .. is that less `nll_1x`. `reach` is the longest context in tokens up to
-        which the rise has an upper bound of at most 0.05, `uses` the shortest with one of at most 0.02 above `nll_1x`.
+        `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the
+        simple readers, whose losses are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x`
+        .. are nats per token of the same target tokens at a context of 1, 2 .. training
+        lengths; `rise_2x` .. is that less `nll_1x`. `reach` is the longest context in
+        tokens up to which the rise has an upper bound of at most 0.05, `uses` the
+        shortest with one of at most 0.02 above `nll_1x`.
     """
     frame = results.read([Path(path) for path in paths or ("outputs",)])
     unreadable = frame["run_status"] == "unreadable"
     for run in frame[unreadable].itertuples():
-        warnings.warn(f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2)
+        warnings.warn(
+            f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2
+        )
     frame = frame[~unreadable]
-    measured = pd.DataFrame.from_dict({folder: headline(rows) for folder, rows in frame.groupby("folder")}, "index")
-    facts = frame.drop_duplicates("folder", ignore_index=True)[[*_FACTS, *_LAST]].rename(columns=_FACTS | _LAST)
+    measured = pd.DataFrame.from_dict(
+        {folder: headline(rows) for folder, rows in frame.groupby("folder")}, "index"
+    )
+    facts = frame.drop_duplicates("folder", ignore_index=True)[
+        [*_FACTS, *_LAST]
+    ].rename(columns=_FACTS | _LAST)
     numbers = sorted({*measured} - {*TEXTS} | {"nll_1x"}, key=_order)
     task = ["task"] if facts["task"].notna().any() else []
     columns = [*_FACTS.values(), *TEXTS, *task, *numbers, "seconds", "folder"]
     table = facts.join(measured, on="folder").reindex(columns=columns)
-    return table.astype(dict.fromkeys([*numbers, "seconds", "learning_rate"], "float64"))
+    return table.astype(
+        dict.fromkeys([*numbers, "seconds", "learning_rate"], "float64")
+    )
 
 
 def _order(name: str) -> tuple[int, float]:
@@ -172,32 +315,46 @@ def _order(name: str) -> tuple[int, float]:
 
 
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:
-    """Draw the curves of comparable runs. Give what `load` returned, run folders, study folders or globs.
+    """Draw the curves of comparable runs. Give what `load` returned, run folders, study
+    folders or globs.
 
     `reference`: the encoding or label that the others are compared with. None: `rope`.
     """
-    frame = results.read([run.folder if isinstance(run, LoadedRun) else Path(run) for run in runs])
+    frame = results.read(
+        [run.folder if isinstance(run, LoadedRun) else Path(run) for run in runs]
+    )
     for run in frame[frame["run_status"] == "unreadable"].itertuples():
         raise UserError(f"{run.folder}: {run.run_reason}")
     return charts.of_runs(frame[~frame["repeated"]], reference)  # a seed counts once
 
 
 def train(
-    overrides: Words = (), *, restart: bool = False, config_dir: str | Path | None = None, **settings: Any
+    overrides: Words = (),
+    *,
+    restart: bool = False,
+    config_dir: str | Path | None = None,
+    **settings: Any,
 ) -> LoadedRun:
-    """Train and evaluate as `posbench train` does, in this process. The same settings continue or complete a run.
+    """Train and evaluate as `posbench train` does, in this process. The same settings
+    continue or complete a run.
 
     Args:
-        overrides: words as typed after the command, ["encoding=alibi", "training.tokens=500000"], or values by key.
+        overrides: words as typed after the command, ["encoding=alibi",
+            "training.tokens=500000"], or values by key.
         restart: move an existing run aside and begin anew.
         config_dir: a folder of further YAML files.
-        settings: values by key: encoding="alibi", training={"tokens": 500_000}. An encoding may be a class.
+        settings: values by key: encoding="alibi", training={"tokens": 500_000}. An
+            encoding may be a class.
 
     Raises:
-        RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
+        RunFailed: the run diverged or ran out of memory or disk; what was computed is
+            kept.
         Stopped: it was interrupted, as by a notebook's stop button, and has been saved.
     """
-    words, directory = _words(overrides, settings), None if config_dir is None else Path(config_dir)
+    words, directory = (
+        _words(overrides, settings),
+        None if config_dir is None else Path(config_dir),
+    )
     if (start := start_of(words)) and find.is_model(start):
         from posbench.huggingface.finetune import train_model
 
@@ -209,12 +366,17 @@ def train(
         return _load_logged(plan.folder)
 
 
-def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any) -> LoadedRun:
-    """Evaluate a finished run, or a HuggingFace model, as `posbench evaluate` does, and return it with its new rows.
+def evaluate(
+    run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
+) -> LoadedRun:
+    """Evaluate a finished run, or a HuggingFace model, as `posbench evaluate` does, and
+    return it with its new rows.
 
     Args:
-        run: what `load` or `train` returned, a run folder, or a HuggingFace model: its folder or its name on the hub.
-        overrides, settings: as for `train`: ["length=128,256", "extension=yarn"], or length=[128, 256].
+        run: what `load` or `train` returned, a run folder, or a HuggingFace model: its
+            folder or its name on the hub.
+        overrides, settings: as for `train`: ["length=128,256", "extension=yarn"], or
+            length=[128, 256].
     """
     words = _words(overrides, settings)
     if not isinstance(run, LoadedRun) and find.is_model(str(run)):
@@ -230,19 +392,30 @@ def evaluate(run: LoadedRun | str | Path, overrides: Words = (), **settings: Any
 
 
 def sweep(
-    overrides: Words = (), *, n_jobs: int | None = None, config_dir: str | Path | None = None, **settings: Any
+    overrides: Words = (),
+    *,
+    n_jobs: int | None = None,
+    config_dir: str | Path | None = None,
+    **settings: Any,
 ) -> pd.DataFrame:
-    """Train every combination of the settings' values, write the report, and return the runs as `runs` does.
+    """Train every combination of the settings' values, write the report, and return the
+    runs as `runs` does.
 
-    Each run is a process, and several run at a time. With a class that was registered here, they run one by one here.
+    Each run is a process, and several run at a time. With a class that was registered
+    here, they run one by one here.
 
     Args:
-        overrides, settings: as for `train`; a list holds values to combine: encoding=["rope", "alibi"], seed=range(5).
+        overrides, settings: as for `train`; a list holds values to combine:
+            encoding=["rope", "alibi"], seed=range(5).
         n_jobs: processes at a time; None = one per CPU core or GPU.
     """
-    words, directory = _words(overrides, settings, several=True), None if config_dir is None else Path(config_dir)
+    words, directory = (
+        _words(overrides, settings, several=True),
+        None if config_dir is None else Path(config_dir),
+    )
     with _shown_log():
-        if {*re.findall(r"\w+", " ".join(words))} & {*encodings.registered()}:  # perhaps inside another encoding
+        # perhaps inside another encoding
+        if {*re.findall(r"\w+", " ".join(words))} & {*encodings.registered()}:
             todo = plans.resolve([words], directory)
             for plan in todo:
                 with contextlib.suppress(RunFailed):  # the report counts it
@@ -253,33 +426,59 @@ def sweep(
     return runs(*(plan.folder for plan in todo))
 
 
-def _words(overrides: Words, settings: Mapping[str, Any], several: bool = False) -> list[str]:
-    """Return settings as words of the command line. With `several`, the items of a list are values to combine."""
+def _words(
+    overrides: Words, settings: Mapping[str, Any], several: bool = False
+) -> list[str]:
+    """Return settings as words of the command line. With `several`, the items of a list
+    are values to combine.
+    """
     if isinstance(overrides, str):
-        raise UserError(f"overrides are a list, a string each: [{', '.join(map(repr, overrides.split()))}]")
+        raise UserError(
+            "overrides are a list, a string each:"
+            f" [{', '.join(map(repr, overrides.split()))}]"
+        )
     if isinstance(overrides, Mapping):
         return _words((), {**overrides, **settings}, several)
     words = list(overrides)
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            parts = {key if (key, name) == ("encoding", "name") else f"{key}.{name}": value[name] for name in value}
+            parts = {
+                key if (key, name) == ("encoding", "name") else f"{key}.{name}": value[
+                    name
+                ]
+                for name in value
+            }
             words += _words((), parts, several)
             continue
         listed = several and isinstance(value, Sequence) and not isinstance(value, str)
-        words.append(f"{key}={','.join(map(_typed_value, value)) if listed else _typed_value(value)}")
+        words.append(
+            f"{key}={','.join(map(_typed_value, value)) if listed else _typed_value(value)}"
+        )
     return words
 
 
 def _typed_value(value: Any, inside: bool = False) -> str:
-    """Return a value as it is typed at the command line: a class as its name, a text `inside` a list in quotes."""
+    """Return a value as it is typed at the command line: a class as its name, a text
+    `inside` a list in quotes.
+    """
     if isinstance(value, type):
         return encodings.register(value).name
     if value is None or isinstance(value, bool) or (inside and isinstance(value, str)):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_typed_value(item, True)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{key}: {_typed_value(item, True)}" for key, item in value.items()
+            )
+            + "}"
+        )
     listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return f"[{','.join(_typed_value(item, True) for item in value)}]" if listed else str(value)
+    return (
+        f"[{','.join(_typed_value(item, True) for item in value)}]"
+        if listed
+        else str(value)
+    )
 
 
 def _load_logged(folder: Path) -> LoadedRun:
@@ -294,7 +493,8 @@ def _shown_log() -> Iterator[None]:
     threads = torch.get_num_threads()
     try:
         with warnings.catch_warnings(), console.log_shown():
-            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning about a bar that is never shown
+            # tqdm's warning about a bar that is never shown
+            warnings.filterwarnings("ignore", "IProgress not found")
             yield
     finally:
         torch.set_num_threads(threads)

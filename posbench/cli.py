@@ -1,4 +1,6 @@
-"""The command line. Heavy modules are imported only by commands that need them: help and completion are fast."""
+"""The command line. Heavy modules are imported only by commands that need them: help
+and completion are fast.
+"""
 
 import os
 import shlex
@@ -25,8 +27,10 @@ app = typer.Typer(
 def main() -> int:
     """Run the command line and return the exit code."""
     exits.tolerant_output()
-    os.environ["PYTHONSAFEPATH"] = "1"  # as python -P, for all child processes, also those of compilers
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # it may stand anywhere
+    # as python -P, for all child processes, also those of compilers
+    os.environ["PYTHONSAFEPATH"] = "1"
+    # it may stand anywhere
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if len(arguments) < len(sys.argv) - 1:
         os.environ[exits.DEBUG] = "1"
     return exits.run(lambda: _run(arguments))
@@ -34,24 +38,33 @@ def main() -> int:
 
 def _run(arguments: list[str]) -> None:
     if "" in arguments:  # as a path it would be the current folder
-        raise UserError("an argument is empty, perhaps an unset shell variable: give it a value or leave it out")
+        raise UserError(
+            "an argument is empty, perhaps an unset shell variable: give it a value or"
+            " leave it out"
+        )
     try:
         code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
-        if not hasattr(error, "format_message"):  # only Typer's own have it: an unknown command or option
+        # only Typer's own have it: an unknown command or option
+        if not hasattr(error, "format_message"):
             raise
         raise UserError(f"{error.format_message()} {_hint(arguments, error)}") from None
     raise SystemExit(code)
 
 
 def _hint(arguments: list[str], error: Exception) -> str:
-    """Return what an unknown option may mean: `--seed 3` is `seed=3`, and `-m` is a sweep."""
+    """Return what an unknown option may mean: `--seed 3` is `seed=3`, and `-m` is a
+    sweep.
+    """
     option = getattr(error, "option_name", "")
     if option in ("-m", "--multirun"):
         words = shlex.join(word for word in arguments[1:] if word != option)
-        return f"One configuration is one run: 'posbench sweep {words}' takes the same words"
+        return (
+            f"One configuration is one run: 'posbench sweep {words}' takes the same"
+            " words"
+        )
     name = option.lstrip("-").replace("-", "_")
     if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
         return "('posbench --help' shows all)"
@@ -82,30 +95,97 @@ Settings that people change, with their defaults:
   outputs=outputs               folder of the studies
 'posbench train --cfg' prints every key with its meaning."""
 _WORDS = "key=value, e.g. encoding=alibi training.tokens=2000000"
-_KEYS = "'posbench train --help' has the settings that people change, 'posbench train --cfg' all."
-_RUNS = "Runs (folders, or ids of those in outputs), study folders (outputs/STUDY) or globs"
-_MODELS = "or HuggingFace models (a folder, a name on the hub); then settings: length=128,256 extension=yarn:factor=4"
-_ROPES = "A config.json, a model, a run, or yarn factor=4 head_dim=128; then extension=yarn:factor=4 length=16384."
-_SECTIONS = "encodings, patterns, extensions, probes, tasks, data, experiments, models, sweeps or claims; default: all."
-Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help=_WORDS, show_default=False)]
+_KEYS = (
+    "'posbench train --help' has the settings that people change, 'posbench train"
+    " --cfg' all."
+)
+_RUNS = (
+    "Runs (folders, or ids of those in outputs), study folders (outputs/STUDY) or globs"
+)
+_MODELS = (
+    "or HuggingFace models (a folder, a name on the hub); then settings: length=128,256"
+    " extension=yarn:factor=4"
+)
+_ROPES = (
+    "A config.json, a model, a run, or yarn factor=4 head_dim=128; then"
+    " extension=yarn:factor=4 length=16384."
+)
+_SECTIONS = (
+    "encodings, patterns, extensions, probes, tasks, data, experiments, models, sweeps"
+    " or claims; default: all."
+)
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help=_WORDS, show_default=False),
+]
 Runs = Annotated[list[Path], typer.Argument(help=f"{_RUNS}.")]
-Schemes = Annotated[list[str], typer.Argument(help="Encodings, each with its options (rope base=100); run folders.")]
+Schemes = Annotated[
+    list[str],
+    typer.Argument(
+        help="Encodings, each with its options (rope base=100); run folders."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ConfigDir = Annotated[Path | None, typer.Option(metavar="DIR", exists=True, help="A folder of further YAML files.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the commands, with runs and tokens; run nothing.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")]
-Cfg = Annotated[bool, typer.Option("--cfg", help="Print every key with its value and meaning; run nothing.")]
-Restart = Annotated[bool, typer.Option("--restart", help="Move an existing run aside and start again.")]
-Slurm = Annotated[str | None, typer.Option(metavar="OPTIONS", help="Submit as a Slurm array ('--time=60'), and end.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: STUDY/report.")]
-Least = Annotated[float | None, typer.Option(min=0.0, help="Nats that a verdict needs; default: 0.02.")]
-Reference = Annotated[str | None, typer.Option(metavar="NAME", help="What others are compared with; default: rope.")]
-Figure = Annotated[Literal["panels", "curve", "perplexity"], typer.Option(help="Panels, or loss or perplexity alone.")]
-Text = Annotated[bool, typer.Option("--text", help="Print text instead: formula, paper, options.")]
-Png = Annotated[Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")]
-Phrase = Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")]
-Pair = Annotated[str | None, typer.Option(metavar="A,B", help="Two words of the phrase, whose logit is drawn.")]
-Length = Annotated[int | None, typer.Option(min=2, help="Training length, at equal tokens per batch.")]
+ConfigDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", exists=True, help="A folder of further YAML files."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="List the commands, with runs and tokens; run nothing."
+    ),
+]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")
+]
+Cfg = Annotated[
+    bool,
+    typer.Option(
+        "--cfg", help="Print every key with its value and meaning; run nothing."
+    ),
+]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Move an existing run aside and start again.")
+]
+Slurm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OPTIONS", help="Submit as a Slurm array ('--time=60'), and end."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Output folder; default: STUDY/report."),
+]
+Least = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Nats that a verdict needs; default: 0.02."),
+]
+Reference = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What others are compared with; default: rope."),
+]
+Figure = Annotated[
+    Literal["panels", "curve", "perplexity"],
+    typer.Option(help="Panels, or loss or perplexity alone."),
+]
+Text = Annotated[
+    bool, typer.Option("--text", help="Print text instead: formula, paper, options.")
+]
+Png = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")
+]
+Phrase = Annotated[
+    str | None, typer.Option(help="Move this phrase along a sentence; with --words.")
+]
+Pair = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", help="Two words of the phrase, whose logit is drawn."),
+]
+Length = Annotated[
+    int | None, typer.Option(min=2, help="Training length, at equal tokens per batch.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 
 
@@ -120,26 +200,49 @@ def _version(flag: bool) -> None:
     from posbench import machine
 
     device = machine.resolve("auto")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine()
+    )
     print(f"posbench {posbench.__version__}")
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}")
-    print(f"device {device} ({name}), {machine.cores()} cores, {torch.get_num_threads()} threads")
+    print(
+        f"Python {platform.python_version()}, torch {torch.__version__}, CUDA"
+        f" {torch.version.cuda or 'none'}"
+    )
+    print(
+        f"device {device} ({name}), {machine.cores()} cores, {torch.get_num_threads()}"
+        " threads"
+    )
     raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print versions."
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback with an error.")
+    ] = False,
 ) -> None:
-    """Which positional encoding should my transformer use, and how far beyond its training length will it hold?"""
+    """Which positional encoding should my transformer use, and how far beyond its
+    training length will it hold?
+    """
 
 
 @app.command(epilog=_SETTINGS)
-def train(words: Words = None, cfg: Cfg = False, config_dir: ConfigDir = None, restart: Restart = False) -> None:
-    """Train a model and evaluate how far it holds. Repeat the command to continue or complete the run.
+def train(
+    words: Words = None,
+    cfg: Cfg = False,
+    config_dir: ConfigDir = None,
+    restart: Restart = False,
+) -> None:
+    """Train a model and evaluate how far it holds. Repeat the command to continue or
+    complete the run.
 
     Writes one run folder, outputs/STUDY/RUN, mirrors it to W&B and draws the curve.
     """
@@ -153,7 +256,9 @@ def train(words: Words = None, cfg: Cfg = False, config_dir: ConfigDir = None, r
 
         console.log_to_terminal()
         machine.keep_freed_memory()
-        printed.print_results(finetune.train_model(start, words or [], restart, config_dir))
+        printed.print_results(
+            finetune.train_model(start, words or [], restart, config_dir)
+        )
         return
     from posbench.launch import plans
 
@@ -173,8 +278,9 @@ def train(words: Words = None, cfg: Cfg = False, config_dir: ConfigDir = None, r
 def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
     """Turn a run's text into tokens, without training.
 
-    Use it on a machine without a GPU, before one is paid for. Takes the words of 'posbench train', which then finds
-    the tokens in the cache. Comma lists prepare each text: data=wikitext-2,pg19.
+    Use it on a machine without a GPU, before one is paid for. Takes the words of
+    'posbench train', which then finds the tokens in the cache. Comma lists prepare each
+    text: data=wikitext-2,pg19.
     """
     from posbench.config import compose
     from posbench.data.tokens import prepare_all
@@ -182,24 +288,33 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
 
     configs = [config for _, config in compose.configs(words or [], config_dir)]
     if all(config.data.task is not None for config in configs):
-        raise UserError("a task has nothing to prepare: problems are made while they are trained on")
+        raise UserError(
+            "a task has nothing to prepare: problems are made while they are trained on"
+        )
     console.log_to_terminal()
     with signals.signals_as_errors():
         prepared = prepare_all(configs)
     for tokens in prepared:
-        counts = ", ".join(f"{split} {count:,}" for split, count in tokens.record["tokens"].items())
+        counts = ", ".join(
+            f"{split} {count:,}" for split, count in tokens.record["tokens"].items()
+        )
         print(f"{tokens.record['name']}: {counts} tokens in {tokens.folder}")
 
 
 @app.command(epilog=f"Only for sweeps: {', '.join(OF_A_SWEEP)}. {_KEYS}")
 def sweep(
-    words: Words = None, n_jobs: Jobs = None, config_dir: ConfigDir = None, dry_run: DryRun = False, slurm: Slurm = None
+    words: Words = None,
+    n_jobs: Jobs = None,
+    config_dir: ConfigDir = None,
+    dry_run: DryRun = False,
+    slurm: Slurm = None,
 ) -> None:
     """Compare: run every combination of values, then report.
 
-    encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from configs/sweep. tune=true first chooses
-    each encoding's learning rate, of tune_grid=[0.5,1,2] times its own. A failed run does not stop the others; repeat
-    the command to do missing and failed runs.
+    encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from
+    configs/sweep. tune=true first chooses each encoding's learning rate, of
+    tune_grid=[0.5,1,2] times its own. A failed run does not stop the others; repeat the
+    command to do missing and failed runs.
     """
     from posbench.launch import sweep as comparison
 
@@ -208,41 +323,61 @@ def sweep(
 
 @app.command(epilog="'posbench list claims' shows all.")
 def reproduce(
-    words: Annotated[list[str] | None, typer.Argument(metavar="CLAIM|all|key=value", help=f"Then {_WORDS}")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CLAIM|all|key=value", help=f"Then {_WORDS}"),
+    ] = None,
     n_jobs: Jobs = None,
     config_dir: ConfigDir = None,
     dry_run: DryRun = False,
 ) -> None:
     """Test what the literature claims, on fresh seeds.
 
-    Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
-    supported, contradicted, open, not learned, or not run; of published numbers: reproduced or not. See configs/claim.
+    Trains what claims need in one study, with seeds that no prediction was made from,
+    and says of each claim: supported, contradicted, open, not learned, or not run; of
+    published numbers: reproduced or not. See configs/claim.
     """
     from posbench.claims import reproduce as claims
 
     claims.reproduce(words or [], n_jobs, config_dir, dry_run)
 
 
-@app.command(epilog=f"Settings: {', '.join(OF_A_FINISHED_RUN)}. Extensions: {', '.join(EXTENSIONS)}.")
+@app.command(
+    epilog=(
+        f"Settings: {', '.join(OF_A_FINISHED_RUN)}. Extensions:"
+        f" {', '.join(EXTENSIONS)}."
+    )
+)
 def evaluate(
-    words: Annotated[list[str], typer.Argument(metavar="RUN|MODEL|key=value", help=f"{_RUNS}, {_MODELS}.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN|MODEL|key=value", help=f"{_RUNS}, {_MODELS}."),
+    ],
 ) -> None:
     """Evaluate runs or HuggingFace models beyond training length.
 
-    Existing rows are not computed again. A model also takes data=NAME data.path=... train_length=N bos=window; its
-    results go to outputs/models/MODEL.
+    Existing rows are not computed again. A model also takes data=NAME data.path=...
+    train_length=N bos=window; its results go to outputs/models/MODEL.
     """
     from posbench.run import find
 
     models = [word for word in words if "=" not in word and find.is_model(word)]
     settings = [word for word in words if word not in models]
     if models and (others := [word for word in settings if "=" not in word]):
-        raise UserError(f"{others[0]} is no HuggingFace model, as {models[0]} is: expected models alone, or runs alone")
-    if {f"{key}=search" for key in ("extension", "extensions", "evaluation.extensions")} & {*words}:
+        raise UserError(
+            f"{others[0]} is no HuggingFace model, as {models[0]} is: expected models"
+            " alone, or runs alone"
+        )
+    if {
+        f"{key}=search" for key in ("extension", "extensions", "evaluation.extensions")
+    } & {*words}:
         from posbench.serving import search
 
         for subject in models or _runs_and_settings(words)[0]:
-            search.search(subject, [word for word in words if "=" in word and not os.path.exists(word)])
+            search.search(
+                subject,
+                [word for word in words if "=" in word and not os.path.exists(word)],
+            )
         return
     if models:
         from posbench.huggingface import evaluate as huggingface
@@ -251,27 +386,41 @@ def evaluate(
         return
     from posbench.launch import run
 
-    hint = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
+    hint = (
+        "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
+    )
     run.evaluate_runs(*_runs_and_settings(words, hint))
 
 
-def _runs_and_settings(words: list[str], hint: str = "") -> tuple[list[Path], list[str]]:
+def _runs_and_settings(
+    words: list[str], hint: str = ""
+) -> tuple[list[Path], list[str]]:
     """Split words into run folders and settings."""
     from posbench.run import find
 
-    paths = [word for word in words if os.path.exists(word) or ("=" not in word and word not in WORDS)]
+    paths = [
+        word
+        for word in words
+        if os.path.exists(word) or ("=" not in word and word not in WORDS)
+    ]
     settings = [word for word in words if word not in paths]
     if not paths:
-        raise UserError(f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(settings)}")
+        raise UserError(
+            f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(settings)}"
+        )
     return find.run_folders([Path(path) for path in paths], hint), settings
 
 
 @app.command()
 def sample(
-    run: Annotated[Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")
+    ],
     prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to draw.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")
+    ] = 0.8,
     seed: int = 0,
 ) -> None:
     """Print how a run's model continues a prompt."""
@@ -281,7 +430,9 @@ def sample(
 
 
 @app.command()
-def sync(paths: Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")]) -> None:
+def sync(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")],
+) -> None:
     """Send W&B the rows of run folders that it lacks.
 
     WANDB_PROJECT and WANDB_ENTITY send them elsewhere than before.
@@ -294,11 +445,16 @@ def sync(paths: Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUN
 
 @app.command()
 def report(
-    paths: Runs, out: Out = None, least: Least = None, reference: Reference = None, figure: Figure = "panels"
+    paths: Runs,
+    out: Out = None,
+    least: Least = None,
+    reference: Reference = None,
+    figure: Figure = "panels",
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 
-    Writes the answer in words, a table, CSV, LaTeX, curves with intervals, and one HTML page.
+    Writes the answer in words, a table, CSV, LaTeX, curves with intervals, and one HTML
+    page.
     """
     from posbench import report
 
@@ -306,7 +462,11 @@ def report(
 
 
 @app.command()
-def runs(paths: Annotated[list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")] = None) -> None:
+def runs(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")
+    ] = None,
+) -> None:
     """List runs: what tells them apart, status, loss at the training length, size."""
     from posbench.report import runs as listed
 
@@ -315,27 +475,39 @@ def runs(paths: Annotated[list[Path] | None, typer.Argument(help=f"{_RUNS}; defa
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run: its folder or id.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],
-    code: Annotated[str, typer.Argument(metavar="code=true", help="Export posbench's own class.")] = "code=false",
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run: its folder or id.")
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")
+    ],
+    code: Annotated[
+        str, typer.Argument(metavar="code=true", help="Export posbench's own class.")
+    ] = "code=false",
 ) -> None:
     """Write a run's model as a folder that transformers loads.
 
-    It becomes a Llama or GPT-NeoX model if the encoding is rotary or none; an error says why if neither fits. With
-    code=true it is posbench's own class, for all of its encodings; who loads it needs posbench. The folder is kept only
-    if its logits equal those of the run. It has tokenizer, model card and posbench_parity.json. Needs transformers.
+    It becomes a Llama or GPT-NeoX model if the encoding is rotary or none; an error
+    says why if neither fits. With code=true it is posbench's own class, for all of its
+    encodings; who loads it needs posbench. The folder is kept only if its logits equal
+    those of the run. It has tokenizer, model card and posbench_parity.json. Needs
+    transformers.
     """
     from posbench.huggingface import export
     from posbench.run import find
 
     if code not in ("code=true", "code=false") or "=" in folder.name:
-        raise UserError(f"after RUN come '{folder}' and '{code}': expected a folder, then code=true or nothing")
+        raise UserError(
+            f"after RUN come '{folder}' and '{code}': expected a folder, then code=true"
+            " or nothing"
+        )
     print(export.export(find.run_folder(run), folder, code == "code=true"))
 
 
 @app.command("list")
 def list_(
-    sections: Annotated[list[str] | None, typer.Argument(help=_SECTIONS)] = None, as_json: AsJson = False
+    sections: Annotated[list[str] | None, typer.Argument(help=_SECTIONS)] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List encodings, tasks, data sets and all other choices.
 
@@ -348,12 +520,16 @@ def list_(
 
 @app.command()
 def properties(
-    names: Annotated[list[str] | None, typer.Argument(help="Encodings, each with its options; default: all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Encodings, each with its options; default: all."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the properties that tutorials want from an encoding.
 
-    These are: order, uniqueness, relative, continuous, invariant, purpose, mean and spread.
+    These are: order, uniqueness, relative, continuous, invariant, purpose, mean and
+    spread.
     """
     from posbench.show import properties
 
@@ -361,11 +537,17 @@ def properties(
 
 
 @app.command()
-def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = None, words: Pair = None) -> None:
+def show(
+    names: Schemes,
+    text: Text = False,
+    png: Png = None,
+    phrase: Phrase = None,
+    words: Pair = None,
+) -> None:
     """Draw an encoding, or what a run's encoding has learned.
 
-    As a PNG file; --text describes it in words. A run is drawn with its learned weights, and with the attention of its
-    model on its own test text.
+    As a PNG file; --text describes it in words. A run is drawn with its learned
+    weights, and with the attention of its model on its own test text.
     """
     if not text:
         from posbench.show import command
@@ -375,15 +557,24 @@ def show(names: Schemes, text: Text = False, png: Png = None, phrase: Phrase = N
     from posbench import listing
 
     if options := [name for name in names if "=" in name]:
-        raise UserError(f"--text describes encodings with their defaults: leave out {options[0]}, or --text")
+        raise UserError(
+            f"--text describes encodings with their defaults: leave out {options[0]},"
+            " or --text"
+        )
     print("\n\n\n".join(map(listing.page, names)))
 
 
 @app.command()
 def rope(
-    words: Annotated[list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)],
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")] = None,
-    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write it for each engine.")] = None,
+    words: Annotated[
+        list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
+    ],
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write it for each engine.")
+    ] = None,
 ) -> None:
     """Say what a RoPE configuration means, and what engines make of it.
 
@@ -396,10 +587,17 @@ def rope(
 
 @app.command()
 def bench(
-    words: Annotated[list[str] | None, typer.Argument(help="Encodings (all); also training.precision=fp32.")] = None,
-    shape: Annotated[str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")] = "demo",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="Encodings (all); also training.precision=fp32."),
+    ] = None,
+    shape: Annotated[
+        str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")
+    ] = "demo",
     length: Length = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; medians are over these.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of rounds; medians are over these.")
+    ] = 5,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:

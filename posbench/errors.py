@@ -1,6 +1,7 @@
 """The errors a user can meet: one line each, with the exit code that belongs to it.
 
-A function whose name begins with `refuse` raises UserError for what its docstring names.
+A function whose name begins with `refuse` raises UserError for what its docstring
+names.
 """
 
 import difflib
@@ -8,31 +9,41 @@ from collections.abc import Iterable
 
 
 class PosbenchError(Exception):
-    """An error that posbench raises on purpose. `exit_code` is the process's exit status."""
+    """An error that posbench raises on purpose. `exit_code` is the process's exit
+    status.
+    """
 
     exit_code = 1
 
 
 class UserError(PosbenchError):
-    """A mistake of the user. The message says what is wrong, what was expected, and the nearest valid choice."""
+    """A mistake of the user. The message says what is wrong, what was expected, and the
+    nearest valid choice.
+    """
 
     exit_code = 2
 
 
 class OptionError(UserError):
-    """An option has the wrong type or is out of range. `key` is its full key (encoding.base), `text` what is wrong."""
+    """An option has the wrong type or is out of range. `key` is its full key
+    (encoding.base), `text` what is wrong.
+    """
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key} {text}")
         self.key, self.text = key, text
 
     def under(self, key: str) -> "OptionError":
-        """Return the same error for an encoding whose options have another prefix: encoding.inner_options.base."""
+        """Return the same error for an encoding whose options have another prefix:
+        encoding.inner_options.base.
+        """
         return OptionError(key + self.key.removeprefix("encoding"), self.text)
 
 
 class Undefined(UserError):
-    """A result is undefined, such as beyond the end of a learned table or with an extension that is not supported."""
+    """A result is undefined, such as beyond the end of a learned table or with an
+    extension that is not supported.
+    """
 
 
 class InUse(UserError):
@@ -50,7 +61,9 @@ class RunFailed(PosbenchError):
 
 
 class Stopped(PosbenchError):
-    """A signal stopped the run after it had saved. The exit code is 128 + the signal's number."""
+    """A signal stopped the run after it had saved. The exit code is 128 + the signal's
+    number.
+    """
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
@@ -65,13 +78,17 @@ def nearest(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str | Non
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if none is near."""
+    """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if
+    none is near.
+    """
     close = nearest(name, choices)
     return f": did you mean '{close}'?" if close else ""
 
 
 def unknown(kind: str, name: str, choices: Iterable[str], hint: str = "") -> UserError:
-    """Return the error about an unknown name of a kind, with the nearest choice, and a hint or the list of choices."""
+    """Return the error about an unknown name of a kind, with the nearest choice, and a
+    hint or the list of choices.
+    """
     choices = list(choices)
     hint = hint or f"there are {', '.join(choices)}"
     return UserError(f"unknown {kind} '{name}'{did_you_mean(name, choices)} ({hint})")

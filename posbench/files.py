@@ -1,6 +1,8 @@
-"""Write files so that a kill, a crash or a full disk never leaves half of one behind; compute their digests.
+"""Write files so that a kill, a crash or a full disk never leaves half of one behind;
+compute their digests.
 
-A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place.
+A file or folder is made under a temporary name beside its place, forced to the disk,
+and renamed into place.
 """
 
 import contextlib
@@ -19,7 +21,9 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def user_cache() -> Path:
     """Return posbench's folder in the user's cache; it may be missing."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
+    )
 
 
 def temporary(path: Path) -> Path:
@@ -41,7 +45,9 @@ def delete(path: Path) -> None:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of the files and folders below a folder, also while some of them come and go."""
+    """Return the bytes of the files and folders below a folder, also while some of them
+    come and go.
+    """
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -64,7 +70,8 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`. At the end it is forced to the disk and renamed; an error removes it.
+    """Yield a temporary folder beside `path`. At the end it is forced to the disk and
+    renamed; an error removes it.
 
     `needed`: the bytes to be written, for the message about a full disk.
     """
@@ -99,13 +106,24 @@ def _force(path: Path) -> None:
 
 @contextlib.contextmanager
 def full_disk_as_failure(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Raise RunFailed with the reason `disk` for the system's "no space"; `needed` is in bytes, None if not known."""
+    """Raise RunFailed with the reason `disk` for the system's "no space"; `needed` is
+    in bytes, None if not known.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.is_dir())).free
-        room = f"{free:,} free" if needed is None else f"{needed:,} bytes needed, {free:,} free"
+        free = shutil.disk_usage(
+            next(folder for folder in path.absolute().parents if folder.is_dir())
+        ).free
+        room = (
+            f"{free:,} free"
+            if needed is None
+            else f"{needed:,} bytes needed, {free:,} free"
+        )
         advice = "free some space and run the same command again"
-        raise RunFailed(f"no room to write {path} ({error.strerror}): {room}; {advice}", reason="disk") from error
+        raise RunFailed(
+            f"no room to write {path} ({error.strerror}): {room}; {advice}",
+            reason="disk",
+        ) from error

@@ -18,27 +18,45 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def resolve(name: str) -> torch.device:
-    """Return the device of a name; `auto` is CUDA, else MPS, else the CPU. Raises UserError if the machine lacks it."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    """Return the device of a name; `auto` is CUDA, else MPS, else the CPU. Raises
+    UserError if the machine lacks it.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
     if name == "auto":
-        return torch.device(next(kind for kind, is_available in available.items() if is_available))
+        return torch.device(
+            next(kind for kind, is_available in available.items() if is_available)
+        )
     if not available.get(name.partition(":")[0]):
-        names = ", ".join(kind for kind, is_available in available.items() if is_available)
-        raise UserError(f"runtime.device is '{name}', which this machine does not have (here: auto, {names})")
+        names = ", ".join(
+            kind for kind, is_available in available.items() if is_available
+        )
+        raise UserError(
+            f"runtime.device is '{name}', which this machine does not have (here: auto,"
+            f" {names})"
+        )
     return torch.device(name)
 
 
 def current(device: torch.device) -> torch.device:
-    """Return a device. A CUDA device becomes the current one, on which Triton and NCCL work, without cuDNN's TF32."""
+    """Return a device. A CUDA device becomes the current one, on which Triton and NCCL
+    work, without cuDNN's TF32.
+    """
     if device.type == "cuda":
-        if device.index is not None:  # "cuda" alone is the current one already; set_device refuses it
+        # "cuda" alone is the current one already; set_device refuses it
+        if device.index is not None:
             torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False
     return device
 
 
 def be_deterministic(device: torch.device, deterministic: bool) -> None:
-    """Use deterministic CUDA kernels wherever torch has them. Call it before the first product: cuBLAS looks then."""
+    """Use deterministic CUDA kernels wherever torch has them. Call it before the first
+    product: cuBLAS looks then.
+    """
     if device.type == "cuda":
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -47,60 +65,100 @@ def be_deterministic(device: torch.device, deterministic: bool) -> None:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of matrix products: the named one, or for `auto` bf16 if the device does it well, else fp32.
+    """Return the dtype of matrix products: the named one, or for `auto` bf16 if the
+    device does it well, else fp32.
 
-    On a CUDA device with instructions for fp16 but not for bf16 (Volta, Turing), `auto` is fp16.
+    On a CUDA device with instructions for fp16 but not for bf16 (Volta, Turing), `auto`
+    is fp16.
     """
     if name == "auto":
-        only_half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+        only_half = device.type == "cuda" and torch.cuda.get_device_capability(
+            device
+        ) >= (7, 0)
         name = "bf16" if bf16_is_fast(device) else "fp16" if only_half else "fp32"
     return _DTYPES[name]
 
 
 def bf16_is_fast(device: torch.device) -> bool:
-    """Return whether the hardware has bf16 matrix instructions. Its flags say so, so the answer never varies."""
+    """Return whether the hardware has bf16 matrix instructions. Its flags say so, so
+    the answer never varies.
+    """
     if device.type == "cuda":
-        return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.version.hip is not None or torch.cuda.get_device_capability(
+            device
+        ) >= (8, 0)
     if device.type == "cpu":
-        return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"})
+        return bool(
+            cpu_flags() & {"avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"}
+        )
     return False
 
 
-# Peaks of dense bf16 and fp16 products in 1e12 FLOP per second, by the start of a GPU's name (NVIDIA's data sheets).
+# Peaks of dense bf16 and fp16 products in 1e12 FLOP per second, by the start of a GPU's
+# name (NVIDIA's data sheets).
 _PEAKS = {
-    "NVIDIA B200": 2250, "NVIDIA H200 NVL": 836, "NVIDIA H200": 989, "NVIDIA H100 PCIe": 756, "NVIDIA H100 NVL": 835,
-    "NVIDIA H100 80GB HBM3": 989, "NVIDIA A100": 312, "NVIDIA A40": 149.7, "NVIDIA A30": 165, "NVIDIA L40S": 362,
-    "NVIDIA GeForce RTX 4090": 165.2, "NVIDIA GeForce RTX 3090": 71, "Tesla V100-SXM2": 125, "Tesla T4": 65,
-}  # fmt: skip
+    "NVIDIA B200": 2250,
+    "NVIDIA H200 NVL": 836,
+    "NVIDIA H200": 989,
+    "NVIDIA H100 PCIe": 756,
+    "NVIDIA H100 NVL": 835,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA A100": 312,
+    "NVIDIA A40": 149.7,
+    "NVIDIA A30": 165,
+    "NVIDIA L40S": 362,
+    "NVIDIA GeForce RTX 4090": 165.2,
+    "NVIDIA GeForce RTX 3090": 71,
+    "Tesla V100-SXM2": 125,
+    "Tesla T4": 65,
+}
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return a CUDA device's peak of dense products in bf16 or fp16, in FLOP per second; None if it is not known."""
+    """Return a CUDA device's peak of dense products in bf16 or fp16, in FLOP per
+    second; None if it is not known.
+    """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak * 1e12 for prefix, peak in _PEAKS.items() if name.startswith(prefix)), None)
+    return next(
+        (peak * 1e12 for prefix, peak in _PEAKS.items() if name.startswith(prefix)),
+        None,
+    )
 
 
 def has_amx() -> bool:
-    """Return whether the CPU has instructions for whole tiles of bf16 numbers, which torch's fused attention uses."""
+    """Return whether the CPU has instructions for whole tiles of bf16 numbers, which
+    torch's fused attention uses.
+    """
     return "amx_bf16" in cpu_flags()
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """Return the instruction sets that this CPU has, by torch's names for them."""
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.12 cannot tell
+    # torch before 2.12 cannot tell
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return frozenset(flag for flag, is_present in capabilities.items() if is_present)
 
 
-def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which matrix products run in a dtype; it does nothing for fp32."""
-    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
+def autocast(
+    device: torch.device, dtype: torch.dtype
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which matrix products run in a dtype; it does nothing for
+    fp32.
+    """
+    return (
+        contextlib.nullcontext()
+        if dtype == torch.float32
+        else torch.autocast(device.type, dtype=dtype)
+    )
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device. The copy to CUDA is asynchronous, and the host may change the tensor meanwhile."""
+    """Return the tensor on a device. The copy to CUDA is asynchronous, and the host may
+    change the tensor meanwhile.
+    """
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
@@ -110,21 +168,29 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def cores() -> int:
     """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def threads_each(processes: int) -> int:
-    """Return the CPU threads of each process: an equal share of the cores, at most `OMP_NUM_THREADS` if that is set."""
+    """Return the CPU threads of each process: an equal share of the cores, at most
+    `OMP_NUM_THREADS` if that is set.
+    """
     shared = max(1, cores() // processes)
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(shared, int(limit)) if limit.isdecimal() and int(limit) else shared
 
 
 def set_threads(threads: int | None) -> int:
-    """Use this many CPU threads (None: torch's choice), flush subnormal numbers to 0, and return the number of threads.
+    """Use this many CPU threads (None: torch's choice), flush subnormal numbers to 0,
+    and return the number of threads.
 
-    Softmax under a bias that falls with distance makes subnormals, on which a CPU is many times slower. Call this
-    before the first parallel region: worker threads inherit the setting when they start.
+    Softmax under a bias that falls with distance makes subnormals, on which a CPU is
+    many times slower. Call this before the first parallel region: worker threads
+    inherit the setting when they start.
     """
     torch.set_flush_denormal(True)
     if threads is not None:
@@ -133,7 +199,9 @@ def set_threads(threads: int | None) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the memory of freed tensors for the next ones. Otherwise a step has 100,000 page faults."""
+    """Have glibc keep the memory of freed tensors for the next ones. Otherwise a step
+    has 100,000 page faults.
+    """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no block gets a mapping of its own
@@ -148,21 +216,34 @@ def device_memory(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out. The CPU's allocator, cuBLAS, cuDNN and MPS have no exception class for that."""
-    messages = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in messages)
+    """Return whether memory ran out. The CPU's allocator, cuBLAS, cuDNN and MPS have no
+    exception class for that.
+    """
+    messages = (
+        "can't allocate memory",
+        "_STATUS_ALLOC_FAILED",
+        "MPS backend out of memory",
+    )
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        text in str(error) for text in messages
+    )
 
 
 @contextlib.contextmanager
 def out_of_memory_as_failure(hint: str) -> Iterator[None]:
-    """Raise RunFailed with the reason `oom` for out-of-memory errors of torch and Python; `hint` says what may fit."""
+    """Raise RunFailed with the reason `oom` for out-of-memory errors of torch and
+    Python; `hint` says what may fit.
+    """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch's error on a GPU is a RuntimeError
+    # torch's error on a GPU is a RuntimeError
+    except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         line = (str(error).splitlines() or ["no room"])[0]
-        raise RunFailed(f"out of memory: {line}; {hint} may fit", reason="oom") from error
+        raise RunFailed(
+            f"out of memory: {line}; {hint} may fit", reason="oom"
+        ) from error
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -171,7 +252,9 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return memory in bytes: on CUDA the peak since the last reset, on MPS what is in use, else the process's peak."""
+    """Return memory in bytes: on CUDA the peak since the last reset, on MPS what is in
+    use, else the process's peak.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":

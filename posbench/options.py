@@ -7,7 +7,8 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from posbench.errors import OptionError, UserError, did_you_mean
 
-# Bounds that a constructor declares in its annotations, `base: Above1 = 10000.0`; none of these takes inf or NaN.
+# Bounds that a constructor declares in its annotations, `base: Above1 = 10000.0`; none
+# of these takes inf or NaN.
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Above1 = Annotated[float, Gt(1)]
@@ -19,11 +20,17 @@ Natural = Annotated[int, Ge(0)]
 
 
 def checked(
-    options: Mapping[str, Any], hints: Mapping[str, Any], defaults: Mapping[str, Any], owner: str, section: str = ""
+    options: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    owner: str,
+    section: str = "",
 ) -> dict[str, Any]:
-    """Return an owner's options, each converted to the type of its annotation; messages put `section` before its name.
+    """Return an owner's options, each converted to the type of its annotation; messages
+    put `section` before its name.
 
-    Raises UserError for an unknown option, OptionError for a value of another type or out of range.
+    Raises UserError for an unknown option, OptionError for a value of another type or
+    out of range.
     """
     import pydantic
 
@@ -31,12 +38,20 @@ def checked(
     for key, value in options.items():
         if key not in defaults:
             near = did_you_mean(key, defaults).replace(":", ";", 1)
-            raise UserError(f"'{owner}' has no option '{key}': it accepts {', '.join(defaults) or 'none'}{near}")
+            raise UserError(
+                f"'{owner}' has no option '{key}': it accepts"
+                f" {', '.join(defaults) or 'none'}{near}"
+            )
         try:
-            values[key] = pydantic.TypeAdapter(hints[key], config={"allow_inf_nan": False}).validate_python(value)
+            values[key] = pydantic.TypeAdapter(
+                hints[key], config={"allow_inf_nan": False}
+            ).validate_python(value)
         except pydantic.ValidationError as error:
             message = error.errors(include_url=False)[0]["msg"]
-            wrong = f"is {value!r} for '{owner}': {message[0].lower()}{message[1:]} (default {defaults[key]!r})"
+            wrong = (
+                f"is {value!r} for '{owner}': {message[0].lower()}{message[1:]}"
+                f" (default {defaults[key]!r})"
+            )
             raise OptionError(f"{section}{key}", wrong) from None
     return values
 

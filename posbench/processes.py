@@ -1,6 +1,7 @@
 """The processes that share one run, over torch.distributed.
 
-Each computes its share of every batch and every evaluation. Rank 0 has the run folder, the tracker and the terminal.
+Each computes its share of every batch and every evaluation. Rank 0 has the run folder,
+the tracker and the terminal.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ from posbench.errors import RunFailed, UserError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_TIMEOUT = datetime.timedelta(hours=1)  # how long others wait for a process: rank 0 may download a text
+# how long others wait for a process: rank 0 may download a text
+_TIMEOUT = datetime.timedelta(hours=1)
 
 
 class PeerLost(RunFailed):
@@ -28,53 +30,89 @@ class PeerLost(RunFailed):
 
 
 class World:
-    """A run's processes, as one of them sees them. All make the same calls in order; a single one exchanges nothing."""
+    """A run's processes, as one of them sees them. All make the same calls in order; a
+    single one exchanges nothing.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
-        self.rank, self.size, self._local_rank = rank, size, local_rank  # local_rank: the rank on its machine
-        self.received: Sequence[int] = ()  # signals that asked this process to stop, as they come
+        # local_rank: the rank on its machine
+        self.rank, self.size, self._local_rank = rank, size, local_rank
+        # signals that asked this process to stop, as they come
+        self.received: Sequence[int] = ()
         self._stopped_by: int | None = None
 
     def device(self, device: torch.device) -> torch.device:
-        """Return this process's device in a run on `device`; a GPU becomes the current device."""
-        if self.size > 1 and (device.type not in ("cpu", "cuda") or device.index is not None):
-            raise UserError(f"runtime.device is {device}: {self.size} processes run on cpu, or on cuda with a GPU each")
-        if self.size > 1 and device.type == "cuda":  # Slurm may show a process only its own GPU, as number 0
+        """Return this process's device in a run on `device`; a GPU becomes the current
+        device.
+        """
+        if self.size > 1 and (
+            device.type not in ("cpu", "cuda") or device.index is not None
+        ):
+            raise UserError(
+                f"runtime.device is {device}: {self.size} processes run on cpu, or on"
+                " cuda with a GPU each"
+            )
+        # Slurm may show a process only its own GPU, as number 0
+        if self.size > 1 and device.type == "cuda":
             device = torch.device("cuda", self._local_rank % torch.cuda.device_count())
         return machine.current(device)
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum all processes' gradients in place, and their losses, in one message, so that a resumed run adds up alike.
+    def sum_gradients(
+        self, parameters: Sequence[nn.Parameter], loss: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Sum all processes' gradients in place, and their losses, in one message, so
+        that a resumed run adds up alike.
 
-        Returns the summed loss, and for `hear` each process's signal or 0; both are on the device of the loss.
+        Returns the summed loss, and for `hear` each process's signal or 0; both are on
+        the device of the loss.
         """
         if self.size == 1:
             return loss, loss.new_empty(0)
         signals = torch.zeros(self.size)
         signals[self.rank] = next(iter(self.received), 0)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        parts = [*(g.flatten() for g in gradients), loss.view(1), machine.to_device(signals, loss.device)]
+        gradients = [
+            parameter.grad for parameter in parameters if parameter.grad is not None
+        ]
+        parts = [
+            *(g.flatten() for g in gradients),
+            loss.view(1),
+            machine.to_device(signals, loss.device),
+        ]
         message = torch.cat(parts)
         _exchange(dist.all_reduce, message)
         *sums, total, signals = torch.split(message, [part.numel() for part in parts])
-        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(sums, gradients, strict=True)])
+        torch._foreach_copy_(
+            gradients,
+            [part.view_as(g) for part, g in zip(sums, gradients, strict=True)],
+        )
         return total.squeeze(), signals
 
     def hear(self, signals: list[float]) -> None:
-        """Note the signals that `sum_gradients` returned for an update, once the host has read them."""
+        """Note the signals that `sum_gradients` returned for an update, once the host
+        has read them.
+        """
         self._stopped_by = next((int(number) for number in signals if number), None)
 
     def stopped_by(self) -> int | None:
-        """Return the signal for which all processes stop after this update; None if they go on."""
+        """Return the signal for which all processes stop after this update; None if
+        they go on.
+        """
         return next(iter(self.received), None) if self.size == 1 else self._stopped_by
 
-    def map(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """Apply `work` to the items and return all results in order. Each process computes every `size`-th item."""
+    def map(
+        self, work: Callable[[_Item], _Result], items: Sequence[_Item]
+    ) -> list[_Result]:
+        """Apply `work` to the items and return all results in order. Each process
+        computes every `size`-th item.
+        """
         results = [work(item) for item in items[self.rank :: self.size]]
         parts = [results] * self.size
         if self.size > 1:
             _exchange(dist.all_gather_object, parts, results)
-        return [parts[number % self.size][number // self.size] for number in range(len(items))]
+        return [
+            parts[number % self.size][number // self.size]
+            for number in range(len(items))
+        ]
 
     def from_first(self, value: Any = None) -> Any:
         """Return the value of rank 0; the others wait for it."""
@@ -84,7 +122,9 @@ class World:
         return values[0]
 
     def after_first(self, work: Callable[[], _Result]) -> _Result:
-        """Do the same work in all processes: first in rank 0, so that the others find what it has written."""
+        """Do the same work in all processes: first in rank 0, so that the others find
+        what it has written.
+        """
         if self.rank > 0:
             self.from_first()
         result = work()
@@ -94,7 +134,9 @@ class World:
 
 
 class Place(NamedTuple):
-    """This process's ranks among the processes of its run, and the URL at which torch lets them meet."""
+    """This process's ranks among the processes of its run, and the URL at which torch
+    lets them meet.
+    """
 
     rank: int
     size: int
@@ -103,31 +145,49 @@ class Place(NamedTuple):
 
 
 def place(processes: int | None) -> Place | None:
-    """Return the place that torchrun or srun gave this process; None if it is not one of several.
+    """Return the place that torchrun or srun gave this process; None if it is not one
+    of several.
 
-    `processes`: `runtime.processes`; with 1 or None, each task of srun is a run of its own.
+    `processes`: `runtime.processes`; with 1 or None, each task of srun is a run of its
+    own.
     """
     env = os.environ
     if "RANK" in env and int(env.get("WORLD_SIZE", "1")) > 1:
-        return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0")), "env://")
+        return Place(
+            int(env["RANK"]),
+            int(env["WORLD_SIZE"]),
+            int(env.get("LOCAL_RANK", "0")),
+            "env://",
+        )
     if processes in (None, 1) or int(env.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
         return None
     host = "127.0.0.1"
     if env.get("SLURM_STEP_NUM_NODES") != "1":
         command = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
-        host = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+        host = subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.split()[0]
     port = 20_000 + (31 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10_000
-    rank, size, local_rank = (int(env[name]) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))
+    rank, size, local_rank = (
+        int(env[name])
+        for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    )
     return Place(rank, size, local_rank, f"tcp://{host}:{port}")
 
 
 @contextlib.contextmanager
 def joined(place: Place | None) -> Iterator[World]:
-    """Join the other processes of a run. Without a place, the process is alone. Raises PeerLost if another ends."""
+    """Join the other processes of a run. Without a place, the process is alone. Raises
+    PeerLost if another ends.
+    """
     if place is None:
         yield World()
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    backend = (
+        "cpu:gloo,cuda:nccl"
+        if torch.cuda.is_available() and dist.is_nccl_available()
+        else "gloo"
+    )
     settings = {"timeout": _TIMEOUT, "rank": place.rank, "world_size": place.size}
     _exchange(dist.init_process_group, backend, place.url, **settings)
     if place.rank > 0:
@@ -149,4 +209,6 @@ def _exchange(operation: Callable[..., object], *args: Any, **options: Any) -> N
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # this process's own
         raise
     except RuntimeError as error:  # torch raises it for any broken exchange
-        raise PeerLost("another process of this run has ended, or does not answer") from error
+        raise PeerLost(
+            "another process of this run has ended, or does not answer"
+        ) from error

@@ -1,7 +1,9 @@
-"""Every random draw comes from a generator named by (seed, stream), never from global state.
+"""Every random draw comes from a generator named by (seed, stream), never from global
+state.
 
-Streams are independent of each other, so that runs of one seed see the same weights and the same batches whatever
-the encoding draws, and resuming needs no generator state: a draw is a pure function of its name.
+Streams are independent of each other, so that runs of one seed see the same weights and
+the same batches whatever the encoding draws, and resuming needs no generator state: a
+draw is a pure function of its name.
 """
 
 import hashlib
@@ -15,5 +17,7 @@ def derive(seed: int, *stream: str | int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generator(seed: int, *stream: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(
+    seed: int, *stream: str | int, device: torch.device | str = "cpu"
+) -> torch.Generator:
     return torch.Generator(device).manual_seed(derive(seed, *stream))

@@ -1,4 +1,6 @@
-"""Write the findings on claims and published numbers from kept rows into docs/results.md:  python scripts/claims.py"""
+"""Write the findings on claims and published numbers from kept rows into
+docs/results.md:  python scripts/claims.py
+"""
 
 import pathlib
 
@@ -8,8 +10,12 @@ from posbench.results.frame import read
 from posbench.terminal.exits import plural
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-BEGIN, END = "<!-- claims: written by `python scripts/claims.py` -->\n", "<!-- end of claims -->\n"
-# Results that need no training. tests/test_serving.py and tests/test_tasks.py compute them, the bases for heads of 128.
+BEGIN, END = (
+    "<!-- claims: written by `python scripts/claims.py` -->\n",
+    "<!-- end of claims -->\n",
+)
+# Results that need no training. tests/test_serving.py and tests/test_tasks.py compute
+# them, the bases for heads of 128.
 UNTRAINED = """\
 | RoPE's smallest bases for 1k, 2k ... 32k tokens, untrained | 3 of 6 reproduced \
 | 4.3e3, 1.6e4, 2.9e4, 8.4e4, 3.5e5, 6.3e5 | 4.3e3, 1.6e4, 2.7e4, 8.4e4, 3.1e5, 6.4e5 (Men et al. 2024, Table 2) |
@@ -25,16 +31,26 @@ def written(page: str) -> str:
     plans = reproduce.plans_of_claims([*entries.values()], [])
     table = reproduce.table(reproduce.judge_claims([*entries.values()], plans, studies))
     titles = {row["name"]: row["title"] for row in listing(["claims"])["claims"]}
-    rows, not_run = ["| claim | outcome | ours | published |\n|---|---|---|---|\n", UNTRAINED], []
+    rows, not_run = (
+        ["| claim | outcome | ours | published |\n|---|---|---|---|\n", UNTRAINED],
+        [],
+    )
     for row in table.frame.to_dict("records"):
         entry = entries[row["claim"]]
         name = f"[{entry.id}](../configs/claim/{entry.path.name})"
         if row["outcome"] == "not run":
             not_run.append(name)
             continue
-        note = f" Deviates: {entry.claim.note}." if "reproduced" in row["outcome"] else ""
+        note = (
+            f" Deviates: {entry.claim.note}." if "reproduced" in row["outcome"] else ""
+        )
         minutes = f", {plural(round(row['cpu_minutes']), 'CPU-minute')}" if note else ""
-        cells = (f"{name}: {titles[entry.id]}{note}", row["outcome"], f"{row['ours']}{minutes}", row["published"])
+        cells = (
+            f"{name}: {titles[entry.id]}{note}",
+            row["outcome"],
+            f"{row['ours']}{minutes}",
+            row["published"],
+        )
         rows.append(f"| {' | '.join(cells)} |\n")
     before, _, rest = page.partition(BEGIN)
     text = f"{table.notes}\n\n{''.join(rows)}\nNot run: {', '.join(not_run)}.\n"

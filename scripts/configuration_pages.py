@@ -1,4 +1,6 @@
-"""Make the page of the configuration: every key with its type, its default and the comment beside it in configs/."""
+"""Make the page of the configuration: every key with its type, its default and the
+comment beside it in configs/.
+"""
 
 import dataclasses
 import itertools
@@ -15,12 +17,20 @@ from posbench.config import compose, overrides, schema
 from posbench.config.shipped import NESTED, choices, configs_dir
 from posbench.listing import comments
 
-_WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", types.NoneType: "`null`"}
+_WORDS = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "`true` or `false`",
+    types.NoneType: "`null`",
+}
 
 
 def head(path: Path) -> str:
     """Return the first comment of a YAML file."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    lines = itertools.takewhile(
+        lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
+    )
     return " ".join(line.lstrip("# ") for line in lines if "@package" not in line)
 
 
@@ -34,7 +44,11 @@ def kind(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(kind(each) for each in inner)
     if origin in (tuple, list):
-        return f"list: {kind(inner[0])}" if origin is list or inner[-1] is Ellipsis else f"{len(inner)} numbers"
+        return (
+            f"list: {kind(inner[0])}"
+            if origin is list or inner[-1] is Ellipsis
+            else f"{len(inner)} numbers"
+        )
     return _WORDS.get(hint, "mapping")
 
 
@@ -49,10 +63,15 @@ def plain(value: Any) -> str:
 
 
 def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
-    """Return a Markdown table of keys or options with their types, defaults and meanings."""
+    """Return a Markdown table of keys or options with their types, defaults and
+    meanings.
+    """
     lines = [f"| {first} | type | default | meaning |", "|---|---|---|---|"]
     for name, what, default, meaning in rows:
-        cells = [cell.replace("|", "\\|") for cell in (f"`{name}`", what, f"`{default}`", meaning)]
+        cells = [
+            cell.replace("|", "\\|")
+            for cell in (f"`{name}`", what, f"`{default}`", meaning)
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -60,20 +79,38 @@ def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
 def page() -> str:
     """Return the text of the page."""
     defaults = schema.flat(schema.to_container(compose.single([])))
-    general = [name for name, hint in _fields(schema.Config) if not dataclasses.is_dataclass(hint)]
-    sections = {name: hint for name, hint in _fields(schema.Config) if dataclasses.is_dataclass(hint)}
+    general = [
+        name
+        for name, hint in _fields(schema.Config)
+        if not dataclasses.is_dataclass(hint)
+    ]
+    sections = {
+        name: hint
+        for name, hint in _fields(schema.Config)
+        if dataclasses.is_dataclass(hint)
+    }
     train = comments(configs_dir() / "train.yaml")
-    parts = [_INTRODUCTION, table(_rows(schema.Config, "", defaults, train, only=general))]
+    parts = [
+        _INTRODUCTION,
+        table(_rows(schema.Config, "", defaults, train, only=general)),
+    ]
     for section, cls in sections.items():
         parts.append(f"## {section}\n\n{cls.__doc__}\n")
         parts.append(_choices(section))
         if section == "encoding":
-            parts.append("The options of each stand on [its page](../encodings/index.md).\n")
+            parts.append(
+                "The options of each stand on [its page](../encodings/index.md).\n"
+            )
             continue
-        texts = {f"{section}.{key}": text for key, text in _said(section).items()} | train
+        texts = {
+            f"{section}.{key}": text for key, text in _said(section).items()
+        } | train
         parts.append(table(_rows(cls, f"{section}.", defaults, texts)))
         if section == "data":
-            parts += [_task(name, path) for name, path in choices(section, pattern=NESTED).items()]
+            parts += [
+                _task(name, path)
+                for name, path in choices(section, pattern=NESTED).items()
+            ]
     parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep")]
     parts.append(_WITHOUT_SECTION + _words())
     return "\n".join(part for part in parts if part)
@@ -93,9 +130,20 @@ In `train`, `sweep`, `bench` and, where they make sense, `evaluate`:
 
 
 def _words() -> str:
-    keys = [(word, key) for word, key in overrides.WORDS.items() if key != f"evaluation.{word}" != f"runtime.{word}"]
-    lines = [f"- `{word}` for `{key}`" for word, key in keys if not key.endswith(f".{word}") or key == overrides.LENGTH]
-    lines.append("- every key of `evaluation` and `runtime` by its own name, such as `device` or `batch_tokens`")
+    keys = [
+        (word, key)
+        for word, key in overrides.WORDS.items()
+        if key != f"evaluation.{word}" != f"runtime.{word}"
+    ]
+    lines = [
+        f"- `{word}` for `{key}`"
+        for word, key in keys
+        if not key.endswith(f".{word}") or key == overrides.LENGTH
+    ]
+    lines.append(
+        "- every key of `evaluation` and `runtime` by its own name, such as `device` or"
+        " `batch_tokens`"
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -105,7 +153,11 @@ def _fields(cls: Any) -> list[tuple[str, Any]]:
 
 
 def _rows(
-    cls: Any, prefix: str, defaults: dict[str, Any], texts: dict[str, str], only: list[str] | None = None
+    cls: Any,
+    prefix: str,
+    defaults: dict[str, Any],
+    texts: dict[str, str],
+    only: list[str] | None = None,
 ) -> list[tuple[str, str, str, str]]:
     rows = []
     for name, hint in _fields(cls):
@@ -115,14 +167,19 @@ def _rows(
         if dataclasses.is_dataclass(hint):
             rows += _rows(hint, f"{key}.", defaults, texts)
         else:
-            rows.append((key, kind(hint), plain(defaults.get(key, {})), texts.get(key, "")))
+            rows.append(
+                (key, kind(hint), plain(defaults.get(key, {})), texts.get(key, ""))
+            )
     return rows
 
 
 def _said(group: str) -> dict[str, str]:
-    """Return the comments of a group's keys; if several files have one, that of the common base, else the first."""
+    """Return the comments of a group's keys; if several files have one, that of the
+    common base, else the first.
+    """
     texts: dict[str, str] = {}
-    for path in sorted((configs_dir() / group).glob("*.yaml")):  # the common base, with an underscore, is first
+    # the common base, with an underscore, is first
+    for path in sorted((configs_dir() / group).glob("*.yaml")):
         texts = {key: text for key, text in comments(path).items() if text} | texts
     return texts
 
@@ -138,8 +195,14 @@ def _choices(group: str) -> str:
 
 def _task(name: str, path: Path) -> str:
     """Return the description of a task, and its own options."""
-    texts, task = comments(path), yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
+    texts, task = (
+        comments(path),
+        yaml.safe_load(path.read_text(encoding="utf-8"))["task"],
+    )
     hints = typing.get_type_hints(tasks.load(task["name"]))
     task.pop("name")
-    rows = [(f"data.task.{key}", kind(hints[key]), plain(value), texts[f"task.{key}"]) for key, value in task.items()]
+    rows = [
+        (f"data.task.{key}", kind(hints[key]), plain(value), texts[f"task.{key}"])
+        for key, value in task.items()
+    ]
     return f"### data={name}\n\n{head(path)}\n\n{table(rows, 'option')}"

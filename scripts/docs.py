@@ -1,4 +1,6 @@
-"""Write the pages of the documentation site: those of docs/, and those made from code and YAML files.  make docs"""
+"""Write the pages of the documentation site: those of docs/, and those made from code
+and YAML files.  make docs
+"""
 
 import posixpath
 import re
@@ -21,7 +23,8 @@ MADE_FROM = {
     r"configs/encoding/(?!index)(\w+)\.yaml": r"encodings/\1.md",
     r"posbench/encodings": "encodings/index.md",
     r"posbench/encodings/([a-z]\w*)\.py": r"encodings/\1.md",
-    r"posbench/encodings/index\.py": "encodings/index-encoding.md",  # encodings/index.md is the list of all
+    # encodings/index.md is the list of all
+    r"posbench/encodings/index\.py": "encodings/index-encoding.md",
     r"posbench/cli.py": "reference/commands.md",
     r"posbench/__init__\.py": "reference/python.md",
 }
@@ -31,58 +34,96 @@ _LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def write(folder: Path, pictures: bool = True) -> None:
-    """Write all pages and the configuration of the site into an empty folder; pictures take most of the time."""
+    """Write all pages and the configuration of the site into an empty folder; pictures
+    take most of the time.
+    """
     pages = folder / "pages"
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("mkdocs.yml"))
     for name, page in PAGES.items():
         shutil.copy(ROOT / name, pages / page)
     for page in pages.rglob("*.md"):
-        repository = next((name for name, to in PAGES.items() if pages / to == page), f"docs/{page.relative_to(pages)}")
-        page.write_text(relinked(page.read_text(encoding="utf-8"), repository), encoding="utf-8")
+        repository = next(
+            (name for name, to in PAGES.items() if pages / to == page),
+            f"docs/{page.relative_to(pages)}",
+        )
+        page.write_text(
+            relinked(page.read_text(encoding="utf-8"), repository), encoding="utf-8"
+        )
     made = encoding_pages.pages(pages if pictures else None) | {
         "reference/configuration.md": configuration_pages.page(),
         "reference/commands.md": commands(),
         "reference/python.md": PYTHON,
-    }  # fmt: skip
+    }
     for name, text in made.items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
-    for page in pages.rglob("*.md"):  # without a prompt, a console block would be coloured as output
+    # without a prompt, a console block would be coloured as output
+    for page in pages.rglob("*.md"):
         text = page.read_text(encoding="utf-8").replace("```console\n", "```bash\n")
         text = _MERMAID.sub(lambda match: boxes(match[1]), text)
-        page.write_text(_ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text), encoding="utf-8")
+        page.write_text(
+            _ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text), encoding="utf-8"
+        )
     (folder / "mkdocs.yml").write_text(_site(), encoding="utf-8")
 
 
 def relinked(text: str, name: str) -> str:
-    """Return a page with links into the site, and other links as plain text; `name`: its path in the repository."""
+    """Return a page with links into the site, and other links as plain text; `name`:
+    its path in the repository.
+    """
 
     def link(match: re.Match[str]) -> str:
         image, words, target, anchor = match[1], match[2], match[3], match[4] or ""
         if "://" in target:
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-        there = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+        there = PAGES.get(path) or (
+            path.removeprefix("docs/") if path.startswith("docs/") else None
+        )
         for pattern, page in MADE_FROM.items():
             if exact := re.fullmatch(pattern, path):
                 there = exact.expand(page)
         here = posixpath.dirname(PAGES.get(name, name.removeprefix("docs/")))
-        return f"{image}[{words}]({posixpath.relpath(there, here or '.')}{anchor})" if there else words
+        return (
+            f"{image}[{words}]({posixpath.relpath(there, here or '.')}{anchor})"
+            if there
+            else words
+        )
 
     return _LINK.sub(link, text)
 
 
 def boxes(drawing: str) -> str:
-    """Return a Mermaid drawing as a numbered list of its boxes: the site would load Mermaid itself from the network."""
+    """Return a Mermaid drawing as a numbered list of its boxes: the site would load
+    Mermaid itself from the network.
+    """
     labels = re.findall(r'\["([^"]+)<br/>([^"]+)"\]', drawing)
-    return "".join(f"{i}. {what}: `{where}`\n" for i, (what, where) in enumerate(labels, 1))
+    return "".join(
+        f"{i}. {what}: `{where}`\n" for i, (what, where) in enumerate(labels, 1)
+    )
 
 
 def commands() -> str:
     """Return the command line's own help, as Typer writes it in Markdown."""
-    typer = [sys.executable, "-m", "typer", "posbench.cli", "utils", "docs", "--name", "posbench"]
-    done = subprocess.run([*typer, "--title", "Commands"], cwd=ROOT, check=True, capture_output=True, text=True)
-    return done.stdout.replace("```console\n$ posbench", "```text\nposbench")  # a usage pattern, not a command
+    typer = [
+        sys.executable,
+        "-m",
+        "typer",
+        "posbench.cli",
+        "utils",
+        "docs",
+        "--name",
+        "posbench",
+    ]
+    done = subprocess.run(
+        [*typer, "--title", "Commands"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    # a usage pattern, not a command
+    return done.stdout.replace("```console\n$ posbench", "```text\nposbench")
 
 
 PYTHON = """# Python
@@ -114,10 +155,15 @@ Everything that `import posbench` offers. [From Python](../python.md) shows how 
 
 def _site() -> str:
     """Return docs/mkdocs.yml with the encodings' pages in its navigation."""
-    site: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8"))
+    site: dict[str, Any] = yaml.safe_load(
+        (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
+    )
     for entry in site["nav"]:
         if "Encodings" in entry:
-            entry["Encodings"] = [{"All of them": "encodings/index.md"}, *encoding_pages.by_place()]
+            entry["Encodings"] = [
+                {"All of them": "encodings/index.md"},
+                *encoding_pages.by_place(),
+            ]
     site |= {"docs_dir": "pages", "site_dir": "site"}
     return yaml.safe_dump(site, sort_keys=False, allow_unicode=True)
 

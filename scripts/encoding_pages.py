@@ -18,29 +18,46 @@ from posbench.show import command
 
 
 def pages(draw_into: Path | None = None) -> dict[str, str]:
-    """Return the texts of the pages by name, as `encodings/rope.md`; `draw_into`: the folder of pages, for pictures."""
+    """Return the texts of the pages by name, as `encodings/rope.md`; `draw_into`: the
+    folder of pages, for pictures.
+    """
     names = list(choices("encoding"))
     for name in names if draw_into is not None else ():
         (draw_into / "encodings").mkdir(exist_ok=True)
         with contextlib.redirect_stdout(io.StringIO()):  # `show` prints the file's name
             command.main([name], draw_into / "encodings" / f"{name}.png")
-    pages_of_encodings = {f"encodings/{page_of(name)}": _page(name, pictured=draw_into is not None) for name in names}
+    pages_of_encodings = {
+        f"encodings/{page_of(name)}": _page(name, pictured=draw_into is not None)
+        for name in names
+    }
     return pages_of_encodings | {"encodings/index.md": _overview(names)}
 
 
 def page_of(name: str) -> str:
-    """Return the file of an encoding's page; for `index` not index.md, which is the page of the whole folder."""
+    """Return the file of an encoding's page; for `index` not index.md, which is the
+    page of the whole folder.
+    """
     return "index-encoding.md" if name == "index" else f"{name}.md"
 
 
 def by_place() -> list[dict[str, list[dict[str, str]]]]:
-    """Return the encodings' pages for the navigation, grouped by the place where they act."""
+    """Return the encodings' pages for the navigation, grouped by the place where they
+    act.
+    """
     by_family: dict[str, list[dict[str, str]]] = {}
     for name in choices("encoding"):
         cls = encodings.load(name)
-        place = encodings.OTHERS if issubclass(cls, Wrapper) else encodings.acts(cls.overridden).partition(", ")[0]
+        place = (
+            encodings.OTHERS
+            if issubclass(cls, Wrapper)
+            else encodings.acts(cls.overridden).partition(", ")[0]
+        )
         by_family.setdefault(place, []).append({name: f"encodings/{page_of(name)}"})
-    return [{place.capitalize(): by_family[place]} for place in encodings.FAMILIES if place in by_family]
+    return [
+        {place.capitalize(): by_family[place]}
+        for place in encodings.FAMILIES
+        if place in by_family
+    ]
 
 
 def _page(name: str, pictured: bool) -> str:
@@ -56,13 +73,20 @@ def _page(name: str, pictured: bool) -> str:
         _facts(name, facts),
     ]
     if pictured:
-        parts.append(f"## Picture\n\nThe [gallery](../gallery.md) explains how to read it.\n\n![{name}]({name}.png)\n")
+        parts.append(
+            "## Picture\n\nThe [gallery](../gallery.md) explains how to read"
+            f" it.\n\n![{name}]({name}.png)\n"
+        )
     return "\n".join(part for part in parts if part)
 
 
 def _body(body: str) -> str:
-    """Return a description with escaped HTML tags, and with its indented formulas as code blocks."""
-    escaped = re.sub(r"^(?! {4}).*<.*", lambda match: match[0].replace("<", "&lt;"), body, flags=re.M)
+    """Return a description with escaped HTML tags, and with its indented formulas as
+    code blocks.
+    """
+    escaped = re.sub(
+        r"^(?! {4}).*<.*", lambda match: match[0].replace("<", "&lt;"), body, flags=re.M
+    )
     return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{escaped}\n", flags=re.M)
 
 
@@ -72,13 +96,23 @@ def _formula(match: re.Match[str]) -> str:  # the block wraps and has no copy bu
 
 def _options(name: str) -> str:
     texts = configuration_pages.comments(choices("encoding")[name])
-    declared = inspect.signature(encodings.load(name), eval_str=True).parameters.values()
-    kinds = {parameter.name: configuration_pages.kind(parameter.annotation) for parameter in declared}
+    declared = inspect.signature(
+        encodings.load(name), eval_str=True
+    ).parameters.values()
+    kinds = {
+        parameter.name: configuration_pages.kind(parameter.annotation)
+        for parameter in declared
+    }
     defaults = encodings.options_of(name)
     if not defaults:
         return "## Options\n\nNone.\n"
     rows = [
-        (f"encoding.{key}", kinds[key], configuration_pages.plain(value), texts.get(key, ""))
+        (
+            f"encoding.{key}",
+            kinds[key],
+            configuration_pages.plain(value),
+            texts.get(key, ""),
+        )
         for key, value in defaults.items()
         if value is not inspect.Parameter.empty
     ]
@@ -96,12 +130,18 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         f"- Learned parameters in the demo's model: {facts['parameters']:,}",
         f"- Beyond the training length: {facts['beyond']}",
         f"- Defined up to: {end}, when trained at {listing.DEMO.train_length}",
-        f"- A longer input changes its beginning: {'yes' if facts['length_dependent'] else 'no'}",
+        (
+            "- A longer input changes its beginning:"
+            f" {'yes' if facts['length_dependent'] else 'no'}"
+        ),
         f"- Extended without training by: {', '.join(able) or 'no method'}"
         + (" ([what they do](index.md#context-extension))" if able else ""),
         f"- Checked against: {facts['checked_against']}",
-        f"- Attention kernels: {facts['kernels']}; key-value cache: {facts['cache']}; exports to: "
-        f"{facts['architectures']} ([what that means](../python.md#a-key-value-cache))",
+        (
+            f"- Attention kernels: {facts['kernels']}; key-value cache:"
+            f" {facts['cache']}; exports to: {facts['architectures']} ([what that"
+            " means](../python.md#a-key-value-cache))"
+        ),
         f"- In transformers: {facts['models'] or 'no model'}",
     ]
     return "## Facts\n\n" + "\n".join(lines) + "\n"
@@ -109,13 +149,31 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
 
 def _overview(names: list[str]) -> str:
     files = choices("encoding")
-    rows = [f"| [`{name}`]({page_of(name)}) | {configuration_pages.head(files[name])} |" for name in names]
-    parts = ["# Encodings\n", readme.table(), "| encoding | what it is |\n|---|---|", *rows]
-    parts += ["\n## Context extension\n", _EXTENSION, "| method | what it does | options | source |\n|---|---|---|---|"]
+    rows = [
+        f"| [`{name}`]({page_of(name)}) | {configuration_pages.head(files[name])} |"
+        for name in names
+    ]
+    parts = [
+        "# Encodings\n",
+        readme.table(),
+        "| encoding | what it is |\n|---|---|",
+        *rows,
+    ]
+    parts += [
+        "\n## Context extension\n",
+        _EXTENSION,
+        "| method | what it does | options | source |\n|---|---|---|---|",
+    ]
     for method in methods().values():
         options = ", ".join(f"`{key}`" for key in method.options)
-        parts.append(f"| `{method.name}` | {method.title} | {options or 'none'} | {method.source} |")
+        parts.append(
+            f"| `{method.name}` | {method.title} | {options or 'none'} |"
+            f" {method.source} |"
+        )
     return "\n".join(parts) + "\n"
 
 
-_EXTENSION = "`posbench evaluate RUN extension=yarn` applies one, `extension=yarn:factor=4` with an option.\n"
+_EXTENSION = (
+    "`posbench evaluate RUN extension=yarn` applies one, `extension=yarn:factor=4` with"
+    " an option.\n"
+)

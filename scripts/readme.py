@@ -21,7 +21,9 @@ def written(text: str) -> str:
 
 
 def table() -> str:
-    """Return a table of the repository's own encodings by where they act, in the order of the forward pass."""
+    """Return a table of the repository's own encodings by where they act, in the order
+    of the forward pass.
+    """
     groups: dict[str, list[str]] = {}
     for path in sorted((configs_dir() / "encoding").glob("*.yaml")):
         wraps = issubclass(encodings.load(path.stem), Wrapper)
@@ -31,10 +33,14 @@ def table() -> str:
     def place(group: str) -> list[int]:
         return [encodings.FAMILIES.index(part) for part in group.split(", ")]
 
-    rows = [f"| {group} | {' '.join(groups[group])} |" for group in sorted(groups, key=place)]
+    rows = [
+        f"| {group} | {' '.join(groups[group])} |"
+        for group in sorted(groups, key=place)
+    ]
     return "\n".join(["| acts on | encodings |", "|---|---|", *rows]) + "\n"
 
 
 if __name__ == "__main__":
-    logging.getLogger("posbench").setLevel(logging.ERROR)  # hides warnings of encodings at the demo's size
+    # hides warnings of encodings at the demo's size
+    logging.getLogger("posbench").setLevel(logging.ERROR)
     README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")

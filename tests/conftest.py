@@ -1,4 +1,6 @@
-"""Fixed seeds and one thread: every test gives the same numbers alone, together, and in any order."""
+"""Fixed seeds and one thread: every test gives the same numbers alone, together, and in
+any order.
+"""
 
 import collections
 import gc
@@ -16,38 +18,50 @@ import yaml
 if TYPE_CHECKING:  # xdist's own process collects no tests, so it need not import this
     from posbench.config.schema import Config
 
-gc.set_threshold(0)  # off until all is imported: collection would slow the imports by a fifth
+# off until all is imported: collection would slow the imports by a fifth
+gc.set_threshold(0)
 _OFFLINE = Path(__file__).with_name("offline")
 
 
 def pytest_configure() -> None:
     """Keep this process, and all processes that it starts, off the network."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_OFFLINE), os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(_OFFLINE), os.environ.get("PYTHONPATH")])
+    )
     sys.path.insert(0, str(_OFFLINE))
-    sys.modules.pop("sitecustomize", None)  # the system's own, if there is one, has done its work
+    # the system's own, if there is one, has done its work
+    sys.modules.pop("sitecustomize", None)
     importlib.import_module("sitecustomize")
     sys.path.remove(str(_OFFLINE))
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)  # at the usual 700, collection takes a twentieth of the tests' time
+    # at the usual 700, collection takes a twentieth of the tests' time
+    gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep one of n cases of a test marked `sample(n)` in `make test`; mark the others `slow`.
+    """Keep one of n cases of a test marked `sample(n)` in `make test`; mark the others
+    `slow`.
 
-    The kept case is the last of the first n, the last but one of the next n, and so on. If it were always the last,
-    some values of a product of two lists would never be chosen.
+    The kept case is the last of the first n, the last but one of the next n, and so on.
+    If it were always the last, some values of a product of two lists would never be
+    chosen.
     """
-    cases: collections.defaultdict[str, list[pytest.Item]] = collections.defaultdict(list)
+    cases: collections.defaultdict[str, list[pytest.Item]] = collections.defaultdict(
+        list
+    )
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
             cases[item.nodeid.split("[")[0]].append(item)
     for group in cases.values():
         (n,) = group[0].get_closest_marker("sample").args
-        kept = [group[start + (n - 1 - start // n) % n] for start in range(0, len(group) - n + 1, n)] or group[-1:]
+        kept = [
+            group[start + (n - 1 - start // n) % n]
+            for start in range(0, len(group) - n + 1, n)
+        ] or group[-1:]
         for item in group:
             if item not in kept:
                 item.add_marker(pytest.mark.slow)
@@ -57,12 +71,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fixed_seed() -> None:
     import torch
 
-    torch.default_generator.manual_seed(0)  # torch.manual_seed also records a stack trace for devices yet to come
+    # torch.manual_seed also records a stack trace for devices yet to come
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start without handlers: a command binds one to the current stderr, which pytest closes after the test."""
+    """Start without handlers: a command binds one to the current stderr, which pytest
+    closes after the test.
+    """
     monkeypatch.setattr(logging.getLogger("posbench"), "handlers", [])
 
 
@@ -76,9 +93,12 @@ def one_quick_process() -> Iterator[None]:
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.set_flush_denormal(True)  # as in every command
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "keep_freed_memory", lambda: None)  # this process would keep the memory of all tests
-        patch.setattr(os, "fsync", lambda _: None)  # it costs milliseconds, and no test loses power
-        # Composing configurations is a sixth of the tests' time. PyYAML's two parsers give the same result.
+        # this process would keep the memory of all tests
+        patch.setattr(machine, "keep_freed_memory", lambda: None)
+        # it costs milliseconds, and no test loses power
+        patch.setattr(os, "fsync", lambda _: None)
+        # Composing configurations is a sixth of the tests' time. PyYAML's two parsers
+        # give the same result.
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         yield
 
@@ -93,35 +113,83 @@ def template() -> "Config":
 
 @pytest.fixture
 def tiny_config() -> "Config":
-    """Return a configuration whose model runs in milliseconds; each test replaces the settings that it is about."""
+    """Return a configuration whose model runs in milliseconds; each test replaces the
+    settings that it is about.
+    """
     from posbench.config.schema import Config, validate
 
     return validate(
         Config,
         {
-            "study": "test", "seed": 0, "encoding": {"name": "rope"},
+            "study": "test",
+            "seed": 0,
+            "encoding": {"name": "rope"},
             "model": {
-                "n_layers": 2, "n_heads": 2, "d_model": 32, "d_ff": None, "norm": "layernorm", "mlp": "gelu",
-                "tie_embeddings": True, "init": "fan_in", "attention": {"window": None},
+                "n_layers": 2,
+                "n_heads": 2,
+                "d_model": 32,
+                "d_ff": None,
+                "norm": "layernorm",
+                "mlp": "gelu",
+                "tie_embeddings": True,
+                "init": "fan_in",
+                "attention": {"window": None},
             },
             "data": {
-                "name": "text", "source": "text", "path": None, "dataset": None, "subset": None, "revision": None,
-                "column": "text", "articles": False, "splits": {}, "max_documents": None, "tokenizer": "bytes",
+                "name": "text",
+                "source": "text",
+                "path": None,
+                "dataset": None,
+                "subset": None,
+                "revision": None,
+                "column": "text",
+                "articles": False,
+                "splits": {},
+                "max_documents": None,
+                "tokenizer": "bytes",
                 "vocab_size": 257,
             },
             "training": {
-                "train_length": 16, "tokens": 16 * 8 * 12, "batch_size": 8, "accumulation": 1, "learning_rate": 3e-3,
-                "schedule": "cosine", "warmup_tokens": 256, "decay_fraction": 0.2, "final_learning_rate": 0.1,
-                "betas": [0.9, 0.95], "weight_decay": 0.1, "clip": 1.0, "precision": "fp32",
+                "train_length": 16,
+                "tokens": 16 * 8 * 12,
+                "batch_size": 8,
+                "accumulation": 1,
+                "learning_rate": 3e-3,
+                "schedule": "cosine",
+                "warmup_tokens": 256,
+                "decay_fraction": 0.2,
+                "final_learning_rate": 0.1,
+                "betas": [0.9, 0.95],
+                "weight_decay": 0.1,
+                "clip": 1.0,
+                "precision": "fp32",
             },
             "evaluation": {
-                "protocols": ["fixed_target", "nonoverlap"], "ratios": [1, 2, 4], "windowed": True, "split": "test",
-                "documents": "auto", "targets": 8, "blocks": 16, "batch_tokens": 4096,
+                "protocols": ["fixed_target", "nonoverlap"],
+                "ratios": [1, 2, 4],
+                "windowed": True,
+                "split": "test",
+                "documents": "auto",
+                "targets": 8,
+                "blocks": 16,
+                "batch_tokens": 4096,
             },
-            "tracking": {"backend": "none", "mode": "offline", "project": "posbench", "entity": None, "tags": []},
+            "tracking": {
+                "backend": "none",
+                "mode": "offline",
+                "project": "posbench",
+                "entity": None,
+                "tags": [],
+            },
             "runtime": {
-                "outputs": "outputs", "cache": None, "device": "cpu", "threads": 1, "compile": False,
-                "log_every_steps": 1, "validate_every_steps": 0, "checkpoint_every_steps": 5,
+                "outputs": "outputs",
+                "cache": None,
+                "device": "cpu",
+                "threads": 1,
+                "compile": False,
+                "log_every_steps": 1,
+                "validate_every_steps": 0,
+                "checkpoint_every_steps": 5,
             },
-        }
-    )  # fmt: skip
+        },
+    )

@@ -1,4 +1,6 @@
-"""Tiny random models of every tested kind and of some others, as transformers itself saves them, with a tokenizer."""
+"""Tiny random models of every tested kind and of some others, as transformers itself
+saves them, with a tokenizer.
+"""
 
 import json
 from pathlib import Path
@@ -9,49 +11,125 @@ import torch
 from tokenizers import pre_tokenizers
 
 VOCABULARY, LENGTH = 131, 48
-WIDE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
-GROUPED = {**WIDE, "num_hidden_layers": 2, "intermediate_size": 64, "num_key_value_heads": 2}
+WIDE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "max_position_embeddings": LENGTH,
+}
+GROUPED = {
+    **WIDE,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_key_value_heads": 2,
+}
 HEADS = {"vocab_size": VOCABULARY, "n_layer": 2, "n_head": 4}
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 NARROW = {"head_dim": 8, "sliding_window": 20, "query_pre_attn_scalar": 8}
-WINDOWS = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+WINDOWS = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
 
-# model_type -> (configuration class, its arguments): windows, layers without RoPE, two bases, parts of heads, ties
+# model_type -> (configuration class, its arguments): windows, layers without RoPE, two
+# bases, parts of heads, ties
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", GROUPED),
-    "gpt_neox": ("GPTNeoXConfig", {**WIDE, "num_hidden_layers": 2, "intermediate_size": 64, "rope_parameters": HALF}),
+    "gpt_neox": (
+        "GPTNeoXConfig",
+        {
+            **WIDE,
+            "num_hidden_layers": 2,
+            "intermediate_size": 64,
+            "rope_parameters": HALF,
+        },
+    ),
     "mistral": ("MistralConfig", {**GROUPED, "sliding_window": 20}),
     "olmo": ("OlmoConfig", {**GROUPED, **ENDS, "clip_qkv": 2.0}),
     "olmo2": ("Olmo2Config", {**GROUPED, **ENDS}),
     "starcoder2": ("Starcoder2Config", {**GROUPED, **ENDS}),
-    "qwen2": ("Qwen2Config", {
-        **GROUPED, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1,
-    }),
+    "qwen2": (
+        "Qwen2Config",
+        {
+            **GROUPED,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 16}),
-    "smollm3": ("SmolLM3Config", {**GROUPED, **ENDS, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}),
+    "smollm3": (
+        "SmolLM3Config",
+        {**GROUPED, **ENDS, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
+    ),
     "gemma2": ("Gemma2Config", {**GROUPED, **NARROW}),
     "gemma3_text": ("Gemma3TextConfig", {**GROUPED, **NARROW, **WINDOWS}),
     "gpt2": ("GPT2Config", {**HEADS, **ENDS, "n_embd": 32, "n_positions": LENGTH}),
-    "opt": ("OPTConfig", {**WIDE, **ENDS, "num_hidden_layers": 2, "ffn_dim": 64, "word_embed_proj_dim": 16}),
+    "opt": (
+        "OPTConfig",
+        {
+            **WIDE,
+            **ENDS,
+            "num_hidden_layers": 2,
+            "ffn_dim": 64,
+            "word_embed_proj_dim": 16,
+        },
+    ),
     "bloom": ("BloomConfig", {**HEADS, "hidden_size": 32, "seq_length": LENGTH}),
-    "mpt": ("MptConfig", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": LENGTH}),
-}  # fmt: skip
+    "mpt": (
+        "MptConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "max_seq_len": LENGTH,
+        },
+    ),
+}
 
-# Kinds outside the list: a mixture of experts, scaled logits, a recurrent state, a text part of a model of several.
+# Kinds outside the list: a mixture of experts, scaled logits, a recurrent state, a text
+# part of a model of several.
 UNTESTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_moe": ("Qwen3MoeConfig", {
-        **GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8,
-    }),
-    "granite": ("GraniteConfig", {**GROUPED, **ENDS, "logits_scaling": 0.25, "attention_multiplier": 0.2}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **GROUPED,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 8,
+        },
+    ),
+    "granite": (
+        "GraniteConfig",
+        {**GROUPED, **ENDS, "logits_scaling": 0.25, "attention_multiplier": 0.2},
+    ),
     "phi3": ("Phi3Config", {**GROUPED, **ENDS}),
-    "cohere": ("CohereConfig", {**GROUPED, **ENDS, "rope_parameters": {"rope_theta": 1e4}, "logit_scale": 1.0}),
-    "mamba": ("MambaConfig", {**ENDS, "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}),
-    "gemma3": ("Gemma3Config", {
-        "text_config": MODELS["gemma3_text"][1], "mm_tokens_per_image": 4,
-        "vision_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32},
-    }),
-}  # fmt: skip
+    "cohere": (
+        "CohereConfig",
+        {**GROUPED, **ENDS, "rope_parameters": {"rope_theta": 1e4}, "logit_scale": 1.0},
+    ),
+    "mamba": (
+        "MambaConfig",
+        {**ENDS, "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2},
+    ),
+    "gemma3": (
+        "Gemma3Config",
+        {
+            "text_config": MODELS["gemma3_text"][1],
+            "mm_tokens_per_image": 4,
+            "vision_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 32,
+            },
+        },
+    ),
+}
 
 
 def configuration(kind: str, **more: Any) -> Any:
@@ -62,12 +140,16 @@ def configuration(kind: str, **more: Any) -> Any:
 
 
 def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any:
-    """Write a model of random weights and a tokenizer, and return the model; `begins`: a token before every text."""
+    """Write a model of random weights and a tokenizer, and return the model; `begins`:
+    a token before every text.
+    """
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_config(configuration(kind, **more)).eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        configuration(kind, **more)
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
@@ -78,7 +160,11 @@ def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any
 
 def write_tokenizer(folder: Path, begins: int | None = None) -> None:
     """Write a tokenizer of the words w0 to w130, which reads any other word as w3."""
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(
+            {f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"
+        )
+    )
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins is not None:
         made.post_processor = tokenizers.processors.TemplateProcessing(
@@ -95,5 +181,6 @@ def changed(folder: Path, **keys: Any) -> None:
 
 def write_text(path: Path, words: int = 9000) -> None:
     generator = torch.Generator().manual_seed(0)
-    ids = (VOCABULARY * torch.rand(words, generator=generator) ** 3).long().tolist()  # some words are common
+    # some words are common
+    ids = (VOCABULARY * torch.rand(words, generator=generator) ** 3).long().tolist()
     path.write_text(" ".join(f"w{i}" for i in ids), encoding="utf-8")

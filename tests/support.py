@@ -1,4 +1,6 @@
-"""Helpers that test files share: a run of milliseconds, a text for it, the command line, a folder's contents."""
+"""Helpers that test files share: a run of milliseconds, a text for it, the command
+line, a folder's contents.
+"""
 
 import contextlib
 import functools
@@ -20,34 +22,54 @@ from posbench import installed as posbench_installed
 from posbench.cli import main
 from posbench.config.overrides import WORDS
 
-EVERY = "POSBENCH_EVERY" in os.environ  # test each kill and each compiled scheme; otherwise `slow` tests some of them
+# test each kill and each compiled scheme; otherwise `slow` tests some of them
+EVERY = "POSBENCH_EVERY" in os.environ
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # A very small model, by its overrides; the files say how many tokens it trains on.
 TINY = [
-    "tracking=none", "data=text", "data.tokenizer=bytes", "model.n_layers=1", "model.d_model=16", "model.n_heads=2",
-    "training.train_length=16", "training.batch_size=4", "training.warmup_tokens=0", "evaluation.ratios=[1,2]",
-    "evaluation.targets=8", "evaluation.blocks=8", "runtime.device=cpu", "runtime.threads=1",
+    "tracking=none",
+    "data=text",
+    "data.tokenizer=bytes",
+    "model.n_layers=1",
+    "model.d_model=16",
+    "model.n_heads=2",
+    "training.train_length=16",
+    "training.batch_size=4",
+    "training.warmup_tokens=0",
+    "evaluation.ratios=[1,2]",
+    "evaluation.targets=8",
+    "evaluation.blocks=8",
+    "runtime.device=cpu",
+    "runtime.threads=1",
     "runtime.validate_every_steps=0",
-]  # fmt: skip
+]
 
 
 class Largest(TorchDispatchMode):
-    """Record how many numbers the largest tensor has that is made meanwhile; a view counts as its whole storage."""
+    """Record how many numbers the largest tensor has that is made meanwhile; a view
+    counts as its whole storage.
+    """
 
     numbers = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = function(*args, **(kwargs or {}))
         for part in made if isinstance(made, tuple | list) else (made,):
             if isinstance(part, Tensor):
-                self.numbers = max(self.numbers, part.untyped_storage().nbytes() // part.element_size())
+                self.numbers = max(
+                    self.numbers, part.untyped_storage().nbytes() // part.element_size()
+                )
         return made
 
 
 @functools.cache
 def script(name: str) -> Any:
     """Return a file of scripts/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"scripts_{name}", SCRIPTS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"scripts_{name}", SCRIPTS / f"{name}.py"
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
@@ -65,16 +87,22 @@ def write_words(folder: Path) -> None:
     """Write a `text.txt` of thirty words of random letters, in random order."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
-    (folder / "text.txt").write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
+    (folder / "text.txt").write_text(
+        " ".join(rng.choices(words, k=8000)), encoding="utf-8"
+    )
 
 
 @contextlib.contextmanager
 def encoding_installed(site: Path, name: str, code: str) -> Iterator[None]:
-    """Install an encoding in a folder, for as long as it is entered: its entry point, and a module of its name."""
+    """Install an encoding in a folder, for as long as it is entered: its entry point,
+    and a module of its name.
+    """
     record = site / f"{name}-1.0.dist-info"
     record.mkdir(parents=True, exist_ok=True)
     (record / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
-    (record / "entry_points.txt").write_text(f"[posbench.encodings]\n{name} = {name}:{name.capitalize()}\n")
+    (record / "entry_points.txt").write_text(
+        f"[posbench.encodings]\n{name} = {name}:{name.capitalize()}\n"
+    )
     (site / f"{name}.py").write_text(code)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
@@ -85,14 +113,27 @@ def encoding_installed(site: Path, name: str, code: str) -> Iterator[None]:
 
 
 def each_once(words: Sequence[str]) -> list[str]:
-    """Return the last word of each key. Tests put their own words after those of TINY, which would else be reported."""
-    keys = (word.partition("=")[0].removeprefix("evaluation.").removeprefix("runtime.") for word in words)
-    return list({WORDS.get(key, key): word for key, word in zip(keys, words, strict=True)}.values())
+    """Return the last word of each key. Tests put their own words after those of TINY,
+    which would else be reported.
+    """
+    keys = (
+        word.partition("=")[0].removeprefix("evaluation.").removeprefix("runtime.")
+        for word in words
+    )
+    return list(
+        {
+            WORDS.get(key, key): word for key, word in zip(keys, words, strict=True)
+        }.values()
+    )
 
 
 def posbench(*arguments: str) -> int:
     """Run the command line in this process; returns the exit code."""
-    given = each_once(arguments) if {*arguments[:1]} & {"train", "sweep", "evaluate"} else arguments
+    given = (
+        each_once(arguments)
+        if {*arguments[:1]} & {"train", "sweep", "evaluate"}
+        else arguments
+    )
     before, sys.argv = sys.argv, ["posbench", *given]
     try:
         return main()
@@ -103,7 +144,9 @@ def posbench(*arguments: str) -> int:
 
 
 def start_child(work: Callable[[], None]) -> int:
-    """Start `work` in a forked child, whose exit status is 0 if it does not raise; return its process id."""
+    """Start `work` in a forked child, whose exit status is 0 if it does not raise;
+    return its process id.
+    """
     child = os.fork()
     if child == 0:
         code = 1
@@ -118,13 +161,19 @@ def start_child(work: Callable[[], None]) -> int:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """Run `work` in a forked child to its end; return its exit status, negative for a signal."""
+    """Run `work` in a forked child to its end; return its exit status, negative for a
+    signal.
+    """
     return os.waitstatus_to_exitcode(os.waitpid(start_child(work), 0)[1])
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder, by its path there."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:

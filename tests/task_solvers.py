@@ -1,7 +1,9 @@
-"""Problems of the synthetic tasks, solved by plain loops from their definitions. Imports nothing of posbench.
+"""Problems of the synthetic tasks, solved by plain loops from their definitions.
+Imports nothing of posbench.
 
-A solver reads the words of one problem and returns its answer: {index of a word: the word that must stand there}. It
-fails with an assertion on words that the definition does not allow.
+A solver reads the words of one problem and returns its answer: {index of a word: the
+word that must stand there}. It fails with an assertion on words that the definition
+does not allow.
 """
 
 END = "<|endoftext|>"
@@ -33,7 +35,11 @@ def reverse(words, options):
 
 
 def sort(words, options):
-    return copy(words, options, lambda question: sorted(question, key=lambda word: int(word[1:])))
+    return copy(
+        words,
+        options,
+        lambda question: sorted(question, key=lambda word: int(word[1:])),
+    )
 
 
 def repeat(words, options):
@@ -51,11 +57,17 @@ def addition(words, options):
     if options.get("hints"):
         hints = terms[0][0::2]
         assert terms[1][0::2] == hints
-        assert [int(hint[1:]) - int(hints[0][1:]) for hint in hints] == list(range(len(hints)))
+        assert [int(hint[1:]) - int(hints[0][1:]) for hint in hints] == list(
+            range(len(hints))
+        )
         terms = [term[1::2] for term in terms]
         assert terms[0][0] == terms[1][0] == "0"
     assert len(terms[0]) == len(terms[1])
-    digits = list(str(int("".join(terms[0])) + int("".join(terms[1]))).zfill(len(hints) or len(terms[0]) + 1))
+    digits = list(
+        str(int("".join(terms[0])) + int("".join(terms[1]))).zfill(
+            len(hints) or len(terms[0]) + 1
+        )
+    )
     if options.get("answer") == "reversed":
         digits, hints = digits[::-1], hints[::-1]
     if hints:
@@ -74,7 +86,9 @@ def passkey(words, options):
     start = question.index("key")
     end = start + 1 + options.get("digits", 3)
     key, fillers = question[start + 1 : end], question[:start] + question[end:]
-    assert all(len(word) == 1 and word.isdigit() for word in key) and all(is_one(word, "f") for word in fillers)
+    assert all(len(word) == 1 and word.isdigit() for word in key) and all(
+        is_one(word, "f") for word in fillers
+    )
     if "depth" in options:
         assert abs(start - options["depth"] * len(fillers)) <= 0.5
     return answered(at, key)
@@ -87,7 +101,12 @@ def recall(words, options):
     value_of = {}
     for pair in range(pairs):
         key, value = words[1 + 2 * pair], words[2 + 2 * pair]
-        assert is_one(key, "k") and is_one(value, "v") and key not in value_of and value not in value_of.values()
+        assert (
+            is_one(key, "k")
+            and is_one(value, "v")
+            and key not in value_of
+            and value not in value_of.values()
+        )
         value_of[key] = value
     answer = {}
     for slot in range(pairs * slots):
@@ -103,7 +122,9 @@ def recall(words, options):
 def selective_copy(words, options):
     question, at = parted(words)
     tokens = [word for word in question if word != "."]
-    assert len(tokens) == options.get("tokens", 8) and all(is_one(word, "s") for word in tokens)
+    assert len(tokens) == options.get("tokens", 8) and all(
+        is_one(word, "s") for word in tokens
+    )
     return answered(at, tokens)
 
 

@@ -1,4 +1,6 @@
-"""Every way to compute attention against its definition, in values and gradients, and the choice between them."""
+"""Every way to compute attention against its definition, in values and gradients, and
+the choice between them.
+"""
 
 import itertools
 from typing import Any
@@ -21,46 +23,87 @@ from posbench.model.standalone import attention_output
 
 SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)
 LENGTH = 150  # beyond the training length, and several blocks of rows
-NAMES = ["none", "rope", "alibi", "t5", "fox", "fire", "shaw", "cope", "pope", "path_fox", "stick_breaking"]
+NAMES = [
+    "none",
+    "rope",
+    "alibi",
+    "t5",
+    "fox",
+    "fire",
+    "shaw",
+    "cope",
+    "pope",
+    "path_fox",
+    "stick_breaking",
+]
 CLOSE, GATES, BF16 = 5e-5, 1e-3, 3e-2  # relative, by the root of summed squares
 
 
-def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """Return relative differences by the root of summed squares; absolute ones below 1, for values that round to 0."""
+def differences(
+    actual: dict[str, Tensor], expected: dict[str, Tensor]
+) -> dict[str, float]:
+    """Return relative differences by the root of summed squares; absolute ones below 1,
+    for values that round to 0.
+    """
     pairs = {key: (actual[key].double(), expected[key].double()) for key in expected}
-    return {key: float((value - other).norm() / other.norm().clamp(min=1)) for key, (value, other) in pairs.items()}
+    return {
+        key: float((value - other).norm() / other.norm().clamp(min=1))
+        for key, (value, other) in pairs.items()
+    }
 
 
-def compared(name: str, dtype: torch.dtype = torch.float32, **limits: Any) -> dict[str, float]:
-    """Return how a scheme's chosen attention differs from its definition, in the output and in all gradients."""
+def compared(
+    name: str, dtype: torch.dtype = torch.float32, **limits: Any
+) -> dict[str, float]:
+    """Return how a scheme's chosen attention differs from its definition, in the output
+    and in all gradients.
+    """
     encoding, positions = schemes.build(name, {}, SHAPE), torch.arange(LENGTH)[None]
     inputs, last = schemes.layer_inputs(SHAPE, LENGTH), limits.pop("last", None)
 
     def chosen(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         q, k, v = (each.to(dtype) for each in (q, k, v))
-        layer = make_layer(encoding, positions, 1, x, consecutive=schemes.counts_tokens(encoding))
+        layer = make_layer(
+            encoding, positions, 1, x, consecutive=schemes.counts_tokens(encoding)
+        )
         return module.attention(encoding, q, k, v, layer, last=last, **limits).float()
 
     def defined(*given: Tensor) -> Tensor:
-        return schemes.by_definition(encoding, given, positions, 1, **limits)[:, :, -(last or LENGTH) :]
+        return schemes.by_definition(encoding, given, positions, 1, **limits)[
+            :, :, -(last or LENGTH) :
+        ]
 
     if not torch.is_grad_enabled():
         return differences({"output": chosen(*inputs)}, {"output": defined(*inputs)})
-    results = [schemes.with_gradients(encoding, inputs, form) for form in (chosen, defined)]
-    return differences({key: value.clone() for key, value in results[0].items()}, results[1])
+    results = [
+        schemes.with_gradients(encoding, inputs, form) for form in (chosen, defined)
+    ]
+    return differences(
+        {key: value.clone() for key, value in results[0].items()}, results[1]
+    )
 
 
 KERNELS = ["as chosen", "rows", "fused", "channels", "blocks computed again", "flex"]
-SETTINGS = [{}, {"window": 10}, {"window": 16, "sinks": 4}, {"last": 39}, {"window": 10, "sinks": 2, "last": 3}]
+SETTINGS = [
+    {},
+    {"window": 10},
+    {"window": 16, "sinks": 4},
+    {"last": 39},
+    {"window": 10, "sinks": 2, "last": 3},
+]
 
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("kernel", "name"), list(itertools.product(KERNELS, NAMES)))
-def test_kernels_equal_the_definition_with_gradients(kernel: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_equal_the_definition_with_gradients(
+    kernel: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kernel == "rows":
         monkeypatch.setattr(module, "fused_is_fast", lambda *_: False)
     elif kernel == "fused":
-        monkeypatch.setattr(module, "fused_is_fast", lambda q, v: q.shape[-1] == v.shape[-1])
+        monkeypatch.setattr(
+            module, "fused_is_fast", lambda q, v: q.shape[-1] == v.shape[-1]
+        )
     elif kernel == "channels":
         monkeypatch.setattr(module, "FUSED_FROM", 1)
     elif kernel == "blocks computed again":
@@ -69,25 +112,40 @@ def test_kernels_equal_the_definition_with_gradients(kernel: str, name: str, mon
     calls: list[Any] = []
     if kernel == "flex":  # in its eager form, which needs no GPU
         eager = flex_attention.flex_attention
-        monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # it refuses gradients on CPUs
-        monkeypatch.setattr(flex, "_compiled", lambda _: lambda *qkv, **given: calls.append(1) or eager(*qkv, **given))
+        # it refuses gradients on CPUs
+        monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+        monkeypatch.setattr(
+            flex,
+            "_compiled",
+            lambda _: lambda *qkv, **given: calls.append(1) or eager(*qkv, **given),
+        )
         monkeypatch.setattr(flex, "serves", lambda *_: True)
     for limits in SETTINGS:
         errors = compared(name, **limits)
         # The gradients of a forget gate are long sums of differences that cancel.
-        gates = [key for key in errors if key.startswith(("gradient of gate", "gradient of x")) or "weight" in key]
+        gates = [
+            key
+            for key in errors
+            if key.startswith(("gradient of gate", "gradient of x")) or "weight" in key
+        ]
         within = dict.fromkeys(errors, CLOSE) | dict.fromkeys(gates, GATES)
         assert all(errors[key] < within[key] for key in errors), (limits, errors)
         with torch.no_grad():  # other kernels may serve
             assert compared(name, **limits)["output"] < CLOSE, limits
-    assert bool(calls) == (kernel == "flex" and name not in ("fire", "shaw", "cope", "path_fox", "stick_breaking"))
+    assert bool(calls) == (
+        kernel == "flex"
+        and name not in ("fire", "shaw", "cope", "path_fox", "stick_breaking")
+    )
 
 
 @pytest.mark.parametrize("amx", [False, True])
 @pytest.mark.parametrize("name", ["none", "alibi", "shaw"])
-def test_in_bf16_every_kernel_stays_near_the_definition(name: str, amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_bf16_every_kernel_stays_near_the_definition(
+    name: str, amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "has_amx", lambda: amx)
-    monkeypatch.setattr(module, "FUSED_FROM", 1)  # three channels hold what one in bf16 does not
+    # three channels hold what one in bf16 does not
+    monkeypatch.setattr(module, "FUSED_FROM", 1)
     assert max(compared(name, torch.bfloat16).values()) < BF16
 
 
@@ -105,8 +163,12 @@ cope  fp32 evaluation |
 
 
 @pytest.mark.parametrize("row", FUSED.strip().splitlines())
-def test_the_fused_kernel_serves_where_it_is_faster(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, bf16 needs AMX and, in training, length. A bias is a mask, or channels if long; none if it learns."""
+def test_the_fused_kernel_serves_where_it_is_faster(
+    row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, bf16 needs AMX and, in training, length. A bias is a mask, or channels
+    if long; none if it learns.
+    """
     given, _, expected = row.partition("|")
     name, dtype, *settings = given.split()
     real, calls = torch.nn.functional.scaled_dot_product_attention, []
@@ -118,9 +180,16 @@ def test_the_fused_kernel_serves_where_it_is_faster(row: str, monkeypatch: pytes
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
     monkeypatch.setattr(machine, "has_amx", lambda: "amx" in settings)
-    monkeypatch.setattr(module, "FUSED_FROM", LENGTH if "long" in settings else LENGTH + 1)
-    encoding, inputs = schemes.build(name, {}, SHAPE), schemes.layer_inputs(SHAPE, LENGTH)
-    *qkv, x = (each.to(torch.bfloat16 if dtype == "bf16" else torch.float32) for each in inputs)
+    monkeypatch.setattr(
+        module, "FUSED_FROM", LENGTH if "long" in settings else LENGTH + 1
+    )
+    encoding, inputs = (
+        schemes.build(name, {}, SHAPE),
+        schemes.layer_inputs(SHAPE, LENGTH),
+    )
+    *qkv, x = (
+        each.to(torch.bfloat16 if dtype == "bf16" else torch.float32) for each in inputs
+    )
     with torch.set_grad_enabled("evaluation" not in settings):
         layer = make_layer(encoding, torch.arange(LENGTH)[None], 1, x, consecutive=True)
         module.attention(encoding, *qkv, layer, 9 if "window" in settings else None)
@@ -130,24 +199,37 @@ def test_the_fused_kernel_serves_where_it_is_faster(row: str, monkeypatch: pytes
 @pytest.mark.parametrize("length", [128, 300, 1025])
 def test_a_block_mask_is_that_which_torch_makes_of_all_pairs(length: int) -> None:
     block_mask = flex_attention.BlockMask
-    for window, sinks in itertools.product((None, 1, 127, 128, 129, 257), (0, 1, 128, 300)):
+    for window, sinks in itertools.product(
+        (None, 1, 127, 128, 129, 257), (0, 1, 128, 300)
+    ):
         mask = flex.block_mask(length, window, sinks, torch.device("cpu"))
-        expected = flex_attention.create_block_mask(mask.mask_mod, None, None, length, length, "cpu")
+        expected = flex_attention.create_block_mask(
+            mask.mask_mod, None, None, length, length, "cpu"
+        )
         assert torch.equal(mask.to_dense(), expected.to_dense()), (window, sinks)
-        full = [block_mask.from_kv_blocks(each.full_kv_num_blocks, each.full_kv_indices) for each in (mask, expected)]
-        assert (full[0].to_dense() <= full[1].to_dense()).all(), (window, sinks)  # else pairs are seen unmasked
+        full = [
+            block_mask.from_kv_blocks(each.full_kv_num_blocks, each.full_kv_indices)
+            for each in (mask, expected)
+        ]
+        # else pairs are seen unmasked
+        assert (full[0].to_dense() <= full[1].to_dense()).all(), (window, sinks)
 
 
 def test_evaluation_and_training_of_long_inputs_never_hold_all_scores() -> None:
     encoding, length = schemes.build("fox", {}, SHAPE), 4096
-    (q, k, v, x), positions = schemes.layer_inputs(SHAPE, length, batch=1), torch.arange(length)[None]
+    (q, k, v, x), positions = (
+        schemes.layer_inputs(SHAPE, length, batch=1),
+        torch.arange(length)[None],
+    )
     layer, saved = make_layer(encoding, positions, 1, x, consecutive=True), []
     with torch.no_grad(), Largest() as largest:
         module.attention(encoding, q, k, v, layer)
         flex.block_mask(length, 100, 4, torch.device("cpu"))
     assert largest.numbers < SHAPE.n_heads * length**2 / 8
     q.requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each.numel()) or each, lambda each: each):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda each: saved.append(each.numel()) or each, lambda each: each
+    ):
         module.attention(encoding, q, k, v, layer)
     assert max(saved) < SHAPE.n_heads * length**2 / 8
 
@@ -155,19 +237,41 @@ def test_evaluation_and_training_of_long_inputs_never_hold_all_scores() -> None:
 def test_logits_of_hidden_keys_that_are_no_numbers_hide_nothing_else() -> None:
     encoding = schemes.build("xpos", {}, SHAPE)
     q, k, v, x = (each.requires_grad_() for each in schemes.layer_inputs(SHAPE, 40))
-    positions = torch.linspace(0, 128 * SHAPE.train_length // 2 - 1, 40).long()[None]  # as far apart as xpos is defined
+    # as far apart as xpos is defined
+    positions = torch.linspace(0, 128 * SHAPE.train_length // 2 - 1, 40).long()[None]
     turned = schemes.rotated_at(encoding, q, k, positions, x)
-    assert not (turned[0] @ turned[1].mT).isfinite().all()  # else there is nothing to see here
+    # else there is nothing to see here
+    assert not (turned[0] @ turned[1].mT).isfinite().all()
     out = schemes.layer_attention(encoding, q, k, v, x, positions, 0)
     expected = attention_output(encoding, q, k, v, x, 0, positions)
-    assert max(differences({"output": out.detach()}, {"output": expected.detach()}).values()) < CLOSE
-    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), [q, k, v]))
+    assert (
+        max(
+            differences(
+                {"output": out.detach()}, {"output": expected.detach()}
+            ).values()
+        )
+        < CLOSE
+    )
+    assert all(
+        gradient.isfinite().all()
+        for gradient in torch.autograd.grad(out.sum(), [q, k, v])
+    )
 
 
-EQUAL_TO_NONE = {"none", "drope", "cope"}  # docs/python.md says so: cope's table begins at zero
+# docs/python.md says so: cope's table begins at zero
+EQUAL_TO_NONE = {"none", "drope", "cope"}
 AT_THE_INPUT = {
-    "abacus", "binary", "cape", "index", "learned", "minmax", "coupling", "shape", "sine", "sinusoidal",
-}  # and no more  # fmt: skip
+    "abacus",
+    "binary",
+    "cape",
+    "index",
+    "learned",
+    "minmax",
+    "coupling",
+    "shape",
+    "sine",
+    "sinusoidal",
+}  # and no more
 
 
 def offered(name: str) -> Encoding:
@@ -178,18 +282,30 @@ def offered(name: str) -> Encoding:
 
 
 @pytest.mark.parametrize("name", posbench.encodings.names())
-def test_an_encoding_by_itself_changes_the_output_or_is_known_to_be_none_or_asks_for_what_it_lacks(name: str) -> None:
+def test_an_encoding_by_itself_changes_the_output_or_is_known_to_be_none_or_asks_for_what_it_lacks(
+    name: str,
+) -> None:
     torch.manual_seed(0)
     encoding, ids = offered(name), torch.arange(24).view(2, 12) % 19
     (q, k, v), x = torch.randn(3, 2, 4, 12, 16), torch.randn(2, 12, 64)
     if encoding.hooks & {"embed", "positions"}:
         with pytest.raises(UserError, match=f"^'{name}' .*pass "):
             posbench.attention_output(encoding, q, k, v)
-    positions, embeddings = encoding.positions(ids, None), torch.randn(2, 12, encoding.token_dim())
+    positions, embeddings = (
+        encoding.positions(ids, None),
+        torch.randn(2, 12, encoding.token_dim()),
+    )
     embedded = encoding.embed(embeddings, positions, ids)
-    assert embedded.shape == (2, 12, 64) and (name not in AT_THE_INPUT or not torch.equal(embedded, embeddings))
+    assert embedded.shape == (2, 12, 64) and (
+        name not in AT_THE_INPUT or not torch.equal(embedded, embeddings)
+    )
     none = posbench.attention_output(offered("none"), q, k, v)
     for layer in (0, 3):
-        equal = name in EQUAL_TO_NONE | AT_THE_INPUT or (name == "layered" and layer == 3)  # has none in the fourth
-        output = posbench.attention_output(encoding, q, k, v, x=x, layer=layer, positions=positions)
+        # has none in the fourth
+        equal = name in EQUAL_TO_NONE | AT_THE_INPUT or (
+            name == "layered" and layer == 3
+        )
+        output = posbench.attention_output(
+            encoding, q, k, v, x=x, layer=layer, positions=positions
+        )
         assert torch.equal(output, none) == equal

@@ -9,25 +9,48 @@ from support import posbench
 from posbench import bench
 from posbench.model.gpt import build, train_flops_per_token
 
-SMALL = ["--length", "16", "--rounds", "1", "--threads", "1", "training.batch_size=2", "training.precision=fp32"]
+SMALL = [
+    "--length",
+    "16",
+    "--rounds",
+    "1",
+    "--threads",
+    "1",
+    "training.batch_size=2",
+    "training.precision=fp32",
+]
 
 
-def test_each_scheme_is_compared_with_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_scheme_is_compared_with_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
     assert posbench("bench", "rope", "none", "--json", *SMALL) == 0
     rope, none = json.loads(capsys.readouterr().out)
-    assert (rope["encoding"], none["encoding"]) == ("rope", "none") and rope["tokens_per_second"] > 0
-    assert [none[key] for key in ("of_none", "of_none_low", "of_none_high", "peak_bytes")] == [1, 1, 1, None]
-    assert posbench("bench", "none", *SMALL) == 0 and "2 x 16 tokens, fp32, cpu, 1 thread," in capsys.readouterr().out
+    assert (rope["encoding"], none["encoding"]) == ("rope", "none") and rope[
+        "tokens_per_second"
+    ] > 0
+    assert [
+        none[key] for key in ("of_none", "of_none_low", "of_none_high", "peak_bytes")
+    ] == [1, 1, 1, None]
+    assert (
+        posbench("bench", "none", *SMALL) == 0
+        and "2 x 16 tokens, fp32, cpu, 1 thread," in capsys.readouterr().out
+    )
 
 
 def test_flops_agree_with_torchs_own_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posbench.model.attention.fused_is_fast", lambda *_: False)  # which it does not count
+    # which it does not count
+    monkeypatch.setattr("posbench.model.attention.fused_is_fast", lambda *_: False)
     from torch.utils.flop_counter import FlopCounterMode
 
-    sizes = bench.sizes_of("demo", 1)  # one token sees one key: nothing is masked, so that both count the same
+    # one token sees one key: nothing is masked, so that both count the same
+    sizes = bench.sizes_of("demo", 1)
     assert (sizes.batch_size, bench.sizes_of("12m", 1024).batch_size) == (2048, 4)
-    model = build(bench.configurations(["none"], sizes, 1, ["training.train_length=2"])["none"], sizes.vocab_size)
+    model = build(
+        bench.configurations(["none"], sizes, 1, ["training.train_length=2"])["none"],
+        sizes.vocab_size,
+    )
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(3, 1, dtype=torch.long)).sum().backward()
     assert counter.get_total_flops() == 3 * train_flops_per_token(model, 1)

@@ -1,4 +1,6 @@
-"""Passkey and induction by likelihood: on subjects whose share of right answers is known beforehand."""
+"""Passkey and induction by likelihood: on subjects whose share of right answers is
+known beforehand.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -14,7 +16,14 @@ from posbench.data.tokens import Tokenizer, TokenSplit, train_bpe
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, evaluate
-from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied, nll_of, predicted
+from posbench.evaluation.models import (
+    Subject,
+    TrainedGPT,
+    Variant,
+    Varied,
+    nll_of,
+    predicted,
+)
 from posbench.evaluation.plan import check
 from posbench.evaluation.probes import Choice, Material
 from posbench.model.gpt import build
@@ -22,7 +31,8 @@ from posbench.run.rows import EvaluationRow
 
 L, V = 64, 400
 PROBLEMS = 128
-Nll = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of what is read (C,) and candidates (K,): (K,)
+# of what is read (C,) and candidates (K,): (K,)
+Nll = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +44,17 @@ class Planted:
     train_length: int = L
     window: int | None = None
 
-    def logits(self, ids: np.ndarray, scored: np.ndarray, first: int) -> Iterator[Tensor]:
-        for read in ids[:, :-1] if self.window is None else ids[:, -self.window - 1 : -1]:
-            yield torch.from_numpy(-self.expects(read, np.arange(V))).float().expand(scored.sum() // len(ids), V)
+    def logits(
+        self, ids: np.ndarray, scored: np.ndarray, first: int
+    ) -> Iterator[Tensor]:
+        for read in (
+            ids[:, :-1] if self.window is None else ids[:, -self.window - 1 : -1]
+        ):
+            yield (
+                torch.from_numpy(-self.expects(read, np.arange(V)))
+                .float()
+                .expand(scored.sum() // len(ids), V)
+            )
 
     def shifted(self, offset: int) -> Subject:
         return self
@@ -46,7 +64,9 @@ class Planted:
 
 
 def looks_up(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """Expect the token that followed the longest earlier occurrence of the last tokens read."""
+    """Expect the token that followed the longest earlier occurrence of the last tokens
+    read.
+    """
     followers: dict[int, int] = {}
     for at in range(1, len(ids)):
         same = 0
@@ -54,7 +74,10 @@ def looks_up(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
             same += 1
         followers[same] = ids[at]
     best = max(followers)
-    return np.where((candidates == followers[best]) & (best > 0), 0.1, 5.0) + candidates / 1e6
+    return (
+        np.where((candidates == followers[best]) & (best > 0), 0.1, 5.0)
+        + candidates / 1e6
+    )
 
 
 def text(n: int = 40_000) -> TokenSplit:
@@ -72,45 +95,100 @@ def material(tokenizer: Tokenizer) -> Material:
     return Material(text().ids.astype(np.int64), tokenizer.encode)
 
 
-def posed_to(number_of: int, task: str, length: int, tokenizer: Tokenizer) -> list[Choice]:
+def posed_to(
+    number_of: int, task: str, length: int, tokenizer: Tokenizer
+) -> list[Choice]:
     pose = pose_of(task, length, material(tokenizer))
     return [pose(np.arange(length) + V, number) for number in range(number_of)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_bpe(["the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n" * 4], V)
+    return train_bpe(
+        ["the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n" * 4], V
+    )
 
 
-def rows_of(subject: Planted, config: Config, tokenizer: Tokenizer | None, *tasks: str) -> list[EvaluationRow]:
+def rows_of(
+    subject: Planted, config: Config, tokenizer: Tokenizer | None, *tasks: str
+) -> list[EvaluationRow]:
     settings = dataclasses.replace(
-        config.evaluation, ratios=(1, 2, 8), targets=8, blocks=PROBLEMS, windowed=True, protocols=("fixed_target",),
+        config.evaluation,
+        ratios=(1, 2, 8),
+        targets=8,
+        blocks=PROBLEMS,
+        windowed=True,
+        protocols=("fixed_target",),
         tasks=tasks,
-    )  # fmt: skip
+    )
     cpu = torch.device("cpu")
-    of = {"subject": subject, "split": text(), "token_bytes": None, "tokenizer": tokenizer}
-    rows = evaluate(Evaluation(**of, settings=settings, checkpoint_step=7, dtype="fp32", device=cpu))
+    of = {
+        "subject": subject,
+        "split": text(),
+        "token_bytes": None,
+        "tokenizer": tokenizer,
+    }
+    rows = evaluate(
+        Evaluation(**of, settings=settings, checkpoint_step=7, dtype="fp32", device=cpu)
+    )
     return [row for row in rows if row.task]
 
 
 @pytest.mark.slow
-def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(tiny_config: Config, tokenizer: Tokenizer) -> None:
+def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(
+    tiny_config: Config, tokenizer: Tokenizer
+) -> None:
     assert isinstance(Planted(looks_up), Subject)
-    rows = rows_of(Planted(looks_up), tiny_config, tokenizer, "passkey", "induction", "passkey:depth=0")
+    rows = rows_of(
+        Planted(looks_up),
+        tiny_config,
+        tokenizer,
+        "passkey",
+        "induction",
+        "passkey:depth=0",
+    )
     by = {(row.task, row.length, row.window): row for row in rows}
     for (_, length, window), row in by.items():
         if window is None:
-            assert (row.accuracy, row.exact_match, row.n_blocks, row.status) == (1.0, 1.0, PROBLEMS, "ok")
-        elif row.task != "passkey:depth=0":  # a share L / length of the places is within the window
+            assert (row.accuracy, row.exact_match, row.n_blocks, row.status) == (
+                1.0,
+                1.0,
+                PROBLEMS,
+                "ok",
+            )
+        # a share L / length of the places is within the window
+        elif row.task != "passkey:depth=0":
             assert L / length - 0.1 < row.accuracy < L / length + 0.35
-    assert by["passkey:depth=0", 8 * L, L].accuracy < 0.3  # of ten candidates, seen from nowhere
+    # of ten candidates, seen from nowhere
+    assert by["passkey:depth=0", 8 * L, L].accuracy < 0.3
 
-    ignores_context = Planted(lambda ids, candidates: (candidates * 7919 % 1009).astype(np.float64))
-    for row in rows_of(ignores_context, tiny_config, tokenizer, "passkey", "induction", "induction:pairs=2"):
-        assert row.chance == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[row.task]
-        low, high = stats.binomtest(round(row.accuracy * row.n_blocks), row.n_blocks).proportion_ci()
+    ignores_context = Planted(
+        lambda ids, candidates: (candidates * 7919 % 1009).astype(np.float64)
+    )
+    for row in rows_of(
+        ignores_context,
+        tiny_config,
+        tokenizer,
+        "passkey",
+        "induction",
+        "induction:pairs=2",
+    ):
+        assert (
+            row.chance
+            == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[
+                row.task
+            ]
+        )
+        low, high = stats.binomtest(
+            round(row.accuracy * row.n_blocks), row.n_blocks
+        ).proportion_ci()
         assert low < row.chance < high
-    alike = rows_of(Planted(lambda ids, candidates: np.ones(len(candidates))), tiny_config, tokenizer, "induction")
+    alike = rows_of(
+        Planted(lambda ids, candidates: np.ones(len(candidates))),
+        tiny_config,
+        tokenizer,
+        "induction",
+    )
     assert {row.accuracy for row in alike} == {0.0}  # none is the likeliest
 
 
@@ -125,51 +203,98 @@ def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
         key = tokenizer.decode([choice.candidates[choice.right]])
         text = tokenizer.decode(choice.ids[:-1])
         assert f'The key is "{key}". Remember: the key is "{key}".' in text
-        assert text.endswith('What was the key? The key is "') and choice.ids[0] == window[0]
+        assert (
+            text.endswith('What was the key? The key is "')
+            and choice.ids[0] == window[0]
+        )
     assert {choice.right for choice in keys} == set(range(10))
     places = np.flatnonzero(keys[0].ids[:200] != window[:200])
     assert abs(places.mean() - 128) < 25  # in the middle, but for the question's length
-    assert posed("passkey", 3).right == posed("passkey", 3, 200).right  # by number, whatever the length
+    # by number, whatever the length
+    assert posed("passkey", 3).right == posed("passkey", 3, 200).right
 
     for number in range(40):
         choice = posed("induction", number)
         ids, candidates = choice.ids[:-1], choice.candidates.tolist()
-        assert all((ids == token).sum() == 1 for token in candidates) and len(set(candidates)) == 8
+        assert (
+            all((ids == token).sum() == 1 for token in candidates)
+            and len(set(candidates)) == 8
+        )
         (asked, _) = np.flatnonzero(ids == ids[-1])  # there once, and at the end
-        assert ids[asked + 1] == candidates[choice.right] == choice.ids[-1] and ids[0] == window[0]
+        assert (
+            ids[asked + 1] == candidates[choice.right] == choice.ids[-1]
+            and ids[0] == window[0]
+        )
 
 
-@pytest.mark.parametrize(("task", "answers"), [("passkey", 10), ("induction", 8), ("induction:pairs=5", 5)])
-def test_each_answer_is_right_equally_often(task: str, answers: int, tokenizer: Tokenizer) -> None:
-    """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2 %."""
+@pytest.mark.parametrize(
+    ("task", "answers"), [("passkey", 10), ("induction", 8), ("induction:pairs=5", 5)]
+)
+def test_each_answer_is_right_equally_often(
+    task: str, answers: int, tokenizer: Tokenizer
+) -> None:
+    """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2
+    %.
+    """
     right = [choice.right for choice in posed_to(PROBLEMS, task, 2 * L, tokenizer)]
     counts = np.bincount(right, minlength=answers)
     assert len(counts) == answers and np.ptp(counts) <= 1
-    assert right[:answers] != right[answers : 2 * answers] != sorted(right[answers : 2 * answers])  # no fixed order
+    # no fixed order
+    assert (
+        right[:answers]
+        != right[answers : 2 * answers]
+        != sorted(right[answers : 2 * answers])
+    )
 
 
-def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, tokenizer: Tokenizer) -> None:
-    model = TrainedGPT(build(tiny_config, V).eval(), L, torch.device("cpu"), torch.float32)
+def test_a_model_of_ours_ranks_by_the_loss_that_it_has(
+    tiny_config: Config, tokenizer: Tokenizer
+) -> None:
+    model = TrainedGPT(
+        build(tiny_config, V).eval(), L, torch.device("cpu"), torch.float32
+    )
     choice = pose_of("passkey", L, material(tokenizer))(np.arange(L), 5)
-    wanted = [nll_of(model, np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates]
-    got = predicted(model, choice.ids[None], np.arange(L)[None] == L - 1, 0, choice.candidates[None]).nll[0]
+    wanted = [
+        nll_of(model, np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0]
+        for each in choice.candidates
+    ]
+    got = predicted(
+        model, choice.ids[None], np.arange(L)[None] == L - 1, 0, choice.candidates[None]
+    ).nll[0]
     np.testing.assert_allclose(got, wanted, atol=1e-5)
     assert np.ptp(got) > 0.01
 
 
 @pytest.mark.slow
-def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokenizer: Tokenizer) -> None:
+def test_what_cannot_be_posed_is_a_row_that_says_why(
+    tiny_config: Config, tokenizer: Tokenizer
+) -> None:
     for encode, reason in (
         (None, "tokenizer, which is not known"),
-        (lambda texts: [np.zeros(30, np.int64)] * len(texts), "no token of its own for each answer"),
-        (lambda texts: [np.array(list(text.encode())) for text in texts], "sentences are 75 tokens of this model"),
+        (
+            lambda texts: [np.zeros(30, np.int64)] * len(texts),
+            "no token of its own for each answer",
+        ),
+        (
+            lambda texts: [np.array(list(text.encode())) for text in texts],
+            "sentences are 75 tokens of this model",
+        ),
     ):
         with pytest.raises(Undefined, match=reason):
             pose_of("passkey", L, Material(np.arange(99), encode))(np.arange(L), 0)
-    rows = rows_of(Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40")
-    statuses = {(row.task, row.length): row.status for row in rows if row.window is None}
-    assert {status for (task, _), status in statuses.items() if task == "passkey"} == {"undefined"}
-    assert statuses["induction:pairs=40", L] == "undefined" and statuses["induction:pairs=40", 2 * L] == "ok"
+    rows = rows_of(
+        Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40"
+    )
+    statuses = {
+        (row.task, row.length): row.status for row in rows if row.window is None
+    }
+    assert {status for (task, _), status in statuses.items() if task == "passkey"} == {
+        "undefined"
+    }
+    assert (
+        statuses["induction:pairs=40", L] == "undefined"
+        and statuses["induction:pairs=40", 2 * L] == "ok"
+    )
     with pytest.raises(Undefined, match="17 different tokens"):
         pose_of("induction", L, Material(np.arange(17), None))(np.arange(L), 0)
     for asked, reason in (
@@ -183,7 +308,15 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokeni
 
 
 def test_problems_are_those_of_rows_that_exist(tokenizer: Tokenizer) -> None:
-    """A row that was evaluated before is known by its problems: with others it would be computed anew, and not pair."""
-    digests = {"passkey": "e8c90bdea2f80bed", "passkey:depth=0.3": "9b3eab3a369db774", "induction": "289f3d935e3fe51c"}
+    """A row that was evaluated before is known by its problems: with others it would be
+    computed anew, and not pair.
+    """
+    digests = {
+        "passkey": "e8c90bdea2f80bed",
+        "passkey:depth=0.3": "9b3eab3a369db774",
+        "induction": "289f3d935e3fe51c",
+    }
     for task, digest in digests.items():
-        assert problems.sha256(posed_to(PROBLEMS, task, 2 * L, tokenizer)).startswith(digest), task
+        assert problems.sha256(posed_to(PROBLEMS, task, 2 * L, tokenizer)).startswith(
+            digest
+        ), task

@@ -1,4 +1,6 @@
-"""The command line as a user meets it: help, one-line errors, exit codes, and real runs into an empty folder."""
+"""The command line as a user meets it: help, one-line errors, exit codes, and real runs
+into an empty folder.
+"""
 
 import json
 import os
@@ -55,10 +57,26 @@ def the_run() -> Path:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; from posbench.cli import main; code = main(); print(*sys.modules, file=sys.stderr); exit(code)"
-    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=120)
+    code = (
+        "import sys; from posbench.cli import main; code = main(); print(*sys.modules,"
+        " file=sys.stderr); exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0 and "posbench" in done.stdout
-    assert not {"torch", "hydra", "omegaconf", "numpy", "datasets", "tokenizers", "wandb"} & set(done.stderr.split())
+    assert not {
+        "torch",
+        "hydra",
+        "omegaconf",
+        "numpy",
+        "datasets",
+        "tokenizers",
+        "wandb",
+    } & set(done.stderr.split())
 
 
 def test_help_of_train_is_one_screen_with_what_people_change(
@@ -68,22 +86,54 @@ def test_help_of_train_is_one_screen_with_what_people_change(
     assert posbench("train", "--help") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 100
-    settings = dict(line.split(maxsplit=1) for line in lines if re.match(r" +[a-z][\w.]*=", line))
-    assert len(settings) == 20 and {"seed=0", "training.learning_rate=0.006", "device=auto"} <= settings.keys()
-    defaults = [setting for setting in settings if "..." not in setting and not setting.endswith("=")]
+    settings = dict(
+        line.split(maxsplit=1) for line in lines if re.match(r" +[a-z][\w.]*=", line)
+    )
+    assert (
+        len(settings) == 20
+        and {"seed=0", "training.learning_rate=0.006", "device=auto"} <= settings.keys()
+    )
+    defaults = [
+        setting
+        for setting in settings
+        if "..." not in setting and not setting.endswith("=")
+    ]
     assert compose.single(defaults) == compose.single([])
 
 
-def test_cfg_prints_every_key_with_its_meaning_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["encoding=t5", "seed=3", "length=128", "extension=yarn:factor=4,ntk", "threads=2"]
+def test_cfg_prints_every_key_with_its_meaning_and_runs_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "encoding=t5",
+        "seed=3",
+        "length=128",
+        "extension=yarn:factor=4,ntk",
+        "threads=2",
+    ]
     assert posbench("train", "--cfg", *words) == 0
     out = capsys.readouterr().out
     shown = yaml.safe_load(out)
-    assert (shown["encoding"]["max_distance"], shown["seed"], shown["evaluation"]["ratios"]) == (64, 3, [2.0])
-    assert shown["runtime"]["threads"] == 2 and shown["evaluation"]["extensions"] == ["yarn:factor=4", "ntk"]
-    silent = [line for line in out.splitlines() if " # " not in line and not line.endswith(":")]
+    assert (
+        shown["encoding"]["max_distance"],
+        shown["seed"],
+        shown["evaluation"]["ratios"],
+    ) == (64, 3, [2.0])
+    assert shown["runtime"]["threads"] == 2 and shown["evaluation"]["extensions"] == [
+        "yarn:factor=4",
+        "ntk",
+    ]
+    silent = [
+        line
+        for line in out.splitlines()
+        if " # " not in line and not line.endswith(":")
+    ]
     assert silent == ["  name: t5"] and not Path("outputs").exists()
-    assert train("training.train_length=99999", "training.tokens=9e6") == 2 and not Path("outputs").exists()  # no text
+    # no text
+    assert (
+        train("training.train_length=99999", "training.tokens=9e6") == 2
+        and not Path("outputs").exists()
+    )
 
 
 # A command | what its line says. Nothing is written.
@@ -132,17 +182,32 @@ train data=wikitext-2 data.path=a.txt | data.path is 'a.txt': expected data=text
 
 
 @pytest.mark.parametrize("line", [line for line in MISTAKES.splitlines() if line])
-def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(capsys: pytest.CaptureFixture[str], line: str) -> None:
+def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
+    capsys: pytest.CaptureFixture[str], line: str
+) -> None:
     command, says = line.split(" | ")
-    assert posbench(*command.split()) == 2 and says in error_line(capsys) and os.listdir() == ["text.txt"]
+    assert (
+        posbench(*command.split()) == 2
+        and says in error_line(capsys)
+        and os.listdir() == ["text.txt"]
+    )
 
 
-def test_debug_alone_shows_a_traceback_and_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    assert posbench("train", "encoding=rop", "--debug") == 2 and "Traceback" in capsys.readouterr().err
+def test_debug_alone_shows_a_traceback_and_control_characters_are_escaped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        posbench("train", "encoding=rop", "--debug") == 2
+        and "Traceback" in capsys.readouterr().err
+    )
     assert posbench("train", "study='\x1b[2J\u202ex'") == 2
     line = error_line(capsys)
     assert "\x1b" not in line and "\u202e" not in line
-    for error, code in ((ValueError("two\nlines"), 1), (KeyboardInterrupt(), 130), (PermissionError(13, "", "/x"), 2)):
+    for error, code in (
+        (ValueError("two\nlines"), 1),
+        (KeyboardInterrupt(), 130),
+        (PermissionError(13, "", "/x"), 2),
+    ):
         assert exits.report(error) == code and error_line(capsys)
 
 
@@ -169,11 +234,19 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
     assert train("encoding=./mine.py:Slope", "encoding.slope=0.25") == 0
     folder = the_run()
     encoding = load_saved(folder / "config.yaml").encoding
-    assert (encoding.name, encoding.options, encoding.file) == ("slope", {"slope": 0.25}, "mine.py:Slope")
+    assert (encoding.name, encoding.options, encoding.file) == (
+        "slope",
+        {"slope": 0.25},
+        "mine.py:Slope",
+    )
     assert posbench("evaluate", str(folder), "length=48", "windowed=false") == 0
     assert posbench("evaluate", str(folder), "length=400") == 1
-    assert "error: at 400 tokens: 'slope', distance_bias: mine.py, line 10: Assert" in capsys.readouterr().err
-    shutil.rmtree("cache/posbench")  # as on another machine, where the folder may be a stranger's
+    assert (
+        "error: at 400 tokens: 'slope', distance_bias: mine.py, line 10: Assert"
+        in capsys.readouterr().err
+    )
+    # as on another machine, where the folder may be a stranger's
+    shutil.rmtree("cache/posbench")
     assert posbench("evaluate", str(folder), "length=64") == 2
     assert "mine.py is code not approved here" in capsys.readouterr().err
     Path("mine.py").write_text(OWN + "# changed")
@@ -187,35 +260,60 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
         "broken.py:X": "broken.py, line 1: ModuleNotFoundError",
         "nix.py:X": "there is no file nix.py",
     }.items():
-        assert posbench("train", f"encoding={wrong}") == 2 and message in error_line(capsys)
+        assert posbench("train", f"encoding={wrong}") == 2 and message in error_line(
+            capsys
+        )
 
 
 def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("list", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in shown["encodings"]] == encodings.names()
-    assert all(row[fact] for row in shown["encodings"] for fact in ("title", "beyond", "source", "checked_against"))
+    assert all(
+        row[fact]
+        for row in shown["encodings"]
+        for fact in ("title", "beyond", "source", "checked_against")
+    )
     rows = {row["name"]: row for row in shown["encodings"]}
     card = ("acts", "kernels", "cache", "architectures", "models")
     where = {name: tuple(rows[name][key] for key in card) for name in rows}
-    assert where["p_rope"] == ("queries and keys", "any", "yes", "Llama, GPT-NeoX", "gemma4")
+    assert where["p_rope"] == (
+        "queries and keys",
+        "any",
+        "yes",
+        "Llama, GPT-NeoX",
+        "gemma4",
+    )
     assert where["stick_breaking"][1:] == ("own", "yes", "posbench's class", "")
     assert (rows["learned"]["parameters"], rows["learned"]["max_length"]) == (8192, 64)
-    assert rows["rope"]["paper"] == "arXiv:2104.09864" and "yarn" in rows["rope"]["extensions"]
+    assert (
+        rows["rope"]["paper"] == "arXiv:2104.09864"
+        and "yarn" in rows["rope"]["extensions"]
+    )
     assert [row["name"] for row in shown["probes"]] == probes.names()
-    assert [row["name"] for row in shown["tasks"]] == [f"task/{name}" for name in tasks.names()]
+    assert [row["name"] for row in shown["tasks"]] == [
+        f"task/{name}" for name in tasks.names()
+    ]
     assert posbench("list", "encoding", "sweeps") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "encodings:" and "sweeps:" in lines and "data:" not in lines
     demo = compose.single(["experiment=demo"])
-    sizes = {name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")}
+    sizes = {
+        name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")
+    }
     assert Shape(**sizes, train_length=demo.training.train_length) == listing.DEMO
 
 
 def test_show_text_prints_all_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("show", "layered/gemma3", "task/passkey", "--text") == 0
     encoding, task = capsys.readouterr().out.split("\n\n\n")
-    for part in ("Source: ", "Beyond training length: ", "https://arxiv.org/abs/", "Options:\n", "posbench train enc"):
+    for part in (
+        "Source: ",
+        "Beyond training length: ",
+        "https://arxiv.org/abs/",
+        "Options:\n",
+        "posbench train enc",
+    ):
         assert part in encoding, part
     assert "Deviates: " in task and "posbench train data=task/passkey" in task
 
@@ -226,7 +324,11 @@ def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
     calls: list[object] = []
     composing = compose.compose
     compose._hydra_config.cache_clear()  # of what other tests have composed
-    monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
+    monkeypatch.setattr(
+        compose,
+        "compose",
+        lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs),
+    )
     assert train() == 0 and len(calls) == 1
     folder = the_run()
     config, record = load_saved(folder / "config.yaml"), load_record(folder)
@@ -237,10 +339,14 @@ def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
     capsys.readouterr()
     assert train("training.learning_rate=1e35") == 1
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("error: ")] == lines[-1:] and "step 2" in lines[-1]
+    assert [line for line in lines if line.startswith("error: ")] == lines[
+        -1:
+    ] and "step 2" in lines[-1]
 
 
-def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert train("seed=0") == train("seed=1") == 0
     broken, whole = (Path("outputs/demo") / name for name in runs())
     capsys.readouterr()
@@ -256,41 +362,83 @@ def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(capsys
     shutil.rmtree(broken / "checkpoint")
     assert posbench("evaluate", "outputs/demo", "length=24,96", "windowed=false") == 1
     assert {24, 96} <= {row.length for row in evaluation_rows(whole)}
-    assert load_saved(whole / "config.yaml").evaluation.ratios == (1, 2)  # what was asked at training stays
-    why, last = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert "has no checkpoint" in why and last == f"error: 1 of 2 runs not evaluated: {broken}"
+    # what was asked at training stays
+    assert load_saved(whole / "config.yaml").evaluation.ratios == (1, 2)
+    why, last = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("error: ")
+    ]
+    assert (
+        "has no checkpoint" in why
+        and last == f"error: 1 of 2 runs not evaluated: {broken}"
+    )
 
 
 @pytest.mark.slow
 def test_a_cleaned_run_is_small_and_the_same_command_completes_it() -> None:
     assert train("runtime.clean=true") == 0
     names = sorted(support.snapshot(the_run() / "checkpoint"))
-    assert names == [f"step-00000002/{name}" for name in ("manifest.json", "model.safetensors", "state.json")]
+    assert names == [
+        f"step-00000002/{name}"
+        for name in ("manifest.json", "model.safetensors", "state.json")
+    ]
     assert train("runtime.clean=true", "ratio=1,2,4") == 0
     assert 64 in {row.length for row in evaluation_rows(the_run())}
 
 
-def test_runs_are_listed_and_found_by_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_listed_and_found_by_their_ids(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert train("seed=0") == train("seed=1", "training.tokens=256") == 0
     small, large = (Path("outputs/demo") / name for name in runs())
-    (small / "run.json").write_text(json.dumps(load_record(small) | {"status": "stopped"}))
+    (small / "run.json").write_text(
+        json.dumps(load_record(small) | {"status": "stopped"})
+    )
     capsys.readouterr()
     assert posbench("runs") == 0
     head, _, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["run", "study", "settings", "status", "loss", "at", "1x", "MB"]
-    for folder, apart in ((small, ["tokens=128", "stopped"]), (large, ["tokens=256", "done"])):
+    assert head.split() == [
+        "run",
+        "study",
+        "settings",
+        "status",
+        "loss",
+        "at",
+        "1x",
+        "MB",
+    ]
+    for folder, apart in (
+        (small, ["tokens=128", "stopped"]),
+        (large, ["tokens=256", "done"]),
+    ):
         (cells,) = [line.split() for line in lines if folder.name in line]
-        (loss,) = [row.nll for row in evaluation_rows(folder) if row.curve_name == "fixed_target" and row.length == 16]
+        (loss,) = [
+            row.nll
+            for row in evaluation_rows(folder)
+            if row.curve_name == "fixed_target" and row.length == 16
+        ]
         size = sum(map(len, support.snapshot(folder).values()))
-        assert cells == [folder.name, folder.parent.name, *apart, f"{loss:.3f}", f"{size / 1e6:.1f}"]
+        assert cells == [
+            folder.name,
+            folder.parent.name,
+            *apart,
+            f"{loss:.3f}",
+            f"{size / 1e6:.1f}",
+        ]
     assert posbench("sample", large.name, "word", "--tokens", "1") == 0
     shutil.copytree(large, Path("outputs/other") / large.name)
     capsys.readouterr()
     assert posbench("sample", large.name, "word") == 2
-    assert f"several studies have a run {large.name}: name its folder, {large} or outputs/other/" in error_line(capsys)
+    assert (
+        f"several studies have a run {large.name}: name its folder, {large} or"
+        " outputs/other/" in error_line(capsys)
+    )
 
 
-def test_version_has_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_has_what_a_bug_report_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert posbench("--version") == 0
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("posbench ") and "torch " in second and "threads" in third

@@ -1,4 +1,6 @@
-"""What the documents say exists, exists: commands, files, numbers, and the contributors' example."""
+"""What the documents say exists, exists: commands, files, numbers, and the
+contributors' example.
+"""
 
 import collections
 import json
@@ -20,7 +22,11 @@ from posbench.results.compare import compare
 from posbench.results.frame import read
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def text_of(name: str | pathlib.Path) -> str:
@@ -28,118 +34,216 @@ def text_of(name: str | pathlib.Path) -> str:
 
 
 def commands(console: bool = False) -> Iterator[list[str]]:
-    """Yield the words of the pages' posbench and make commands: in console blocks, and unless `console` in text."""
+    """Yield the words of the pages' posbench and make commands: in console blocks, and
+    unless `console` in text.
+    """
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        blocks = "\n".join(re.findall(r"```(?:console|bash|sh)\n(.*?)```", text, flags=re.S))
+        blocks = "\n".join(
+            re.findall(r"```(?:console|bash|sh)\n(.*?)```", text, flags=re.S)
+        )
         lines = re.sub(r"\\\n\s*", "", blocks).splitlines()
         lines += [] if console else re.findall(r"`((?:posbench|make) [^`]+)`", text)
-        for words in (shlex.split(line.partition("  #")[0].removeprefix("$ ")) for line in lines):
+        for words in (
+            shlex.split(line.partition("  #")[0].removeprefix("$ ")) for line in lines
+        ):
             if len(words) > 1 and words[0] in ("posbench", "make"):
                 yield words
 
 
 def test_commands_and_choices_of_the_documents_exist() -> None:
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known = {
+        command.name or command.callback.__name__ for command in app.registered_commands
+    }
     targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), flags=re.M))
     for program, first, *rest in commands():
         if program == "make":
-            assert {first, *(word for word in rest if word[0] != "-" and "=" not in word)} <= targets, first
+            assert {
+                first,
+                *(word for word in rest if word[0] != "-" and "=" not in word),
+            } <= targets, first
             continue
         assert first in known or first[0] == "-" or "=" in first, first
         for group, _, value in (word.partition("=") for word in rest):
-            if (ROOT / "configs" / group).is_dir() and "{" not in value and value.islower() and value != "log_bias":
-                assert all((ROOT / "configs" / group / f"{choice}.yaml").exists() for choice in value.split(",")), value
+            if (
+                (ROOT / "configs" / group).is_dir()
+                and "{" not in value
+                and value.islower()
+                and value != "log_bias"
+            ):
+                assert all(
+                    (ROOT / "configs" / group / f"{choice}.yaml").exists()
+                    for choice in value.split(",")
+                ), value
 
 
 @pytest.mark.slow
 def test_every_run_and_sweep_that_a_page_shows_composes() -> None:
     composed = set()
     for _, command, *words in commands(console=True):
-        beside = ("sweep=", "start=", "--cfg")  # files of sweeps are composed by test_sweep; a start needs a run
-        if command in ("train", "sweep", "prepare") and not any(word.startswith(beside) for word in words):
-            composed.add(tuple(word for word in words if "=" in word and word[0] != "-" and word[:5] != "seed="))
+        # files of sweeps are composed by test_sweep; a start needs a run
+        beside = ("sweep=", "start=", "--cfg")
+        if command in ("train", "sweep", "prepare") and not any(
+            word.startswith(beside) for word in words
+        ):
+            composed.add(
+                tuple(
+                    word
+                    for word in words
+                    if "=" in word and word[0] != "-" and word[:5] != "seed="
+                )
+            )
     assert len(composed) > 20 and all(compose.configs([*words]) for words in composed)
 
 
 def test_links_and_paths_in_the_documents_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert "://" in target or (page.parent / target).exists(), f"{page.name} points to {target}"
+            assert "://" in target or (page.parent / target).exists(), (
+                f"{page.name} points to {target}"
+            )
 
 
 def rows_of(text: str) -> list[list[str]]:
     """Return the cells of all rows of the text's tables, without emphasis."""
-    lines = [line.replace("**", "") for line in text.splitlines() if line.startswith("|")]
+    lines = [
+        line.replace("**", "") for line in text.splitlines() if line.startswith("|")
+    ]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
-def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_of_results() -> None:
-    pages = (text_of(name) for name in ("docs/results.md", "README.md", "docs/index.md"))
+def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_of_results() -> (
+    None
+):
+    pages = (
+        text_of(name) for name in ("docs/results.md", "README.md", "docs/index.md")
+    )
     results, *others = (page.replace("\\[", "[").replace("\\]", "]") for page in pages)
     printed: dict[str, set[str]] = {}
     for name, *cells in rows_of(re.split(r"^## ", results, flags=re.M)[1]):
         printed.setdefault(name, {"", "the reference"}).update(cells)
     for page in others:
         rows = [row for row in rows_of(page) if "±0." in "".join(row)]
-        assert len(rows) == 6 and all({*cells} <= printed[name] for name, *cells in rows)
+        assert len(rows) == 6 and all(
+            {*cells} <= printed[name] for name, *cells in rows
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["six results ### Beyond the", "six results ### Against", "patterns longer ## Which"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "six results ### Beyond the",
+        "six results ### Against",
+        "patterns longer ## Which",
+    ],
+)
 def test_a_table_is_that_of_the_rows_beside_the_page(place: str) -> None:
-    """Losses, rises, reach, uses, differences and adjusted intervals of schemes; of patterns also cache and passkey."""
+    """Losses, rises, reach, uses, differences and adjusted intervals of schemes; of
+    patterns also cache and passkey.
+    """
     study, page, title = place.split(" ", 2)
-    frame, text = read([ROOT / f"docs/rows/{study}.parquet"]), text_of(f"docs/{page}.md")
+    frame, text = (
+        read([ROOT / f"docs/rows/{study}.parquet"]),
+        text_of(f"docs/{page}.md"),
+    )
     known: dict[tuple[object, str], set[str]] = collections.defaultdict(set)
     for setting, part in frame.groupby("setting"):
         settings = part.groupby("label")["settings"].first().map(json.loads)
         for label, *cells in cells_of(table := compare(part)):
-            known[setting, label] |= {cell.replace("[", r"\[").replace("]", r"\]") for cell in cells}
+            known[setting, label] |= {
+                cell.replace("[", r"\[").replace("]", r"\]") for cell in cells
+            }
         for label, row in table.set_index("label").to_dict("index").items():
-            keys = [min(layer.get("window", 1024), 1024) for layer in settings[label].get("encoding.layers", [{}])]
+            keys = [
+                min(layer.get("window", 1024), 1024)
+                for layer in settings[label].get("encoding.layers", [{}])
+            ]
             interval = f"{row['nll']:.3f} ±{(row['nll_high'] - row['nll_low']) / 2:.3f}"
-            known[setting, label] |= {interval, f"{100 * sum(keys) / len(keys) / 1024:.0f}"}
+            known[setting, label] |= {
+                interval,
+                f"{100 * sum(keys) / len(keys) / 1024:.0f}",
+            }
             for name in ("nll_difference_adjusted", "rise_difference_adjusted"):
-                known[setting, label].add(f"{row[f'{name}_low']:+.3f} to {row[f'{name}_high']:+.3f}")
-        for label, rows in part.query("task == 'passkey' and variant == 'plain'").groupby("label"):
+                known[setting, label].add(
+                    f"{row[f'{name}_low']:+.3f} to {row[f'{name}_high']:+.3f}"
+                )
+        for label, rows in part.query(
+            "task == 'passkey' and variant == 'plain'"
+        ).groupby("label"):
             right = 100 * rows.groupby("length_ratio")["accuracy"].mean()
             known[setting, label].add(f"{right[1]:.0f}, {right[8]:.0f}")
-    lines = rows_of(next(part for part in text[text.index(title) :].split("\n\n") if part.startswith("|")))[2:]
+    lines = rows_of(
+        next(
+            part
+            for part in text[text.index(title) :].split("\n\n")
+            if part.startswith("|")
+        )
+    )[2:]
     for name, *cells in lines:
         shown = [*name.split("`"), name][1]
         names = f"layered layers={shown}", "layered" if "+" in shown else shown
         numbers = {cell for cell in cells if re.match(r"[-+\d≥]", cell)}
-        assert len(lines) > 4 and len(numbers) > 3 and any(numbers <= known[k] for k in known if k[1] in names), numbers
+        assert (
+            len(lines) > 4
+            and len(numbers) > 3
+            and any(numbers <= known[k] for k in known if k[1] in names)
+        ), numbers
 
 
 @pytest.mark.slow
 def test_the_catalogue_is_that_of_the_rows_of_both_seeds() -> None:
-    seeds = [read([ROOT / "docs" / "rows" / f"{study}.parquet"]) for study in ("catalogue", "catalogue_again")]
-    tables = [pd.concat(compare(part) for _, part in rows.groupby("dtype")).set_index("label") for rows in seeds]
+    seeds = [
+        read([ROOT / "docs" / "rows" / f"{study}.parquet"])
+        for study in ("catalogue", "catalogue_again")
+    ]
+    tables = [
+        pd.concat(compare(part) for _, part in rows.groupby("dtype")).set_index("label")
+        for rows in seeds
+    ]
     lines = rows_of(text_of("docs/catalogue.md"))[2:]
     assert len(lines) == len(tables[0]) == 75
     for name, _, *cells, reach in lines:
         label = name.split("`")[1]
         for column, cell in zip(("nll", "rise_2x", "rise_8x"), cells, strict=True):
-            numbers = [float(number) for number in cell.split(", ")] if cell != "undefined" else [math.nan, math.nan]
-            assert [table.loc[label, column] for table in tables] == pytest.approx(numbers, abs=0.00051, nan_ok=True)
+            numbers = (
+                [float(number) for number in cell.split(", ")]
+                if cell != "undefined"
+                else [math.nan, math.nan]
+            )
+            assert [table.loc[label, column] for table in tables] == pytest.approx(
+                numbers, abs=0.00051, nan_ok=True
+            )
         holds = tables[0].loc[[label], "holds_to"].dropna()
         assert re.sub(r"\D", "", reach) == "".join(f"{tokens:.0f}" for tokens in holds)
 
 
 def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
     readme = text_of("README.md")
-    assert support.script("readme").written(readme) == readme, "README's encodings are out of date: run `make readme`"
+    assert support.script("readme").written(readme) == readme, (
+        "README's encodings are out of date: run `make readme`"
+    )
 
 
 PACKAGE = ROOT / "examples" / "posbench-log-bias"
 
 
 def test_the_example_package_is_what_the_contributors_guide_shows() -> None:
-    blocks = re.findall(r"^( *)```(?:python|yaml|toml)\n(.*?)^\1```$", text_of("CONTRIBUTING.md"), flags=re.S | re.M)
+    blocks = re.findall(
+        r"^( *)```(?:python|yaml|toml)\n(.*?)^\1```$",
+        text_of("CONTRIBUTING.md"),
+        flags=re.S | re.M,
+    )
     encoding, yaml, _, entry_point = (textwrap.dedent(block) for _, block in blocks)
     written = text_of(PACKAGE / "src/posbench_log_bias/log_bias.py")
-    assert written.split('"""')[2] == encoding.split('"""')[2]  # the source is named where it is a real one
-    assert text_of(PACKAGE / "src/posbench_log_bias/posbench_configs/encoding/log_bias.yaml") == yaml
-    assert entry_point.replace("your_package", "posbench_log_bias") in text_of(PACKAGE / "pyproject.toml")
+    # the source is named where it is a real one
+    assert written.split('"""')[2] == encoding.split('"""')[2]
+    assert (
+        text_of(
+            PACKAGE / "src/posbench_log_bias/posbench_configs/encoding/log_bias.yaml"
+        )
+        == yaml
+    )
+    assert entry_point.replace("your_package", "posbench_log_bias") in text_of(
+        PACKAGE / "pyproject.toml"
+    )

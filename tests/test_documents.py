@@ -1,4 +1,6 @@
-"""`data.document_mask`: an update on documents that share sequences is the update on each of them by itself."""
+"""`data.document_mask`: an update on documents that share sequences is the update on
+each of them by itself.
+"""
 
 import dataclasses
 
@@ -16,9 +18,13 @@ V, T, SEPARATOR = 50, 16, 7
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["rope", "learned", "canon", "temperature", "fox"])
-def test_an_update_is_that_of_each_document_alone(tiny_config: Config, name: str) -> None:
+def test_an_update_is_that_of_each_document_alone(
+    tiny_config: Config, name: str
+) -> None:
     training = dataclasses.replace(tiny_config.training, accumulation=2, clip=1e9)
-    config = dataclasses.replace(tiny_config, training=training, encoding=EncodingConfig(name))
+    config = dataclasses.replace(
+        tiny_config, training=training, encoding=EncodingConfig(name)
+    )
     text = np.random.default_rng(1).integers(8, V, 2_000)
     text[np.random.default_rng(2).integers(0, len(text), 200)] = SEPARATOR
     batch = TrainingBatches(text, T, 8, 0, SEPARATOR).batch(3)
@@ -27,13 +33,31 @@ def test_an_update_is_that_of_each_document_alone(tiny_config: Config, name: str
     for ids, labels in zip(batch.ids, batch.labels, strict=True):
         firsts = sorted({0, *(ids == SEPARATOR).nonzero()[:, 0].tolist()})
         for first, end in zip(firsts, [*firsts[1:], T], strict=True):
-            losses.append(alone(ids[None, first:end], labels[None, first:end]) * (end - first) / batch.labels.numel())
+            losses.append(
+                alone(ids[None, first:end], labels[None, first:end])
+                * (end - first)
+                / batch.labels.numel()
+            )
     torch.stack(losses).sum().backward()
 
     for size in (1, 2):  # processes, which share the rows and add their gradients
-        trainers = [Trainer(build(config, V), config, torch.device("cpu"), torch.float32) for _ in range(size)]
+        trainers = [
+            Trainer(build(config, V), config, torch.device("cpu"), torch.float32)
+            for _ in range(size)
+        ]
         shares = [batch.share(2, rank, size) for rank in range(size)]
-        of_each = [begin_update(*pair, 0, 0.0).read()[0] for pair in zip(trainers, shares, strict=True)]
-        assert len(losses) > len(batch.ids) and sum(of_each) == pytest.approx(float(sum(losses).detach()), rel=1e-5)
-        for wanted, *parts in zip(alone.parameters(), *(each.model.parameters() for each in trainers), strict=True):
-            torch.testing.assert_close(sum(part.grad for part in parts), wanted.grad, atol=2e-6, rtol=1e-4)
+        of_each = [
+            begin_update(*pair, 0, 0.0).read()[0]
+            for pair in zip(trainers, shares, strict=True)
+        ]
+        assert len(losses) > len(batch.ids) and sum(of_each) == pytest.approx(
+            float(sum(losses).detach()), rel=1e-5
+        )
+        for wanted, *parts in zip(
+            alone.parameters(),
+            *(each.model.parameters() for each in trainers),
+            strict=True,
+        ):
+            torch.testing.assert_close(
+                sum(part.grad for part in parts), wanted.grad, atol=2e-6, rtol=1e-4
+            )

@@ -37,13 +37,16 @@ from posbench.run.rows import EvaluationRow, evaluation_rows, every_row
 from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
-Trained = tuple[Config, pathlib.Path]  # of a finished run: its configuration and its folder
+# of a finished run: its configuration and its folder
+Trained = tuple[Config, pathlib.Path]
 V = 37
 L = 16
 
 
 class Planted:
-    """A subject that is no model: expects the token `distance` before the one to come, where it can see that far."""
+    """A subject that is no model: expects the token `distance` before the one to come,
+    where it can see that far.
+    """
 
     name = "planted"
     train_length = L
@@ -51,9 +54,12 @@ class Planted:
     def __init__(self, distance: int | None, max_length: int | None = None) -> None:
         self.distance, self.max_length = distance, max_length
         self.variant = Variant()
-        self.passes: list[tuple[int, Variant]] = []  # length and variant, of the changed copies too
+        # length and variant, of the changed copies too
+        self.passes: list[tuple[int, Variant]] = []
 
-    def logits(self, ids: np.ndarray, scored: np.ndarray, first: int) -> Iterator[Tensor]:
+    def logits(
+        self, ids: np.ndarray, scored: np.ndarray, first: int
+    ) -> Iterator[Tensor]:
         self.passes.append((ids.shape[1] - 1, self.variant))
         yield self.expects(torch.from_numpy(ids[:, :-1]))[torch.from_numpy(scored)]
 
@@ -62,7 +68,10 @@ class Planted:
 
     def varied(self, variant: Variant, length: int) -> Varied:
         if self.max_length is not None and length > self.max_length:
-            raise Undefined(f"length {length} is beyond the end of 'planted' (defined up to {self.max_length})")
+            raise Undefined(
+                f"length {length} is beyond the end of 'planted' (defined up to"
+                f" {self.max_length})"
+            )
         changed = copy.copy(self)
         changed.variant = variant
         return Varied(changed, {"sinks": variant.sinks} if variant.sinks else None)
@@ -71,13 +80,17 @@ class Planted:
         """Logits (B, T, V) of token ids (B, T)."""
         out = torch.zeros(*ids.shape, V)
         if self.distance is not None and ids.shape[1] >= self.distance:
-            seen = torch.nn.functional.one_hot(ids[:, : ids.shape[1] - self.distance + 1], V)
+            seen = torch.nn.functional.one_hot(
+                ids[:, : ids.shape[1] - self.distance + 1], V
+            )
             out[:, self.distance - 1 :] = 20.0 * seen
         return out
 
 
 def periodic(period: int, repeats: int = 80) -> TokenSplit:
-    ids = np.tile(np.random.default_rng(0).integers(0, V, period), repeats).astype(np.uint16)
+    ids = np.tile(np.random.default_rng(0).integers(0, V, period), repeats).astype(
+        np.uint16
+    )
     return TokenSplit(ids=ids, starts=np.array([0, len(ids)], dtype=np.int64))
 
 
@@ -88,95 +101,162 @@ def gpt(config: Config, encoding: str) -> TrainedGPT:
 
 
 def rows_of(
-    subject: Subject, split: TokenSplit, config: Config, known: Sequence[EvaluationRow] = ()
+    subject: Subject,
+    split: TokenSplit,
+    config: Config,
+    known: Sequence[EvaluationRow] = (),
 ) -> list[EvaluationRow]:
     cpu, sizes = torch.device("cpu"), np.arange(V) % 3 + 1
     asked = Evaluation(
-        subject=subject, split=split, token_bytes=sizes, settings=config.evaluation, checkpoint_step=7, dtype="fp32",
+        subject=subject,
+        split=split,
+        token_bytes=sizes,
+        settings=config.evaluation,
+        checkpoint_step=7,
+        dtype="fp32",
         device=cpu,
-    )  # fmt: skip
+    )
     return list(evaluate(asked, known))
 
 
 @pytest.fixture
 def config(tiny_config: Config) -> Config:
     settings = dataclasses.replace(
-        tiny_config.evaluation, ratios=(1, 2, 4, 8, 16), targets=8, blocks=32, windowed=True,
-        protocols=("fixed_target", "nonoverlap"), documents="auto",
-    )  # fmt: skip
+        tiny_config.evaluation,
+        ratios=(1, 2, 4, 8, 16),
+        targets=8,
+        blocks=32,
+        windowed=True,
+        protocols=("fixed_target", "nonoverlap"),
+        documents="auto",
+    )
     training = dataclasses.replace(tiny_config.training, train_length=L)
     return dataclasses.replace(tiny_config, evaluation=settings, training=training)
 
 
 def evaluation_with(config: Config, **fields: Any) -> Config:
-    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **fields))
+    return dataclasses.replace(
+        config, evaluation=dataclasses.replace(config.evaluation, **fields)
+    )
 
 
 def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
     rows = rows_of(Planted(None), periodic(48), config)
     assert len(rows) == 5 + 4 + 5
     for row in rows:
-        assert (row.status, row.ngram_nll) == ("ok", None)  # without a training text there is no n-gram model
-        assert row.perplexity == pytest.approx(V, rel=1e-6) and row.nll == pytest.approx(math.log(V), rel=1e-6)
-        assert row.bits_per_byte == pytest.approx(row.n_tokens * math.log2(V) / row.n_bytes, rel=1e-6)
+        # without a training text there is no n-gram model
+        assert (row.status, row.ngram_nll) == ("ok", None)
+        assert row.perplexity == pytest.approx(
+            V, rel=1e-6
+        ) and row.nll == pytest.approx(math.log(V), rel=1e-6)
+        assert row.bits_per_byte == pytest.approx(
+            row.n_tokens * math.log2(V) / row.n_bytes, rel=1e-6
+        )
         assert 1 < row.n_bytes / row.n_tokens < 3
-    assert rows_of(Planted(None), periodic(48), config, known=rows) == []  # what is known is not computed again
-    more = evaluation_with(config, ratios=(1, 3), longest=16, protocols=("fixed_target",))
+    # what is known is not computed again
+    assert rows_of(Planted(None), periodic(48), config, known=rows) == []
+    more = evaluation_with(
+        config, ratios=(1, 3), longest=16, protocols=("fixed_target",)
+    )
     added = rows_of(Planted(None), periodic(48), more, known=rows)
     assert [(row.length, row.window) for row in added] == [(3 * L, None), (3 * L, L)]
     assert {row.targets_sha256 for row in added} == {rows[0].targets_sha256}
-    changed = rows_of(Planted(None), periodic(48), evaluation_with(config, targets=4), known=rows)
-    assert {row.protocol for row in changed} == {"fixed_target"} and len(changed) == 9  # on other targets it is
+    changed = rows_of(
+        Planted(None), periodic(48), evaluation_with(config, targets=4), known=rows
+    )
+    # on other targets it is
+    assert {row.protocol for row in changed} == {"fixed_target"} and len(changed) == 9
 
 
-def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x_on(config: Config) -> None:
+def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x_on(
+    config: Config,
+) -> None:
     rows = rows_of(Planted(3 * L), periodic(3 * L), config)
-    nll = {row.length_ratio: row.nll for row in rows if row.protocol == "fixed_target" and not row.window}
-    assert nll[1] == pytest.approx(math.log(V), rel=1e-6) and nll[2] == pytest.approx(math.log(V), rel=1e-6)
+    nll = {
+        row.length_ratio: row.nll
+        for row in rows
+        if row.protocol == "fixed_target" and not row.window
+    }
+    assert nll[1] == pytest.approx(math.log(V), rel=1e-6) and nll[2] == pytest.approx(
+        math.log(V), rel=1e-6
+    )
     assert max(nll[4], nll[8], nll[16]) < 1e-3
 
 
 @pytest.mark.parametrize(
-    ("documents", "starts"), [("doc", [*range(0, 2700, 300), 2700]), ("concat", [0, 700, 720, 1500, 2700])]
+    ("documents", "starts"),
+    [("doc", [*range(0, 2700, 300), 2700]), ("concat", [0, 700, 720, 1500, 2700])],
 )
-def test_a_row_has_its_sums_by_document(config: Config, documents: Literal["doc", "concat"], starts: list[int]) -> None:
-    """A block belongs to the document of its first target; of fewer than eight documents the units are segments."""
+def test_a_row_has_its_sums_by_document(
+    config: Config, documents: Literal["doc", "concat"], starts: list[int]
+) -> None:
+    """A block belongs to the document of its first target; of fewer than eight
+    documents the units are segments.
+    """
     split = TokenSplit(periodic(3 * L).ids[:2700], np.array(starts, dtype=np.int64))
-    wanted = evaluation_with(config, protocols=("fixed_target",), documents=documents, targets=4)
-    windows = protocols.plan("fixed_target", split, [L], 4, 32, documents, longest=16 * L)[L]
-    expected = (np.searchsorted(starts, windows.starts + L - 3, side="right") - 1).tolist()
+    wanted = evaluation_with(
+        config, protocols=("fixed_target",), documents=documents, targets=4
+    )
+    windows = protocols.plan(
+        "fixed_target", split, [L], 4, 32, documents, longest=16 * L
+    )[L]
+    expected = (
+        np.searchsorted(starts, windows.starts + L - 3, side="right") - 1
+    ).tolist()
     for row in rows_of(Planted(3 * L), split, wanted):
         assert row.units is not None and row.documents == documents
-        assert row.units["document"] == sorted(row.units["document"]) and {*row.units["document"]} == {*expected}
+        assert row.units["document"] == sorted(row.units["document"]) and {
+            *row.units["document"]
+        } == {*expected}
         assert row.ci_over == ("documents" if len(set(expected)) >= 8 else "segments")
         if row.ci_over == "documents":
-            assert row.units["tokens"] == [4 * expected.count(document) for document in row.units["document"]]
+            assert row.units["tokens"] == [
+                4 * expected.count(document) for document in row.units["document"]
+            ]
         assert sum(row.units["tokens"]) == row.n_tokens == 4 * row.n_blocks
         assert sum(row.units["nll"]) / row.n_tokens == pytest.approx(row.nll, abs=1e-4)
         assert row.ci_low <= row.nll <= row.ci_high
-    stretches = TokenSplit(split.ids, np.arange(0, 2701, 270), np.repeat([0, 1], 5))  # held out of two documents
-    assert {len(row.units["tokens"]) for row in rows_of(Planted(3 * L), stretches, wanted)} <= {9, 10}
+    # held out of two documents
+    stretches = TokenSplit(split.ids, np.arange(0, 2701, 270), np.repeat([0, 1], 5))
+    assert {
+        len(row.units["tokens"]) for row in rows_of(Planted(3 * L), stretches, wanted)
+    } <= {9, 10}
 
 
 def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
     rows = rows_of(Planted(None, max_length=2 * L), periodic(48), config)
     beyond = [row for row in rows if row.length > 2 * L]
-    assert {(row.status, row.units, row.nll, row.bits_per_byte) for row in beyond} == {("undefined", None, None, None)}
+    assert {(row.status, row.units, row.nll, row.bits_per_byte) for row in beyond} == {
+        ("undefined", None, None, None)
+    }
     assert len(beyond) == 3 + 3 + 3 and all(str(2 * L) in row.reason for row in beyond)
     rows = rows_of(Planted(None), periodic(48, repeats=4), config)
     status = {row.length: row.status for row in rows if row.protocol == "fixed_target"}
-    assert status == {L: "ok", 2 * L: "ok", 4 * L: "ok", 8 * L: "ok", 16 * L: "too_short"}
+    assert status == {
+        L: "ok",
+        2 * L: "ok",
+        4 * L: "ok",
+        8 * L: "ok",
+        16 * L: "too_short",
+    }
 
 
-def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config: Config) -> None:
+def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
+    config: Config,
+) -> None:
     ids = np.arange(65)
     (probe,) = probes.of("shuffle:keep=20", [20, 64], 8, 32)
     assert probe.rewrite is not None
     changed = probe.rewrite(ids)
     assert (changed[44:] == ids[44:]).all() and (changed[:44] != ids[:44]).any()
     assert sorted(changed[:44]) == list(range(44))
-    (copied, control) = probes.of("repeat:size=3", [6, 64], 8, 32)  # in 6 tokens there is no room
-    assert copied.rewrite is not None and control.rewrite is None and copied.targets == control.targets == 3
+    # in 6 tokens there is no room
+    copied, control = probes.of("repeat:size=3", [6, 64], 8, 32)
+    assert (
+        copied.rewrite is not None
+        and control.rewrite is None
+        and copied.targets == control.targets == 3
+    )
     np.testing.assert_array_equal(copied.rewrite(ids), [*range(61, 65), *range(4, 65)])
     wanted = evaluation_with(config, tasks=("shuffle:keep=32",), windowed=False)
     rows = rows_of(Planted(3 * L), periodic(3 * L), wanted)
@@ -184,58 +264,114 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config
     shuffled = [row for row in rows if row.task == "shuffle:keep=32"]
     assert [row.length // L for row in shuffled] == [4, 8, 16]
     for row in shuffled:
-        assert row.targets_sha256 == plain[row.length].targets_sha256 and row.nll > plain[row.length].nll + 1
+        assert (
+            row.targets_sha256 == plain[row.length].targets_sha256
+            and row.nll > plain[row.length].nll + 1
+        )
 
 
-def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what_positions_do(config: Config) -> None:
-    config = evaluation_with(config, tasks=("offset",), protocols=("fixed_target",), windowed=False)
+def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what_positions_do(
+    config: Config,
+) -> None:
+    config = evaluation_with(
+        config, tasks=("offset",), protocols=("fixed_target",), windowed=False
+    )
     nll = {}
     for name in ("rope", "alibi", "none", "sinusoidal", "learned"):
-        rows = [row for row in rows_of(gpt(config, name), periodic(48), config) if row.task == "offset"]
-        assert [row.offset or 0 for row in rows] == [0, L, 3 * L, 7 * L, 15 * L] and {row.length for row in rows} == {L}
+        rows = [
+            row
+            for row in rows_of(gpt(config, name), periodic(48), config)
+            if row.task == "offset"
+        ]
+        assert [row.offset or 0 for row in rows] == [0, L, 3 * L, 7 * L, 15 * L] and {
+            row.length for row in rows
+        } == {L}
         assert len({row.targets_sha256 for row in rows} - {None}) == 1
         nll[name] = [row.nll for row in rows]
     for name in ("rope", "alibi", "none"):
         assert nll[name] == pytest.approx([nll[name][0]] * 5, abs=1e-5), name
-    far = evaluation_with(config, ratios=(2.0, 4.0))  # it reads training lengths all the same, also from 0 on
-    assert [row.offset for row in rows_of(gpt(config, "rope"), periodic(48), far) if row.nll] == [None] * 3 + [L, 3 * L]
-    assert max(nll["sinusoidal"]) - min(nll["sinusoidal"]) > 1e-4 and nll["learned"][1:] == [None] * 4
+    # it reads training lengths all the same, also from 0 on
+    far = evaluation_with(config, ratios=(2.0, 4.0))
+    assert [
+        row.offset for row in rows_of(gpt(config, "rope"), periodic(48), far) if row.nll
+    ] == [None] * 3 + [L, 3 * L]
+    assert (
+        max(nll["sinusoidal"]) - min(nll["sinusoidal"]) > 1e-4
+        and nll["learned"][1:] == [None] * 4
+    )
 
 
-def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_their_own(config: Config) -> None:
+def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_their_own(
+    config: Config,
+) -> None:
     subject, longer = Planted(None), [2 * L, 4 * L, 8 * L, 16 * L]
-    rows = rows_of(subject, periodic(48), evaluation_with(config, sinks=4, protocols=("fixed_target",)))
-    assert {(variant.window, variant.sinks) for _, variant in subject.passes} == {(None, 0), (L, 0), (L, 4)}
-    assert {length for length, variant in subject.passes if variant.window == L} == set(longer)
-    narrowed, sinks = ([row for row in rows if row.kind == kind] for kind in ("windowed", "sinks"))
+    rows = rows_of(
+        subject,
+        periodic(48),
+        evaluation_with(config, sinks=4, protocols=("fixed_target",)),
+    )
+    assert {(variant.window, variant.sinks) for _, variant in subject.passes} == {
+        (None, 0),
+        (L, 0),
+        (L, 4),
+    }
+    assert {length for length, variant in subject.passes if variant.window == L} == set(
+        longer
+    )
+    narrowed, sinks = (
+        [row for row in rows if row.kind == kind] for kind in ("windowed", "sinks")
+    )
     assert [row.length for row in narrowed] == [row.length for row in sinks] == longer
-    assert {(row.window, row.mean_context, str(row.extension_options)) for row in sinks} == {(L, L + 4, "{'sinks': 4}")}
+    assert {
+        (row.window, row.mean_context, str(row.extension_options)) for row in sinks
+    } == {(L, L + 4, "{'sinks': 4}")}
 
 
-def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_lengths(config: Config) -> None:
+def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_lengths(
+    config: Config,
+) -> None:
     rows = rows_of(Planted(None), periodic(48), config)
     longer, subject = evaluation_with(config, ratios=(1, 2, 4)), Planted(None)
     subject.train_length = 4 * L
     others = rows_of(subject, periodic(48), longer)
-    digests = {(row.protocol, row.targets_sha256) for row in (*rows, *others)}  # of plain and windowed rows
-    assert len(digests) == len({digest for _, digest in digests}) == 2  # one for each protocol
+    # of plain and windowed rows
+    digests = {(row.protocol, row.targets_sha256) for row in (*rows, *others)}
+    # one for each protocol
+    assert len(digests) == len({digest for _, digest in digests}) == 2
     assert {row.length for row in others} == {4 * L, 8 * L, 16 * L}
 
 
-def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(config: Config) -> None:
-    wanted = evaluation_with(config, extensions=("pi", "pi:factor=4"), protocols=("fixed_target",), windowed=False)
+def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(
+    config: Config,
+) -> None:
+    wanted = evaluation_with(
+        config,
+        extensions=("pi", "pi:factor=4"),
+        protocols=("fixed_target",),
+        windowed=False,
+    )
     rows = rows_of(gpt(config, "rope"), periodic(48), wanted)
     extended = [(row.extension, row.length // L) for row in rows if row.extension]
-    assert extended == [(name, ratio) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)]
-    assert {row.status for row in rows} == {"ok"} and all(row.extension_options for row in rows if row.extension)
-    read = [EvaluationRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows]
+    assert extended == [
+        (name, ratio) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)
+    ]
+    assert {row.status for row in rows} == {"ok"} and all(
+        row.extension_options for row in rows if row.extension
+    )
+    read = [
+        EvaluationRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows
+    ]
     assert rows_of(gpt(config, "rope"), periodic(48), wanted, known=read) == []
     rows = rows_of(gpt(config, "none"), periodic(48), wanted)
     assert {row.status for row in rows if row.extension} == {"undefined"}
 
 
 @pytest.fixture
-def trained(tiny_config: Config, tmp_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(
+    tiny_config: Config,
+    tmp_path: pathlib.Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Trained:
     base = tmp_path_factory.getbasetemp() / "evaluated"
     config = dataclasses.replace(
         tiny_config,
@@ -250,19 +386,32 @@ def trained(tiny_config: Config, tmp_path: pathlib.Path, tmp_path_factory: pytes
     return config, tmp_path / "run"
 
 
-def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(trained: Trained) -> None:
+def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
+    trained: Trained,
+) -> None:
     config, folder = trained
     first = evaluation_rows(folder)
-    asked = apply(config, ["protocol=fixed_target,nonoverlap", "probe=repeat,shuffle", "sinks=2", "extension=ntk"])
+    asked = apply(
+        config,
+        [
+            "protocol=fixed_target,nonoverlap",
+            "probe=repeat,shuffle",
+            "sinks=2",
+            "extension=ntk",
+        ],
+    )
     evaluate_run(folder, asked)
     rows = evaluation_rows(folder)
     assert rows[: len(first)] == first
     counts = collections.Counter((row.protocol, row.task) for row in rows)
     varied = 3 + 2 + 2 + 3  # plain, windowed, sinks, ntk
     assert counts == {
-        ("fixed_target", None): varied, ("nonoverlap", None): 3,
-        ("task", "repeat"): varied, ("task", "repeat_control"): varied, ("task", "shuffle"): 2 * 4,
-    }  # fmt: skip
+        ("fixed_target", None): varied,
+        ("nonoverlap", None): 3,
+        ("task", "repeat"): varied,
+        ("task", "repeat_control"): varied,
+        ("task", "shuffle"): 2 * 4,
+    }
     assert {row.status for row in rows} == {"ok"}
     before = (folder / "rows.jsonl").read_bytes()
     evaluate_run(folder, asked)
@@ -271,7 +420,10 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(t
 
 def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> None:
     config, folder = trained
-    before, text = (folder / "rows.jsonl").read_bytes(), pathlib.Path(str(config.data.path))
+    before, text = (
+        (folder / "rows.jsonl").read_bytes(),
+        pathlib.Path(str(config.data.path)),
+    )
     original = text.read_text(encoding="utf-8")
     try:
         text.write_text(original + " more", encoding="utf-8")
@@ -282,57 +434,93 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> N
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained: Trained) -> None:
+def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
+    trained: Trained,
+) -> None:
     config, folder = trained
     first, before = evaluation_rows(folder), headline_of(folder)
-    evaluate_run(folder, apply(config, ["length=16,128"]))  # 128 tokens need targets of their own, 16 has them too
+    # 128 tokens need targets of their own, 16 has them too
+    evaluate_run(folder, apply(config, ["length=16,128"]))
     evaluate_run(folder, apply(config, ["length=16,4096"]))
     rows, every = evaluation_rows(folder), every_row(folder)
-    assert rows[: len(first)] == first and {row.length for row in rows[len(first) :]} == {128, 4096}
+    assert rows[: len(first)] == first and {
+        row.length for row in rows[len(first) :]
+    } == {128, 4096}
     assert {row.length for row in every if row not in rows} == {16}
-    assert {row.status for row in every} == {"ok", "too_short"} and headline_of(folder) == before
+    assert {row.status for row in every} == {"ok", "too_short"} and headline_of(
+        folder
+    ) == before
     evaluate_run(folder, apply(config, ["length=16,32,64,128", "extension=pi"]))
     assert headline_of(folder)["rise_8x"] is not None
-    assert config_with_measured_lengths(folder).evaluation.ratios == (1, 2, 4, 8)  # later rows pair with it
+    # later rows pair with it
+    assert config_with_measured_lengths(folder).evaluation.ratios == (1, 2, 4, 8)
     curves = compare.curves(read([folder])).set_index(["variant", "length"])
     assert curves.loc[("pi", 128), "rise"] != 0  # an extension pairs with the curve
 
 
-def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(trained: Trained) -> None:
+def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(
+    trained: Trained,
+) -> None:
     config, folder = trained
     first = evaluation_rows(folder)
     evaluate_run(folder, apply(config, ["precision=bf16"]))
     half = evaluation_rows(folder)
-    assert {row.dtype for row in half} == {"bf16"} and [row.key for row in half] == [row.key for row in first]
-    assert 0 < max(abs(row.nll - other.nll) for row, other in zip(half, first, strict=True)) < 0.02
+    assert {row.dtype for row in half} == {"bf16"} and [row.key for row in half] == [
+        row.key for row in first
+    ]
+    assert (
+        0
+        < max(abs(row.nll - other.nll) for row, other in zip(half, first, strict=True))
+        < 0.02
+    )
     evaluate_run(folder, apply(config, []))
     assert evaluation_rows(folder) == half
 
 
-def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(trained: Trained) -> None:
+def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(
+    trained: Trained,
+) -> None:
     config, folder = trained
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
-    rows, tokens = evaluation_rows(folder), data.prepare(config.data, config.runtime.cache)
-    model = NGrams(tokens.train.ids, tokens.batches(config.training, config.seed).spans(config.training.steps), 257)
+    rows, tokens = (
+        evaluation_rows(folder),
+        data.prepare(config.data, config.runtime.cache),
+    )
+    model = NGrams(
+        tokens.train.ids,
+        tokens.batches(config.training, config.seed).spans(config.training.steps),
+        257,
+    )
     windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")
     at = targets_of(windows[16]).indices
-    means = model.nll(np.stack([tokens.test.ids[at - back] for back in (4, 3, 2, 1)], 1), tokens.test.ids[at]).mean(1)
+    means = model.nll(
+        np.stack([tokens.test.ids[at - back] for back in (4, 3, 2, 1)], 1),
+        tokens.test.ids[at],
+    ).mean(1)
     assert 0.5 < means[1:].min() < math.log(9)  # thirty words of random letters
     cached = CachedNGrams(model, tokens.test.ids, tokens.validation.ids)
     for row in rows:  # what a paired interval of the difference rests on
         assert row.units is not None and ("ngram" in row.units) == (row.task is None)
         if row.protocol == "fixed_target":
             assert row.targets_sha256 == targets_of(windows[16]).sha256(tokens.test)
-            assert (row.ngram_nll, row.ngram_order) == (pytest.approx(means[1:].min()), 2 + means[1:].argmin())
-            assert sum(row.units["ngram"]) == pytest.approx(row.ngram_nll * row.n_tokens, rel=1e-5)
+            assert (row.ngram_nll, row.ngram_order) == (
+                pytest.approx(means[1:].min()),
+                2 + means[1:].argmin(),
+            )
+            assert sum(row.units["ngram"]) == pytest.approx(
+                row.ngram_nll * row.n_tokens, rel=1e-5
+            )
         if "cached_ngram" in row.units:
             targets = targets_of(windows[row.length])
             nll = cached.nll(targets.indices, targets.context)
             assert sum(row.units["cached_ngram"]) == pytest.approx(nll.sum(), rel=1e-5)
-    assert sum("cached_ngram" in (row.units or {}) for row in rows) == 3  # as trained, at each length
+    # as trained, at each length
+    assert sum("cached_ngram" in (row.units or {}) for row in rows) == 3
 
 
-def test_an_evaluation_that_ends_early_keeps_its_rows(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_ends_early_keeps_its_rows(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, folder = trained
     first, log = evaluation_rows(folder), Run.log
 
@@ -343,13 +531,24 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(trained: Trained, monkeypa
 
     monkeypatch.setattr(Run, "log", logged)
     with pytest.raises(Stopped):
-        evaluate_run(folder, apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"]))
+        evaluate_run(
+            folder,
+            apply(
+                config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"]
+            ),
+        )
     assert [row.length for row in evaluation_rows(folder)[len(first) :]] == [96, 128]
-    assert load_record(folder)["status"] == "done"  # since that is what became of its training
+    # since that is what became of its training
+    assert load_record(folder)["status"] == "done"
 
 
-def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained: Trained) -> None:
+def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(
+    trained: Trained,
+) -> None:
     config, folder = trained
     shutil.rmtree(folder / "checkpoint" / "step-00000012")
-    with pytest.raises(UserError, match=r"is not finished, 10 of 12 updates are made: go on with 'test' first"):
+    with pytest.raises(
+        UserError,
+        match=r"is not finished, 10 of 12 updates are made: go on with 'test' first",
+    ):
         evaluate_run(folder, config)

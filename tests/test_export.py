@@ -1,4 +1,6 @@
-"""An exported run is the run by transformers alone: its logits and tokens; what cannot be so is refused."""
+"""An exported run is the run by transformers alone: its logits and tokens; what cannot
+be so is refused.
+"""
 
 import json
 import os
@@ -31,8 +33,15 @@ MIXED = {"name": "layered", "layers": [{"name": "rope", "window": 5}, {"name": "
 
 # An encoding with its options, and a block.
 EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    *[({"name": name}, block) for name in encodings._STOCK.split() for block in (GPT, LLAMA)],
-    ({"name": "rope", "layout": "half", "base": 500.0}, GPT | {"tie_embeddings": False}),
+    *[
+        ({"name": name}, block)
+        for name in encodings._STOCK.split()
+        for block in (GPT, LLAMA)
+    ],
+    (
+        {"name": "rope", "layout": "half", "base": 500.0},
+        GPT | {"tie_embeddings": False},
+    ),
     ({"name": "rope", "layout": "half"}, LLAMA | {"tie_embeddings": True, "d_ff": 48}),
     ({"name": "yarn", "ramp": "rotations", "beta": 2.0}, LLAMA),
     ({"name": "longrope", "original_length": 12}, LLAMA),
@@ -40,7 +49,9 @@ EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def configured(template: Config, encoding: dict[str, Any], block: dict[str, Any] | None = None) -> Config:
+def configured(
+    template: Config, encoding: dict[str, Any], block: dict[str, Any] | None = None
+) -> Config:
     """Return the configuration of a run with a training length of 24 tokens."""
     plain = to_container(template) | {"encoding": encoding}
     plain["model"] |= block or {}
@@ -48,39 +59,65 @@ def configured(template: Config, encoding: dict[str, Any], block: dict[str, Any]
     return validate(Config, plain)
 
 
-def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer = BYTES) -> Path:
-    """Write a run folder with random weights: initial weights would hide a missing norm or factor."""
+def written(
+    folder: Path, config: Config, tokenizer: tokenizers.Tokenizer = BYTES
+) -> Path:
+    """Write a run folder with random weights: initial weights would hide a missing norm
+    or factor.
+    """
     run = folder / config.id
     run.mkdir(parents=True)
     stream = torch.Generator().manual_seed(1)
     weights = {
         name: torch.randn(weight.shape, generator=stream) * 0.1 + (weight.dim() == 1)
-        for name, weight in build(config, tokenizer.vocab_size, tokenizer.texts).state_dict().items()
+        for name, weight in (
+            build(config, tokenizer.vocab_size, tokenizer.texts).state_dict().items()
+        )
     }
     checkpoint.save(run, config.training.steps, weights, {}, {})
     tokenizer.save(run / TOKENIZER)
     (run / "config.yaml").write_text(yaml.safe_dump(to_container(config)))
-    (run / "run.json").write_text(json.dumps({"schema": 1, "id": run.name, "tokenizer_sha256": tokenizer.sha256}))
+    (run / "run.json").write_text(
+        json.dumps({"schema": 1, "id": run.name, "tokenizer_sha256": tokenizer.sha256})
+    )
     return run
 
 
 @torch.inference_mode()
 def assert_is_the_run(folder: Path, run: Path) -> tuple[Any, Any]:
-    """Compare logits at all lengths and steps of a generated text, with and without a cache; return both models."""
+    """Compare logits at all lengths and steps of a generated text, with and without a
+    cache; return both models.
+    """
     differences = json.loads((folder / export.PARITY).read_text())["differences"]
     assert [each["length"] for each in differences][:3] == [1, 16, 24]
-    assert all(each["difference"] <= each["limit"] and each["largest_logit"] > 1 for each in differences)
-    assert all(each["limit"] <= max(1e-5, each["length"] / 2**24) * each["largest_logit"] for each in differences)
+    assert all(
+        each["difference"] <= each["limit"] and each["largest_logit"] > 1
+        for each in differences
+    )
+    assert all(
+        each["limit"] <= max(1e-5, each["length"] / 2**24) * each["largest_logit"]
+        for each in differences
+    )
     ours = model_of(run, load_config(run), BYTES)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
     start = min(20, (ours.encoding.max_length or 28) - 8)
     ids = torch.randint(256, (2, start), generator=torch.Generator().manual_seed(2))
-    asked = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False, "min_new_tokens": 8}
+    asked = {
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        "do_sample": False,
+        "min_new_tokens": 8,
+    }
     for cache in ({}, {"use_cache": False}):
         made = theirs.generate(ids, max_new_tokens=8, **asked, **cache)
         for step, logits in enumerate(made.logits):
             wanted = ours(made.sequences[:, : ids.shape[1] + step])[:, -1]
-            assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (cache, step)
+            assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (
+                cache,
+                step,
+            )
     return ours, theirs
 
 
@@ -92,7 +129,9 @@ def test_logits_are_those_of_the_run(
     run = written(tmp_path, configured(tiny_config, encoding, block))
     export.export(run, tmp_path / "out")
     _, theirs = assert_is_the_run(tmp_path / "out", run)
-    assert theirs.config.use_cache is (encoding["name"] not in ("longrope", "dynamic_ntk"))
+    assert theirs.config.use_cache is (
+        encoding["name"] not in ("longrope", "dynamic_ntk")
+    )
 
 
 @pytest.mark.sample(30)
@@ -102,22 +141,42 @@ def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_n
 ) -> None:
     """Tables that are not saved are computed again, as transformers leaves them unset."""
     encoding = MIXED if name == "layered" else {"name": name}
-    block = {"n_kv_heads": 1} if name in ("canon", "cca", "fox_pro") else None  # their parameters depend on it
+    # their parameters depend on it
+    block = {"n_kv_heads": 1} if name in ("canon", "cca", "fox_pro") else None
     run = written(tmp_path, configured(tiny_config, encoding, block))
     export.export(run, tmp_path / "out", code=True)
     ours, theirs = assert_is_the_run(tmp_path / "out", run)
-    assert {k: v.tolist() for k, v in ours.named_buffers()} == {k: v.tolist() for k, v in theirs.model.named_buffers()}
+    assert {k: v.tolist() for k, v in ours.named_buffers()} == {
+        k: v.tolist() for k, v in theirs.model.named_buffers()
+    }
     if not encodings.architectures(ours.encoding):
-        with pytest.raises(UserError, match=f"no stock architecture has '{name}': expected 'rope'.*code=true"):
+        with pytest.raises(
+            UserError,
+            match=f"no stock architecture has '{name}': expected 'rope'.*code=true",
+        ):
             export.stock(ours, configured(tiny_config, encoding))
 
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 # An encoding, a block, and a change of settings or tensors that makes another model.
-OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any], dict[str, Any]], object]]] = {
-    "a tensor left out": ("rope", LLAMA, lambda settings, tensors: tensors.pop("model.layers.1.mlp.up_proj.weight")),
-    "another epsilon": ("rope", LLAMA, lambda settings, tensors: settings.update(rms_norm_eps=1e-5)),
-    "the wrong layout": ("rope", LLAMA, lambda settings, tensors: tensors.update({Q: tensors[Q].flip(0)})),
+OTHERS: dict[
+    str, tuple[str, dict[str, Any], Callable[[dict[str, Any], dict[str, Any]], object]]
+] = {
+    "a tensor left out": (
+        "rope",
+        LLAMA,
+        lambda settings, tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"),
+    ),
+    "another epsilon": (
+        "rope",
+        LLAMA,
+        lambda settings, tensors: settings.update(rms_norm_eps=1e-5),
+    ),
+    "the wrong layout": (
+        "rope",
+        LLAMA,
+        lambda settings, tensors: tensors.update({Q: tensors[Q].flip(0)}),
+    ),
 }
 
 
@@ -136,7 +195,12 @@ def test_another_model_is_refused_and_leaves_nothing(
 
     monkeypatch.setattr(export, "stock", other)
     run = written(tmp_path, configured(tiny_config, {"name": name}, block))
-    with pytest.raises(UserError, match=r"(is not the trained one.*nothing is kept|do not match its configuration)"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"(is not the trained one.*nothing is kept|do not match its configuration)"
+        ),
+    ):
         export.export(run, tmp_path / "out")
     assert os.listdir(tmp_path) == [run.name]
 
@@ -160,27 +224,64 @@ def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) 
     support.write_text(tmp_path)
     text = (tmp_path / "text.txt").read_text()
     trained = tokenizers.train_bpe([text], 400)
-    texts = ["", " a  b\n\n\tc", "naïve 東京 🙂 e\u0301", "<|endoftext|>in a text<|endoftext|>", text[:500], "x" * 300]
+    texts = [
+        "",
+        " a  b\n\n\tc",
+        "naïve 東京 🙂 e\u0301",
+        "<|endoftext|>in a text<|endoftext|>",
+        text[:500],
+        "x" * 300,
+    ]
     for tokenizer in (trained, BYTES):
         folder = tmp_path / tokenizer.sha256[:8]
-        export.export(written(folder, configured(tiny_config, {"name": "rope"}), tokenizer), folder / "out")
-        theirs = transformers.AutoTokenizer.from_pretrained(folder / "out", local_files_only=True)
-        assert [theirs(text)["input_ids"] for text in texts] == [ids.tolist() for ids in tokenizer.encode(texts)]
+        export.export(
+            written(folder, configured(tiny_config, {"name": "rope"}), tokenizer),
+            folder / "out",
+        )
+        theirs = transformers.AutoTokenizer.from_pretrained(
+            folder / "out", local_files_only=True
+        )
+        assert [theirs(text)["input_ids"] for text in texts] == [
+            ids.tolist() for ids in tokenizer.encode(texts)
+        ]
         assert theirs.decode(theirs(text[:500])["input_ids"]) == text[:500]
-        assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (tokenizer.separator,) * 2 + (24,)
+        assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (
+            tokenizer.separator,
+        ) * 2 + (24,)
 
 
 @pytest.mark.slow
-def test_the_curve_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_is_that_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    asked = ["data.path=text.txt", "targets=8", "blocks=8", "extension=yarn", "windowed=false", "ratio=1,2,8"]
-    tiny = [word for word in support.TINY if not word.startswith(("evaluation.", "training.train_length"))]
-    tiny += ["training.train_length=32", "training.precision=fp32", "training.tokens=4096", "runtime.cache=cache"]
+    asked = [
+        "data.path=text.txt",
+        "targets=8",
+        "blocks=8",
+        "extension=yarn",
+        "windowed=false",
+        "ratio=1,2,8",
+    ]
+    tiny = [
+        word
+        for word in support.TINY
+        if not word.startswith(("evaluation.", "training.train_length"))
+    ]
+    tiny += [
+        "training.train_length=32",
+        "training.precision=fp32",
+        "training.tokens=4096",
+        "runtime.cache=cache",
+    ]
     assert support.posbench("train", "encoding=rope", *tiny, *asked) == 0
     (run,) = Path("outputs/demo").glob("rope-*")
     assert support.posbench("export", str(run), "out") == 0
     assert support.posbench("evaluate", "out", *asked, "precision=fp32") == 0
     (again,) = Path("outputs/models").glob("out-*")
-    theirs, ours = ({(row.curve_name, row.length): row.nll for row in evaluation_rows(at)} for at in (again, run))
+    theirs, ours = (
+        {(row.curve_name, row.length): row.nll for row in evaluation_rows(at)}
+        for at in (again, run)
+    )
     assert len(ours) == 9 and theirs == pytest.approx(ours, abs=1e-6)

@@ -19,8 +19,14 @@ def test_loss_and_gradients_are_torchs_of_the_whole_logits(
     width, vocabulary = 24, 50
     monkeypatch.setattr(module, "HEAD_AT_ONCE", at_once)
     monkeypatch.setattr(module, "AT_ONCE", 3 * vocabulary)
-    draw, exact = torch.Generator().manual_seed(0), torch.promote_types(dtype, torch.float32)
-    given = [torch.randn(size, generator=draw, dtype=exact) for size in ((40, width), (vocabulary, width))]
+    draw, exact = (
+        torch.Generator().manual_seed(0),
+        torch.promote_types(dtype, torch.float32),
+    )
+    given = [
+        torch.randn(size, generator=draw, dtype=exact)
+        for size in ((40, width), (vocabulary, width))
+    ]
     labels = torch.randint(vocabulary, (40,), generator=draw)
 
     def results(loss_of: Any) -> list[Tensor]:
@@ -30,21 +36,34 @@ def test_loss_and_gradients_are_torchs_of_the_whole_logits(
         return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
 
     ours = results(lambda hidden, weight: linear_cross_entropy(hidden, weight, labels))
-    theirs = results(lambda hidden, weight: F.cross_entropy(F.linear(hidden, weight).to(exact), labels))
+    theirs = results(
+        lambda hidden, weight: F.cross_entropy(
+            F.linear(hidden, weight).to(exact), labels
+        )
+    )
     close = 1e-12 if dtype == torch.float64 else 2e-2
     for actual, expected in zip(ours, theirs, strict=True):
         assert actual.dtype == expected.dtype and actual.shape == expected.shape
         assert float((actual - expected).norm()) < close * float(expected.norm())
 
 
-def test_extreme_logits_give_no_nan_those_that_are_none_do_and_labels_that_are_no_token_are_refused() -> None:
+def test_extreme_logits_give_no_nan_those_that_are_none_do_and_labels_that_are_no_token_are_refused() -> (
+    None
+):
     low = -1e4
-    logits, labels = torch.tensor([[-low, low, 0.0], [low, low, low]]), torch.tensor([1, 2])
+    logits, labels = (
+        torch.tensor([[-low, low, 0.0], [low, low, low]]),
+        torch.tensor([1, 2]),
+    )
     identity = torch.eye(3)
-    assert float(linear_cross_entropy(logits, identity, labels)) == pytest.approx((-2 * low + 1.0986) / 2, rel=1e-6)
+    assert float(linear_cross_entropy(logits, identity, labels)) == pytest.approx(
+        (-2 * low + 1.0986) / 2, rel=1e-6
+    )
     for wrong in (float("nan"), float("inf")):
         logits[1, 0] = wrong
         assert linear_cross_entropy(logits, identity, labels).isnan()
     for label in (-100, 20):
         with pytest.raises((IndexError, RuntimeError)):
-            linear_cross_entropy(torch.randn(3, 3), identity, torch.tensor([0, label, 1]))
+            linear_cross_entropy(
+                torch.randn(3, 3), identity, torch.tensor([0, label, 1])
+            )

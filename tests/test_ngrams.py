@@ -1,4 +1,6 @@
-"""The readers that the learning gate compares with: against the counts of the paper in dictionaries, token by token."""
+"""The readers that the learning gate compares with: against the counts of the paper in
+dictionaries, token by token.
+"""
 
 import collections
 import itertools
@@ -14,17 +16,26 @@ V = 6
 
 def text(n: int = 400, vocab_size: int = V) -> np.ndarray:
     """Return a text in which some tokens are frequent and some never occur."""
-    return np.minimum(np.random.default_rng(0).geometric(0.4, n), vocab_size - 2).astype(np.uint16)
+    return np.minimum(
+        np.random.default_rng(0).geometric(0.4, n), vocab_size - 2
+    ).astype(np.uint16)
 
 
-def witten_bell(spans: list[list[int]], before: list[int], token: int, vocab_size: int) -> float:
-    """Return p by method C of Witten and Bell (1991): at every level, the escape T / (N + T) goes to the one below."""
+def witten_bell(
+    spans: list[list[int]], before: list[int], token: int, vocab_size: int
+) -> float:
+    """Return p by method C of Witten and Bell (1991): at every level, the escape T / (N
+    + T) goes to the one below.
+    """
     often = collections.Counter(token for span in spans for token in span)
     escape = len(often) / (often.total() + len(often))
     p = (1 - escape) * often[token] / often.total() + escape / vocab_size
     for n in range(1, len(before) + 1):
         after = collections.Counter(
-            span[at] for span in spans for at in range(n, len(span)) if span[at - n : at] == before[-n:]
+            span[at]
+            for span in spans
+            for at in range(n, len(span))
+            if span[at - n : at] == before[-n:]
         )
         if after:
             escape = len(after) / (after.total() + len(after))
@@ -37,10 +48,14 @@ def asked(ids: np.ndarray, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
     at = rng.integers(4, len(ids), n)
     seen = np.stack([ids[at - back] for back in (4, 3, 2, 1)], 1)
-    return np.concatenate([seen, rng.integers(0, V, (n, 4))]), np.concatenate([ids[at], rng.integers(0, V, n)])
+    return np.concatenate([seen, rng.integers(0, V, (n, 4))]), np.concatenate(
+        [ids[at], rng.integers(0, V, n)]
+    )
 
 
-@pytest.mark.parametrize("spans", [[(0, 400)], [(3, 90), (100, 103), (200, 400)]], ids=["all", "parts"])
+@pytest.mark.parametrize(
+    "spans", [[(0, 400)], [(3, 90), (100, 103), (200, 400)]], ids=["all", "parts"]
+)
 def test_probabilities_are_those_of_the_paper(spans: list[tuple[int, int]]) -> None:
     ids = text()
     before, tokens = asked(ids)
@@ -49,15 +64,22 @@ def test_probabilities_are_those_of_the_paper(spans: list[tuple[int, int]]) -> N
     assert losses.shape == (len(ORDERS), len(tokens))
     for order, nll in zip(ORDERS, losses, strict=True):
         rows = [row[5 - order :] for row in before.tolist()]
-        expected = [-math.log(witten_bell(parts, b, w, V)) for b, w in zip(rows, tokens.tolist(), strict=True)]
+        expected = [
+            -math.log(witten_bell(parts, b, w, V))
+            for b, w in zip(rows, tokens.tolist(), strict=True)
+        ]
         np.testing.assert_allclose(nll, expected, rtol=0, atol=1e-12)
 
 
 def cache_shares(ids: list[int], place: int, context: int) -> list[float]:
-    """Return the shares of a token in its context, and there after the token before it, counted token by token."""
+    """Return the shares of a token in its context, and there after the token before it,
+    counted token by token.
+    """
     window, token = ids[place - context : place], ids[place]
     alone = window.count(token) / context
-    followers = [after for before, after in itertools.pairwise(window) if before == window[-1]]
+    followers = [
+        after for before, after in itertools.pairwise(window) if before == window[-1]
+    ]
     return [alone, followers.count(token) / len(followers) if followers else alone]
 
 
@@ -67,24 +89,52 @@ def likelihood(weights: np.ndarray, parts: np.ndarray) -> float:
 
 def test_the_cached_model_is_the_mixture_most_likely_on_validation_text() -> None:
     rng = np.random.default_rng(3)
-    ids = np.concatenate([np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]).astype(np.uint16)  # repeats itself
+    # repeats itself
+    ids = np.concatenate([np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]).astype(
+        np.uint16
+    )
     scored, validation = ids[:400], ids[400:]
     model = NGrams(text(), np.array([(0, 400)]), V)
-    places, context = rng.choice(np.arange(20, 400), 80, replace=False), rng.integers(1, 20, 80)
+    places, context = (
+        rng.choice(np.arange(20, 400), 80, replace=False),
+        rng.integers(1, 20, 80),
+    )
     order, of_ngrams = model.best(scored, places)
 
     length = int(context.mean())
-    rows = [[0.0, *cache_shares(validation.tolist(), at, min(at, length))] for at in range(1, len(validation))]
-    before = np.stack([validation[np.maximum(np.arange(1, len(rows) + 1) - back, 0)] for back in (4, 3, 2, 1)], 1)
+    rows = [
+        [0.0, *cache_shares(validation.tolist(), at, min(at, length))]
+        for at in range(1, len(validation))
+    ]
+    before = np.stack(
+        [
+            validation[np.maximum(np.arange(1, len(rows) + 1) - back, 0)]
+            for back in (4, 3, 2, 1)
+        ],
+        1,
+    )
     parts = np.array(rows).T
     parts[0] = np.exp(-model.nll(before, validation[1:])[order - 1])
-    grid = [np.array([1 - a - b, a, b]) for a in np.arange(0, 0.99, 0.01) for b in np.arange(0, 0.99 - a, 0.01)]
+    grid = [
+        np.array([1 - a - b, a, b])
+        for a in np.arange(0, 0.99, 0.01)
+        for b in np.arange(0, 0.99 - a, 0.01)
+    ]
 
     nll = CachedNGrams(model, scored, validation).nll(places, context)
-    shares = np.array([cache_shares(scored.tolist(), *pair) for pair in zip(places.tolist(), context, strict=True)])
+    shares = np.array(
+        [
+            cache_shares(scored.tolist(), *pair)
+            for pair in zip(places.tolist(), context, strict=True)
+        ]
+    )
     mixed = np.stack([np.exp(-of_ngrams), *shares.T])
     weights = np.linalg.lstsq(mixed.T, np.exp(-nll))[0]
-    np.testing.assert_allclose(weights @ mixed, np.exp(-nll), rtol=0, atol=1e-12)  # it is a mixture of these three
+    # it is a mixture of these three
+    np.testing.assert_allclose(weights @ mixed, np.exp(-nll), rtol=0, atol=1e-12)
     assert weights.sum() == pytest.approx(1) and weights.min() > -1e-9
     most_likely = max(likelihood(each, parts) for each in grid)
-    assert most_likely - 1e-5 < likelihood(weights, parts) < most_likely + 1e-3 and nll.mean() < of_ngrams.mean()
+    assert (
+        most_likely - 1e-5 < likelihood(weights, parts) < most_likely + 1e-3
+        and nll.mean() < of_ngrams.mean()
+    )

@@ -1,4 +1,6 @@
-"""Runs from Python: what is read is what the files say, and nothing but the run is left behind."""
+"""Runs from Python: what is read is what the files say, and nothing but the run is left
+behind.
+"""
 
 import concurrent.futures
 import hashlib
@@ -34,17 +36,32 @@ from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows
 
 ROOT = Path(__file__).parent.parent
-TINY = [*support.TINY, "data.path=text.txt", "training.tokens=512", "runtime.cache=cache", "runtime.log_every_steps=2"]
+TINY = [
+    *support.TINY,
+    "data.path=text.txt",
+    "training.tokens=512",
+    "runtime.cache=cache",
+    "runtime.log_every_steps=2",
+]
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, template = tmp_path_factory.mktemp("outputs") / "fake", fake_study.demo_config()
+    folder, template = (
+        tmp_path_factory.mktemp("outputs") / "fake",
+        fake_study.demo_config(),
+    )
     schemes = {name: fake_study.SCHEMES[name] for name in ("rope", "alibi", "learned")}
     fake_study.write_study(folder, template, schemes, 2)
     other = fake_study.configured(template, "rope", 0, base=64)
     fake_study.write_run(folder, other, fake_study.SCHEMES["rope"], tokens=38_912)
-    fake_study.write_run(folder, fake_study.configured(template, "t5", 0), None, "failed", reason="diverged")
+    fake_study.write_run(
+        folder,
+        fake_study.configured(template, "t5", 0),
+        None,
+        "failed",
+        reason="diverged",
+    )
     return folder
 
 
@@ -52,22 +69,33 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that `posbench.train` made in a thread other than the main one."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch, concurrent.futures.ThreadPoolExecutor() as thread:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        concurrent.futures.ThreadPoolExecutor() as thread,
+    ):
         patch.chdir(folder)
         support.write_text()
         run = thread.submit(posbench.train, ["encoding=alibi", *TINY]).result()
     return folder / run.folder
 
 
-def test_a_curve_is_the_rows_of_the_file_the_headline_first_and_what_is_undefined_is_nan(study: Path) -> None:
+def test_a_curve_is_the_rows_of_the_file_the_headline_first_and_what_is_undefined_is_nan(
+    study: Path,
+) -> None:
     run = posbench.load(next(study.glob("alibi-s0-*")))
     frame, rows = run.curve(), evaluation_rows(run.folder)
     assert frame.curve.tolist() == ["fixed_target"] * 5 + ["windowed"] * 4
     assert frame.length.tolist()[:5] == [64, 128, 256, 512, 1024]
-    assert frame.nll.tolist() == [row.nll for row in sorted(rows, key=lambda r: (r.window or 0, r.length))]
+    assert frame.nll.tolist() == [
+        row.nll for row in sorted(rows, key=lambda r: (r.window or 0, r.length))
+    ]
     frame = posbench.load(next(study.glob("learned-s0-*"))).curve()
     beyond = frame[(frame.length > 64) & (frame.curve == "fixed_target")]
-    assert len(beyond) == 4 and beyond.nll.isna().all() and set(beyond.status) == {"undefined"}
+    assert (
+        len(beyond) == 4
+        and beyond.nll.isna().all()
+        and set(beyond.status) == {"undefined"}
+    )
 
 
 def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
@@ -75,22 +103,48 @@ def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
     assert len(table) == 8
     row = table[table.label == "rope base=64"].iloc[0]
     values = headline(read([Path(row.folder)]))
-    expected = {name: np.nan if value is None else value for name, value in values.items() if name != "learned"}
-    pd.testing.assert_series_equal(row[list(expected)].astype(float), pd.Series(expected), check_names=False)
+    expected = {
+        name: np.nan if value is None else value
+        for name, value in values.items()
+        if name != "learned"
+    }
+    pd.testing.assert_series_equal(
+        row[list(expected)].astype(float), pd.Series(expected), check_names=False
+    )
     assert row.tokens == 38_912  # what it was trained on
     (failed,) = table[table.encoding == "t5"].itertuples()
-    assert failed.status == "diverged" and pd.isna(failed.tokens) and table.nll_1x.isna().sum() == 1
+    assert (
+        failed.status == "diverged"
+        and pd.isna(failed.tokens)
+        and table.nll_1x.isna().sum() == 1
+    )
 
 
-def test_metrics_have_a_row_per_step_and_units_add_up_to_the_curve(trained: Path) -> None:
+def test_metrics_have_a_row_per_step_and_units_add_up_to_the_curve(
+    trained: Path,
+) -> None:
     run = posbench.load(trained)
-    sums = run.units().groupby(["protocol", "length", "window"], dropna=False)[["nll", "tokens"]].sum()
+    sums = (
+        run.units()
+        .groupby(["protocol", "length", "window"], dropna=False)[["nll", "tokens"]]
+        .sum()
+    )
     expected = run.curve().set_index(["protocol", "length", "window"]).nll
-    np.testing.assert_allclose(sorted((sums.nll / sums.tokens).astype(float)), sorted(expected), rtol=1e-5)
+    np.testing.assert_allclose(
+        sorted((sums.nll / sums.tokens).astype(float)), sorted(expected), rtol=1e-5
+    )
     with open(trained / "rows.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": 8, "tokens": 512, "val/loss": 4.5, "odd": "text"}) + "\n")
+        file.write(
+            json.dumps({"step": 8, "tokens": 512, "val/loss": 4.5, "odd": "text"})
+            + "\n"
+        )
     frame = posbench.load(trained).metrics()
-    assert frame.step.tolist() == [2, 4, 6, 8] and frame.tokens.tolist() == [128, 256, 384, 512]
+    assert frame.step.tolist() == [2, 4, 6, 8] and frame.tokens.tolist() == [
+        128,
+        256,
+        384,
+        512,
+    ]
     last = frame.iloc[-1]
     assert last["val/loss"] == 4.5 and last["train/loss"] > 0 and frame.odd.isna().all()
 
@@ -98,19 +152,30 @@ def test_metrics_have_a_row_per_step_and_units_add_up_to_the_curve(trained: Path
 def test_the_model_is_the_newest_checkpoint_in_eval_mode(trained: Path) -> None:
     run = posbench.load(trained)
     model, weights = run.model(), checkpoint.trained(trained).weights()
-    assert not model.training and all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert not model.training and all(
+        torch.equal(value, weights[name]) for name, value in model.state_dict().items()
+    )
     ids = run.ids("word1 follows")
-    assert ids[0, 0] == run.tokenizer.separator and run.tokenizer.decode(ids[0, 1:].tolist()) == "word1 follows"
+    assert (
+        ids[0, 0] == run.tokenizer.separator
+        and run.tokenizer.decode(ids[0, 1:].tolist()) == "word1 follows"
+    )
     assert model(ids).shape == (1, ids.shape[1], run.tokenizer.vocab_size)
 
 
-def test_what_is_no_run_or_of_another_one_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_what_is_no_run_or_of_another_one_is_refused(
+    trained: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="nowhere does not exist: expected run folders"):
         posbench.load(tmp_path / "inner/nowhere")
     shutil.copytree(trained, tmp_path / "run")
     record = tmp_path / "run/run.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"tokenizer_sha256": "0" * 64}))
-    with pytest.raises(UserError, match="is not the tokenizer that the run was trained with"):
+    record.write_text(
+        json.dumps(json.loads(record.read_text()) | {"tokenizer_sha256": "0" * 64})
+    )
+    with pytest.raises(
+        UserError, match="is not the tokenizer that the run was trained with"
+    ):
         posbench.load(tmp_path / "run").model()
 
 
@@ -118,10 +183,14 @@ def _state() -> dict[str, Any]:
     """Return the state that a call could leave behind in its process."""
     log = logging.getLogger("posbench")
     return {
-        "log": (list(log.handlers), log.level), "environment": dict(os.environ), "threads": torch.get_num_threads(),
-        "signals": signal.getsignal(signal.SIGINT), "hydra": GlobalHydra.instance().hydra, "folder": os.getcwd(),
+        "log": (list(log.handlers), log.level),
+        "environment": dict(os.environ),
+        "threads": torch.get_num_threads(),
+        "signals": signal.getsignal(signal.SIGINT),
+        "hydra": GlobalHydra.instance().hydra,
+        "folder": os.getcwd(),
         "filters": list(warnings.filters),
-    }  # fmt: skip
+    }
 
 
 def test_training_returns_the_run_and_leaves_nothing_else_behind(
@@ -136,11 +205,16 @@ def test_training_returns_the_run_and_leaves_nothing_else_behind(
     torch.manual_seed(5)
     run = posbench.train(["encoding=rope", *TINY])
     assert torch.equal(torch.rand(1), drawn)  # the caller's random numbers are its own
-    assert run.status == "done" and run.folder == next(Path("outputs/demo").glob("rope-s0-*"))
+    assert run.status == "done" and run.folder == next(
+        Path("outputs/demo").glob("rope-s0-*")
+    )
     more = posbench.evaluate(run, ["ratio=1,2,4"])
     assert _state() == before
     torch.set_num_threads(1)
-    assert set(more.curve().length) == {16, 32, 64} and set(run.curve().length) == {16, 32}
+    assert set(more.curve().length) == {16, 32, 64} and set(run.curve().length) == {
+        16,
+        32,
+    }
     assert capsys.readouterr().out == ""  # what it has to say is in what it returns
 
 
@@ -152,10 +226,14 @@ class Slope(posbench.Encoding):
         self.slope = slope
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        return -self.slope * distance.float().expand(self.shape.n_heads, *distance.shape)
+        return -self.slope * distance.float().expand(
+            self.shape.n_heads, *distance.shape
+        )
 
 
-def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_typed_into_a_notebook_trains_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(posbench.encodings, "_registered", {})
     support.write_text()
@@ -164,7 +242,9 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(tmp_path: Path, mon
     assert posbench.register(Slope) is Slope and "slope" in posbench.encodings.names()
     run = posbench.train(TINY, encoding={"name": Slope, "slope": 0.25})
     assert run.config.encoding.options == {"slope": 0.25}
-    assert run.record["installed_encodings"] == {"slope": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
+    assert run.record["installed_encodings"] == {
+        "slope": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    }
     again = type("Slope", (Slope,), {})  # the cell was changed and run again
     assert posbench.encodings.load(posbench.register(again).name) is again
     with pytest.raises(UserError, match="another encoding has that name"):
@@ -180,28 +260,61 @@ class Leak(Slope):
         return v + self.share * v.roll(-1, -2)
 
 
-def test_a_class_that_sees_later_tokens_gets_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_sees_later_tokens_gets_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(posbench.encodings, "_registered", {})
     support.write_text()
-    for share, n_checkpoints in ((0.5, 0), (0.0, 1)):  # seen before the training, and learned in it
-        with pytest.raises(UserError, match="encoding 'leak' is no causal model: later tokens change its earlier"):
-            posbench.train(TINY, encoding={"name": Leak, "share": share}, study=f"leak{n_checkpoints}")
+    # seen before the training, and learned in it
+    for share, n_checkpoints in ((0.5, 0), (0.0, 1)):
+        with pytest.raises(
+            UserError,
+            match="encoding 'leak' is no causal model: later tokens change its earlier",
+        ):
+            posbench.train(
+                TINY,
+                encoding={"name": Leak, "share": share},
+                study=f"leak{n_checkpoints}",
+            )
         (folder,) = Path(f"outputs/leak{n_checkpoints}").glob("leak-*")
-        assert len(list(folder.glob("checkpoint/step-*"))) == n_checkpoints and not evaluation_rows(folder)
+        assert len(
+            list(folder.glob("checkpoint/step-*"))
+        ) == n_checkpoints and not evaluation_rows(folder)
 
 
 def test_keywords_and_dictionaries_are_the_words_of_the_command_line() -> None:
     settings = {"training": {"tokens": 512, "betas": [0.9, 0.95]}, "start": None}
     encoding = {"encoding": {"name": "rope", "base": 100}}
-    expected = ["encoding=rope", "encoding.base=100", "training.tokens=512", "training.betas=[0.9,0.95]", "start=null"]
+    expected = [
+        "encoding=rope",
+        "encoding.base=100",
+        "training.tokens=512",
+        "training.betas=[0.9,0.95]",
+        "start=null",
+    ]
     assert api._words(encoding, settings) == expected
     assert api._words(["seed=1"], encoding | settings) == ["seed=1", *expected]
-    axes = {"encoding": ["rope", "alibi"], "seed": range(2), "evaluation": {"windowed": False}}
-    assert api._words([], axes, several=True) == ["encoding=rope,alibi", "seed=0,1", "evaluation.windowed=false"]
-    entries = [{"name": "fox"}, {"name": "rope", "base": 5.5}, {"name": "bipe", "separators": [".", "\n", "1", ","]}]
+    axes = {
+        "encoding": ["rope", "alibi"],
+        "seed": range(2),
+        "evaluation": {"windowed": False},
+    }
+    assert api._words([], axes, several=True) == [
+        "encoding=rope,alibi",
+        "seed=0,1",
+        "evaluation.windowed=false",
+    ]
+    entries = [
+        {"name": "fox"},
+        {"name": "rope", "base": 5.5},
+        {"name": "bipe", "separators": [".", "\n", "1", ","]},
+    ]
     assert yaml.safe_load(api._typed_value(entries)) == entries
-    with pytest.raises(UserError, match=r"overrides are a list, a string each: \['encoding=rope', 'seed=1'\]"):
+    with pytest.raises(
+        UserError,
+        match=r"overrides are a list, a string each: \['encoding=rope', 'seed=1'\]",
+    ):
         posbench.train("encoding=rope seed=1")
 
 
@@ -221,27 +334,60 @@ posbench.report("outputs/demo", out="again", reference="none")
 def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
     support.write_text(tmp_path)
     (tmp_path / "script.py").write_text(SWEEP.replace("{TINY!r}", repr(TINY)))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+    }
     command = [sys.executable, "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert all(f"{name},done" in done.stdout for name in ("none", "rope", "mine"))
-    assert len(list((tmp_path / "outputs/demo").glob("[!.]*-s0-*"))) == 3 and (tmp_path / "again/index.html").is_file()
+    assert (
+        len(list((tmp_path / "outputs/demo").glob("[!.]*-s0-*"))) == 3
+        and (tmp_path / "again/index.html").is_file()
+    )
 
 
 @pytest.mark.slow
-def test_the_example_runs_from_training_to_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    for name, value in {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(tmp_path / "i")}.items():
+def test_the_example_runs_from_training_to_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbclient, nbformat = (
+        pytest.importorskip("nbclient"),
+        pytest.importorskip("nbformat"),
+    )
+    for name, value in {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "IPYTHONDIR": str(tmp_path / "i"),
+    }.items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(ROOT / "examples" / "compare.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # none are committed
-    assert "training.tokens=400000" in notebook.cells[1].source  # seconds of a reader's time, here less of it
-    notebook.cells[1].source = notebook.cells[1].source.replace("training.tokens=400000", "training.tokens=40960")
+    # seconds of a reader's time, here less of it
+    assert "training.tokens=400000" in notebook.cells[1].source
+    notebook.cells[1].source = notebook.cells[1].source.replace(
+        "training.tokens=400000", "training.tokens=40960"
+    )
     where = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources=where).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=200, kernel_name="python3", resources=where
+    ).execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    log = "".join(output.text for output in cells[0].outputs if output.output_type == "stream")
+    log = "".join(
+        output.text for output in cells[0].outputs if output.output_type == "stream"
+    )
     assert log.count("step 40/40") == log.count("<run ") == 2
     assert "learned" in "".join(cells[2].outputs[0].data["text/plain"])
-    assert [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
+    assert [
+        output
+        for cell in cells
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]

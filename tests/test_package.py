@@ -1,4 +1,6 @@
-"""What a user installs: the wheel carries the configurations and works far from the checkout."""
+"""What a user installs: the wheel carries the configurations and works far from the
+checkout.
+"""
 
 import os
 import pathlib
@@ -28,22 +30,50 @@ sys.exit(f"from the checkout: {checkout}" if checkout else 0)
 
 
 @pytest.mark.slow
-def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(tmp_path: pathlib.Path) -> None:
-    """The wheel is unpacked, and commands run in an empty folder with this environment's other packages."""
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The wheel is unpacked, and commands run in an empty folder with this
+    environment's other packages.
+    """
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(ROOT),
+    ]
     subprocess.run(build, check=True, capture_output=True)
     wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
     names, site, empty = set(wheel.namelist()), tmp_path / "site", tmp_path / "empty"
     for folder, inside in (("configs", "posbench/_configs"), ("posbench", "posbench")):
-        files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-        assert {f"{inside}/{path.relative_to(ROOT / folder).as_posix()}" for path in files} <= names
+        files = [
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
+        assert {
+            f"{inside}/{path.relative_to(ROOT / folder).as_posix()}" for path in files
+        } <= names
     assert not [name for name in names if name.startswith("tests/")]
     wheel.extractall(site)
     empty.mkdir()
-    (empty / "text.txt").write_text("some words to learn from, again and again. " * 400, encoding="utf-8")
+    (empty / "text.txt").write_text(
+        "some words to learn from, again and again. " * 400, encoding="utf-8"
+    )
     path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-c", f"ROOT = {str(ROOT / 'posbench')!r}\n{COMMANDS}"]
-    done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=200)
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        f"ROOT = {str(ROOT / 'posbench')!r}\n{COMMANDS}",
+    ]
+    done = subprocess.run(
+        command, cwd=empty, env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
     assert (empty / "outputs/demo/report/index.html").stat().st_size > 10_000

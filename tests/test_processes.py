@@ -1,4 +1,6 @@
-"""Several processes that train one run: they give what one gives, and what ends one of them ends all."""
+"""Several processes that train one run: they give what one gives, and what ends one of
+them ends all.
+"""
 
 import dataclasses
 import functools
@@ -41,18 +43,28 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def config(tiny_config: Config, tmp_path: Path) -> Config:
     write_words(tmp_path)
-    runtime = {"cache": str(tmp_path / "cache"), "validate_every_steps": 6, "checkpoint_every_steps": 5}
+    runtime = {
+        "cache": str(tmp_path / "cache"),
+        "validate_every_steps": 6,
+        "checkpoint_every_steps": 5,
+    }
     config = changed(tiny_config, "data", path=str(tmp_path / "text.txt"))
-    return changed(changed(config, "evaluation", batch_tokens=128), "runtime", **runtime)
+    return changed(
+        changed(config, "evaluation", batch_tokens=128), "runtime", **runtime
+    )
 
 
 def changed(config: Config, section: str, **values: Any) -> Config:
-    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
+    return dataclasses.replace(
+        config, **{section: dataclasses.replace(getattr(config, section), **values)}
+    )
 
 
 def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
     """Do the same work in this process and in forks of it."""
-    gc.collect()  # a fork would wait for the threads of a process group that an earlier test's traceback still holds
+    # a fork would wait for the threads of a process group that an earlier test's
+    # traceback still holds
+    gc.collect()
     store = f"file://{folder}.store-{time.monotonic_ns()}"
 
     def process(rank: int) -> None:
@@ -60,7 +72,12 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
             work(world)
 
     fork, codes = multiprocessing.get_context("fork"), []
-    others = [fork.Process(target=lambda r: sys.exit(exits.run(lambda: process(r))), args=(r,)) for r in range(1, size)]
+    others = [
+        fork.Process(
+            target=lambda r: sys.exit(exits.run(lambda: process(r))), args=(r,)
+        )
+        for r in range(1, size)
+    ]
     for other in others:
         other.start()
     try:
@@ -78,16 +95,31 @@ def trained(config: Config, folder: Path, size: int) -> None:
 
 
 def rows(folder: Path, *names: str) -> list[list[float]]:
-    return [[row[name] for name in names] for row in training_rows(folder) if names[0] in row]
+    return [
+        [row[name] for name in names]
+        for row in training_rows(folder)
+        if names[0] in row
+    ]
 
 
 def assert_alike(folder: Path, other: Path) -> None:
-    """Compare losses and norms up to rounding, and the rows of evaluations of the same windows."""
-    # AdamW begins with the signs of gradients: what rounds to another sign shows in later norms, not in losses.
-    for name, relative in (("train/loss", 1e-6), ("val/loss", 1e-6), ("train/grad_norm", 1e-5)):
-        assert rows(other, name) == [pytest.approx(row, rel=relative, abs=1e-6) for row in rows(folder, name)]
+    """Compare losses and norms up to rounding, and the rows of evaluations of the same
+    windows.
+    """
+    # AdamW begins with the signs of gradients: what rounds to another sign shows in
+    # later norms, not in losses.
+    for name, relative in (
+        ("train/loss", 1e-6),
+        ("val/loss", 1e-6),
+        ("train/grad_norm", 1e-5),
+    ):
+        assert rows(other, name) == [
+            pytest.approx(row, rel=relative, abs=1e-6) for row in rows(folder, name)
+        ]
     assert len(rows(folder, "train/loss")) == STEPS
-    for row, expected in zip(evaluation_rows(other), evaluation_rows(folder), strict=True):
+    for row, expected in zip(
+        evaluation_rows(other), evaluation_rows(folder), strict=True
+    ):
         assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.status == "ok"
         for name in ("targets_sha256", "n_tokens", "accuracy", "exact_match"):
             assert getattr(row, name) == getattr(expected, name)
@@ -95,25 +127,40 @@ def assert_alike(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "accumulation", "encoding"), [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.slow)]
+    ("size", "accumulation", "encoding"),
+    [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.slow)],
 )
 def test_several_processes_give_what_one_gives(
     config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
 ) -> None:
     lengths = () if encoding == "task" else ((0.0, 8), (0.5, 16))
-    updates = {"accumulation": accumulation, "tokens": 16 * 8 * STEPS * accumulation, "lengths": lengths}
+    updates = {
+        "accumulation": accumulation,
+        "tokens": 16 * 8 * STEPS * accumulation,
+        "lengths": lengths,
+    }
     config = changed(config, "training", **updates)
     if encoding == "task":
-        encoding, task = "rope", {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
-        data = dataclasses.replace(config.data, name="problems", source="task", path=None, task=task)
-        asked = dataclasses.replace(config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9)
+        encoding, task = (
+            "rope",
+            {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4},
+        )
+        data = dataclasses.replace(
+            config.data, name="problems", source="task", path=None, task=task
+        )
+        asked = dataclasses.replace(
+            config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9
+        )
         config = dataclasses.replace(config, data=data, evaluation=asked)
     config = dataclasses.replace(config, encoding=EncodingConfig(encoding))
     train(config, tmp_path / "one", [])
     trained(config, tmp_path / "several", size)
     assert_alike(tmp_path / "one", tmp_path / "several")
     record = load_record(tmp_path / "several")
-    assert (record["status"], record["attempt"]["processes"]) == ("done", size) and record["cpu_seconds"] > 0
+    assert (record["status"], record["attempt"]["processes"]) == (
+        "done",
+        size,
+    ) and record["cpu_seconds"] > 0
 
 
 def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
@@ -121,7 +168,9 @@ def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
     plain = posbench.training.train.begin_update
 
     def update(trainer: Trainer, batch: Any, number: int, rate: float) -> Any:
-        assert len(batch.ids) * trainer.world.size == trainer.training.batch_size, "it reads the rows that it computes"
+        assert len(batch.ids) * trainer.world.size == trainer.training.batch_size, (
+            "it reads the rows that it computes"
+        )
         if (number, trainer.world.rank) == (step, rank):
             os.kill(os.getpid(), signal.SIGTERM)
         return plain(trainer, batch, number, rate)
@@ -132,28 +181,46 @@ def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "rank", "ahead"), [(3, 1, 0), (2, 1, 1)])
 def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_the_bit(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, rank: int, ahead: int
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    rank: int,
+    ahead: int,
 ) -> None:
     config = changed(config, "training", batch_size=6, tokens=16 * 6 * STEPS)
     config = changed(config, "runtime", log_every_steps=4)
-    monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": ahead})  # as on GPUs, an update is read one later
+    # as on GPUs, an update is read one later
+    monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": ahead})
     trained(config, tmp_path / "whole", size)
-    with monkeypatch.context() as patch, pytest.raises(Stopped, match="SIGTERM after step 8; saved") as stopped:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Stopped, match="SIGTERM after step 8; saved") as stopped,
+    ):
         signal_at(7 - ahead, patch, rank)
         trained(config, tmp_path / "run", size)
     record = load_record(tmp_path / "run")
-    assert (stopped.value.exit_code, record["status"], record["reason"]) == (143, "stopped", "signal")
+    assert (stopped.value.exit_code, record["status"], record["reason"]) == (
+        143,
+        "stopped",
+        "signal",
+    )
     trained(config, tmp_path / "run", size)
     resumed, whole = (checkpoint.trained(tmp_path / name) for name in ("run", "whole"))
     assert resumed.step == whole.step == STEPS
     torch.testing.assert_close(resumed.weights(), whole.weights(), rtol=0, atol=0)
 
 
-OOM, KILL = "raise posbench.errors.RunFailed('no room', reason='oom')", "os.kill(os.getpid(), signal.SIGKILL)"
+OOM, KILL = (
+    "raise posbench.errors.RunFailed('no room', reason='oom')",
+    "os.kill(os.getpid(), signal.SIGKILL)",
+)
 
 
 def act(event: str, *_: Any) -> None:
-    """Stand in for training: the second rank executes `event`, and the first waits for a message, or sleeps."""
+    """Stand in for training: the second rank executes `event`, and the first waits for
+    a message, or sleeps.
+    """
     waits = "world.from_first()" if event == KILL else "time.sleep(200)"
     exec(event if _[-1].rank == 1 else waits, {**globals(), "world": _[-1]})
 
@@ -161,24 +228,54 @@ def act(event: str, *_: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "text", "code"),
-    [(KILL, "rank 1 of 2 was killed by SIGKILL", 137), (OOM, "rank 1 of 2 failed: no room", 1)],
+    [
+        (KILL, "rank 1 of 2 was killed by SIGKILL", 137),
+        (OOM, "rank 1 of 2 failed: no room", 1),
+    ],
 )
 def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exit_code(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, event: str, text: str, code: int
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+    event: str,
+    text: str,
+    code: int,
 ) -> None:
     monkeypatch.setattr(launch.training, "train", functools.partial(act, event))
-    monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)  # a busy machine ends processes slowly
-    plan, began = Plan(changed(config, "runtime", processes=2), tmp_path / "run", ()), time.monotonic()
+    # a busy machine ends processes slowly
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
+    plan, began = (
+        Plan(changed(config, "runtime", processes=2), tmp_path / "run", ()),
+        time.monotonic(),
+    )
     assert exits.run(lambda: launch.run(plan)) == code
-    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert errors == [f"error: {text}"] and not multiprocessing.active_children() and time.monotonic() - began < 150
+    errors = [
+        line
+        for line in capfd.readouterr().err.splitlines()
+        if line.startswith("error: ")
+    ]
+    assert (
+        errors == [f"error: {text}"]
+        and not multiprocessing.active_children()
+        and time.monotonic() - began < 150
+    )
     record = load_record(tmp_path / "run")
     assert (record["status"], record["message"]) == ("failed", text)
 
 
-def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_and_srun_give_a_process_its_place(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert place(4) is None
-    slurm = {"PROCID": "3", "STEP_NUM_TASKS": "4", "LOCALID": "1", "STEP_NUM_NODES": "1", "JOB_ID": "7", "STEP_ID": "0"}
+    slurm = {
+        "PROCID": "3",
+        "STEP_NUM_TASKS": "4",
+        "LOCALID": "1",
+        "STEP_NUM_NODES": "1",
+        "JOB_ID": "7",
+        "STEP_ID": "0",
+    }
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert place(1) is None  # each task is a run of its own
@@ -192,10 +289,24 @@ def test_torchrun_and_srun_give_a_process_its_place(config: Config, monkeypatch:
 
 def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     current: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda given: current.append(given) or _get_device_index(given))
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_device",
+        lambda given: current.append(given) or _get_device_index(given),
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    for world, name in ((World(), "cuda"), (World(), "cuda:1"), (World(5, 8, 1), "cuda")):
+    for world, name in (
+        (World(), "cuda"),
+        (World(), "cuda:1"),
+        (World(5, 8, 1), "cuda"),
+    ):
         world.device(torch.device(name))
-    assert current == [torch.device("cuda:1")] * 2 and World(0, 2).device(torch.device("cpu")).type == "cpu"
-    with pytest.raises(UserError, match="device is mps: 2 processes run on cpu, or on cuda with a GPU each"):
+    assert (
+        current == [torch.device("cuda:1")] * 2
+        and World(0, 2).device(torch.device("cpu")).type == "cpu"
+    )
+    with pytest.raises(
+        UserError,
+        match="device is mps: 2 processes run on cpu, or on cuda with a GPU each",
+    ):
         World(0, 2).device(torch.device("mps"))

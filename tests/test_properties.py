@@ -1,4 +1,6 @@
-"""The tutorials' properties: what the numbers say, and the numbers where a page works them out."""
+"""The tutorials' properties: what the numbers say, and the numbers where a page works
+them out.
+"""
 
 import json
 import math
@@ -11,7 +13,15 @@ import support
 from posbench import encodings
 from posbench.show import properties
 
-COLUMNS = ("order", "unique", "relative_code", "relative_logit", "continuous", "invariant", "purpose")
+COLUMNS = (
+    "order",
+    "unique",
+    "relative_code",
+    "relative_logit",
+    "continuous",
+    "invariant",
+    "purpose",
+)
 #           order      unique code   logit  cont.  invar. purpose
 EXPECTED = {
     "none": "no        no     n/a    yes    n/a    yes    neither",
@@ -31,13 +41,24 @@ PAIRS = math.comb(47, 2)  # swaps of two tokens before the last of 48
 # Numbers that a page works out.
 FIGURES: dict[str, dict[str, float]] = {
     "none": {"order": 0, "unique": 0},
-    "index": {"unique": 1, "continuous": 1 / 256, "spread": math.sqrt(159 * 319 / 6 / 32)},  # in one of 32 channels
+    # in one of 32 channels
+    "index": {
+        "unique": 1,
+        "continuous": 1 / 256,
+        "spread": math.sqrt(159 * 319 / 6 / 32),
+    },
     "minmax": {"unique": 1 / 95},
     "binary": {"unique": 1, "continuous": 1},
-    "sinusoidal": {"unique": 1.172, "spread": 0.5**0.5},  # the slow cosines stay near 1, so that the mean is not 0
-    "shaw": {"order": 1 - math.comb(48 - 16, 2) / PAIRS},  # the 32 tokens at distance 16 or more look alike
+    # the slow cosines stay near 1, so that the mean is not 0
+    "sinusoidal": {"unique": 1.172, "spread": 0.5**0.5},
+    # the 32 tokens at distance 16 or more look alike
+    "shaw": {"order": 1 - math.comb(48 - 16, 2) / PAIRS},
     # Distances in a bucket.
-    "t5": {"order": 1 - sum(math.comb(size, 2) for size in (3, 2, 3, 3, 4, 4, 5, 6, 2)) / PAIRS},
+    "t5": {
+        "order": (
+            1 - sum(math.comb(size, 2) for size in (3, 2, 3, 3, 4, 4, 5, 6, 2)) / PAIRS
+        )
+    },
     "alibi": {"unique": 2 * 2**-8},  # of four contents, one head of slope 2^-8
 }
 
@@ -46,23 +67,34 @@ FIGURES: dict[str, dict[str, float]] = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_words_and_figures_are_the_expected_ones(name: str) -> None:
     (row,) = properties.measure([name]).to_dict("records")
-    assert [properties.in_words(row, column) for column in COLUMNS] == EXPECTED[name].split()
+    assert [properties.in_words(row, column) for column in COLUMNS] == EXPECTED[
+        name
+    ].split()
     for key, expected in FIGURES.get(name, {}).items():
         assert row[key] == pytest.approx(expected, rel=2e-3, abs=1e-6), key
 
 
-def test_files_with_classes_of_one_name_are_measured_each_by_its_own(tmp_path: Path, monkeypatch: Any) -> None:
+def test_files_with_classes_of_one_name_are_measured_each_by_its_own(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(encodings, "_registered", {})
     words = []
     for base in ("MinMax", "Binary"):
         (tmp_path / f"{base}.py").write_text(
-            f"from posbench.encodings.absolute import {base}\nclass Mine({base}): 'Mine.'\n"
+            f"from posbench.encodings.absolute import {base}\nclass Mine({base}):"
+            " 'Mine.'\n"
         )
         words.append(f"{tmp_path / base}.py:Mine")
-    assert properties.measure(words)["unique"].tolist() == pytest.approx([1 / 95, 1.0], rel=2e-3)
+    assert properties.measure(words)["unique"].tolist() == pytest.approx(
+        [1 / 95, 1.0], rel=2e-3
+    )
 
 
-def test_the_command_prints_words_and_as_json_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert support.posbench("properties", "sine") == 0 and "yes" in capsys.readouterr().out
+def test_the_command_prints_words_and_as_json_the_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        support.posbench("properties", "sine") == 0 and "yes" in capsys.readouterr().out
+    )
     assert support.posbench("properties", "sine", "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["order"] == 1.0

@@ -1,4 +1,6 @@
-"""Files of every kind that are read as text, right and wrong: their documents, or the one line."""
+"""Files of every kind that are read as text, right and wrong: their documents, or the
+one line.
+"""
 
 import bz2
 import contextlib
@@ -19,13 +21,27 @@ from posbench.data import text
 from posbench.errors import UserError
 
 DOCS = [f"document {i} with some words\nand a second line {'x' * i}" for i in range(24)]
-ODD = ["007", "1.0", "True", "2024-01-01", "NA", "null", "None", "nan", 'two,\n"lines"\r\n', "naïve 🙂", "a\x00b"]
+ODD = [
+    "007",
+    "1.0",
+    "True",
+    "2024-01-01",
+    "NA",
+    "null",
+    "None",
+    "nan",
+    'two,\n"lines"\r\n',
+    "naïve 🙂",
+    "a\x00b",
+]
 TEXT = "A text of one file. " * 400
 MARK = b"\xef\xbb\xbf"
 
 
 def lines(rows: Iterable[Any]) -> bytes:
-    return "".join(json.dumps({"n": i, "text": row}) + "\n" for i, row in enumerate(rows)).encode()
+    return "".join(
+        json.dumps({"n": i, "text": row}) + "\n" for i, row in enumerate(rows)
+    ).encode()
 
 
 def table(rows: Iterable[str], separator: str = ",") -> bytes:
@@ -36,7 +52,9 @@ def table(rows: Iterable[str], separator: str = ",") -> bytes:
 
 def parquet(rows: list[Any], column: str = "text") -> bytes:
     file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"n": list(range(len(rows))), column: rows}), file)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"n": list(range(len(rows))), column: rows}), file
+    )
     return file.getvalue()
 
 
@@ -58,23 +76,39 @@ ROWS = DOCS + ODD
 # File, content, and the documents.
 READ: list[tuple[str, bytes, list[str]]] = [
     *((f"a{end}", TEXT.encode(), [TEXT]) for end in (".txt", ".md", ".py", ".TXT")),
-    ("a.txt.gz", gzip.compress(TEXT.encode()), [TEXT]), ("a.md.bz2", bz2.compress(TEXT.encode()), [TEXT]),
-    ("a.py.zst", zst(TEXT.encode()), [TEXT]), ("a[1].jsonl", lines(ROWS), ROWS), ("a.jsonl.zst", zst(lines(ODD)), ODD),
-    ("a.json", json.dumps([{"text": doc} for doc in ROWS]).encode(), ROWS), ("a.csv", table(ROWS), ROWS),
-    ("a.tsv", table(ROWS, "\t"), ROWS), ("a.csv.gz", gzip.compress(table(ROWS)), ROWS),
-    ("a.parquet", parquet(ROWS), ROWS), ("a.arrow", arrow(ROWS), ROWS),
-    ("a.json", lines(DOCS), DOCS), ("a.json", b'{"text": "alone"}', ["alone"]),  # lines, too
-    ("a.txt", MARK + TEXT.encode(), [TEXT]), ("a.jsonl", MARK + lines(DOCS), DOCS),
-    ("a.json", MARK + b'[{"text": "a"}]', ["a"]), ("a.csv", MARK + b"text\na\nb\n", ["a", "b"]),
+    ("a.txt.gz", gzip.compress(TEXT.encode()), [TEXT]),
+    ("a.md.bz2", bz2.compress(TEXT.encode()), [TEXT]),
+    ("a.py.zst", zst(TEXT.encode()), [TEXT]),
+    ("a[1].jsonl", lines(ROWS), ROWS),
+    ("a.jsonl.zst", zst(lines(ODD)), ODD),
+    ("a.json", json.dumps([{"text": doc} for doc in ROWS]).encode(), ROWS),
+    ("a.csv", table(ROWS), ROWS),
+    ("a.tsv", table(ROWS, "\t"), ROWS),
+    ("a.csv.gz", gzip.compress(table(ROWS)), ROWS),
+    ("a.parquet", parquet(ROWS), ROWS),
+    ("a.arrow", arrow(ROWS), ROWS),
+    # lines, too
+    ("a.json", lines(DOCS), DOCS),
+    ("a.json", b'{"text": "alone"}', ["alone"]),
+    ("a.txt", MARK + TEXT.encode(), [TEXT]),
+    ("a.jsonl", MARK + lines(DOCS), DOCS),
+    ("a.json", MARK + b'[{"text": "a"}]', ["a"]),
+    ("a.csv", MARK + b"text\na\nb\n", ["a", "b"]),
     ("a.txt", b"one\r\ntwo\rthree", ["one\r\ntwo\rthree"]),
     ("a.csv", b'text,n\r\n"hello\r\nworld",1\r\n', ["hello\r\nworld"]),
     ("a.csv", b"text,n\none\x00two,1\n", ["one\x00two"]),
     ("a.jsonl", '{"text": "a\u2028b\u0085c"}\n'.encode(), ["a\u2028b\u0085c"]),
-    ("a.jsonl", lines(DOCS) + b'{"text": ""}\n{"text": " \\n"}\n{"text": null}\n\n', DOCS),  # blank ones are left out
-    ("a.csv", table([*DOCS, "", " "]) + b"\n", DOCS), ("a.parquet", parquet([*DOCS, None, " "]), DOCS),
+    # blank ones are left out
+    (
+        "a.jsonl",
+        lines(DOCS) + b'{"text": ""}\n{"text": " \\n"}\n{"text": null}\n\n',
+        DOCS,
+    ),
+    ("a.csv", table([*DOCS, "", " "]) + b"\n", DOCS),
+    ("a.parquet", parquet([*DOCS, None, " "]), DOCS),
     ("a.csv", b"text\n" + b"x" * 300_000, ["x" * 300_000]),
     ("a.tsv", b'text\nsay "no"\n"say ""yes"""\n', ['say "no"', 'say "yes"']),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(READ)))
@@ -92,17 +126,41 @@ def documents_of(path: Path) -> dict[str, list[str]]:
 # File | content | the error, in one line.
 WRONG: list[tuple[str, bytes, str]] = [
     ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
-    ("a.txt", TEXT.encode("utf-16-le"), "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"),
+    (
+        "a.txt",
+        TEXT.encode("utf-16-le"),
+        "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it",
+    ),
     ("a.csv", "text\nnaïve\n".encode("utf-16-be"), "this looks like UTF-16"),
-    ("a.csv.gz", gzip.compress(b"text\n" + b"a\n" * 9**5 + b"\xe2\x82", mtime=0), r"not UTF-8 text"),
-    ("a.jsonl", lines(DOCS) + b'{"text": 5}\n', "row 25: column 'text' holds int: expected text"),
+    (
+        "a.csv.gz",
+        gzip.compress(b"text\n" + b"a\n" * 9**5 + b"\xe2\x82", mtime=0),
+        r"not UTF-8 text",
+    ),
+    (
+        "a.jsonl",
+        lines(DOCS) + b'{"text": 5}\n',
+        "row 25: column 'text' holds int: expected text",
+    ),
     ("a.jsonl", lines(DOCS) + b'{"n": 5}\n', "row 25: no column 'text', only n"),
-    ("a.jsonl", b'{"texts": "a", "id": 1}\n', "row 1: no column 'text', only texts, id: did you mean 'texts'"),
+    (
+        "a.jsonl",
+        b'{"texts": "a", "id": 1}\n',
+        "row 1: no column 'text', only texts, id: did you mean 'texts'",
+    ),
     ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
-    ("a.csv", b"text\nbye\nHello, world\n", "row 2: there are not as many cells as columns: quote"),
+    (
+        "a.csv",
+        b"text\nbye\nHello, world\n",
+        "row 2: there are not as many cells as columns: quote",
+    ),
     ("a.parquet", parquet([["a"], ["b"]]), "column 'text' holds list: expected text"),
     ("a.parquet", parquet(DOCS, "body"), "no column 'text', only n, body"),
-    ("a.txt.gz", gzip.compress(TEXT.encode())[:60], "a.txt.gz': Truncated compressed stream"),
+    (
+        "a.txt.gz",
+        gzip.compress(TEXT.encode())[:60],
+        "a.txt.gz': Truncated compressed stream",
+    ),
 ]
 
 
@@ -116,42 +174,96 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, number: int) -> None:
     assert "\n" not in str(caught.value)
 
 
-FILES: dict[str, tuple[dict[str, str], str, Any]] = {  # files, path, documents by split or the error
+# files, path, documents by split or the error
+FILES: dict[str, tuple[dict[str, str], str, Any]] = {
     "a glob": ({"a.txt": "a", "b.txt": "b", "c.md": "c"}, "*.txt", {"": ["a", "b"]}),
-    "folders in folders": ({"b/2/x [1].txt": "b", "a/y.txt": "a", ".git/d.txt": "d"}, ".", {"": ["a", "b"]}),
-    "two kinds": ({"a.txt": "a", "b.jsonl": '{"text": "b"}', "c.txt": "c", "d.txt": ""}, ".", {"": ["a", "b", "c"]}),
-    "reports beside": ({"a.csv": "text\na\n", "README.md": "how", "settings.json": "{}"}, ".", {"": ["a"]}),
-    "code": ({"train.txt": "c", "test.txt": "b", "read.txt": "a", "go.txt": "d"}, ".", {"": ["a", "b", "c", "d"]}),
+    "folders in folders": (
+        {"b/2/x [1].txt": "b", "a/y.txt": "a", ".git/d.txt": "d"},
+        ".",
+        {"": ["a", "b"]},
+    ),
+    "two kinds": (
+        {"a.txt": "a", "b.jsonl": '{"text": "b"}', "c.txt": "c", "d.txt": ""},
+        ".",
+        {"": ["a", "b", "c"]},
+    ),
+    "reports beside": (
+        {"a.csv": "text\na\n", "README.md": "how", "settings.json": "{}"},
+        ".",
+        {"": ["a"]},
+    ),
+    "code": (
+        {"train.txt": "c", "test.txt": "b", "read.txt": "a", "go.txt": "d"},
+        ".",
+        {"": ["a", "b", "c", "d"]},
+    ),
     "no training": ({"valid.txt": "a", "test.txt": "b"}, ".", {"": ["a", "b"]}),
-    "a stray": ({"train.txt": "a", "valid.txt": "b", "c.txt": "c"}, ".", "c.txt' names no split, but others do"),
-    "a slip": ({"dracula.txt": "a"}, "dracula.text", "no file matches '.*dracula.text': did you mean 'dracula.txt'"),
-}  # fmt: skip
+    "a stray": (
+        {"train.txt": "a", "valid.txt": "b", "c.txt": "c"},
+        ".",
+        "c.txt' names no split, but others do",
+    ),
+    "a slip": (
+        {"dracula.txt": "a"},
+        "dracula.text",
+        "no file matches '.*dracula.text': did you mean 'dracula.txt'",
+    ),
+}
 SPLITS = {"train": ["x"], "validation": ["y"], "test": ["z"]}
 for names in (
-    "train.txt valid.txt test.txt", "wiki.train.raw.txt wiki.valid.raw.txt wiki.test.raw.txt",
+    "train.txt valid.txt test.txt",
+    "wiki.train.raw.txt wiki.valid.raw.txt wiki.test.raw.txt",
     "c4-train.00000-of-00002.txt c4-val.00000-of-00002.txt c4-eval.00000-of-00002.txt",
-    "x/my-training/a.txt x/my-dev/a.txt x/Testing/a.txt", "train/test_1.txt valid/train_1.txt test/dev.txt",
-):  # fmt: skip
-    FILES[f"splits {names}"] = (dict(zip(names.split(), "xyz", strict=True)), ".", SPLITS)
-FILES["a glob over splits"] = ({"train/a.txt": "x", "valid/a.txt": "y", "test/a.txt": "z"}, "*/a.txt", SPLITS)
+    "x/my-training/a.txt x/my-dev/a.txt x/Testing/a.txt",
+    "train/test_1.txt valid/train_1.txt test/dev.txt",
+):
+    FILES[f"splits {names}"] = (
+        dict(zip(names.split(), "xyz", strict=True)),
+        ".",
+        SPLITS,
+    )
+FILES["a glob over splits"] = (
+    {"train/a.txt": "x", "valid/a.txt": "y", "test/a.txt": "z"},
+    "*/a.txt",
+    SPLITS,
+)
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_folders_and_globs_have_their_files_in_their_splits(tmp_path: Path, case: str) -> None:
+def test_folders_and_globs_have_their_files_in_their_splits(
+    tmp_path: Path, case: str
+) -> None:
     files, path, expected = FILES[case]
     write(tmp_path / "data", files)
-    with pytest.raises(UserError, match=expected) if isinstance(expected, str) else contextlib.nullcontext():
-        assert {split: sorted(texts) for split, texts in documents_of(tmp_path / "data" / path).items()} == expected
+    with (
+        pytest.raises(UserError, match=expected)
+        if isinstance(expected, str)
+        else contextlib.nullcontext()
+    ):
+        assert {
+            split: sorted(texts)
+            for split, texts in documents_of(tmp_path / "data" / path).items()
+        } == expected
 
 
-ARTICLES = ["\n = First = \n\n Some words . \n\n = = Section = = \n\n More = words = \n\n",
-            "\n = Second = \n\n Other words . \n = 3 = \n\n"]  # fmt: skip
+ARTICLES = [
+    "\n = First = \n\n Some words . \n\n = = Section = = \n\n More = words = \n\n",
+    "\n = Second = \n\n Other words . \n = 3 = \n\n",
+]
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_wikitext_by_line_or_whole_and_with_crlf_is_joined_to_articles(whole: bool, ends: str) -> None:
+def test_wikitext_by_line_or_whole_and_with_crlf_is_joined_to_articles(
+    whole: bool, ends: str
+) -> None:
     given = "".join(ARTICLES).replace("\n", ends)
-    rows = [given] if whole else ["" if row == ends else row for row in given.splitlines(keepends=True)]
-    articles = [article.strip("\n") for article in text.join_articles(rows) if article.strip()]
+    rows = (
+        [given]
+        if whole
+        else ["" if row == ends else row for row in given.splitlines(keepends=True)]
+    )
+    articles = [
+        article.strip("\n") for article in text.join_articles(rows) if article.strip()
+    ]
     assert articles == [article.strip("\n") for article in ARTICLES]

@@ -1,4 +1,6 @@
-"""The frame, the intervals, the comparison and its words, tasks, and a run in a few numbers."""
+"""The frame, the intervals, the comparison and its words, tasks, and a run in a few
+numbers.
+"""
 
 import json
 import math
@@ -9,7 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from fake_study import SCHEMES, Truth, configured, headline_of, rows_of_study, write_run, write_study
+from fake_study import (
+    SCHEMES,
+    Truth,
+    configured,
+    headline_of,
+    rows_of_study,
+    write_run,
+    write_study,
+)
 
 from posbench.config.schema import Config
 from posbench.errors import UserError
@@ -27,26 +37,48 @@ def test_labels_and_settings_of_a_large_study() -> None:
     frame = rows_of_study("ledger")
     (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
     table = compare.compare(frame[frame["setting"] == text])
-    assert table.attrs["reference"] == "rope base=10000" and {"rope base=128", "drope", "xpos"} < set(table["label"])
+    assert table.attrs["reference"] == "rope base=10000" and {
+        "rope base=128",
+        "drope",
+        "xpos",
+    } < set(table["label"])
     assert set(differing_settings(frame)) == set(frame["setting"])
-    assert {"layered/gemma3", "layered/llama4"} < set(rows_of_study("catalogue")["label"])
+    assert {"layered/gemma3", "layered/llama4"} < set(
+        rows_of_study("catalogue")["label"]
+    )
 
 
 def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() -> None:
     six = compare.compare(rows_of_study("six")).set_index("label")
-    assert set(six["ngram"].round(3)) == {3.748} and set(six["cached_ngram"].round(3)) == {3.295}
-    beats = dict.fromkeys(["fox", "rope", "t5", "alibi"], "yes") | {"sinusoidal": NOT_RESOLVED, "none": "no"}
+    assert set(six["ngram"].round(3)) == {3.748} and set(
+        six["cached_ngram"].round(3)
+    ) == {3.295}
+    beats = dict.fromkeys(["fox", "rope", "t5", "alibi"], "yes") | {
+        "sinusoidal": NOT_RESOLVED,
+        "none": "no",
+    }
     assert six["uses_context"].to_dict() == beats
-    assert six["uses"].dropna().to_dict() == dict.fromkeys(["fox", "rope", "t5", "alibi"], 128)
+    assert six["uses"].dropna().to_dict() == dict.fromkeys(
+        ["fox", "rope", "t5", "alibi"], 128
+    )
     rows = main_rows(rows_of_study("six"))  # said only where less was measured
-    assert [compare.uses(Losses(rows[rows["length"] >= least]), "none") for least in (1, 64, 128)] == [64, None, None]
-    reach = {context: compare.holds_to(Losses(rows[rows["length"] <= context]), "alibi") for context in (512, 1024)}
+    assert [
+        compare.uses(Losses(rows[rows["length"] >= least]), "none")
+        for least in (1, 64, 128)
+    ] == [64, None, None]
+    reach = {
+        context: compare.holds_to(Losses(rows[rows["length"] <= context]), "alibi")
+        for context in (512, 1024)
+    }
     gap = rows[(rows["length"] < 1024) | (rows["seed"] > 0)]
     assert compare.holds_to(Losses(gap), "alibi") == reach[1024] > reach[512]
 
 
 def test_a_study_is_kept_in_one_file(tmp_path: Path) -> None:
-    path, demo = tmp_path / "demo.parquet", rows_of_study("six_demo").drop(columns="folder")
+    path, demo = (
+        tmp_path / "demo.parquet",
+        rows_of_study("six_demo").drop(columns="folder"),
+    )
     demo.to_parquet(path)
     pd.testing.assert_frame_equal(read([path, path]).drop(columns="folder"), demo)
 
@@ -58,25 +90,47 @@ def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
     config = yaml.safe_load((runs[1] / "config.yaml").read_text(encoding="utf-8"))
     config["encoding"] = {"name": "of_a_package_that_is_gone", "sharpness": 2}
     (runs[1] / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    (runs[2] / "run.json").write_text(json.dumps({"status": "failed", "reason": "oom", "message": "no memory"}))
+    (runs[2] / "run.json").write_text(
+        json.dumps({"status": "failed", "reason": "oom", "message": "no memory"})
+    )
     frame = read([tmp_path])
-    pd.concat([frame, rows_of_study("six")]).to_parquet(tmp_path / "both.parquet")  # numbers of one type
+    # numbers of one type
+    pd.concat([frame, rows_of_study("six")]).to_parquet(tmp_path / "both.parquet")
     statuses = frame.drop_duplicates("folder").set_index("folder")["run_status"]
     assert list(statuses[map(str, runs)]) == ["unreadable", "done", "oom", "done"]
-    table = compare.compare(frame[frame["setting"] == frame["setting"].mode()[0]]).set_index("label")
-    assert (table.loc["rope", "seeds"], table.loc["rope", "not_done"]) == (1, "1 unreadable, 1 oom")
+    table = compare.compare(
+        frame[frame["setting"] == frame["setting"].mode()[0]]
+    ).set_index("label")
+    assert (table.loc["rope", "seeds"], table.loc["rope", "not_done"]) == (
+        1,
+        "1 unreadable, 1 oom",
+    )
 
 
 def test_what_was_scored_on_other_tokens_is_left_out() -> None:
     six = rows_of_study("six")
-    other = six["targets_sha256"].where(~((six["label"] == "fox") & (six["seed"] == 0)), "other")
+    other = six["targets_sha256"].where(
+        ~((six["label"] == "fox") & (six["seed"] == 0)), "other"
+    )
     table = compare.compare(six.assign(targets_sha256=other)).set_index("label")
-    assert table.loc["fox", ["seeds", "left_out", "nll_why"]].tolist() == [4, 1, "4 of 5 seeds"]
+    assert table.loc["fox", ["seeds", "left_out", "nll_why"]].tolist() == [
+        4,
+        1,
+        "4 of 5 seeds",
+    ]
     of_rope = six["label"] == "rope"
-    several = six["label"].mask(of_rope, "rope b").mask(of_rope & (six["seed"] == 0), "rope a")
-    assert compare.reference_label(six.assign(label=several)) == "rope b"  # of several schemes that with most seeds
-    short = six.assign(status=six["status"].mask(six["length_ratio"] == 8, "too_short"))  # as the text is, for all
-    assert compare.compare(short).set_index("label").loc["fox", ["holds_to", "holds_further"]].tolist() == [512, True]
+    several = (
+        six["label"]
+        .mask(of_rope, "rope b")
+        .mask(of_rope & (six["seed"] == 0), "rope a")
+    )
+    # of several schemes that with most seeds
+    assert compare.reference_label(six.assign(label=several)) == "rope b"
+    # as the text is, for all
+    short = six.assign(status=six["status"].mask(six["length_ratio"] == 8, "too_short"))
+    assert compare.compare(short).set_index("label").loc[
+        "fox", ["holds_to", "holds_further"]
+    ].tolist() == [512, True]
     rows = main_rows(six)
     with pytest.raises(ValueError, match="counts once"):
         Losses(pd.concat([rows, rows]))
@@ -89,38 +143,65 @@ def test_what_was_scored_on_other_tokens_is_left_out() -> None:
 def test_words_need_seeds_and_documents() -> None:
     six = rows_of_study("six")
     few = compare.compare(six[six["seed"] < 4]).set_index("label")
-    two = compare.compare(six[six["seed"] < 2]).set_index("label")  # what is said of each of these goes by documents
+    # what is said of each of these goes by documents
+    two = compare.compare(six[six["seed"] < 2]).set_index("label")
     assert two.loc["t5", ["uses_context", "holds_to"]].tolist() == ["yes", 1024]
-    assert set(few["nll_why"].dropna()) == {"4 of 5 seeds", "4 of 8 seeds, which fall in two groups"}
+    assert set(few["nll_why"].dropna()) == {
+        "4 of 5 seeds",
+        "4 of 8 seeds, which fall in two groups",
+    }
     altered = six.copy()
-    altered["unit_documents"] = [None if each is None else np.minimum(each, 1) for each in altered["unit_documents"]]
+    altered["unit_documents"] = [
+        None if each is None else np.minimum(each, 1)
+        for each in altered["unit_documents"]
+    ]
     table = compare.compare(altered).set_index("label")
-    assert table.loc["none", "nll_why"].startswith("one document has 9") and "holds_to" not in table
+    assert (
+        table.loc["none", "nll_why"].startswith("one document has 9")
+        and "holds_to" not in table
+    )
 
 
 def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
-    """Reports of six schemes that are equal but for luck, five seeds and 49 documents, each at the limits of words.
+    """Reports of six schemes that are equal but for luck, five seeds and 49 documents,
+    each at the limits of words.
 
-    What a document does to a scheme and what a run adds on a document are drawn from those of the six, a seed's effect
-    from a normal distribution with that scheme's spread. In truth 512 tokens add `RISE_LIMIT`, 64 cost `USES_LIMIT`.
+    What a document does to a scheme and what a run adds on a document are drawn from
+    those of the six, a seed's effect from a normal distribution with that scheme's
+    spread. In truth 512 tokens add `RISE_LIMIT`, 64 cost `USES_LIMIT`.
     """
     rng, rows = np.random.default_rng(0), main_rows(six)
     rows = rows[(rows["variant"] == "plain") & rows["length"].isin([32, 64, 128, 512])]
     losses = Losses(rows)
-    levels = [[losses.sums[label, "plain", n] for n in (64, 128, 512)] for label in losses.seeds]
-    shorter, level, longer = np.moveaxis(np.array(levels) / losses.tokens, 1, 0)  # each (schemes, seeds, documents)
+    levels = [
+        [losses.sums[label, "plain", n] for n in (64, 128, 512)]
+        for label in losses.seeds
+    ]
+    # each (schemes, seeds, documents)
+    shorter, level, longer = np.moveaxis(np.array(levels) / losses.tokens, 1, 0)
     parts = np.stack([level, longer - level, shorter - level], 1)
     parts -= parts.mean((2, 3), keepdims=True)
     of_seed, of_document = parts.mean(3, keepdims=True), parts.mean(2, keepdims=True)
-    rest = (parts - of_seed - of_document) * math.sqrt(5 / 4)  # those of five seeds sum to 0
+    # those of five seeds sum to 0
+    rest = (parts - of_seed - of_document) * math.sqrt(5 / 4)
     spread = of_seed.std(2, ddof=1, keepdims=True)
-    losses.tokens, losses.sums = np.ones(49), {}  # those of the simple readers too: there is no gate
+    # those of the simple readers too: there is no gate
+    losses.tokens, losses.sums = np.ones(49), {}
     for _ in range(reports):
         documents, runs = rng.integers(49, size=49), rng.integers(5, size=(6, 1, 5, 1))
         made = of_document[..., documents] + spread * rng.normal(size=of_seed.shape)
         made = made + np.take_along_axis(rest, runs, 2)[..., documents]
-        level, rise, cost = 3 + made[:, 0], compare.RISE_LIMIT + made[:, 1], compare.USES_LIMIT + made[:, 2]
-        for length, sums in {32: level + cost + 1, 64: level + cost, 128: level, 512: level + rise}.items():
+        level, rise, cost = (
+            3 + made[:, 0],
+            compare.RISE_LIMIT + made[:, 1],
+            compare.USES_LIMIT + made[:, 2],
+        )
+        for length, sums in {
+            32: level + cost + 1,
+            64: level + cost,
+            128: level,
+            512: level + rise,
+        }.items():
             for label, of_label in zip(losses.seeds, sums, strict=True):
                 losses.sums[label, "plain", length] = pd.DataFrame(of_label)
         yield losses
@@ -128,28 +209,43 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
 
 @pytest.mark.slow
 def test_intervals_cover_and_wrong_words_are_rare() -> None:
-    """At most about 6 % of reports have a wrong word of a family, within two standard errors of so few reports.
+    """At most about 6 % of reports have a wrong word of a family, within two standard
+    errors of so few reports.
 
-    The level is 5 %. Of 4,000 reports 6.2 % have a wrong "uses" and 3.4 % a wrong "holds": documents are skewed.
+    The level is 5 %. Of 4,000 reports 6.2 % have a wrong "uses" and 3.4 % a wrong
+    "holds": documents are skewed.
     """
     reports, covered, wrong = 250, [], {"nll or rise": 0, "holds_to": 0, "uses": 0}
     for losses in simulated(rows_of_study("six"), reports):
         schemes = [compare.numbers(losses, label, 6) for label in losses.seeds]
-        pairs = [compare.against(losses, label, "rope", 6, compare.LEAST) for label in losses.seeds if label != "rope"]
+        pairs = [
+            compare.against(losses, label, "rope", 6, compare.LEAST)
+            for label in losses.seeds
+            if label != "rope"
+        ]
         for name in ("nll_difference", "rise_difference"):
-            covered += [pair[f"{name}_low"] <= 0 <= pair[f"{name}_high"] for pair in pairs]
+            covered += [
+                pair[f"{name}_low"] <= 0 <= pair[f"{name}_high"] for pair in pairs
+            ]
         words = {pair[name] for pair in pairs for name in ("nll_word", "rise_word")}
         wrong["nll or rise"] += bool(words - {NOT_RESOLVED, ""})
         wrong["holds_to"] += any(row["holds_to"] == 512 for row in schemes)
         wrong["uses"] += any(row["uses"] == 64 for row in schemes)
     shares = {name: number / reports for name, number in wrong.items()}
     assert 0.93 < np.mean(covered) < 0.97
-    assert all(share <= 0.06 + 2 * math.sqrt(0.05 * 0.95 / reports) for share in shares.values()), shares
+    assert all(
+        share <= 0.06 + 2 * math.sqrt(0.05 * 0.95 / reports)
+        for share in shares.values()
+    ), shares
 
 
 def test_seeds_in_two_groups() -> None:
-    assert in_two_groups([0, 0.01, 0.02, 1, 1.01]) and in_two_groups([0, 0.01, 0.02, 0.03, 1])
-    assert not in_two_groups([0, 0.25, 0.5, 0.75, 1]) and not in_two_groups([0, 0.01, 0.02, 0.09])
+    assert in_two_groups([0, 0.01, 0.02, 1, 1.01]) and in_two_groups(
+        [0, 0.01, 0.02, 0.03, 1]
+    )
+    assert not in_two_groups([0, 0.25, 0.5, 0.75, 1]) and not in_two_groups(
+        [0, 0.01, 0.02, 0.09]
+    )
 
 
 def test_tasks_of_the_kept_rows() -> None:
@@ -158,52 +254,111 @@ def test_tasks_of_the_kept_rows() -> None:
     table = tasks.compare_tasks(frame[frame["trained_task"] == "copy"])
     assert list(table["label"]) == ["alibi", "rope", "randomized", "none"]
     alibi, *_, none = table.to_dict("records")
-    assert (alibi["learned"], alibi["seeds"], table.attrs) == (5, 5, {"reference": "rope", "tests": 5})
-    assert (alibi["learned_low"], alibi["learned_high"]) == (pytest.approx(0.478176, abs=1e-6), 1)
-    assert (alibi["accuracy_2x_word"], alibi["accuracy_4x_word"]) == ("better", "better")
+    assert (alibi["learned"], alibi["seeds"], table.attrs) == (
+        5,
+        5,
+        {"reference": "rope", "tests": 5},
+    )
+    assert (alibi["learned_low"], alibi["learned_high"]) == (
+        pytest.approx(0.478176, abs=1e-6),
+        1,
+    )
+    assert (alibi["accuracy_2x_word"], alibi["accuracy_4x_word"]) == (
+        "better",
+        "better",
+    )
     assert alibi["accuracy_2x_p"] == pytest.approx(5 * 2 / 252)
-    assert (none["learned_word"], none["accuracy_2x_why"]) == ("learned by fewer seeds", "not learned")
+    assert (none["learned_word"], none["accuracy_2x_why"]) == (
+        "learned by fewer seeds",
+        "not learned",
+    )
     equal = table.assign(accuracy_4x=1.0, ranked=[True, True, False, False])
     assert "trained problem: alibi, rope, 100% right" in answer.of_task(frame, equal)[0]
     places = tasks.accuracies(frame[frame["trained_task"] == "flip_flop"])
     assert set(places["of_task"]) == {"", "ignore=0.1", "ignore=0.98"}
     copy = frame[frame["trained_task"] == "copy"]
-    lost = (copy["label"] == "alibi") & (copy["seed"] == copy["seed"].min())  # a seed that diverged has nothing right
-    diverged = tasks.task_rows(copy.assign(run_status=copy["run_status"].where(~lost, "diverged")))
-    assert set(diverged.loc[(diverged["label"] == "alibi") & (diverged["seed"] == 5), "accuracy"]) == {0}
+    # a seed that diverged has nothing right
+    lost = (copy["label"] == "alibi") & (copy["seed"] == copy["seed"].min())
+    diverged = tasks.task_rows(
+        copy.assign(run_status=copy["run_status"].where(~lost, "diverged"))
+    )
+    assert set(
+        diverged.loc[
+            (diverged["label"] == "alibi") & (diverged["seed"] == 5), "accuracy"
+        ]
+    ) == {0}
 
 
 def test_one_run_in_a_few_numbers() -> None:
     six = rows_of_study("six")
     run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
-    assert (run["learned"], run["uses_context"], run["cached_ngram"]) == ("yes", "no", pytest.approx(3.295, abs=1e-3))
+    assert (run["learned"], run["uses_context"], run["cached_ngram"]) == (
+        "yes",
+        "no",
+        pytest.approx(3.295, abs=1e-3),
+    )
     assert (run["reach"], run["uses"], run["rise_16x"]) == (128, None, None)
     ledger = rows_of_study("ledger")
-    answers = headline(ledger[ledger["run"] == ledger.loc[ledger["trained_task"] == "copy", "run"].iloc[0]])
-    assert (answers["learned"], answers["accuracy_1x"]) == ("yes", pytest.approx(0.999628))
-    assert all(type(value) in (int, float, str, type(None)) for value in [*run.values(), *answers.values()])
+    answers = headline(
+        ledger[
+            ledger["run"] == ledger.loc[ledger["trained_task"] == "copy", "run"].iloc[0]
+        ]
+    )
+    assert (answers["learned"], answers["accuracy_1x"]) == (
+        "yes",
+        pytest.approx(0.999628),
+    )
+    assert all(
+        type(value) in (int, float, str, type(None))
+        for value in [*run.values(), *answers.values()]
+    )
 
 
-def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: Path) -> None:
+def test_only_the_plain_newest_headline_rows_count(
+    template: Config, tmp_path: Path
+) -> None:
     folder = write_run(tmp_path, configured(template, "rope", 0), Truth(3.6, 0.1))
     before, rows = headline_of(folder), read_rows(folder)
-    assert before["nll_1x"] == next(row["nll"] for row in rows if row["length_ratio"] == 1)
-    changes = [{"checkpoint_step": 3}, {"extension": "yarn"}, {"protocol": "nonoverlap"}, {"split": "validation"}]
-    changes.append({"split": "validation", "checkpoint_step": rows[0]["checkpoint_step"] + 1})  # a later evaluation
+    assert before["nll_1x"] == next(
+        row["nll"] for row in rows if row["length_ratio"] == 1
+    )
+    changes = [
+        {"checkpoint_step": 3},
+        {"extension": "yarn"},
+        {"protocol": "nonoverlap"},
+        {"split": "validation"},
+    ]
+    # a later evaluation
+    changes.append(
+        {"split": "validation", "checkpoint_step": rows[0]["checkpoint_step"] + 1}
+    )
     with (folder / "rows.jsonl").open("a") as file:
-        file.writelines(json.dumps(rows[0] | {"nll": 9.0} | change) + "\n" for change in changes)
+        file.writelines(
+            json.dumps(rows[0] | {"nll": 9.0} | change) + "\n" for change in changes
+        )
     assert headline_of(folder) == before
-    read([folder]).to_parquet(tmp_path.with_suffix(".parquet"))  # where the same runs are beside it, they count
+    # where the same runs are beside it, they count
+    read([folder]).to_parquet(tmp_path.with_suffix(".parquet"))
     assert len(read([folder, tmp_path.with_suffix(".parquet")])) == len(read([folder]))
-    with (folder / "rows.jsonl").open("a") as file:  # after the last update only another protocol was evaluated
-        file.write(json.dumps(rows[0] | {"checkpoint_step": 10**6, "protocol": "nonoverlap"}) + "\n")
+    # after the last update only another protocol was evaluated
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write(
+            json.dumps(rows[0] | {"checkpoint_step": 10**6, "protocol": "nonoverlap"})
+            + "\n"
+        )
     assert headline_of(folder)["nll_1x"] is None
 
 
-@pytest.mark.parametrize(("ngram", "learned"), [(4.2, "yes"), (3.2, "no"), (3.6, NOT_RESOLVED), (None, None)])
+@pytest.mark.parametrize(
+    ("ngram", "learned"), [(4.2, "yes"), (3.2, "no"), (3.6, NOT_RESOLVED), (None, None)]
+)
 def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
     template: Config, tmp_path: Path, ngram: float | None, learned: str | None
 ) -> None:
-    values = headline_of(write_run(tmp_path, configured(template, "rope", 0), Truth(3.6, 0.0, ngram=ngram)))
+    values = headline_of(
+        write_run(
+            tmp_path, configured(template, "rope", 0), Truth(3.6, 0.0, ngram=ngram)
+        )
+    )
     assert values["learned"] == learned and values["rise_4x"] is not None
     assert (values["reach"] is not None) == (learned in (None, "yes"))

@@ -1,4 +1,6 @@
-"""What is particular to one scheme: its authors' starting values, its own messages, what its oracle cannot say."""
+"""What is particular to one scheme: its authors' starting values, its own messages,
+what its oracle cannot say.
+"""
 
 import math
 from types import SimpleNamespace
@@ -27,8 +29,14 @@ def build(name: str, shape: Shape = SHAPE, **options: Any) -> Any:
 
 
 def test_options_that_are_not_finite_and_bases_below_1_are_refused() -> None:
-    options = [(name, each) for name in encodings.names() for each in encodings.options_of(name).items()]
-    numbers = [(name, option) for name, (option, default) in options if type(default) is float]
+    options = [
+        (name, each)
+        for name in encodings.names()
+        for each in encodings.options_of(name).items()
+    ]
+    numbers = [
+        (name, option) for name, (option, default) in options if type(default) is float
+    ]
     assert len(numbers) > 50
     for name, option in numbers:
         for value in (math.inf, math.nan, *([-1.0] if option == "base" else [])):
@@ -39,29 +47,91 @@ def test_options_that_are_not_finite_and_bases_below_1_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("rop", {}, r"unknown encoding 'rop': did you mean 'rope'\? \('posbench list' shows all;"),
+        (
+            "rop",
+            {},
+            (
+                r"unknown encoding 'rop': did you mean 'rope'\? \('posbench list' shows"
+                r" all;"
+            ),
+        ),
         ("alibi", {"base": 1}, "'alibi' has no option 'base': it accepts slopes"),
-        ("alibi", {"slopes": [1.0]}, r"encoding.slopes is \[1.0\] for 'alibi': expected 4 numbers, one per head"),
-        ("t5", {"max_distance": 16}, "encoding.max_distance is 16 for 't5': expected more than half of num_buckets"),
-        ("dape", {"inner": "rope"}, "encoding.inner is 'rope': expected one that only adds a bias"),
-        ("dape", {"inner": "layered", "inner_options": {"layers": [{"name": "t5"}]}}, "encoding.inner is 'layered'"),
-        ("layered", {"layers": [{"name": "sine", "window": 4}, {"name": "sine"}]}, "encoding.layers: sine and sine "),
-        ("llama3", {"low_freq_factor": 5.0}, "encoding.low_freq_factor is 5.0: expected at most 4"),
-        ("liere", {"block": 5}, "encoding.block is 5 for 'liere': expected a divisor of the 8 channels"),
-        ("randomized", {"inner_options": {"base": -1}}, "encoding.inner_options.base is -1 for 'rope': "),
-        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which cannot take these positions"),
-        ("layered", {"layers": [{"name": "rope", "window": 0}]}, r"encoding.layers\[0\].window is 0 for 'layered': "),
-        ("heads", {"heads": [{"name": "tupe"}]}, r"encoding.heads\[0\]: 'tupe' acts on all heads"),
+        (
+            "alibi",
+            {"slopes": [1.0]},
+            r"encoding.slopes is \[1.0\] for 'alibi': expected 4 numbers, one per head",
+        ),
+        (
+            "t5",
+            {"max_distance": 16},
+            (
+                "encoding.max_distance is 16 for 't5': expected more than half of"
+                " num_buckets"
+            ),
+        ),
+        (
+            "dape",
+            {"inner": "rope"},
+            "encoding.inner is 'rope': expected one that only adds a bias",
+        ),
+        (
+            "dape",
+            {"inner": "layered", "inner_options": {"layers": [{"name": "t5"}]}},
+            "encoding.inner is 'layered'",
+        ),
+        (
+            "layered",
+            {"layers": [{"name": "sine", "window": 4}, {"name": "sine"}]},
+            "encoding.layers: sine and sine ",
+        ),
+        (
+            "llama3",
+            {"low_freq_factor": 5.0},
+            "encoding.low_freq_factor is 5.0: expected at most 4",
+        ),
+        (
+            "liere",
+            {"block": 5},
+            "encoding.block is 5 for 'liere': expected a divisor of the 8 channels",
+        ),
+        (
+            "randomized",
+            {"inner_options": {"base": -1}},
+            "encoding.inner_options.base is -1 for 'rope': ",
+        ),
+        (
+            "cape",
+            {"inner": "learned"},
+            "encoding.inner is 'learned', which cannot take these positions",
+        ),
+        (
+            "layered",
+            {"layers": [{"name": "rope", "window": 0}]},
+            r"encoding.layers\[0\].window is 0 for 'layered': ",
+        ),
+        (
+            "heads",
+            {"heads": [{"name": "tupe"}]},
+            r"encoding.heads\[0\]: 'tupe' acts on all heads",
+        ),
     ],
 )
-def test_a_wrong_choice_is_one_line(name: str, options: dict[str, Any], message: str) -> None:
+def test_a_wrong_choice_is_one_line(
+    name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=rf"^{message}.*$"):
         build(name, **options)
 
 
-def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_run() -> None:
-    first, second = (build("index", direction="random").code(torch.ones(1, 1)) for _ in range(2))
-    assert torch.equal(first, second) and first.norm().item() == pytest.approx(1, abs=1e-6)
+def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_run() -> (
+    None
+):
+    first, second = (
+        build("index", direction="random").code(torch.ones(1, 1)) for _ in range(2)
+    )
+    assert torch.equal(first, second) and first.norm().item() == pytest.approx(
+        1, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("start", [0, 1_000_000])
@@ -71,12 +141,15 @@ def test_xpos_guards_the_span_of_positions_and_not_their_number(start: int) -> N
     fits = torch.tensor([[0, 1, 2, 3], [0, 1, 500, 1023]]) + start
     assert attention_output(encoding, q, k, v, positions=fits).isfinite().all()
     beyond = torch.tensor([[0, 1, 2, 3], [0, 1, 500, 1024]]) + start
-    with pytest.raises(Undefined, match="positions 1024 or more apart are beyond 'xpos'"):
+    with pytest.raises(
+        Undefined, match="positions 1024 or more apart are beyond 'xpos'"
+    ):
         attention_output(encoding, q, k, v, positions=beyond)
 
 
 def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> None:
-    shape = Shape(768, 12, 4, train_length=4096)  # at base 100 all 32 frequencies come round
+    # at base 100 all 32 frequencies come round
+    shape = Shape(768, 12, 4, train_length=4096)
     first = build("fope", shape, base=100.0).coefficients
     torch.manual_seed(1)
     assert torch.equal(build("fope", shape, base=100.0).coefficients, first)
@@ -88,66 +161,130 @@ def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> 
 
 def test_cca_with_shared_keys_is_zayas() -> None:
     encoding = build("cca", Shape(32, 4, 1, 64, n_kv_heads=2))
-    q, few_k, few_v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    q, few_k, few_v = (
+        torch.randn(2, 4, 9, 8),
+        torch.randn(2, 2, 9, 8),
+        torch.randn(2, 2, 9, 8),
+    )
     config = SimpleNamespace(
-        hidden_size=64, cca_time0=2, cca_time1=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        hidden_size=64,
+        cca_time0=2,
+        cca_time1=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
         attention_bias=False,
-    )  # fmt: skip
+    )
     picked = torch.eye(64).split([32, 16, 8, 8])
-    weights = dict(zip(("q_proj", "k_proj", "v_proj_current", "v_proj_delayed"), picked, strict=True))
-    weights |= {"conv_qk_depthwise": encoding.by_channel[0].weight, "conv_qk_grouped": encoding.by_head[0].weight}
+    weights = dict(
+        zip(
+            ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed"),
+            picked,
+            strict=True,
+        )
+    )
+    weights |= {
+        "conv_qk_depthwise": encoding.by_channel[0].weight,
+        "conv_qk_grouped": encoding.by_head[0].weight,
+    }
     named = {f"{name}.weight": weight for name, weight in weights.items()}
-    named |= {"conv_qk_depthwise.bias": encoding.by_channel[0].bias, "conv_qk_grouped.bias": encoding.by_head[0].bias}
-    projection = third_party("transformers.models.zaya.modeling_zaya").ZayaCCAProjection(config, 0)
+    named |= {
+        "conv_qk_depthwise.bias": encoding.by_channel[0].bias,
+        "conv_qk_grouped.bias": encoding.by_head[0].bias,
+    }
+    projection = third_party(
+        "transformers.models.zaya.modeling_zaya"
+    ).ZayaCCAProjection(config, 0)
     wide = torch.cat([a.transpose(1, 2).flatten(2) for a in (q, few_k, few_v)], dim=-1)
-    expected = [a.transpose(1, 2) for a in torch.func.functional_call(projection, named, (wide, None))]
+    expected = [
+        a.transpose(1, 2)
+        for a in torch.func.functional_call(projection, named, (wide, None))
+    ]
     k, v = (a.repeat_interleave(2, dim=1) for a in (few_k, few_v))
     used, layer = schemes.used_at(encoding, torch.arange(9)[None])
     ours = [*used.rotate(q, k, layer), used.map_values(v, layer)]
-    for actual, theirs in zip([ours[0], ours[1][:, ::2], ours[2][:, ::2]], expected, strict=True):
+    for actual, theirs in zip(
+        [ours[0], ours[1][:, ::2], ours[2][:, ::2]], expected, strict=True
+    ):
         torch.testing.assert_close(actual, theirs, **FP32)
 
 
-def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do() -> None:
-    # The listing in the paper's appendix: init_c 0.1, init_L 512, of models trained on 2048 tokens.
+def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do() -> (
+    None
+):
+    # The listing in the paper's appendix: init_c 0.1, init_L 512, of models trained on
+    # 2048 tokens.
     encoding = build("fire", Shape(64, 4, 2, 2048))
     assert encoding.c.tolist() == pytest.approx([0.1, 0.1])
     assert encoding.threshold == 512 and encoding.multiplier.tolist() == [1.0, 1.0]
     assert build("fire", Shape(64, 4, 2, 2048), threshold=None).threshold == 2048
 
 
-def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_units_that_never_switch() -> None:
-    encoding = build("fire", threshold=16.5)  # not a position, where the gradient of a maximum has two values
+def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_units_that_never_switch() -> (
+    None
+):
+    # not a position, where the gradient of a maximum has two values
+    encoding = build("fire", threshold=16.5)
     with torch.no_grad():
         first = encoding.networks[1][0]
         first.weight.normal_()
         first.bias.normal_()
-        first.weight[:3], first.bias[:3] = 0, torch.tensor([1, -1, 0])  # always on, never, and neither
+        # always on, never, and neither
+        first.weight[:3], first.bias[:3] = 0, torch.tensor([1, -1, 0])
     (q, k, v, x), positions = schemes.layer_inputs(SHAPE, 50), torch.arange(50)[None]
-    by_pieces = encoding.bias(q, k, whole_block(encoding, q, k, v, make_layer(encoding, positions, 1, x))[-1])
+    by_pieces = encoding.bias(
+        q, k, whole_block(encoding, q, k, v, make_layer(encoding, positions, 1, x))[-1]
+    )
     options, parameters = {"threshold": 16.5}, dict(encoding.named_parameters())
-    by_network = oracles.of("fire").reference(parameters, SHAPE, options, q, k, v, x, positions, 1, True)["bias"]
+    by_network = oracles.of("fire").reference(
+        parameters, SHAPE, options, q, k, v, x, positions, 1, True
+    )["bias"]
     torch.testing.assert_close(by_pieces, by_network, **FP32)
     upstream = torch.randn_like(by_pieces)
     leaves = [encoding.c, encoding.multiplier, *encoding.networks[1].parameters()]
-    gradients = (torch.autograd.grad((bias * upstream).sum(), leaves) for bias in (by_pieces, by_network))
+    gradients = (
+        torch.autograd.grad((bias * upstream).sum(), leaves)
+        for bias in (by_pieces, by_network)
+    )
     for actual, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(actual, expected, atol=1e-5 * max(1, expected.abs().max().item()), rtol=1e-3)
+        torch.testing.assert_close(
+            actual, expected, atol=1e-5 * max(1, expected.abs().max().item()), rtol=1e-3
+        )
 
 
 @pytest.mark.parametrize("name", ["path", "path_fox", "selective_rope"])
 def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(name: str) -> None:
-    # fla's PaTHAttentionPreTrainedModel: every Linear and Conv1d normal with deviation 0.02, biases 0.
-    encoding = build(name, Shape(128, 4, 3, 64), **({"gate": True} if name == "selective_rope" else {}))
-    modules = [module for module in encoding.modules() if isinstance(module, nn.Linear | nn.Conv1d)]
+    # fla's PaTHAttentionPreTrainedModel: every Linear and Conv1d normal with deviation
+    # 0.02, biases 0.
+    encoding = build(
+        name,
+        Shape(128, 4, 3, 64),
+        **({"gate": True} if name == "selective_rope" else {}),
+    )
+    modules = [
+        module
+        for module in encoding.modules()
+        if isinstance(module, nn.Linear | nn.Conv1d)
+    ]
     assert not any(module.bias.any() for module in modules if module.bias is not None)
     for kind in (nn.Linear, nn.Conv1d):
-        drawn = torch.cat([module.weight.detach().flatten() for module in modules if isinstance(module, kind)])
-        assert float(drawn.std()) == pytest.approx(0.02, rel=0.1) and float(drawn.mean().abs()) < 0.003, kind
+        drawn = torch.cat(
+            [
+                module.weight.detach().flatten()
+                for module in modules
+                if isinstance(module, kind)
+            ]
+        )
+        assert (
+            float(drawn.std()) == pytest.approx(0.02, rel=0.1)
+            and float(drawn.mean().abs()) < 0.003
+        ), kind
 
 
 @pytest.mark.parametrize("name", ["path", "path_fox"])
-def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients(name: str) -> None:
+def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients(
+    name: str,
+) -> None:
     compare(name, {}, 70, 1, 8, "far", seed=0, causal=True)
 
 
@@ -156,4 +293,6 @@ def test_stick_breaking_stays_finite_where_logits_are_extreme() -> None:
     q, k = (100 * q).requires_grad_(), (100 * k).requires_grad_()
     out = attention_output(build("stick_breaking"), q, k, v)
     assert out.isfinite().all() and out.abs().max() <= v.abs().max() * (1 + 1e-5)
-    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), (q, k)))
+    assert all(
+        gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), (q, k))
+    )

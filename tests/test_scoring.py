@@ -1,4 +1,6 @@
-"""Scores of single tokens: against contexts put together one by one, and where less is computed than everything."""
+"""Scores of single tokens: against contexts put together one by one, and where less is
+computed than everything.
+"""
 
 import dataclasses
 from typing import Any
@@ -17,14 +19,16 @@ from posbench.model.gpt import GPT, Reading, build
 
 V = 50
 CPU = torch.device("cpu")
-# fp32 sums of a few hundred terms through two layers, in another order. Nll is of the order of 4.
+# fp32 sums of a few hundred terms through two layers, in another order. Nll is of the
+# order of 4.
 TOLERANCE = 2e-5
 
 
 def model_of(tiny_config: Config, name: str = "rope", **options: Any) -> GPT:
     encoding = dataclasses.replace(tiny_config.encoding, name=name, options=options)
     model = build(dataclasses.replace(tiny_config, encoding=encoding), V).eval()
-    for parameter in model.encoding.parameters():  # some begin as zeros, which would hide what they do
+    # some begin as zeros, which would hide what they do
+    for parameter in model.encoding.parameters():
         torch.nn.init.normal_(parameter)
     return model
 
@@ -39,23 +43,36 @@ def subject_of(model: GPT) -> TrainedGPT:
 
 
 @pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap"])
-def test_every_target_is_scored_after_the_context_that_its_window_holds(protocol: str, tiny_config: Config) -> None:
+def test_every_target_is_scored_after_the_context_that_its_window_holds(
+    protocol: str, tiny_config: Config
+) -> None:
     model, split = model_of(tiny_config), text()
     windows = protocols.plan(protocol, split, [24], 8, 16, "concat")[24]
-    targets, nll = targets_of(windows), score(subject_of(model), split, windows, 2048).ravel()
+    targets, nll = (
+        targets_of(windows),
+        score(subject_of(model), split, windows, 2048).ravel(),
+    )
     ids = torch.from_numpy(split.ids.astype(np.int64))
     for i in [*range(0, 24, 5), *range(30, len(nll), 7)]:
         at, context = targets.indices[i], targets.context[i]
         with torch.inference_mode():
             logits = model(ids[None, at - context : at])[0, -1].double()
-        assert nll[i] == pytest.approx(float(torch.logsumexp(logits, 0) - logits[ids[at]]), abs=TOLERANCE)
+        assert nll[i] == pytest.approx(
+            float(torch.logsumexp(logits, 0) - logits[ids[at]]), abs=TOLERANCE
+        )
 
 
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("name", encodings.names())
-def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, tiny_config: Config) -> None:
+def test_the_last_rows_alone_are_the_last_rows_of_all(
+    name: str, tiny_config: Config
+) -> None:
     model = model_of(tiny_config, name)
-    ids = torch.randint(V, (3, min(40, model.encoding.max_length or 40)), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        V,
+        (3, min(40, model.encoding.max_length or 40)),
+        generator=torch.Generator().manual_seed(0),
+    )
     positions = model.encoding.positions(ids, torch.Generator().manual_seed(0))
     positions = positions if "positions" in model.encoding.hooks else None
     with torch.inference_mode():
@@ -63,24 +80,42 @@ def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, tiny_config: Co
             reading = Reading(window=window)
             alone = model.hidden(ids, positions, last=last, reading=reading)
             everything = model.hidden(ids, positions, reading=reading)
-            # Normalised states are of the order of 1; learned parameters drawn from N(0, 1) make large logits.
-            torch.testing.assert_close(alone, everything[:, -last:], atol=1e-4, rtol=1e-4)
+            # Normalised states are of the order of 1; learned parameters drawn from
+            # N(0, 1) make large logits.
+            torch.testing.assert_close(
+                alone, everything[:, -last:], atol=1e-4, rtol=1e-4
+            )
 
 
-def test_positions_are_drawn_by_seed_length_and_window(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = model_of(tiny_config, "randomized"), np.tile(text(65).ids.astype(np.int64), (3, 1))
+def test_positions_are_drawn_by_seed_length_and_window(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = (
+        model_of(tiny_config, "randomized"),
+        np.tile(text(65).ids.astype(np.int64), (3, 1)),
+    )
     seen: list[np.ndarray] = []
     hidden = model.hidden
 
-    def spied(inputs: torch.Tensor, positions: torch.Tensor, **more: Any) -> torch.Tensor:
+    def spied(
+        inputs: torch.Tensor, positions: torch.Tensor, **more: Any
+    ) -> torch.Tensor:
         seen.append(positions.numpy())
         return hidden(inputs, positions, **more)
 
     monkeypatch.setattr(model, "hidden", spied)
     subject = subject_of(model)
-    for each, length in ((subject, 64), (dataclasses.replace(subject, seed=1), 64), (subject, 32), (subject, 64)):
+    for each, length in (
+        (subject, 64),
+        (dataclasses.replace(subject, seed=1), 64),
+        (subject, 32),
+        (subject, 64),
+    ):
         nll_of(each, ids[:, : length + 1], 8, 7)
     draws = [row.tolist() for rows in seen[:3] for row in rows]
-    for number, draw in enumerate(draws):  # all have an order of the same 256 numbers of their own
-        assert not any(set(draw) <= set(other) for at, other in enumerate(draws) if at != number)
+    # all have an order of the same 256 numbers of their own
+    for number, draw in enumerate(draws):
+        assert not any(
+            set(draw) <= set(other) for at, other in enumerate(draws) if at != number
+        )
     np.testing.assert_array_equal(seen[0], seen[3])

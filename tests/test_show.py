@@ -18,7 +18,10 @@ TEXT = torch.from_numpy(np.random.default_rng(0).integers(0, 257, 20 * 70))
 
 
 def drawn(name: str, *options: str) -> dict[str, Panel]:
-    return {panel.title: panel for panel in panels.picture(*command.builder(name, list(options))).panels}
+    return {
+        panel.title: panel
+        for panel in panels.picture(*command.builder(name, list(options))).panels
+    }
 
 
 @pytest.mark.sample(30)
@@ -26,44 +29,89 @@ def drawn(name: str, *options: str) -> dict[str, Panel]:
 def test_every_encoding_is_drawn_and_mean_attention_always(name: str) -> None:
     pictures = drawn(name)
     assert list(pictures)[-1] == "Mean attention, random tokens"
-    lines = [values for panel in pictures.values() for values in (*panel.curves.values(), panel.image)]
+    lines = [
+        values
+        for panel in pictures.values()
+        for values in (*panel.curves.values(), panel.image)
+    ]
     assert all(np.isfinite(values).any() for values in lines if values.size)
 
 
 def test_panels_show_what_the_encoding_does() -> None:
     slopes = drawn("alibi")["Added to the logit, equal tokens"].curves
     for head, slope in enumerate((1 / 4, 1 / 16, 1 / 64, 1 / 256), start=1):
-        np.testing.assert_allclose(slopes[f"head {head}"], -slope * np.arange(128), atol=1e-4)
-    assert list(drawn("sinusoidal")["Dot product of two codes"].curves) == ["at every place"]
-    assert list(drawn("sine")["Dot product of two codes"].curves) == ["mean over places", "lowest", "highest"]
+        np.testing.assert_allclose(
+            slopes[f"head {head}"], -slope * np.arange(128), atol=1e-4
+        )
+    assert list(drawn("sinusoidal")["Dot product of two codes"].curves) == [
+        "at every place"
+    ]
+    assert list(drawn("sine")["Dot product of two codes"].curves) == [
+        "mean over places",
+        "lowest",
+        "highest",
+    ]
     image = drawn("learned")["Code of each position"].image
     assert np.isfinite(image[:, :64]).all() and np.isnan(image[:, 64:]).all()
     angles = np.arange(128)[:, None] * 100 ** (-np.arange(8) / 8)
     np.testing.assert_allclose(
-        drawn("rope", "base=100")["q·k of ones"].curves["at every place"], 2 * np.cos(angles).sum(1), atol=1e-3
+        drawn("rope", "base=100")["q·k of ones"].curves["at every place"],
+        2 * np.cos(angles).sum(1),
+        atol=1e-3,
     )
-    np.testing.assert_allclose(drawn("none")["Mean attention, random tokens"].curves["mean over heads"], 1, atol=0.15)
+    np.testing.assert_allclose(
+        drawn("none")["Mean attention, random tokens"].curves["mean over heads"],
+        1,
+        atol=0.15,
+    )
 
 
 @pytest.mark.parametrize("name", ["learned", "stick_breaking"])
-def test_attention_is_drawn_as_far_as_the_encoding_is_defined(name: str, tiny_config: Config) -> None:
+def test_attention_is_drawn_as_far_as_the_encoding_is_defined(
+    name: str, tiny_config: Config
+) -> None:
     model = dataclasses.replace(tiny_config.model, n_kv_heads=1)
-    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name), model=model)
+    config = dataclasses.replace(
+        tiny_config, encoding=EncodingConfig(name), model=model
+    )
     with torch.no_grad():
         curves = panels.text_panels(build(config, 257).eval(), config, TEXT)[-1].curves
-    assert list(curves) == ["at 16"] if name == "learned" else ["at 16", "at 32", "at 64"]
+    assert (
+        list(curves) == ["at 16"] if name == "learned" else ["at 16", "at 32", "at 64"]
+    )
     assert all(np.isfinite(values[1:3]).all() for values in curves.values())
 
 
 @pytest.mark.slow
-def test_a_run_is_drawn_as_learned_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_drawn_as_learned_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    arguments = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
-    assert support.posbench("train", "encoding=t5", "encoding.num_buckets=8", *arguments) == 0
+    arguments = [
+        *support.TINY,
+        "data.path=text.txt",
+        "training.tokens=128",
+        "runtime.cache=cache",
+    ]
+    assert (
+        support.posbench("train", "encoding=t5", "encoding.num_buckets=8", *arguments)
+        == 0
+    )
     run = next(Path("outputs/demo").glob("t5-s0-*"))
     before = support.snapshot(run)
     assert support.posbench("show", str(run), "rope", "base=100") == 0
-    assert Path("show.png").read_bytes().startswith(b"\x89PNG") and support.snapshot(run) == before
-    expected = posbench.load(run).model().encoding.distance_bias(torch.arange(64), 0).detach().numpy()
-    np.testing.assert_allclose(list(panels.run_picture(run).panels[0].curves.values()), expected, atol=1e-5)
+    assert (
+        Path("show.png").read_bytes().startswith(b"\x89PNG")
+        and support.snapshot(run) == before
+    )
+    expected = (
+        posbench.load(run)
+        .model()
+        .encoding.distance_bias(torch.arange(64), 0)
+        .detach()
+        .numpy()
+    )
+    np.testing.assert_allclose(
+        list(panels.run_picture(run).panels[0].curves.values()), expected, atol=1e-5
+    )

@@ -11,7 +11,13 @@ from support import TINY, each_once, snapshot, until, write_text
 from posbench.errors import UserError
 from posbench.launch import plans, pool, sweep
 
-WORDS = [*TINY, "data.path=text.txt", "training.tokens=512", "runtime.cache=cache", "log_every_steps=1"]
+WORDS = [
+    *TINY,
+    "data.path=text.txt",
+    "training.tokens=512",
+    "runtime.cache=cache",
+    "log_every_steps=1",
+]
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" > given
 echo 7
@@ -20,13 +26,18 @@ echo 7
 
 @pytest.fixture(autouse=True)
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enter a folder with a blank in its name; fake `sbatch` and `scontrol` record their arguments."""
+    """Enter a folder with a blank in its name; fake `sbatch` and `scontrol` record
+    their arguments.
+    """
     folder = tmp_path / "a folder"
     folder.mkdir()
     monkeypatch.chdir(folder)
     write_text()
     (tmp_path / "bin").mkdir()
-    for name, script in (("sbatch", SBATCH), ("scontrol", "#!/bin/sh\necho $* > requeued\n")):
+    for name, script in (
+        ("sbatch", SBATCH),
+        ("scontrol", "#!/bin/sh\necho $* > requeued\n"),
+    ):
         (tmp_path / "bin" / name).write_text(script)
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
@@ -34,17 +45,29 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_line(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments, before = ["encoding=rope,alibi", *WORDS], snapshot(cluster)
     sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
-    assert "2 runs: 0 finished, 2 to do" in capsys.readouterr().out and snapshot(cluster) == before
-    with pytest.raises(UserError, match="--slurm submits what is missing and ends: leave out"):
+    assert (
+        "2 runs: 0 finished, 2 to do" in capsys.readouterr().out
+        and snapshot(cluster) == before
+    )
+    with pytest.raises(
+        UserError, match="--slurm submits what is missing and ends: leave out"
+    ):
         sweep.sweep(arguments, n_jobs=2, slurm_options="")
     sweep.sweep(arguments, slurm_options="--partition main --time=60")
     assert capsys.readouterr().out.startswith("Slurm job 7 has 2 tasks, logs in ")
-    assert {"--array=0-1", "--partition", "main", "--time=60"} <= set(Path("given").read_text().splitlines())
-    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    assert {"--array=0-1", "--partition", "main", "--time=60"} <= set(
+        Path("given").read_text().splitlines()
+    )
+    (tmp_path / "bin/sbatch").write_text(
+        "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n"
+    )
     with pytest.raises(UserError, match=r"^sbatch: error: invalid partition$"):
         sweep.sweep(arguments, slurm_options="")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -58,12 +81,23 @@ def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
     sweep.sweep(arguments, slurm_options="")
     (job,) = plans.resolve([arguments])
     rows, requeued = job.folder / "rows.jsonl", Path("requeued")
-    # A limit that comes at once leaves no time to train, however often the task is queued.
-    cases = (signal.SIGUSR1, 100, "requeue 7_0\n"), (signal.SIGTERM, 100, None), (signal.SIGUSR1, -100, None)
+    # A limit that comes at once leaves no time to train, however often the task is
+    # queued.
+    cases = (
+        (signal.SIGUSR1, 100, "requeue 7_0\n"),
+        (signal.SIGTERM, 100, None),
+        (signal.SIGUSR1, -100, None),
+    )
     for number, seconds, queued in cases:
-        environment = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"}
+        environment = {
+            "SLURM_ARRAY_TASK_ID": "0",
+            "SLURM_ARRAY_JOB_ID": "7",
+            "SLURM_CPUS_PER_TASK": "1",
+        }
         environment |= {**os.environ, "SECONDS": str(seconds)}
-        task = subprocess.Popen(["bash", Path("given").read_text().splitlines()[-1]], env=environment)
+        task = subprocess.Popen(
+            ["bash", Path("given").read_text().splitlines()[-1]], env=environment
+        )
         size = rows.stat().st_size if rows.exists() else 0
         until(lambda size=size: rows.exists() and rows.stat().st_size > size)
         task.send_signal(number)

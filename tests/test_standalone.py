@@ -1,4 +1,6 @@
-"""`posbench.attention` in models of others: every scheme, whole, by a key-value cache, and what it refuses."""
+"""`posbench.attention` in models of others: every scheme, whole, by a key-value cache,
+and what it refuses.
+"""
 
 from typing import Any
 
@@ -17,10 +19,18 @@ T = 19
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 
 
-def built(case: tuple[str, dict[str, Any]]) -> tuple[Encoding, list[Tensor], Tensor | None]:
-    """Return a scheme, q, k, v and x of T tokens, and positions if the scheme chooses them."""
+def built(
+    case: tuple[str, dict[str, Any]],
+) -> tuple[Encoding, list[Tensor], Tensor | None]:
+    """Return a scheme, q, k, v and x of T tokens, and positions if the scheme chooses
+    them.
+    """
     encoding = schemes.build(*case, SHAPE)
-    chosen = encoding.positions(torch.zeros(2, T, dtype=torch.long), None) if "positions" in encoding.hooks else None
+    chosen = (
+        encoding.positions(torch.zeros(2, T, dtype=torch.long), None)
+        if "positions" in encoding.hooks
+        else None
+    )
     return encoding, list(schemes.layer_inputs(SHAPE, T)), chosen
 
 
@@ -37,7 +47,9 @@ def test_it_is_the_definition_also_in_16_bits(case: tuple[str, dict[str, Any]]) 
     exact = posbench.attention_output(encoding, q, k, v, x, 1, positions)
     out = posbench.attention(encoding, q, k, v, positions, 1, x)
     assert out.dtype == torch.bfloat16
-    assert float((out - exact).pow(2).mean().sqrt()) < 0.03 * float(exact.pow(2).mean().sqrt())
+    assert float((out - exact).pow(2).mean().sqrt()) < 0.03 * float(
+        exact.pow(2).mean().sqrt()
+    )
 
 
 @pytest.mark.sample(2)
@@ -48,18 +60,25 @@ def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_e
 ) -> None:
     encoding, (q, k, v, x), positions = built(case)
     whole = posbench.attention(encoding, q, k, v, positions, 1, x)
-    for name, given in (("q", (torch.cat((q[:, :, :-1] + 1, q[:, :, -1:]), 2), k, v, positions, 1, x)),
-                        ("x", (q, k, v, positions, 1, torch.cat((x[:, :-1] + 1, x[:, -1:]), 1)))):  # fmt: skip
+    for name, given in (
+        ("q", (torch.cat((q[:, :, :-1] + 1, q[:, :, -1:]), 2), k, v, positions, 1, x)),
+        ("x", (q, k, v, positions, 1, torch.cat((x[:, :-1] + 1, x[:, -1:]), 1))),
+    ):
         changed = posbench.attention(encoding, *given)[:, :, -1]
-        assert torch.allclose(changed, whole[:, :, -1], **CLOSE) == (name not in encoding.history), name
+        assert torch.allclose(changed, whole[:, :, -1], **CLOSE) == (
+            name not in encoding.history
+        ), name
     if encoding.length_dependent or "q" in encoding.history:
         with pytest.raises(UserError, match="no key-value cache"):
             posbench.attention(encoding, q[:, :, -1:], k, v, positions, 1, x)
         return
-    for first, end in ((0, 12), (12, 13), (13, 14), (14, T)):  # a prompt, two tokens one by one, five at once
+    # a prompt, two tokens one by one, five at once
+    for first, end in ((0, 12), (12, 13), (13, 14), (14, T)):
         read = x[:, :end] if "x" in encoding.history else x[:, first:end]
         where = None if positions is None else positions[:, :end]
-        out = posbench.attention(encoding, q[:, :, first:end], k[:, :, :end], v[:, :, :end], where, 1, read)
+        out = posbench.attention(
+            encoding, q[:, :, first:end], k[:, :, :end], v[:, :, :end], where, 1, read
+        )
         torch.testing.assert_close(out, whole[:, :, first:end], **CLOSE)
     if "x" in encoding.history:
         with pytest.raises(UserError, match="keep x beside keys and values"):
@@ -69,56 +88,119 @@ def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_e
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("rope", {"q": (1, T, 32)}, r"q is \(1, 19, 32\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)"),
-        ("rope", {"k": (1, 4, 5, 8)}, r"k is \(1, 4, 5, 8\): expected \(1, 4, 19, 8\), as q, or fewer heads"),
-        ("rope", {"positions": (3,)}, r"positions is \(1, 3\): expected \(19,\) or \(1, 19\)"),
+        (
+            "rope",
+            {"q": (1, T, 32)},
+            r"q is \(1, 19, 32\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)",
+        ),
+        (
+            "rope",
+            {"k": (1, 4, 5, 8)},
+            r"k is \(1, 4, 5, 8\): expected \(1, 4, 19, 8\), as q, or fewer heads",
+        ),
+        (
+            "rope",
+            {"positions": (3,)},
+            r"positions is \(1, 3\): expected \(19,\) or \(1, 19\)",
+        ),
         ("rope", {"layer": 2}, "layer is 2: expected 0 to 1"),
         ("alibi", {"cast": True}, "was cast to torch.bfloat16"),
         ("fox", {}, "pass x"),
         ("sinusoidal", {}, "acts on the model's input"),
     ],
 )
-def test_mistakes_are_told_in_one_line(name: str, given: dict[str, Any], message: str) -> None:
-    encoding = posbench.build_encoding(name, d_model=32, n_heads=4, n_layers=2, train_length=32)
+def test_mistakes_are_told_in_one_line(
+    name: str, given: dict[str, Any], message: str
+) -> None:
+    encoding = posbench.build_encoding(
+        name, d_model=32, n_heads=4, n_layers=2, train_length=32
+    )
     encoding = encoding.to(torch.bfloat16) if given.pop("cast", False) else encoding
-    shapes = dict.fromkeys("qkv", (1, 4, T, 8)) | {key: size for key, size in given.items() if isinstance(size, tuple)}
+    shapes = dict.fromkeys("qkv", (1, 4, T, 8)) | {
+        key: size for key, size in given.items() if isinstance(size, tuple)
+    }
     with pytest.raises(UserError, match=message) as caught:
-        posbench.attention(encoding, **given | {key: torch.zeros(size) for key, size in shapes.items()})
+        posbench.attention(
+            encoding, **given | {key: torch.zeros(size) for key, size in shapes.items()}
+        )
     assert "\n" not in str(caught.value)
 
 
 def test_positions_beyond_a_table_are_undefined() -> None:
     encoding, (q, k, v, x), _ = built(("tupe", {}))
-    with pytest.raises(Undefined, match=f"position {T + 31} is beyond the end of 'tupe'"):
-        posbench.attention(encoding, q, k, v, torch.arange(T) + SHAPE.train_length, 1, x)
+    with pytest.raises(
+        Undefined, match=f"position {T + 31} is beyond the end of 'tupe'"
+    ):
+        posbench.attention(
+            encoding, q, k, v, torch.arange(T) + SHAPE.train_length, 1, x
+        )
 
 
-def test_in_transformers_it_is_the_librarys_own_rope_with_and_without_a_cache_and_with_fewer_heads_of_keys() -> None:
+def test_in_transformers_it_is_the_librarys_own_rope_with_and_without_a_cache_and_with_fewer_heads_of_keys() -> (
+    None
+):
     transformers = pytest.importorskip("transformers")
     encoding = posbench.build_encoding(
-        "rope", d_model=64, n_heads=4, n_layers=2, train_length=32, n_kv_heads=2, layout="half"
+        "rope",
+        d_model=64,
+        n_heads=4,
+        n_layers=2,
+        train_length=32,
+        n_kv_heads=2,
+        layout="half",
     )
 
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any) -> tuple[Any, None]:
-        return posbench.attention(encoding, query, key, value, layer=module.layer_idx).transpose(1, 2), None
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any
+    ) -> tuple[Any, None]:
+        return (
+            posbench.attention(
+                encoding, query, key, value, layer=module.layer_idx
+            ).transpose(1, 2),
+            None,
+        )
 
     transformers.AttentionInterface.register("of_a_test", attend)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
     def model(attention: str, turning: int) -> Any:
         torch.manual_seed(0)
         config = transformers.SmolLM3Config(
-            vocab_size=50, num_key_value_heads=2, no_rope_layers=[turning] * 2, attn_implementation=attention,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **sizes, **ends,
-        )  # fmt: skip
+            vocab_size=50,
+            num_key_value_heads=2,
+            no_rope_layers=[turning] * 2,
+            attn_implementation=attention,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            **sizes,
+            **ends,
+        )
         return transformers.SmolLM3ForCausalLM(config).eval()
 
-    ours, theirs, ids = model("of_a_test", 0), model("eager", 1), torch.randint(50, (2, 9))
-    how = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    ours, theirs, ids = (
+        model("of_a_test", 0),
+        model("eager", 1),
+        torch.randint(50, (2, 9)),
+    )
+    how = {
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
     runs = ((ours, True), (ours, False), (theirs, True))
-    logits = [torch.stack(each.generate(ids, use_cache=cached, **how).logits) for each, cached in runs]
+    logits = [
+        torch.stack(each.generate(ids, use_cache=cached, **how).logits)
+        for each, cached in runs
+    ]
     torch.testing.assert_close(logits[0], logits[1], **CLOSE)
     torch.testing.assert_close(logits[0], logits[2], **CLOSE)
     with torch.no_grad():
-        assert not torch.allclose(model("eager", 0)(ids).logits, theirs(ids).logits, atol=1e-3)
+        assert not torch.allclose(
+            model("eager", 0)(ids).logits, theirs(ids).logits, atol=1e-3
+        )

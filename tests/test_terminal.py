@@ -13,7 +13,10 @@ def on(encoding: str) -> Console:
 
 
 def test_unicode_is_drawn_only_where_every_sign_of_it_can_be_written() -> None:
-    assert [console.carries_unicode(on(encoding)) for encoding in ("utf-8", "ascii", "cp437")] == [True, False, False]
+    assert [
+        console.carries_unicode(on(encoding))
+        for encoding in ("utf-8", "ascii", "cp437")
+    ] == [True, False, False]
 
 
 def test_plain_lines_say_how_long_training_will_take(
@@ -28,6 +31,7 @@ def test_plain_lines_say_how_long_training_will_take(
             now += 2.0
             progress.advance(3.0, step * 1000)
     first, second, *_, last = caplog.messages
-    assert first == "step 41/100  loss 3.000"  # no speed, no time left: both are counted from here
+    # no speed, no time left: both are counted from here
+    assert first == "step 41/100  loss 3.000"
     assert second == "step 46/100  loss 3.000  500 tokens/s  0:01:48 left"
     assert last == "step 100/100  loss 3.000  500 tokens/s"

@@ -1,4 +1,6 @@
-"""What trackers show of a run: every row once, after any kill. W&B's real client, a server on this machine."""
+"""What trackers show of a run: every row once, after any kill. W&B's real client, a
+server on this machine.
+"""
 
 import contextlib
 import dataclasses
@@ -25,15 +27,26 @@ from posbench.run.tracking import is_online, mirror, row_values
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(
-    protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=LAST, tokens=1536, status="ok",
-    nll=1.0, ci_low=0.5, ci_high=1.5, targets_sha256="ab" * 32,
+    protocol="fixed_target",
+    length=16,
+    length_ratio=1,
+    split="test",
+    checkpoint_step=LAST,
+    tokens=1536,
+    status="ok",
+    nll=1.0,
+    ci_low=0.5,
+    ci_high=1.5,
+    targets_sha256="ab" * 32,
     units={"document": [0, 1], "tokens": [8, 8], "nll": [8.0, 8.0]},
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run a test without a key, without this machine's settings, and without a client left over from another test."""
+    """Run a test without a key, without this machine's settings, and without a client
+    left over from another test.
+    """
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
@@ -60,11 +73,22 @@ def config(tiny_config: Config) -> Config:
 
 
 def tracked(config: Config, **tracking: Any) -> Config:
-    return dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, **tracking))
+    return dataclasses.replace(
+        config, tracking=dataclasses.replace(config.tracking, **tracking)
+    )
 
 
-def attempt(folder: Path, config: Config, after: int, until: int, evaluated: int = 0, kill: bool = False) -> None:
-    """Do the part of one process in a run that continues from the checkpoint of a step; it ends, or is killed."""
+def attempt(
+    folder: Path,
+    config: Config,
+    after: int,
+    until: int,
+    evaluated: int = 0,
+    kill: bool = False,
+) -> None:
+    """Do the part of one process in a run that continues from the checkpoint of a step;
+    it ends, or is killed.
+    """
     with Run.open(folder, config, ["posbench", "train"]) as run:
         mirror(config, run, results_of)
         run.begin_attempt()
@@ -72,12 +96,27 @@ def attempt(folder: Path, config: Config, after: int, until: int, evaluated: int
         if run.tracker:
             run.tracker.send()
         for step in range(after + 1, until + 1):
-            run.log({"step": step, "tokens": 128 * step, "train/loss": 1 / step, "seconds": step / 2})
+            run.log(
+                {
+                    "step": step,
+                    "tokens": 128 * step,
+                    "train/loss": 1 / step,
+                    "seconds": step / 2,
+                }
+            )
             if step % 4 == 0:
                 run.log({"step": step, "tokens": 128 * step, "val/loss": 2 / step})
         for ratio in range(1, evaluated + 1):
-            status = {"status": "undefined", "nll": None, "ci_low": None, "ci_high": None} if ratio == 3 else {}
-            run.log(dataclasses.replace(ROW, length=16 * ratio, length_ratio=ratio, **status).to_json())
+            status = (
+                {"status": "undefined", "nll": None, "ci_low": None, "ci_high": None}
+                if ratio == 3
+                else {}
+            )
+            run.log(
+                dataclasses.replace(
+                    ROW, length=16 * ratio, length_ratio=ratio, **status
+                ).to_json()
+            )
         if kill:
             os.kill(os.getpid(), signal.SIGKILL)
         run.finish("done" if evaluated else "stopped")
@@ -111,31 +150,65 @@ def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
     (part,) = (tmp_path / "run").glob("wandb/offline-run-*")
     wandb_cli.cli(["sync", "--yes", str(part)], standalone_mode=False)
     assert only(server).history == sent_of(tmp_path / "run", offline)
-    # Of metrics the client sends numbered fields: "1" the name, "5" the place of its axis, "6" the options.
+    # Of metrics the client sends numbered fields: "1" the name, "5" the place of its
+    # axis, "6" the options.
     metrics = json.loads(only(server).last("config"))["_wandb"]["value"]["m"]
-    axes = {"train/loss": "tokens", "val/loss": "tokens", "eval/loss": "eval/context", "eval/ci_low": "eval/context"}
-    assert axes.items() <= {each["1"]: metrics[each["5"] - 1]["1"] for each in metrics if "5" in each}.items()
+    axes = {
+        "train/loss": "tokens",
+        "val/loss": "tokens",
+        "eval/loss": "eval/context",
+        "eval/ci_low": "eval/context",
+    }
+    assert (
+        axes.items()
+        <= {
+            each["1"]: metrics[each["5"] - 1]["1"] for each in metrics if "5" in each
+        }.items()
+    )
     hidden = {each["1"] for each in metrics if 2 in each.get("6", [])}
-    assert {"eval/ci_low", "eval/context", "tokens"} <= hidden and "eval/loss" not in hidden
+    assert {
+        "eval/ci_low",
+        "eval/context",
+        "tokens",
+    } <= hidden and "eval/loss" not in hidden
 
 
-def test_online_every_row_arrives_once_also_after_a_kill(server: Server, config: Config, tmp_path: Path) -> None:
+def test_online_every_row_arrives_once_also_after_a_kill(
+    server: Server, config: Config, tmp_path: Path
+) -> None:
     killed(tmp_path / "run", config, 0, 7)
     attempt(tmp_path / "run", config, 5, LAST, 3)
     served = only(server)
     assert served.history == sent_of(tmp_path / "run", config)
-    assert served.name.startswith(config.id) and (served.last("project"), served.exit_code) == ("posbench", 0)
-    assert {name: served.summary[name] for name in ("nll_1x", "status", "rise_2x", "data/name")} == {
-        "nll_1x": 1.0, "status": "done", "rise_2x": 0.0, "data/name": "text",
-    }  # fmt: skip
+    assert served.name.startswith(config.id) and (
+        served.last("project"),
+        served.exit_code,
+    ) == ("posbench", 0)
+    assert {
+        name: served.summary[name]
+        for name in ("nll_1x", "status", "rise_2x", "data/name")
+    } == {
+        "nll_1x": 1.0,
+        "status": "done",
+        "rise_2x": 0.0,
+        "data/name": "text",
+    }
     assert served.summary["curve"]["_type"] == "image-file"
-    assert not [name for name in served.summary if "." in name or name.startswith("eval/")]
+    assert not [
+        name for name in served.summary if "." in name or name.startswith("eval/")
+    ]
     assert served.config["encoding"]["name"] == "rope"
-    assert all(served.last(name) is None for name in ("host", "program", "commit", "repo"))
+    assert all(
+        served.last(name) is None for name in ("host", "program", "commit", "repo")
+    )
 
 
 def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_same_run(
-    server: Server, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    config: Config,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 2)
     for sent in (17, 0):
@@ -145,11 +218,15 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
         mirror(config, run, results_of)
         run.log(dataclasses.replace(ROW, length=64, length_ratio=4, nll=7.0).to_json())
     assert only(server).history == sent_of(tmp_path / "run", config)
-    assert only(server).summary["status"] == "done" and only(server).history[-1]["eval/loss"] == 7.0
+    assert (
+        only(server).summary["status"] == "done"
+        and only(server).history[-1]["eval/loss"] == 7.0
+    )
     with Run.open(tmp_path / "run", config, [], restart=True):
         pass
     attempt(tmp_path / "run", config, 0, 3)
-    assert [len(run.history) for run in server.runs.values()] == [18, 3]  # begun anew, it is another one there
+    # begun anew, it is another one there
+    assert [len(run.history) for run in server.runs.values()] == [18, 3]
     monkeypatch.delenv("WANDB_API_KEY")
     wandb.teardown()
     assert posbench("sync", str(tmp_path / "run")) == 2
@@ -159,16 +236,31 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
 def test_under_the_agent_of_a_sweep_the_run_is_the_agents(
     server: Server, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"SWEEP_ID": "sw33p", "RUN_ID": "r1", "PROJECT": "theirs"}.items():
+    for name, value in {
+        "SWEEP_ID": "sw33p",
+        "RUN_ID": "r1",
+        "PROJECT": "theirs",
+    }.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     attempt(tmp_path / "run", config, 0, LAST, 1)
     run = only(server)
-    assert (run.name, run.last("sweep"), run.last("project"), run.exit_code) == ("r1", "sw33p", "theirs", 0)
-    assert run.summary["nll_1x"] == 1.0 and load_record(tmp_path / "run")["wandb"]["id"] == "r1"
+    assert (run.name, run.last("sweep"), run.last("project"), run.exit_code) == (
+        "r1",
+        "sw33p",
+        "theirs",
+        0,
+    )
+    assert (
+        run.summary["nll_1x"] == 1.0
+        and load_record(tmp_path / "run")["wandb"]["id"] == "r1"
+    )
 
 
 def test_a_failing_wandb_costs_one_warning_and_no_row(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fails(*_: Any, **given: Any) -> Any:
         raise OSError("no network\nand more")
@@ -176,8 +268,16 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
     monkeypatch.setattr(wandb, "init", fails)
     attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 1)
     assert len(read_rows(tmp_path / "run")) == LAST + 4
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("tracking: ") and "'posbench sync' sends it later" in warning and "\n" not in warning
+    (warning,) = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == "WARNING"
+    ]
+    assert (
+        warning.startswith("tracking: ")
+        and "'posbench sync' sends it later" in warning
+        and "\n" not in warning
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,14 +289,23 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
         ({"targets_sha256": "cd12cd"}, "eval/targets cd12cd"),
     ],
 )
-def test_names_tell_checkpoints_texts_and_targets_apart(config: Config, change: dict[str, Any], curve: str) -> None:
+def test_names_tell_checkpoints_texts_and_targets_apart(
+    config: Config, change: dict[str, Any], curve: str
+) -> None:
     targets: dict[Any, Any] = {}
     row_values(ROW.to_json(), config, targets)
     values = row_values(dataclasses.replace(ROW, **change).to_json(), config, targets)
-    assert values == {"eval/context": 16, f"{curve}/loss": 1.0, f"{curve}/ci_low": 0.5, f"{curve}/ci_high": 1.5}
+    assert values == {
+        "eval/context": 16,
+        f"{curve}/loss": 1.0,
+        f"{curve}/ci_low": 0.5,
+        f"{curve}/ci_high": 1.5,
+    }
 
 
-def test_online_needs_a_key_and_nobody_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_needs_a_key_and_nobody_is_asked_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not is_online("auto") and not is_online("online")
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert is_online("auto") and not is_online("offline")
@@ -204,11 +313,19 @@ def test_online_needs_a_key_and_nobody_is_asked_for_one(monkeypatch: pytest.Monk
     assert not is_online("auto")
 
 
-def test_tensorboard_shows_every_row_once_after_a_kill(config: Config, tmp_path: Path) -> None:
+def test_tensorboard_shows_every_row_once_after_a_kill(
+    config: Config, tmp_path: Path
+) -> None:
     config = tracked(config, backend="tensorboard")
     killed(tmp_path / "run", config, 0, 7)
     attempt(tmp_path / "run", config, 5, LAST, 2)
     (path,) = (tmp_path / "run/tensorboard").iterdir()
-    curves = [(value.tag, event.step) for event in EventFileLoader(str(path)).Load() for value in event.summary.value]
-    assert [step for tag, step in curves if tag == "train/loss"] == [128 * step for step in range(1, LAST + 1)]
+    curves = [
+        (value.tag, event.step)
+        for event in EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+    ]
+    assert [step for tag, step in curves if tag == "train/loss"] == [
+        128 * step for step in range(1, LAST + 1)
+    ]
     assert [step for tag, step in curves if tag == "eval/loss"] == [16, 32]

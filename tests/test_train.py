@@ -1,4 +1,6 @@
-"""Training as a whole: what a run leaves, what stops it, and that it goes on to the same numbers."""
+"""Training as a whole: what a run leaves, what stops it, and that it goes on to the
+same numbers.
+"""
 
 import contextlib
 import dataclasses
@@ -44,7 +46,10 @@ def config(tiny_config: Config, tmp_path: pathlib.Path) -> Config:
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
-    parts = {name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    parts = {
+        name: dataclasses.replace(getattr(config, name), **values)
+        for name, values in sections.items()
+    }
     return dataclasses.replace(config, **parts)
 
 
@@ -54,7 +59,10 @@ def weights_sha256(folder: pathlib.Path) -> str:
 
 
 def losses(folder: pathlib.Path) -> list[tuple[int, float, float]]:
-    return [(row["step"], row["train/loss"], row["train/learning_rate"]) for row in training_rows(folder)]
+    return [
+        (row["step"], row["train/loss"], row["train/learning_rate"])
+        for row in training_rows(folder)
+    ]
 
 
 def evaluation_numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
@@ -80,19 +88,28 @@ def raised_at(step: int, number: signal.Signals) -> Callable[[int], object]:
     return lambda at: at == step and signal.raise_signal(number)
 
 
-def stop_after(step: int, config: Config, folder: pathlib.Path, error: type[BaseException] = RuntimeError) -> None:
+def stop_after(
+    step: int,
+    config: Config,
+    folder: pathlib.Path,
+    error: type[BaseException] = RuntimeError,
+) -> None:
     """Train until a step fails, which leaves the run at its newest checkpoint."""
 
     def see(at: int) -> None:
         if at == step:
             raise error("the lights went out")
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match="the lights"):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(error, match="the lights"),
+    ):
         seen_updates(patch, see)
         train(config, folder, [])
 
 
-# -- what a run leaves -------------------------------------------------------------------------------------------------
+# -- what a run leaves
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing_rows(
@@ -101,17 +118,31 @@ def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing
     folder = tmp_path / "run"
     train(config, folder, ["posbench", "train"])
     record = load_record(folder)
-    assert status(folder) == ("done", None) and record["tokens"] == config.training.tokens
+    assert (
+        status(folder) == ("done", None) and record["tokens"] == config.training.tokens
+    )
     assert record["parameters"]["encoding"] == 0 < record["parameters"]["total"]
     assert record["data"]["tokens"]["train"] > 1000
-    assert record["evaluate_seconds"] > 0 and record["train_seconds"] > 0 and record["cpu_seconds"] > 0
+    assert (
+        record["evaluate_seconds"] > 0
+        and record["train_seconds"] > 0
+        and record["cpu_seconds"] > 0
+    )
     rows = evaluation_rows(folder)
-    assert len(rows) == 3 + 2 + 3 and {(row.status, row.checkpoint_step) for row in rows} == {("ok", STEPS)}
+    assert len(rows) == 3 + 2 + 3 and {
+        (row.status, row.checkpoint_step) for row in rows
+    } == {("ok", STEPS)}
     assert all(row.units and sum(row.units["tokens"]) == row.n_tokens for row in rows)
-    assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == ["step-00000010", "step-00000012"]
+    assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == [
+        "step-00000010",
+        "step-00000012",
+    ]
     assert (folder / "tokenizer.json").exists()
 
-    before, written = weights_sha256(folder), (folder / "rows.jsonl").read_text(encoding="utf-8")
+    before, written = (
+        weights_sha256(folder),
+        (folder / "rows.jsonl").read_text(encoding="utf-8"),
+    )
     with caplog.at_level("INFO", "posbench"):
         train(config, folder, [])
     assert (folder / "rows.jsonl").read_text(encoding="utf-8") == written
@@ -121,7 +152,9 @@ def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing
     assert {row.length_ratio for row in evaluation_rows(folder)} == {1, 2, 3, 4}
 
 
-def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Config, tmp_path: pathlib.Path) -> None:
+def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
     folder = tmp_path / "run"
     train(changed(config, runtime={"validate_every_steps": 1}), folder, [])
     losses = [row["val/loss"] for row in training_rows(folder) if "val/loss" in row]
@@ -129,33 +162,65 @@ def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Co
     model = build(config, tokens.tokenizer.vocab_size)
     model.load_state_dict(checkpoint.trained(folder).weights())
     (batch,) = validation_batches(tokens.validation.ids, 16, 256, VALIDATION_SIZE)
-    assert len(losses) == STEPS and len(batch.ids) % config.training.batch_size  # the last batch is a smaller one
-    assert losses[-1] == pytest.approx(float(model(batch.ids, batch.labels).detach()), abs=1e-6)
+    # the last batch is a smaller one
+    assert len(losses) == STEPS and len(batch.ids) % config.training.batch_size
+    assert losses[-1] == pytest.approx(
+        float(model(batch.ids, batch.labels).detach()), abs=1e-6
+    )
 
 
-def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config) -> None:
-    schedule = dataclasses.replace(config.training, learning_rate=1.0, warmup_tokens=4 * 128, final_learning_rate=0.1)
+def test_the_learning_rate_warms_up_and_falls_to_its_final_share(
+    config: Config,
+) -> None:
+    schedule = dataclasses.replace(
+        config.training,
+        learning_rate=1.0,
+        warmup_tokens=4 * 128,
+        final_learning_rate=0.1,
+    )
     cosine = [learning_rate(step, 100, schedule) for step in range(100)]
     assert cosine[:4] == [0.25, 0.5, 0.75, 1.0] and cosine[4] == 1.0
-    assert cosine[99] == pytest.approx(0.1) and cosine[4:] == sorted(cosine[4:], reverse=True)
+    assert cosine[99] == pytest.approx(0.1) and cosine[4:] == sorted(
+        cosine[4:], reverse=True
+    )
     constant = dataclasses.replace(schedule, schedule="constant", decay_fraction=0.2)
     values = [learning_rate(step, 101, constant) for step in range(101)]
-    assert set(values[4:80]) == {1.0} and values[100] == pytest.approx(0.1) and values[80] < 1
+    assert (
+        set(values[4:80]) == {1.0}
+        and values[100] == pytest.approx(0.1)
+        and values[80] < 1
+    )
     assert values[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
-    for share, step in ((0.0, 100), (1.0, 4)):  # it stays to the end, or falls from the end of the warm-up on
-        assert learning_rate(step, 101, dataclasses.replace(constant, decay_fraction=share)) == 1.0
-    short = dataclasses.replace(schedule, warmup_tokens=61440, tokens=20 * 128)  # the warm-up is cut to a tenth
-    assert [learning_rate(step, short.steps, short) for step in range(3)] == [0.5, 1.0, 1.0]
+    # it stays to the end, or falls from the end of the warm-up on
+    for share, step in ((0.0, 100), (1.0, 4)):
+        assert (
+            learning_rate(
+                step, 101, dataclasses.replace(constant, decay_fraction=share)
+            )
+            == 1.0
+        )
+    # the warm-up is cut to a tenth
+    short = dataclasses.replace(schedule, warmup_tokens=61440, tokens=20 * 128)
+    assert [learning_rate(step, short.steps, short) for step in range(3)] == [
+        0.5,
+        1.0,
+        1.0,
+    ]
 
 
 def test_a_run_goes_on_from_a_prompt(config: Config, tmp_path: pathlib.Path) -> None:
     train(config, tmp_path / "run", [])
     text = sample(tmp_path / "run", "to be", tokens=30)
-    assert text == sample(tmp_path / "run", "to be", tokens=30) and text.startswith("to be") and len(text) > 20
+    assert (
+        text == sample(tmp_path / "run", "to be", tokens=30)
+        and text.startswith("to be")
+        and len(text) > 20
+    )
     assert text != sample(tmp_path / "run", "to be", tokens=30, seed=1)
 
 
-# -- what it refuses to mix --------------------------------------------------------------------------------------------
+# -- what it refuses to mix
+# --------------------------------------------------------------------------------------------
 
 
 def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_line_and_left_as_it_is(
@@ -166,7 +231,9 @@ def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_
     before = snapshot(folder)
     with open(str(config.data.path), "a", encoding="utf-8") as file:
         file.write(" more")
-    with pytest.raises(UserError, match=r"trained on another text than .* now: .*study=NAME.*--restart") as caught:
+    with pytest.raises(
+        UserError, match=r"trained on another text than .* now: .*study=NAME.*--restart"
+    ) as caught:
         train(config, folder, [])
     assert "\n" not in str(caught.value) and snapshot(folder) == before
     train(config, folder, [], restart=True)
@@ -176,30 +243,42 @@ def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_
         train(config, folder, [])
     assert load_record(folder) == record and record["status"] == "done"
     (folder / "checkpoint").rename(tmp_path / "weights")
-    train(config, folder, [])  # a finished run without weights keeps its rows, beside the new run
-    assert load_record(tmp_path / "run.old-2") == record and load_record(folder)["status"] == "done"
+    # a finished run without weights keeps its rows, beside the new run
+    train(config, folder, [])
+    assert (
+        load_record(tmp_path / "run.old-2") == record
+        and load_record(folder)["status"] == "done"
+    )
     (folder / "run.json").write_text("{", encoding="utf-8")
     train(config, folder, [], restart=True)  # also where the record cannot be read
 
 
-def test_a_run_does_not_go_on_in_another_precision(config: Config, tmp_path: pathlib.Path) -> None:
+def test_a_run_does_not_go_on_in_another_precision(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
     config, folder = changed(config, training={"precision": "auto"}), tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "bf16_is_fast", lambda device: False)
         stop_after(7, config, folder)
         kept = snapshot(folder / "checkpoint")
         patch.setattr(machine, "bf16_is_fast", lambda device: True)
-        with pytest.raises(UserError, match="trained in fp32 up to step 5 and would go on"):
+        with pytest.raises(
+            UserError, match="trained in fp32 up to step 5 and would go on"
+        ):
             train(config, folder, [])
         assert snapshot(folder / "checkpoint") == kept
         patch.setattr(machine, "bf16_is_fast", lambda device: False)
         train(config, folder, [])
         patch.setattr(machine, "bf16_is_fast", lambda device: True)
-        train(changed(config, evaluation={"ratios": (0.5, 1, 2)}), folder, [])  # evaluated as it was trained
-        assert {row.dtype for row in evaluation_rows(folder) if row.status == "ok"} == {"fp32"}
+        # evaluated as it was trained
+        train(changed(config, evaluation={"ratios": (0.5, 1, 2)}), folder, [])
+        assert {row.dtype for row in evaluation_rows(folder) if row.status == "ok"} == {
+            "fp32"
+        }
 
 
-# -- continued, it has the same numbers --------------------------------------------------------------------------------
+# -- continued, it has the same numbers
+# --------------------------------------------------------------------------------
 
 
 def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one(
@@ -207,18 +286,33 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
 ) -> None:  # 200 of them: slow/test_kills.py
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(config, whole, [])
-    process = multiprocessing.get_context("fork").Process(target=train, args=(config, killed, []))
+    process = multiprocessing.get_context("fork").Process(
+        target=train, args=(config, killed, [])
+    )
     process.start()
-    until(lambda: (killed / "rows.jsonl").exists() and (killed / "rows.jsonl").read_bytes().count(b"\n") >= 7)
+    until(
+        lambda: (
+            (killed / "rows.jsonl").exists()
+            and (killed / "rows.jsonl").read_bytes().count(b"\n") >= 7
+        )
+    )
     process.kill()
     process.join()
-    assert load_record(killed)["status"] == "running" and read([killed])["run_status"].tolist()[0] == "died"
+    assert (
+        load_record(killed)["status"] == "running"
+        and read([killed])["run_status"].tolist()[0] == "died"
+    )
     with Run.open(killed, config, None):
         assert read([killed])["run_status"].tolist()[0] == "running"
     train(config, killed, [])
-    assert weights_sha256(killed) == weights_sha256(whole) and losses(killed) == losses(whole)
+    assert weights_sha256(killed) == weights_sha256(whole) and losses(killed) == losses(
+        whole
+    )
     timed = dict.fromkeys(("seconds", "peak_memory_bytes"))
-    rows = [[dataclasses.replace(row, **timed) for row in evaluation_rows(folder)] for folder in (killed, whole)]
+    rows = [
+        [dataclasses.replace(row, **timed) for row in evaluation_rows(folder)]
+        for folder in (killed, whole)
+    ]
     assert rows[0] == rows[1]
 
 
@@ -236,55 +330,91 @@ def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
 
     def numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
         rows = [row for row in read_rows(folder) if "protocol" in row]
-        return [(row["protocol"], row["window"], row["length"], row["tokens"], row["nll"]) for row in rows]
+        return [
+            (row["protocol"], row["window"], row["length"], row["tokens"], row["nll"])
+            for row in rows
+        ]
 
-    assert weights_sha256(plain) == weights_sha256(whole) == weights_sha256(cut) and numbers(whole) == numbers(cut)
+    assert weights_sha256(plain) == weights_sha256(whole) == weights_sha256(
+        cut
+    ) and numbers(whole) == numbers(cut)
     early = [row for row in numbers(whole) if row[3] < STEPS * per_step]
-    assert {row[:2] for row in early} == {("fixed_target", None)} and headline_of(whole) == headline_of(plain)
+    assert {row[:2] for row in early} == {("fixed_target", None)} and headline_of(
+        whole
+    ) == headline_of(plain)
     assert {row[3] for row in early} == {4 * per_step, 9 * per_step}
 
 
 def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_continued_run(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
-    config = changed(config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)})
-    drope = dataclasses.replace(config, encoding=EncodingConfig("drope", {"drop_at": 0.5}))
+    config = changed(
+        config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)}
+    )
+    drope = dataclasses.replace(
+        config, encoding=EncodingConfig("drope", {"drop_at": 0.5})
+    )
     train(drope, tmp_path / "whole", [])
     stop_after(8, drope, tmp_path / "cut", KeyboardInterrupt)
     assert status(tmp_path / "cut") == ("stopped", "signal")
     train(changed(drope, evaluation={"ratios": (1, 2)}), tmp_path / "cut", [])
-    assert load_config(tmp_path / "cut").evaluation.ratios == (1, 2)  # what it was evaluated at in the end
+    # what it was evaluated at in the end
+    assert load_config(tmp_path / "cut").evaluation.ratios == (1, 2)
     assert weights_sha256(tmp_path / "cut") == weights_sha256(tmp_path / "whole")
     train(config, tmp_path / "rope", [])
     first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
-    assert first[: STEPS // 2] == second[: STEPS // 2] and first[STEPS // 2][1] != second[STEPS // 2][1]
-    (early, *_), (with_rope, *_) = (evaluation_numbers(tmp_path / name) for name in ("whole", "rope"))
-    assert early[:2] == with_rope[:2] and early != with_rope  # of equal weights: rows on the way are without positions
+    assert (
+        first[: STEPS // 2] == second[: STEPS // 2]
+        and first[STEPS // 2][1] != second[STEPS // 2][1]
+    )
+    (early, *_), (with_rope, *_) = (
+        evaluation_numbers(tmp_path / name) for name in ("whole", "rope")
+    )
+    # of equal weights: rows on the way are without positions
+    assert early[:2] == with_rope[:2] and early != with_rope
 
 
-@pytest.mark.parametrize("name", ["rope", pytest.param("abacus", marks=pytest.mark.slow)])  # which goes by progress
+# which goes by progress
+@pytest.mark.parametrize(
+    "name", ["rope", pytest.param("abacus", marks=pytest.mark.slow)]
+)
 def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit(
     config: Config, tmp_path: pathlib.Path, name: str
 ) -> None:
-    config = dataclasses.replace(config, encoding=EncodingConfig(name), study="together")
-    config = changed(config, training={"schedule": "wsd", "decay_fraction": 0.3, "warmup_tokens": 256})
-    config = changed(config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)})
+    config = dataclasses.replace(
+        config, encoding=EncodingConfig(name), study="together"
+    )
+    config = changed(
+        config,
+        training={"schedule": "wsd", "decay_fraction": 0.3, "warmup_tokens": 256},
+    )
+    config = changed(
+        config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)}
+    )
     shared_updates, own_updates = [], []
     for updates in (8, 12, 20):
         longer = changed(config, training={"tokens": updates * 128})
-        alone, folder = tmp_path / f"alone-{updates}" / longer.id, tmp_path / "together" / longer.id
+        alone, folder = (
+            tmp_path / f"alone-{updates}" / longer.id,
+            tmp_path / "together" / longer.id,
+        )
         train(longer, alone, [])
         with pytest.MonkeyPatch.context() as patch:
             steps: list[int] = []
             seen_updates(patch, steps.append)
             train(longer, folder, [])
-        assert weights_sha256(folder) == weights_sha256(alone) and losses(folder) == losses(alone)
+        assert weights_sha256(folder) == weights_sha256(alone) and losses(
+            folder
+        ) == losses(alone)
         assert evaluation_numbers(folder) == evaluation_numbers(alone)
         shared_updates.append(load_record(folder).get("began_from", {}).get("step"))
         own_updates.append(len(steps))
-    expected = ([None, 5, 8], [8, 7, 12]) if name == "rope" else ([None] * 3, [8, 12, 20])
+    expected = (
+        ([None, 5, 8], [8, 7, 12]) if name == "rope" else ([None] * 3, [8, 12, 20])
+    )
     assert (shared_updates, own_updates) == expected
-    other = changed(config, training={"tokens": 24 * 128, "weight_decay": 0.2})  # no sibling fits
+    # no sibling fits
+    other = changed(config, training={"tokens": 24 * 128, "weight_decay": 0.2})
     train(other, tmp_path / "together" / other.id, [])
     assert "began_from" not in load_record(tmp_path / "together" / other.id)
 
@@ -293,27 +423,41 @@ def test_lengths_and_windows_change_within_a_run_at_the_same_update_however_it_i
     config: Config, tmp_path: pathlib.Path
 ) -> None:
     config = changed(config, evaluation={"ratios": (1,), "windowed": False})
-    grown = changed(config, training={"lengths": ((0.0, 4, 2), (0.25, 8), (0.5, 16, 5), (0.75, 16))})
+    grown = changed(
+        config, training={"lengths": ((0.0, 4, 2), (0.25, 8), (0.5, 16, 5), (0.75, 16))}
+    )
     train(grown, tmp_path / "whole", [])
     for step in (6, 8):
         stop_after(step, grown, tmp_path / f"cut-{step}")
         train(grown, tmp_path / f"cut-{step}", [])
-        assert weights_sha256(tmp_path / f"cut-{step}") == weights_sha256(tmp_path / "whole")
+        assert weights_sha256(tmp_path / f"cut-{step}") == weights_sha256(
+            tmp_path / "whole"
+        )
 
     def batches(config: Config, name: str) -> list[torch.Tensor]:
         seen: list[torch.Tensor] = []
         with pytest.MonkeyPatch.context() as patch:
-            update = lambda trainer, batch, *rest: (seen.append(batch.ids), begin_update(trainer, batch, *rest))[1]  # noqa: E731
+
+            def update(trainer, batch, *rest):
+                seen.append(batch.ids)
+                return begin_update(trainer, batch, *rest)
+
             patch.setattr("posbench.training.train.begin_update", update)
             train(config, tmp_path / name, [])
         return seen
 
     shorter, plain = batches(grown, "seen"), batches(config, "plain")
-    assert [tuple(ids.shape) for ids in shorter] == [(32, 4)] * 3 + [(16, 8)] * 3 + [(8, 16)] * 6
-    assert all(torch.equal(ids.view(8, 16), whole) for ids, whole in zip(shorter, plain, strict=True))
+    assert [tuple(ids.shape) for ids in shorter] == [(32, 4)] * 3 + [(16, 8)] * 3 + [
+        (8, 16)
+    ] * 6
+    assert all(
+        torch.equal(ids.view(8, 16), whole)
+        for ids, whole in zip(shorter, plain, strict=True)
+    )
 
 
-# -- what ends it ------------------------------------------------------------------------------------------------------
+# -- what ends it
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(
@@ -327,42 +471,80 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(
         return write_bytes(path, data)
 
     monkeypatch.setattr(pathlib.Path, "write_bytes", full)
-    seen_updates(monkeypatch, raised_at(2, signal.SIGTERM))  # because of which it is saved
-    with pytest.raises(RunFailed, match=r"no room to write .*step-00000003 .* bytes needed, .* free; free"):
+    # because of which it is saved
+    seen_updates(monkeypatch, raised_at(2, signal.SIGTERM))
+    with pytest.raises(
+        RunFailed,
+        match=r"no room to write .*step-00000003 .* bytes needed, .* free; free",
+    ):
         train(config, tmp_path / "run", [])
     assert status(tmp_path / "run") == ("failed", "disk")
     assert not evaluation_rows(tmp_path / "run") and len(losses(tmp_path / "run")) == 3
 
 
-def test_a_signal_ends_training_saved_and_an_evaluation_in_words(config: Config, tmp_path: pathlib.Path) -> None:
+def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
     number = signal.SIGUSR1
     before = signal.getsignal(number)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match=f"{number.name} after step 7; saved") as e:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(Stopped, match=f"{number.name} after step 7; saved") as e,
+    ):
         seen_updates(patch, raised_at(6, number))
         train(config, tmp_path / "run", [])
     assert e.value.exit_code == 128 + number
-    raised = lambda *given, save=checkpoint.save: save(*given) and given[1] == STEPS and signal.raise_signal(number)  # noqa: E731
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match=f"after step {STEPS}; saved"):
+
+    def raised(*given, save=checkpoint.save):
+        return save(*given) and given[1] == STEPS and signal.raise_signal(number)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(Stopped, match=f"after step {STEPS}; saved"),
+    ):
         patch.setattr(checkpoint, "save", raised)  # as the last checkpoint is written
         train(config, tmp_path / "run", [])
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match=f"stopped by {number.name}"):
-        patch.setattr("posbench.training.train.evaluate_into", lambda *_: signal.raise_signal(number))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(Stopped, match=f"stopped by {number.name}"),
+    ):
+        patch.setattr(
+            "posbench.training.train.evaluate_into",
+            lambda *_: signal.raise_signal(number),
+        )
         train(config, tmp_path / "run", [])
-    assert status(tmp_path / "run") == ("stopped", "signal") and signal.getsignal(number) is before
+    assert (
+        status(tmp_path / "run") == ("stopped", "signal")
+        and signal.getsignal(number) is before
+    )
 
 
 def test_signals_are_collected_or_end_what_has_nothing_to_save() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), stop_signals(second_interrupts=True) as received:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        stop_signals(second_interrupts=True) as received,
+    ):
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
-    assert received == [signal.SIGTERM, signal.SIGTERM] and signal.getsignal(signal.SIGINT) is before
-    # It is no error that a library may outlive: a tracker costs a warning where it fails.
-    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors(), contextlib.suppress(Exception):
+    assert (
+        received == [signal.SIGTERM, signal.SIGTERM]
+        and signal.getsignal(signal.SIGINT) is before
+    )
+    # It is no error that a library may outlive: a tracker costs a warning where it
+    # fails.
+    with (
+        pytest.raises(Stopped, match="stopped by SIGTERM"),
+        signals_as_errors(),
+        contextlib.suppress(Exception),
+    ):
         signal.raise_signal(signal.SIGTERM)
     tokenizer = raw_bytes()
-    tokenizer._inner = Mock(encode_batch_fast=lambda *_, **given: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors():  # and no fault of the tokenizer
+    tokenizer._inner = Mock(
+        encode_batch_fast=lambda *_, **given: signal.raise_signal(signal.SIGTERM)
+    )
+    # and no fault of the tokenizer
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors():
         tokenizer.encode(["a text"])
 
 
@@ -371,13 +553,19 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
 ) -> None:
     plain, calls = GPT.forward, []
 
-    def poisoned(model: GPT, ids: torch.Tensor, labels: torch.Tensor, **given: Any) -> torch.Tensor:
+    def poisoned(
+        model: GPT, ids: torch.Tensor, labels: torch.Tensor, **given: Any
+    ) -> torch.Tensor:
         calls.append(0)
-        return plain(model, ids, labels, **given) * (float("nan") if len(calls) == 8 else 1.0)
+        return plain(model, ids, labels, **given) * (
+            float("nan") if len(calls) == 8 else 1.0
+        )
 
     monkeypatch.setattr(GPT, "forward", poisoned)
     with pytest.raises(RunFailed, match="loss is nan at step 8"):
         train(config, tmp_path / "run", [])
     assert status(tmp_path / "run") == ("failed", "diverged")
     saved = checkpoint.trained(tmp_path / "run")
-    assert saved.step == 5 and all(torch.isfinite(weight).all() for weight in saved.weights().values())
+    assert saved.step == 5 and all(
+        torch.isfinite(weight).all() for weight in saved.weights().values()
+    )

@@ -1,4 +1,6 @@
-"""Encodings around others and layers that differ: the same model on every path that computes it."""
+"""Encodings around others and layers that differ: the same model on every path that
+computes it.
+"""
 
 import dataclasses
 from typing import Any
@@ -28,7 +30,9 @@ MIXED: list[dict[str, Any]] = [
 ]
 
 
-def inputs(length: int = LENGTH, kv_heads: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def inputs(
+    length: int = LENGTH, kv_heads: int = 4
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q = schemes.random(2, 4, length, 8, seed=0)
     k, v = (schemes.random(2, kv_heads, length, 8, seed=seed) for seed in (1, 2))
     return q, k, v, schemes.random(2, length, 32, seed=3)
@@ -48,40 +52,83 @@ def row_of(encoding: Any, x: Tensor, ids: Tensor) -> Tensor:
 def test_a_layer_of_layered_is_its_encoding_under_its_window(consecutive: bool) -> None:
     layered = schemes.build("layered", {"layers": MIXED}, SHAPE)
     for layer, entry in enumerate(MIXED):
-        alone = schemes.build(entry["name"], options_of(entry), dataclasses.replace(SHAPE, n_layers=1))
+        alone = schemes.build(
+            entry["name"], options_of(entry), dataclasses.replace(SHAPE, n_layers=1)
+        )
         alone.load_state_dict(layered.inners[layer].state_dict())
         windows = (None, entry.get("window"))
-        free, narrow = (attention(alone, *inputs(), COUNTED, 0, each, consecutive=consecutive) for each in windows)
-        assert torch.equal(attention(layered, *inputs(), COUNTED, layer, consecutive=consecutive), narrow)
+        free, narrow = (
+            attention(alone, *inputs(), COUNTED, 0, each, consecutive=consecutive)
+            for each in windows
+        )
+        assert torch.equal(
+            attention(layered, *inputs(), COUNTED, layer, consecutive=consecutive),
+            narrow,
+        )
         assert torch.allclose(free, narrow, **CLOSE) != ("window" in entry)
 
 
-def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length() -> None:
+def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length() -> (
+    None
+):
     n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
-    for rule, expected in (("ssmax", [0.0, 1.0, 2.0]), ("mistral_large4", [1.0] * 3), ("logn", [1.0, 1.0, 2.0])):
+    for rule, expected in (
+        ("ssmax", [0.0, 1.0, 2.0]),
+        ("mistral_large4", [1.0] * 3),
+        ("logn", [1.0, 1.0, 2.0]),
+    ):
         temperature: Any = encodings.build("temperature", SHAPE, {"rule": rule})
-        torch.testing.assert_close(temperature.factor(n, 1).expand(4, 3), torch.tensor(expected).expand(4, 3), msg=rule)
+        torch.testing.assert_close(
+            temperature.factor(n, 1).expand(4, 3),
+            torch.tensor(expected).expand(4, 3),
+            msg=rule,
+        )
 
 
 def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() -> None:
     drope = encodings.build("drope", SHAPE, {"drop_at": 0.75, "base": 500.0})
-    layered = encodings.build("layered", SHAPE, {"layers": [{"name": "drope", "drop_at": 0.75, "window": 5}]})
-    heads = encodings.build("heads", SHAPE, {"heads": [{"name": "drope", "drop_at": 0.75}]})
+    layered = encodings.build(
+        "layered", SHAPE, {"layers": [{"name": "drope", "drop_at": 0.75, "window": 5}]}
+    )
+    heads = encodings.build(
+        "heads", SHAPE, {"heads": [{"name": "drope", "drop_at": 0.75}]}
+    )
     given = (*inputs(), COUNTED, 1)
-    for done, name in ((None, "none"), (0.0, "rope"), (0.74, "rope"), (0.75, "none"), (1.0, "none")):
-        for encoding, window, base in ((drope, None, 500.0), (layered, 5, 10000.0), (heads, None, 10000.0)):
+    for done, name in (
+        (None, "none"),
+        (0.0, "rope"),
+        (0.74, "rope"),
+        (0.75, "none"),
+        (1.0, "none"),
+    ):
+        for encoding, window, base in (
+            (drope, None, 500.0),
+            (layered, 5, 10000.0),
+            (heads, None, 10000.0),
+        ):
             if done is not None:  # before a run it is as after one
                 tell_progress(encoding, done)
-            expected = encodings.build(name, SHAPE, {"base": base} if name == "rope" else {})
-            ours, theirs = attention(encoding, *given), attention(expected, *given, window)
+            expected = encodings.build(
+                name, SHAPE, {"base": base} if name == "rope" else {}
+            )
+            ours, theirs = (
+                attention(encoding, *given),
+                attention(expected, *given, window),
+            )
             assert torch.equal(ours, theirs), done
 
 
-def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(encodings.load("alibi"), "window", 4)
     for window, n_visible in ((None, 4), (3, 3), (9, 4)):
-        layered = encodings.build("layered", SHAPE, {"layers": [{"name": "alibi", "window": window}]})
-        assert (attention_logits(layered, *inputs()[:2])[0, 0, -1] > -torch.inf).sum() == n_visible
+        layered = encodings.build(
+            "layered", SHAPE, {"layers": [{"name": "alibi", "window": window}]}
+        )
+        assert (
+            attention_logits(layered, *inputs()[:2])[0, 0, -1] > -torch.inf
+        ).sum() == n_visible
     with pytest.raises(UserError, match="'alibi' acts on all heads at once"):
         encodings.build("heads", SHAPE, {"heads": [{"name": "alibi"}]})
 
@@ -89,30 +136,51 @@ def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(monkeypatc
 IDS = torch.zeros(3, 30, dtype=torch.long)
 
 
-def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself() -> None:
-    encoding, stream = encodings.build("randomized", SHAPE, {"max_length": 40}), torch.Generator().manual_seed(0)
-    counts = torch.cat([encoding.positions(IDS[:, :10], stream)[0] for _ in range(1000)]).bincount(minlength=40)
-    assert (counts - 250).abs().max() < 5 * (1000 * 0.25 * 0.75) ** 0.5  # five standard deviations
+def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself() -> (
+    None
+):
+    encoding, stream = (
+        encodings.build("randomized", SHAPE, {"max_length": 40}),
+        torch.Generator().manual_seed(0),
+    )
+    counts = torch.cat(
+        [encoding.positions(IDS[:, :10], stream)[0] for _ in range(1000)]
+    ).bincount(minlength=40)
+    # five standard deviations
+    assert (counts - 250).abs().max() < 5 * (1000 * 0.25 * 0.75) ** 0.5
 
 
-def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation() -> None:
-    encoding, stream = encodings.build("shape", SHAPE, {"shift": 7}), torch.Generator().manual_seed(0)
+def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation() -> (
+    None
+):
+    encoding, stream = (
+        encodings.build("shape", SHAPE, {"shift": 7}),
+        torch.Generator().manual_seed(0),
+    )
     assert (encoding.positions(IDS, stream).diff() == 1).all()
-    assert {int(encoding.positions(IDS, stream)[0, 0]) for _ in range(200)} == set(range(7))
+    assert {int(encoding.positions(IDS, stream)[0, 0]) for _ in range(200)} == set(
+        range(7)
+    )
     assert torch.equal(encoding.eval().positions(IDS, None), 7 + torch.arange(30)[None])
 
 
 def test_cape_moves_jitters_and_stretches_positions_in_training_alone() -> None:
     whole, stream = torch.arange(30.0), torch.Generator().manual_seed(0)
     nothing = {"global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0}
-    for options, bound in (({"global_shift": 4.0}, 4), ({"local_shift": 0.5}, 0.5)):  # each part by itself
+    # each part by itself
+    for options, bound in (({"global_shift": 4.0}, 4), ({"local_shift": 0.5}, 0.5)):
         alone = encodings.build("cape", SHAPE, nothing | options)
         moved = torch.cat([alone.positions(IDS, stream) for _ in range(300)]) - whole
-        assert 0.95 * bound < moved.max() <= bound + 1e-5 and -bound - 1e-5 <= moved.min() < -0.95 * bound
+        assert (
+            0.95 * bound < moved.max() <= bound + 1e-5
+            and -bound - 1e-5 <= moved.min() < -0.95 * bound
+        )
         same = (moved - moved[:, :1]).abs().amax(1) < 1e-5
         assert same.all() if "global_shift" in options else not same.any()
     alone = encodings.build("cape", SHAPE, nothing | {"scaling": 1.25})
-    stretches = torch.cat([alone.positions(IDS, stream) for _ in range(300)])[:, 1:] / whole[1:]
+    stretches = (
+        torch.cat([alone.positions(IDS, stream) for _ in range(300)])[:, 1:] / whole[1:]
+    )
     assert 0.8 <= stretches.min() < 0.81 and 1.24 < stretches.max() <= 1.2501
     assert abs(float(stretches.log().mean())) < 0.05  # as often squeezed as stretched
     assert torch.equal(alone.eval().positions(IDS, None), torch.arange(30)[None])
@@ -125,18 +193,40 @@ ADDED = ("<|endoftext|>", *DIGITS)
 @pytest.mark.parametrize(
     ("name", "options", "vocabulary", "rows", "places", "offsets"),
     [
-        ("abacus", {"max_offset": 5, "rows": 8}, DIGITS, ["1 2 + 3 4 5 =", "+ = 7 7 7 7 7"],
-         [[1, 2, 0, 1, 2, 3, 0], [0, 0, 1, 2, 3, 4, 5]], range(6)),
-        ("coupling", {"max_position": 8}, ADDED, ["<|endoftext|> 6 5 3 + 0 4 9 = 2 0 7 0 <|endoftext|>"],
-         [[0, 2, 3, 4, 5, 2, 3, 4, 5, 4, 3, 2, 1, 0]], range(4)),  # figure 2, which begins at 6; row 8 is the last
+        (
+            "abacus",
+            {"max_offset": 5, "rows": 8},
+            DIGITS,
+            ["1 2 + 3 4 5 =", "+ = 7 7 7 7 7"],
+            [[1, 2, 0, 1, 2, 3, 0], [0, 0, 1, 2, 3, 4, 5]],
+            range(6),
+        ),
+        (
+            "coupling",
+            {"max_position": 8},
+            ADDED,
+            ["<|endoftext|> 6 5 3 + 0 4 9 = 2 0 7 0 <|endoftext|>"],
+            # figure 2, which begins at 6; row 8 is the last
+            [[0, 2, 3, 4, 5, 2, 3, 4, 5, 4, 3, 2, 1, 0]],
+            range(4),
+        ),
     ],
     ids=["abacus", "coupling"],
-)  # fmt: skip
+)
 def test_digits_have_the_papers_rows_and_in_training_begin_anywhere(
-    name: str, options: Any, vocabulary: tuple[str, ...], rows: list[str], places: Any, offsets: range
+    name: str,
+    options: Any,
+    vocabulary: tuple[str, ...],
+    rows: list[str],
+    places: Any,
+    offsets: range,
 ) -> None:
-    encoding: Any = schemes.build(name, options, dataclasses.replace(SHAPE, vocabulary=vocabulary))
-    ids = torch.tensor([[vocabulary.index(token) for token in row.split(" ")] for row in rows])
+    encoding: Any = schemes.build(
+        name, options, dataclasses.replace(SHAPE, vocabulary=vocabulary)
+    )
+    ids = torch.tensor(
+        [[vocabulary.index(token) for token in row.split(" ")] for row in rows]
+    )
     places = torch.tensor(places)
     x, drawn = schemes.random(*ids.shape, SHAPE.d_model), []
     last = len(encoding.table) - 1
@@ -144,73 +234,147 @@ def test_digits_have_the_papers_rows_and_in_training_begin_anywhere(
         tell_progress(encoding, update / 100)
         given = row_of(encoding, x, ids)
         drawn.append(int((given - places)[places > 0][0]))
-        assert torch.equal(given, torch.where(places > 0, (places + drawn[-1]).clamp(max=last), 0))
+        assert torch.equal(
+            given, torch.where(places > 0, (places + drawn[-1]).clamp(max=last), 0)
+        )
     assert set(drawn) == set(offsets)
     # A draw follows from the share of the updates, so a continued run draws alike.
-    assert drawn[100:] == [drawn[99], drawn[7]] and torch.equal(row_of(encoding.eval(), x, ids), places)
-    assert name == "coupling" or not encodings.build(name, SHAPE).table[0].any()  # of tokens that are no digits
+    assert drawn[100:] == [drawn[99], drawn[7]] and torch.equal(
+        row_of(encoding.eval(), x, ids), places
+    )
+    # of tokens that are no digits
+    assert name == "coupling" or not encodings.build(name, SHAPE).table[0].any()
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", schemes.NAMES)
-def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_values(name: str) -> None:
+def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_values(
+    name: str,
+) -> None:
     encoding = schemes.build(name, {}, Shape(24, 4, 2, 32, head_dim=8, n_kv_heads=2))
-    (q, k, v, _), x, positions = inputs(12, kv_heads=2), schemes.random(2, 12, 24, seed=3), COUNTED[:, :12]
-    expected = attention_output(encoding, q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), x, 1, positions)
-    out = attention(encoding, q, k, v, x, positions, 1, consecutive="positions" not in encoding.hooks)
+    (q, k, v, _), x, positions = (
+        inputs(12, kv_heads=2),
+        schemes.random(2, 12, 24, seed=3),
+        COUNTED[:, :12],
+    )
+    expected = attention_output(
+        encoding,
+        q,
+        k.repeat_interleave(2, 1),
+        v.repeat_interleave(2, 1),
+        x,
+        1,
+        positions,
+    )
+    out = attention(
+        encoding,
+        q,
+        k,
+        v,
+        x,
+        positions,
+        1,
+        consecutive="positions" not in encoding.hooks,
+    )
     torch.testing.assert_close(out, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["partial_rope", "lerope", "grape_m", "pope", "repo"])
-def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_nothing(name: str) -> None:
+def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_nothing(
+    name: str,
+) -> None:
     trained: Any = schemes.build(name, {}, SHAPE)
     q, k, v, x = inputs(32)
     for method in ("pi", "ntk", "ntk_by_parts", "yarn", "llama3"):
         after, _ = extend_encoding(trained, method, 32, 32)
-        assert torch.equal(attention_output(after, q, k, v, x), attention_output(trained, q, k, v, x)), method
+        assert torch.equal(
+            attention_output(after, q, k, v, x), attention_output(trained, q, k, v, x)
+        ), method
     after, _ = extend_encoding(trained, "pi", 128, 32)
     places = COUNTED[:, :20]
     q, k, x = q[:, :, :20], k[:, :, :20], x[:, :20]
     ours = attention_logits(after, q, k, x, positions=4 * places)
-    torch.testing.assert_close(ours, attention_logits(trained, q, k, x, positions=places), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        ours, attention_logits(trained, q, k, x, positions=places), atol=1e-5, rtol=1e-5
+    )
     after, facts = extend_encoding(trained, "yarn", 64, 32)
-    assert after.attention_factor == pytest.approx(trained.attention_factor * facts["attention_factor"])
+    assert after.attention_factor == pytest.approx(
+        trained.attention_factor * facts["attention_factor"]
+    )
 
 
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
-def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(method: str) -> None:
-    entries = [{"name": "rope", "window": 12}, {"name": "none"}, {"name": "rope", "chunk": LENGTH}]
+def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(
+    method: str,
+) -> None:
+    entries = [
+        {"name": "rope", "window": 12},
+        {"name": "none"},
+        {"name": "rope", "chunk": LENGTH},
+    ]
     layered = encodings.build("layered", SHAPE, {"layers": entries})
     before = [attention(layered, *inputs(), COUNTED, layer) for layer in range(2)]
     after, facts = extend_encoding(layered, method, 128, 32)
-    alone, alone_facts = extend_encoding(encodings.build("rope", SHAPE), method, 128, 32)
-    assert torch.equal(attention(after, *inputs(), COUNTED, 0), attention(alone, *inputs(), COUNTED, 0, window=12))
+    alone, alone_facts = extend_encoding(
+        encodings.build("rope", SHAPE), method, 128, 32
+    )
+    assert torch.equal(
+        attention(after, *inputs(), COUNTED, 0),
+        attention(alone, *inputs(), COUNTED, 0, window=12),
+    )
     assert torch.equal(attention(after, *inputs(), COUNTED, 1), before[1])
     whole = attention(alone, *inputs(), COUNTED, 0)  # a chunk of all tokens hides none
     torch.testing.assert_close(attention(after, *inputs(), COUNTED, 2), whole, **CLOSE)
-    assert torch.equal(attention(layered, *inputs(), COUNTED, 0), before[0])  # the trained one is as it was
-    assert facts == {"dynamic": alone_facts["dynamic"], "extended": {"rope 0": alone_facts, "rope 2": alone_facts}}
+    # the trained one is as it was
+    assert torch.equal(attention(layered, *inputs(), COUNTED, 0), before[0])
+    assert facts == {
+        "dynamic": alone_facts["dynamic"],
+        "extended": {"rope 0": alone_facts, "rope 2": alone_facts},
+    }
 
 
 def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() -> None:
-    """A run that began from another has the shape of that one, and a training length of its own."""
-    cases: list[Any] = [("shape", {"inner": "rope", "shift": 10}, "pi", 2.0), ("temperature", {}, "pi", 2.0)]
-    cases.append(("shape", {"inner": "sinusoidal", "shift": 10}, "interpolate", 266 / 138))
+    """A run that began from another has the shape of that one, and a training length of
+    its own.
+    """
+    cases: list[Any] = [
+        ("shape", {"inner": "rope", "shift": 10}, "pi", 2.0),
+        ("temperature", {}, "pi", 2.0),
+    ]
+    cases.append(
+        ("shape", {"inner": "sinusoidal", "shift": 10}, "interpolate", 266 / 138)
+    )
     for name, options, method, factor in cases:
-        _, facts = extend_encoding(encodings.build(name, SHAPE, options), method, train_length=128, length=256)
+        _, facts = extend_encoding(
+            encodings.build(name, SHAPE, options), method, train_length=128, length=256
+        )
         assert [each["factor"] for each in facts["extended"].values()] == [factor]
 
 
-@pytest.mark.parametrize("inner", [{"inner": "rope"}, {"inner": "canon", "inner_options": {"inner": "rope"}}])
+@pytest.mark.parametrize(
+    "inner", [{"inner": "rope"}, {"inner": "canon", "inner_options": {"inner": "rope"}}]
+)
 def test_a_temperature_acts_on_far_pairs_too(inner: dict[str, Any]) -> None:
     trained = schemes.build("temperature", inner, SHAPE)
-    after, _ = extend_encoding(trained, "self_extend", train_length=32, length=64, group=1)
-    ours, expected = (attention(each, *inputs(), COUNTED, 1) for each in (after, trained))
+    after, _ = extend_encoding(
+        trained, "self_extend", train_length=32, length=64, group=1
+    )
+    ours, expected = (
+        attention(each, *inputs(), COUNTED, 1) for each in (after, trained)
+    )
     torch.testing.assert_close(ours, expected, **CLOSE)
 
 
 def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs() -> None:
-    inner = {"inner": "heads", "inner_options": {"heads": [{"name": "rope"}, {"name": "none"}]}}
-    after, _ = extend_encoding(encodings.build("temperature", SHAPE, inner), "rerope", train_length=32, length=64)
+    inner = {
+        "inner": "heads",
+        "inner_options": {"heads": [{"name": "rope"}, {"name": "none"}]},
+    }
+    after, _ = extend_encoding(
+        encodings.build("temperature", SHAPE, inner),
+        "rerope",
+        train_length=32,
+        length=64,
+    )
     with pytest.raises(Undefined, match="put it into the entries"):
         attention(after, *inputs(), COUNTED, 1)

@@ -1,7 +1,8 @@
-"""A W&B server on this machine, as far as the real client needs one: its GraphQL, file streams and uploads.
+"""A W&B server on this machine, as far as the real client needs one: its GraphQL, file
+streams and uploads.
 
-A run keeps what arrives as the real server does: a line of a stream is put at its offset, so that a client that counts
-from zero again overwrites earlier lines.
+A run keeps what arrives as the real server does: a line of a stream is put at its
+offset, so that a client that counts from zero again overwrites earlier lines.
 """
 
 import contextlib
@@ -21,15 +22,29 @@ class ServedRun:
     """What the server knows about one run."""
 
     name: str
-    variables: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # one per mutation that described it
-    streams: dict[str, dict[int, str]] = dataclasses.field(default_factory=lambda: defaultdict(dict))  # by line number
+    # one per mutation that described it
+    variables: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # by line number
+    streams: dict[str, dict[int, str]] = dataclasses.field(
+        default_factory=lambda: defaultdict(dict)
+    )
     exit_code: int | None = None
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """The logged rows, without the client's own keys and the picture."""
-        rows = [json.loads(line) for _, line in sorted(self.streams["wandb-history.jsonl"].items())]
-        return [{key: value for key, value in row.items() if key[0] != "_" and key != "curve"} for row in rows]
+        rows = [
+            json.loads(line)
+            for _, line in sorted(self.streams["wandb-history.jsonl"].items())
+        ]
+        return [
+            {
+                key: value
+                for key, value in row.items()
+                if key[0] != "_" and key != "curve"
+            }
+            for row in rows
+        ]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -43,19 +58,30 @@ class ServedRun:
 
     def last(self, name: str) -> Any:
         """Return the newest value of a variable that is not null."""
-        return next((v[name] for v in reversed(self.variables) if v.get(name) is not None), None)
+        return next(
+            (v[name] for v in reversed(self.variables) if v.get(name) is not None), None
+        )
 
     def bucket(self) -> dict[str, Any]:
         """Return what the client asks about an existing run."""
         history = self.streams["wandb-history.jsonl"]
         return {
-            "id": self.name, "name": self.name, "displayName": self.name, "description": None, "notes": None,
-            "tags": [], "config": self.last("config") or "{}", "wandbConfig": json.dumps({"t": 1}),
-            "summaryMetrics": json.dumps(self.summary), "historyLineCount": len(history),
+            "id": self.name,
+            "name": self.name,
+            "displayName": self.name,
+            "description": None,
+            "notes": None,
+            "tags": [],
+            "config": self.last("config") or "{}",
+            "wandbConfig": json.dumps({"t": 1}),
+            "summaryMetrics": json.dumps(self.summary),
+            "historyLineCount": len(history),
             "historyTail": json.dumps([history[max(history)]] if history else []),
-            "eventsLineCount": len(self.streams["wandb-events.jsonl"]), "eventsTail": "[]",
-            "logLineCount": len(self.streams["output.log"]), "sweepName": self.last("sweep"),
-        }  # fmt: skip
+            "eventsLineCount": len(self.streams["wandb-events.jsonl"]),
+            "eventsTail": "[]",
+            "logLineCount": len(self.streams["output.log"]),
+            "sweepName": self.last("sweep"),
+        }
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -68,13 +94,17 @@ class Server(http.server.ThreadingHTTPServer):
         self.runs: dict[str, ServedRun] = {}
         self.unknown: list[str] = []  # queries that this server had no answer to
 
-    def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients may hang up
+    # clients may hang up
+    def handle_error(self, request: Any, client_address: Any) -> None: ...
 
     def answer(self, path: str, body: bytes) -> Any:
         if path == "/graphql":
             asked = json.loads(body)
             operation = re.search(r"(?:query|mutation) (\w+)", asked["query"])
-            data = self.graphql(operation[1] if operation else asked["query"], asked.get("variables") or {})
+            data = self.graphql(
+                operation[1] if operation else asked["query"],
+                asked.get("variables") or {},
+            )
             if data is None:
                 self.unknown.append(asked["query"])
             return {"data": data or {}}
@@ -88,11 +118,30 @@ class Server(http.server.ThreadingHTTPServer):
         return {}
 
     def graphql(self, name: str, v: dict[str, Any]) -> dict[str, Any] | None:
-        project = {"id": "P", "name": v.get("project") or "uncategorized", "entity": {"id": "E", "name": "me"}}
+        project = {
+            "id": "P",
+            "name": v.get("project") or "uncategorized",
+            "entity": {"id": "E", "name": "me"},
+        }
         if name in ("Viewer", "viewer"):
-            return {"viewer": {"id": "U", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
+            return {
+                "viewer": {
+                    "id": "U",
+                    "entity": "me",
+                    "username": "me",
+                    "flags": "{}",
+                    "teams": {"edges": []},
+                }
+            }
         if name == "RunResumeStatus":
-            return {"model": {**project, "bucket": self.runs[v["name"]].bucket() if v["name"] in self.runs else None}}
+            return {
+                "model": {
+                    **project,
+                    "bucket": self.runs[v["name"]].bucket()
+                    if v["name"] in self.runs
+                    else None,
+                }
+            }
         if name == "UpsertBucket":
             inserted = v["name"] not in self.runs
             run = self.runs.setdefault(v["name"], ServedRun(v["name"]))
@@ -100,8 +149,17 @@ class Server(http.server.ThreadingHTTPServer):
             bucket = run.bucket() | {"project": project, "sweepName": v["sweep"]}
             return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
         if name == "CreateRunFiles":
-            files = [{"name": file, "uploadUrl": f"{self.url}/upload/{file}"} for file in v["files"]]
-            return {"createRunFiles": {"runID": v["run"], "uploadHeaders": [], "files": files}}
+            files = [
+                {"name": file, "uploadUrl": f"{self.url}/upload/{file}"}
+                for file in v["files"]
+            ]
+            return {
+                "createRunFiles": {
+                    "runID": v["run"],
+                    "uploadHeaders": [],
+                    "files": files,
+                }
+            }
         if name == "ServerFeaturesQuery":
             return {"serverInfo": {"features": []}}
         return None
@@ -132,7 +190,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.rfile.readline()
         else:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        body = (
+            gzip.decompress(body)
+            if self.headers.get("Content-Encoding") == "gzip"
+            else body
+        )
         with self.server.lock:
             data = json.dumps(self.server.answer(self.path, body)).encode()
         self.send_response(200)

@@ -1,7 +1,9 @@
-"""A claim of the literature: its sentence and source, the runs that test it, and what would show it.
+"""A claim of the literature: its sentence and source, the runs that test it, and what
+would show it.
 
-The files of `configs/claim`, and of `claim` in a --config-dir folder, hold claims by name. A file may also hold one
-claim, which has the file's name. A new claim needs no code.
+The files of `configs/claim`, and of `claim` in a --config-dir folder, hold claims by
+name. A file may also hold one claim, which has the file's name. A new claim needs no
+code.
 """
 
 import dataclasses
@@ -23,7 +25,10 @@ _TERM = re.compile(
     r"(?P<sign>[+-]?)\s*(?:(?P<weight>\d*\.?\d+)\s*\*\s*)?(?P<run>\w+)(?:/(?P<protocol>\w+))?(?::(?P<kind>\S+))?"
     r"\s+(?P<ratio>\d*\.?\d+)x\s*"
 )
-_EXPECTED = "expected such as 'fire 8x - fire 1x - alibi 8x + alibi 1x < 0', or 'rope/nonoverlap 1x = 1.88 ± 0.05'"
+_EXPECTED = (
+    "expected such as 'fire 8x - fire 1x - alibi 8x + alibi 1x < 0', or"
+    " 'rope/nonoverlap 1x = 1.88 ± 0.05'"
+)
 
 
 class Source(Section):
@@ -45,11 +50,15 @@ class Prediction(Section):
 
 
 class MoreSeeds(Section):
-    """The claim that one scheme (`of`) answers a task right in more seeds than another (`than`)."""
+    """The claim that one scheme (`of`) answers a task right in more seeds than another
+    (`than`).
+    """
 
     of: str
     than: str
-    at: float  # multiple of the longest trained problem; above 1, both schemes must have learned the trained ones
+    # multiple of the longest trained problem; above 1, both schemes must have learned
+    # the trained ones
+    at: float
     right: float = 0.9  # the share of right tokens that a seed needs to count
     variant: str = ""  # the variation of the task that is tested, such as ignore=0.98
 
@@ -59,12 +68,15 @@ class Claim(Section):
 
     sentence: str
     source: Source
-    runs: list[str | dict[str, str]]  # names of shared runs; other runs as `name: overrides`
+    # names of shared runs; other runs as `name: overrides`
+    runs: list[str | dict[str, str]]
     prediction: Prediction | None = None
-    # A sum of losses and its margin, in nats per token; if several, all must hold. Or a published number (a loss, a
-    # share of right tokens, RUN/problems:VARIANT, or of right problems, RUN/exact) and the difference that is accepted.
+    # A sum of losses and its margin, in nats per token; if several, all must hold. Or a
+    # published number (a loss, a share of right tokens, RUN/problems:VARIANT, or of
+    # right problems, RUN/exact) and the difference that is accepted.
     test: str | list[str] | None = None
-    seeds: int | None = None  # the number of seeds that each run needs, for a published number
+    # the number of seeds that each run needs, for a published number
+    seeds: int | None = None
     more_seeds: MoreSeeds | None = None
     note: str | None = None
 
@@ -82,7 +94,9 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class Inequality:
-    """A sum of losses that should lie above (direction 1) or below (-1) a margin, or at most `within` away from it."""
+    """A sum of losses that should lie above (direction 1) or below (-1) a margin, or at
+    most `within` away from it.
+    """
 
     terms: tuple[Term, ...]
     direction: int
@@ -106,7 +120,9 @@ class Entry:
 
 
 def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
-    """Return the claims of these names, or `all`. Raises UserError for an unknown name, or a file without a claim."""
+    """Return the claims of these names, or `all`. Raises UserError for an unknown name,
+    or a file without a claim.
+    """
     shared: dict[str, str] = {}
     contents: dict[str, tuple[Path, Any]] = {}  # by name: the file, and what it holds
     for folder in (configs_dir(), *([config_dir] if config_dir else [])):
@@ -119,7 +135,10 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
             contents |= {name: (path, value) for name, value in claims.items()}
     if strange := [name for name in names if name not in (*contents, "all")]:
         raise unknown("claim", strange[0], contents, "'posbench list claims' shows all")
-    return [_read(name, *contents[name], shared) for name in sorted(contents if "all" in names else {*names})]
+    return [
+        _read(name, *contents[name], shared)
+        for name in sorted(contents if "all" in names else {*names})
+    ]
 
 
 def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
@@ -128,19 +147,39 @@ def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
         if (claim.test is None) == (claim.more_seeds is None):
             raise UserError("expected test or more_seeds")
         tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
-        if strange := [run for run in claim.runs if isinstance(run, str) and run not in shared]:
-            raise unknown("run", strange[0], shared, f"runs that claims share: {', '.join(shared)}")
-        overrides = ({run: shared[run]} if isinstance(run, str) else run for run in claim.runs)
+        if strange := [
+            run for run in claim.runs if isinstance(run, str) and run not in shared
+        ]:
+            raise unknown(
+                "run",
+                strange[0],
+                shared,
+                f"runs that claims share: {', '.join(shared)}",
+            )
+        overrides = (
+            {run: shared[run]} if isinstance(run, str) else run for run in claim.runs
+        )
         runs = dict(item for mapping in overrides for item in mapping.items())
         entry = Entry(name, claim, tuple(map(_inequality, tests)), runs, path)
         if claim.seeds and not any(test.within for test in entry.tests):
-            raise UserError(f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88 ± 0.05) have it")
+            raise UserError(
+                f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88"
+                " ± 0.05) have it"
+            )
         if len(entry.tests) > 1 and any(test.within for test in entry.tests):
-            raise UserError(f"test is {tests}: expected one, since it has a published number")
+            raise UserError(
+                f"test is {tests}: expected one, since it has a published number"
+            )
         pair = claim.more_seeds
-        names = {term.run for test in entry.tests for term in test.terms} | ({pair.of, pair.than} if pair else set())
+        names = {term.run for test in entry.tests for term in test.terms} | (
+            {pair.of, pair.than} if pair else set()
+        )
         for run in sorted(names ^ set(entry.runs)):
-            wrong = f"not among runs ({', '.join(entry.runs)})" if run in names else "not used: leave it out"
+            wrong = (
+                f"not among runs ({', '.join(entry.runs)})"
+                if run in names
+                else "not used: leave it out"
+            )
             raise UserError(f"run '{run}' is {wrong}")
     except UserError as error:
         raise UserError(f"{path}: {name}: {error}") from None
@@ -161,4 +200,6 @@ def _inequality(text: str) -> Inequality:
         terms.append(Term(weight, match["run"], float(match["ratio"]), *curve))
         start = match.end()
     direction = 1 if test["side"] == ">" else -1
-    return Inequality(tuple(terms), direction, float(test["margin"]), float(test["within"] or 0))
+    return Inequality(
+        tuple(terms), direction, float(test["margin"]), float(test["within"] or 0)
+    )

@@ -1,8 +1,10 @@
-"""What is typed at the command line: key=value words, read the same way by train, sweep, evaluate and bench.
+"""What is typed at the command line: key=value words, read the same way by train,
+sweep, evaluate and bench.
 
-A value is read by the type of its key: text stays as it is typed, a comma list is one value if the key holds a list,
-and only mappings and options of encodings are YAML. Settings of evaluation and runtime may leave out their section:
-`protocol=nonoverlap`, `device=cpu`. `length=128,256` is in tokens, `ratio=2,4` in training lengths.
+A value is read by the type of its key: text stays as it is typed, a comma list is one
+value if the key holds a list, and only mappings and options of encodings are YAML.
+Settings of evaluation and runtime may leave out their section: `protocol=nonoverlap`,
+`device=cpu`. `length=128,256` is in tokens, `ratio=2,4` in training lengths.
 """
 
 import contextlib
@@ -16,88 +18,182 @@ from posbench.config.schema import Config
 from posbench.config.shipped import EVERY, GROUPS, choices
 from posbench.errors import UserError, nearest
 
-LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"  # the first is no key: it sets the second
+# the first is no key: it sets the second
+LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"
 KEYS = schema.keys()
-OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # words for `posbench sweep` itself, not for its runs
-# Short words that may be typed, and the keys they stand for. `precision` is none: training has one, too.
-WORDS = {key.partition(".")[2]: key for key in KEYS if re.match(r"(evaluation|runtime)\.(?!precision)", key)}
-WORDS |= {word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")}
-WORDS |= {"length": LENGTH, "lengths": LENGTH, "probe": "evaluation.tasks", "probes": "evaluation.tasks"}
-# The words of `posbench evaluate`. `at_tokens` is not among them: it asks for evaluations during training.
-OF_A_FINISHED_RUN = {word: key for word, key in WORDS.items() if key.startswith("evaluation.") and word != "at_tokens"}
-OF_A_FINISHED_RUN |= {"precision": "evaluation.precision", "device": "runtime.device", "threads": "runtime.threads"}
+# words for `posbench sweep` itself, not for its runs
+OF_A_SWEEP = ("sweep", "tune", "tune_grid")
+# Short words that may be typed, and the keys they stand for. `precision` is none:
+# training has one, too.
+WORDS = {
+    key.partition(".")[2]: key
+    for key in KEYS
+    if re.match(r"(evaluation|runtime)\.(?!precision)", key)
+}
+WORDS |= {
+    word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")
+}
+WORDS |= {
+    "length": LENGTH,
+    "lengths": LENGTH,
+    "probe": "evaluation.tasks",
+    "probes": "evaluation.tasks",
+}
+# The words of `posbench evaluate`. `at_tokens` is not among them: it asks for
+# evaluations during training.
+OF_A_FINISHED_RUN = {
+    word: key
+    for word, key in WORDS.items()
+    if key.startswith("evaluation.") and word != "at_tokens"
+}
+OF_A_FINISHED_RUN |= {
+    "precision": "evaluation.precision",
+    "device": "runtime.device",
+    "threads": "runtime.threads",
+}
 # What a setting is in posbench, and the names that other trainers give it.
 ALIASES = {
-    "training.tokens: a step has training.batch_size x training.train_length of them": "steps max_steps num_steps "
-    "train_steps iterations iters max_iters epochs num_epochs budget",
-    "training.train_length": "context context_length ctx n_ctx block_size seq_len seq_length sequence_length "
-    "max_length max_len max_seq_len max_seq_length max_position_embeddings n_positions",
+    "training.tokens: a step has training.batch_size x training.train_length of them": (
+        "steps max_steps num_steps "
+        "train_steps iterations iters max_iters epochs num_epochs budget"
+    ),
+    "training.train_length": (
+        "context context_length ctx n_ctx block_size seq_len seq_length sequence_length"
+        " max_length max_len max_seq_len max_seq_length max_position_embeddings"
+        " n_positions"
+    ),
     "training.learning_rate": "lr",
     "training.batch_size": "batch bs",
     "model.n_layers": "layers n_layer num_layers depth",
     "model.n_heads": "heads n_head num_heads",
     "model.d_model": "dim width n_embd hidden_size embed_dim",
     "encoding.base": "theta rope_theta",
-    "AdamW, set by training.learning_rate, betas, weight_decay and clip": "optimizer optim adam adamw",
-    "tracking: tracking=none, tracking.mode=offline, tracking.project": "wandb logger logging tensorboard",
+    "AdamW, set by training.learning_rate, betas, weight_decay and clip": (
+        "optimizer optim adam adamw"
+    ),
+    "tracking: tracking=none, tracking.mode=offline, tracking.project": (
+        "wandb logger logging tensorboard"
+    ),
     "not in these models, which see each text about once": "dropout",
-    "encoding": "pe pos positional_encoding position_encoding position_embedding pos_emb",
+    "encoding": (
+        "pe pos positional_encoding position_encoding position_embedding pos_emb"
+    ),
     "study, the folder that runs share": "run_name experiment_name",
     "runtime.outputs, the folder of the studies": "output_dir out_dir",
     "for posbench sweep": "sweep tune tune_grid",
-    "chosen with its options: encoding=alibi, data=text": "encoding.name data.source data.task data.task.name",
-    "a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": "seeds n_seeds num_seeds",
+    "chosen with its options: encoding=alibi, data=text": (
+        "encoding.name data.source data.task data.task.name"
+    ),
+    "a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": (
+        "seeds n_seeds num_seeds"
+    ),
 }
 
 
 def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
-    """Return a key=value word's full key (it may be typed short) and its value as typed. UserError for other words."""
+    """Return a key=value word's full key (it may be typed short) and its value as
+    typed. UserError for other words.
+    """
     key, equals, text = word.partition("=")
     if not key or not equals:
-        group = next((f"{group}={word}" for group in (*GROUPS, "sweep") if word in choices(group, (), EVERY)), None)
-        expected = f"did you mean '{group}'?" if group else "expected key=value, such as encoding=alibi or seed=1"
+        group = next(
+            (
+                f"{group}={word}"
+                for group in (*GROUPS, "sweep")
+                if word in choices(group, (), EVERY)
+            ),
+            None,
+        )
+        expected = (
+            f"did you mean '{group}'?"
+            if group
+            else "expected key=value, such as encoding=alibi or seed=1"
+        )
         raise UserError(f"cannot read '{word}': {expected}")
     section, _, name = key.rpartition(".")
-    return short.get(name, key) if section in ("", "evaluation", "runtime") else key, text
+    return (
+        short.get(name, key)
+        if section
+        in (
+            "",
+            "evaluation",
+            "runtime",
+        )
+        else key
+    ), text
 
 
 def start_of(words: Collection[str]) -> str:
-    """Return what training is to begin from: the value of `start`, empty if it is not given."""
-    return re.sub("^null$", "", ["", *(word[6:] for word in words if word.startswith("start="))][-1])
+    """Return what training is to begin from: the value of `start`, empty if it is not
+    given.
+    """
+    return re.sub(
+        "^null$",
+        "",
+        ["", *(word[6:] for word in words if word.startswith("start="))][-1],
+    )
 
 
 def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:
     """Return typed values by full key. If a key is given twice, the later value holds."""
     texts: dict[str, str] = {}
-    words = [re.sub("^extension=", "encoding=", word) for word in words] if start_of(words) else words
+    words = (
+        [re.sub("^extension=", "encoding=", word) for word in words]
+        if start_of(words)
+        else words
+    )
     for key, text in (split(word, short) for word in words):
-        texts.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)  # lengths and ratios set one key
+        # lengths and ratios set one key
+        texts.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)
         texts[key] = text
     return texts
 
 
-def unknown_key(key: str, keys: Collection[str], words: Collection[str] = ()) -> UserError:
-    """Return the error about a key that is in neither `keys` nor `words`, which are short for some keys."""
+def unknown_key(
+    key: str, keys: Collection[str], words: Collection[str] = ()
+) -> UserError:
+    """Return the error about a key that is in neither `keys` nor `words`, which are
+    short for some keys.
+    """
     name = key.rpartition(".")[2]
-    if hints := [hint for hint, names in ALIASES.items() if {key, name, key.partition(".")[0]} & set(names.split())]:
+    if hints := [
+        hint
+        for hint, names in ALIASES.items()
+        if {key, name, key.partition(".")[0]} & set(names.split())
+    ]:
         return UserError(f"unknown key '{key}' (it is {hints[0]})")
     # Below this likeness a suggestion misleads more often than it helps.
-    by_name = {choice.rpartition(".")[2]: choice for choice in reversed(list(keys))} | {word: word for word in words}
+    by_name = {choice.rpartition(".")[2]: choice for choice in reversed(list(keys))} | {
+        word: word for word in words
+    }
     close = nearest(key, [*by_name, *keys], 0.75) or nearest(name, by_name, 0.75) or ""
-    near = f": did you mean '{by_name.get(close, close)}'?" if close else " ('posbench train --cfg' shows all keys)"
+    near = (
+        f": did you mean '{by_name.get(close, close)}'?"
+        if close
+        else " ('posbench train --cfg' shows all keys)"
+    )
     return UserError(f"unknown key '{key}'{near}")
 
 
 def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
-    """Return the values of one override: several for `a,b`, `range(0,5)` or `glob(*)` over names, else the one."""
+    """Return the values of one override: several for `a,b`, `range(0,5)` or `glob(*)`
+    over names, else the one.
+    """
     items = _items(text)
-    is_list = schema.kind(KEYS.get(key)).endswith("s") and not all(item.startswith("[") for item in items)
-    if is_list or key.startswith("evaluation."):  # settings of evaluation make no further runs
+    is_list = schema.kind(KEYS.get(key)).endswith("s") and not all(
+        item.startswith("[") for item in items
+    )
+    # settings of evaluation make no further runs
+    if is_list or key.startswith("evaluation."):
         return [text]
     if match := re.fullmatch(r"range\((-?\d+),(-?\d+)\)", text):
         items = [str(number) for number in range(int(match[1]), int(match[2]))]
     elif names and (match := re.fullmatch(r"glob\((.+)\)", text)):
-        items = [name for name in fnmatch.filter(names, match[1]) if name.count("/") == match[1].count("/")]
+        items = [
+            name
+            for name in fnmatch.filter(names, match[1])
+            if name.count("/") == match[1].count("/")
+        ]
     if not items:
         raise UserError(f"{key}={text} matches nothing")
     return items
@@ -113,11 +209,17 @@ def value(key: str, text: str, kind: str = "") -> Any:
         return [value(key, item, kind[:-1]) for item in items if item]
     if kind != "text" or text == "null":
         return read(text)
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    return (
+        text[1:-1]
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+        else text
+    )
 
 
 def read(text: str) -> Any:
-    """Return the value of a key without a type, such as an option: a number, or YAML; `{a:1}` needs no space in it."""
+    """Return the value of a key without a type, such as an option: a number, or YAML;
+    `{a:1}` needs no space in it.
+    """
     import yaml
     from omegaconf import OmegaConf
 
@@ -127,7 +229,9 @@ def read(text: str) -> Any:
         spaced = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", text)
         return OmegaConf.to_container(OmegaConf.create(f"- {spaced}"))[0]  # type: ignore[index] # it is a list
     except yaml.YAMLError as error:
-        raise UserError(f"cannot read '{text}': {getattr(error, 'problem', None) or error}") from None
+        raise UserError(
+            f"cannot read '{text}': {getattr(error, 'problem', None) or error}"
+        ) from None
 
 
 def _items(text: str) -> list[str]:
@@ -142,7 +246,9 @@ def _items(text: str) -> list[str]:
 
 
 def apply(config: Config, words: list[str]) -> Config:
-    """Return a finished run's configuration with the words of `posbench evaluate` applied."""
+    """Return a finished run's configuration with the words of `posbench evaluate`
+    applied.
+    """
     plain, settings = schema.to_container(config), by_key(words, OF_A_FINISHED_RUN)
     for key, text in settings.items():
         if key not in OF_A_FINISHED_RUN.values():
@@ -150,16 +256,29 @@ def apply(config: Config, words: list[str]) -> Config:
         section, _, name = key.partition(".")
         plain[section][name] = value(key, text)
     if LENGTH in settings:
-        plain["evaluation"]["ratios"] = ratios(plain["evaluation"].pop("length"), config)
-    if plain["evaluation"]["longest"] is None:  # new lengths score the run's own targets: all rows pair
+        plain["evaluation"]["ratios"] = ratios(
+            plain["evaluation"].pop("length"), config
+        )
+    # new lengths score the run's own targets: all rows pair
+    if plain["evaluation"]["longest"] is None:
         plain["evaluation"]["longest"] = max(1.0, *config.evaluation.ratios)
     return schema.validate(Config, plain)
 
 
 def ratios(lengths: list[Any], config: Config) -> list[float]:
-    """Return lengths in tokens as multiples of the training length, ascending; UserError for other values."""
+    """Return lengths in tokens as multiples of the training length, ascending;
+    UserError for other values.
+    """
     if config.data.task is not None:
-        raise UserError(f"length counts tokens of text: for '{config.data.name}' give ratio=2,4, in trained lengths")
-    if not lengths or not all(type(length) is int and length >= 1 for length in lengths):
-        raise UserError(f"length is {','.join(map(str, lengths))}: expected lengths in tokens, such as 128,256")
+        raise UserError(
+            f"length counts tokens of text: for '{config.data.name}' give ratio=2,4, in"
+            " trained lengths"
+        )
+    if not lengths or not all(
+        type(length) is int and length >= 1 for length in lengths
+    ):
+        raise UserError(
+            f"length is {','.join(map(str, lengths))}: expected lengths in tokens, such"
+            " as 128,256"
+        )
     return [length / config.training.train_length for length in sorted(set(lengths))]

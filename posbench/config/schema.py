@@ -1,7 +1,8 @@
-"""The configuration of a run: frozen dataclasses with their bounds, read from plain data in one place.
+"""The configuration of a run: frozen dataclasses with their bounds, read from plain
+data in one place.
 
-`configs/*/*.yaml` explain the fields and hold their defaults. A field with a default here came later: a file that
-lacks it is read with that value.
+`configs/*/*.yaml` explain the fields and hold their defaults. A field with a default
+here came later: a file that lacks it is read with that value.
 """
 
 import dataclasses
@@ -17,29 +18,57 @@ from annotated_types import Ge, Len, Lt, Predicate
 
 from posbench import encodings
 from posbench.config import shipped
-from posbench.config.identity import NOT_IDENTITY, add_later_keys, digest, drop_later_keys, one_number
+from posbench.config.identity import (
+    NOT_IDENTITY,
+    add_later_keys,
+    digest,
+    drop_later_keys,
+    one_number,
+)
 from posbench.errors import UserError, unknown
-from posbench.options import AtLeast1, Count, Fraction, Natural, NonNegative, Positive, Share
+from posbench.options import (
+    AtLeast1,
+    Count,
+    Fraction,
+    Natural,
+    NonNegative,
+    Positive,
+    Share,
+)
 
 SAVED = "config.yaml"  # the file of a configuration in a run folder
 _SOURCE = ("file", "file_sha256")  # keys of an encoding in a user's file
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
-Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]  # it also names a folder
+# it also names a folder
+Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Stage = tuple[Share, Count, Count] | tuple[Share, Count]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
-# What was expected, by the first word of pydantic's name for a mistake, where pydantic's message says less.
-_EXPECTED = {"int": "a whole number, such as 1e6", "tuple": "a list", "missing": "two numbers, such as [0.9,0.95]",
-             "predicate": "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"}  # fmt: skip
+# What was expected, by the first word of pydantic's name for a mistake, where
+# pydantic's message says less.
+_EXPECTED = {
+    "int": "a whole number, such as 1e6",
+    "tuple": "a list",
+    "missing": "two numbers, such as [0.9,0.95]",
+    "predicate": (
+        "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"
+    ),
+}
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Section:
-    """A part of a configuration: a frozen dataclass, read by pydantic without unknown keys and infinite numbers."""
+    """A part of a configuration: a frozen dataclass, read by pydantic without unknown
+    keys and infinite numbers.
+    """
 
-    __pydantic_config__ = {"extra": "forbid", "coerce_numbers_to_str": True, "allow_inf_nan": False}  # noqa: RUF012
+    __pydantic_config__ = {  # noqa: RUF012
+        "extra": "forbid",
+        "coerce_numbers_to_str": True,
+        "allow_inf_nan": False,
+    }
 
     def __init_subclass__(cls, kw_only: bool = False) -> None:
         dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
@@ -49,13 +78,16 @@ class EncodingConfig(Section):
     """Which encoding, and the options for its constructor, which checks them itself."""
 
     name: Name  # in the registry
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # plain data: text, numbers, lists, dictionaries
-    file: str | None = None  # path/to/file.py:Class of a user's class; not part of a run's id
+    # plain data: text, numbers, lists, dictionaries
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # path/to/file.py:Class of a user's class; not part of a run's id
+    file: str | None = None
     file_sha256: str | None = None
 
 
 class AttentionConfig(Section):  # what a query may see, whatever the encoding
-    window: Count | None = None  # keys a query may see, itself included; None = all before it
+    # keys a query may see, itself included; None = all before it
+    window: Count | None = None
     sinks: Natural = 0  # keys at the beginning that every query sees beside its window
 
 
@@ -65,57 +97,85 @@ class ModelConfig(Section):
     n_layers: Count  # blocks
     n_heads: Count  # per block; divides d_model
     d_model: Count  # channels
-    d_ff: Natural | None  # channels of the feed-forward part, 0 = none; None = 4 x d_model, swiglu 8/3 x d_model
+    # channels of the feed-forward part, 0 = none; None = 4 x d_model, swiglu 8/3 x
+    # d_model
+    d_ff: Natural | None
     norm: Literal["layernorm", "rmsnorm"]
     mlp: Literal["gelu", "swiglu"]
     tie_embeddings: bool  # the output layer shares the token table
-    init: Literal["fan_in", "gpt2"]  # standard deviation of weights: width^-0.5, or 0.02
+    # standard deviation of weights: width^-0.5, or 0.02
+    init: Literal["fan_in", "gpt2"]
     attention: AttentionConfig
-    n_kv_heads: Count | None = None  # heads of keys and values, each for a group of query heads; None = n_heads
+    # heads of keys and values, each for a group of query heads; None = n_heads
+    n_kv_heads: Count | None = None
     qk_norm: bool = False  # RMSNorm of each head's queries and keys before the encoding
 
     @property
     def token_rms(self) -> float:
-        """Root mean square of the token embeddings at initialisation; GPT-2's is far too small for narrow models."""
+        """Root mean square of the token embeddings at initialisation; GPT-2's is far
+        too small for narrow models.
+        """
         return {"fan_in": 0.05, "gpt2": 0.02}[self.init]
 
     @property
     def hidden_width(self) -> int:
-        """Feed-forward channels. By default SwiGLU's three matrices have about as many weights as GELU's two."""
+        """Feed-forward channels. By default SwiGLU's three matrices have about as many
+        weights as GELU's two.
+        """
         defaults = {"gelu": 4 * self.d_model, "swiglu": -(-8 * self.d_model // 96) * 32}
         return defaults[self.mlp] if self.d_ff is None else self.d_ff
 
     def __post_init__(self) -> None:
         refuse_uneven("model.d_model", self.d_model, self.n_heads, "heads")
-        refuse_uneven("model.n_heads", self.n_heads, self.n_kv_heads or self.n_heads, "heads of keys and values")
+        refuse_uneven(
+            "model.n_heads",
+            self.n_heads,
+            self.n_kv_heads or self.n_heads,
+            "heads of keys and values",
+        )
 
 
 def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
-    """Refuse a number that `divisor` does not divide, and name the nearest numbers that it divides."""
+    """Refuse a number that `divisor` does not divide, and name the nearest numbers that
+    it divides.
+    """
     if remainder := value % divisor:
         near = f"{value - remainder} or {value - remainder + divisor}"
-        raise UserError(f"{key} is {value}: it does not divide among {divisor} {parts}, nearest: {near}")
+        raise UserError(
+            f"{key} is {value}: it does not divide among {divisor} {parts}, nearest:"
+            f" {near}"
+        )
 
 
 class DataConfig(Section):
     """Which text, and how it becomes tokens; or which synthetic task."""
 
     name: Name  # what runs, tables and figures call it
-    source: Literal["builtin", "text", "hub", "task"]  # the standard library, files here, HuggingFace, problems
+    # the standard library, files here, HuggingFace, problems
+    source: Literal["builtin", "text", "hub", "task"]
     path: str | None  # text: a file, folder or glob
     dataset: str | None  # hub: its name there
     subset: str | None  # hub: its configuration
     revision: str | None  # hub: commit, tag or branch; None = the newest
-    column: str  # the column of the text in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and on the hub
+    # the column of the text in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and
+    # on the hub
+    column: str
     splits: dict[str, str]  # hub: train, validation, test -> the data set's own names
     articles: bool  # a line ` = Title = ` starts a document
     max_documents: Count | None  # per split; None = all
-    tokenizer: str  # bpe, bytes, a tokenizer.json, a folder with one, or a model on the hub: gpt2, gpt2@revision
-    vocab_size: Count  # bpe: number of tokens, including the 256 bytes and the separator
-    task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
-    offset: Natural = 0  # task: the highest position of a problem's first token; the lowest is 0
-    test_pieces: Count | None = None  # text without splits: documents or stretches to test on; None = 5 %
-    document_mask: bool = False  # in training no document sees another, and positions restart with each
+    # bpe, bytes, a tokenizer.json, a folder with one, or a model on the hub: gpt2,
+    # gpt2@revision
+    tokenizer: str
+    # bpe: number of tokens, including the 256 bytes and the separator
+    vocab_size: Count
+    # task: its name and options, which it checks itself; None = text
+    task: dict[str, Any] | None = None
+    # task: the highest position of a problem's first token; the lowest is 0
+    offset: Natural = 0
+    # text without splits: documents or stretches to test on; None = 5 %
+    test_pieces: Count | None = None
+    # in training no document sees another, and positions restart with each
+    document_mask: bool = False
 
 
 class TrainingConfig(Section):
@@ -126,15 +186,20 @@ class TrainingConfig(Section):
     batch_size: Count  # sequences per forward pass
     accumulation: Count  # forward passes per update
     learning_rate: Positive  # the peak rate
-    schedule: Literal["cosine", "constant", "wsd"]  # after the warm-up; wsd is read as constant
+    # after the warm-up; wsd is read as constant
+    schedule: Literal["cosine", "constant", "wsd"]
     warmup_tokens: Natural  # the rate rises linearly over these; see `warmup_steps`
-    decay_fraction: Fraction  # constant: share of the updates over which the rate falls at the end, 0 to 1
+    # constant: share of the updates over which the rate falls at the end, 0 to 1
+    decay_fraction: Fraction
     final_learning_rate: Fraction  # the last rate, as a fraction of the peak
-    betas: tuple[Share, Share]  # decay per update of the averages of gradients and of their squares
-    weight_decay: NonNegative  # per update and unit of learning rate, on matrices of the model
+    # decay per update of the averages of gradients and of their squares
+    betas: tuple[Share, Share]
+    # per update and unit of learning rate, on matrices of the model
+    weight_decay: NonNegative
     clip: Positive  # largest norm of the gradient, over all parameters
     precision: Precision  # the dtype of matrix products
-    lengths: tuple[Stage, ...] = ()  # stages (share of updates before it, tokens per sequence, window if any); () = one
+    # stages (share of updates before it, tokens per sequence, window if any); () = one
+    lengths: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
@@ -150,35 +215,52 @@ class TrainingConfig(Section):
 
     @property
     def warmup_steps(self) -> int:
-        """The updates over which the learning rate rises; a tenth of all if the warm-up is longer than the training."""
-        return (self.warmup_tokens if self.warmup_tokens <= self.tokens else self.tokens // 10) // self.tokens_per_step
+        """The updates over which the learning rate rises; a tenth of all if the warm-up
+        is longer than the training.
+        """
+        return (
+            self.warmup_tokens
+            if self.warmup_tokens <= self.tokens
+            else self.tokens // 10
+        ) // self.tokens_per_step
 
 
 class EvaluationConfig(Section, kw_only=True):
     """Which rows an evaluation has. Nothing here makes another run."""
 
-    protocols: Annotated[tuple[Literal["fixed_target", "nonoverlap", "problems"], ...], Len(1)]
-    ratios: Annotated[tuple[Positive, ...], Len(1)]  # in training lengths or longest trained problems
-    at_tokens: tuple[Natural, ...] = ()  # evaluate during training, too, after so many tokens: fixed_target as trained
-    offsets: tuple[Count, ...] = ()  # problems: further positions of the first token to test
-    longest: AtLeast1 | None = None  # training lengths of text before each target; None = largest ratio
+    protocols: Annotated[
+        tuple[Literal["fixed_target", "nonoverlap", "problems"], ...], Len(1)
+    ]
+    # in training lengths or longest trained problems
+    ratios: Annotated[tuple[Positive, ...], Len(1)]
+    # evaluate during training, too, after so many tokens: fixed_target as trained
+    at_tokens: tuple[Natural, ...] = ()
+    # problems: further positions of the first token to test
+    offsets: tuple[Count, ...] = ()
+    # training lengths of text before each target; None = largest ratio
+    longest: AtLeast1 | None = None
     windowed: bool  # evaluate with attention cut to the training length, too
-    sinks: Natural = 0  # the same, but every query also sees this many first tokens; 0 = off
-    extensions: tuple[str, ...] = ()  # evaluate with each of these, too: yarn, or with options yarn:factor=4
+    # the same, but every query also sees this many first tokens; 0 = off
+    sinks: Natural = 0
+    # evaluate with each of these, too: yarn, or with options yarn:factor=4
+    extensions: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()  # probes of the use of distant context
     split: Literal["validation", "test"]
-    documents: Literal["auto", "doc", "concat"]  # whether a context may cross a document's end
+    # whether a context may cross a document's end
+    documents: Literal["auto", "doc", "concat"]
     targets: Count  # fixed_target: tokens per block
     blocks: Count  # blocks of targets; problems: how many of each length
     batch_tokens: Count  # tokens per forward pass
-    precision: Precision = "auto"  # the dtype of matrix products; auto = that of training
+    # the dtype of matrix products; auto = that of training
+    precision: Precision = "auto"
 
 
 class TrackingConfig(Section):
     """The mirror of the run folder, at Weights & Biases or for TensorBoard."""
 
     backend: Literal["none", "tensorboard", "wandb"]
-    mode: Literal["auto", "online", "offline"]  # auto = online where an API key is set up
+    # auto = online where an API key is set up
+    mode: Literal["auto", "online", "offline"]
     project: Annotated[str, Len(1, 128)]  # W&B takes at most 128 characters
     entity: str | None  # team or user; None = W&B's default
     tags: tuple[Annotated[str, Len(1, 64)], ...]  # tags beside the encoding's name
@@ -191,18 +273,25 @@ class RuntimeConfig(Section):
     cache: str | None  # folder of tokenized text; None = the user's cache
     device: str  # cpu, cuda, cuda:1, mps or auto
     threads: Count | None  # CPU threads; None = torch's choice
-    compile: Literal[True, False, "auto"]  # compile the code between attention layers; auto: where it pays
+    # compile the code between attention layers; auto: where it pays
+    compile: Literal[True, False, "auto"]
     log_every_steps: Count  # updates between lines of metrics
-    validate_every_steps: Natural | None  # updates between validations; 0 = never, None = a few times in a run
+    # updates between validations; 0 = never, None = a few times in a run
+    validate_every_steps: Natural | None
     checkpoint_every_steps: Count  # updates between checkpoints
-    clean: bool = False  # after the run, keep only the newest weights of its checkpoints
-    processes: Count | None = None  # processes that train one run; None = those that torchrun started, or one
-    checkpointing: bool = False  # keep only the inputs of blocks, and recompute the rest in the backward pass
+    # after the run, keep only the newest weights of its checkpoints
+    clean: bool = False
+    # processes that train one run; None = those that torchrun started, or one
+    processes: Count | None = None
+    # keep only the inputs of blocks, and recompute the rest in the backward pass
+    checkpointing: bool = False
     deterministic: bool = False  # on CUDA, only kernels that give the same bits twice
 
 
 class StartConfig(Section):
-    """The trained run whose weights training begins from, as it was then (`compose` reads it)."""
+    """The trained run whose weights training begins from, as it was then (`compose`
+    reads it).
+    """
 
     run: str  # its folder, which is not part of the id
     weights_sha256: str  # of the file of weights
@@ -214,14 +303,18 @@ class StartConfig(Section):
     steps: Count  # updates made
     tokens: Count  # its budget for training
     warmup_tokens: int
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its encoding, other than the defaults
+    # of its encoding, other than the defaults
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Config(Section):
-    """A run: what its weights follow from, how they are evaluated, and where all this happens."""
+    """A run: what its weights follow from, how they are evaluated, and where all this
+    happens.
+    """
 
     study: Name  # the folder that a comparison's runs share
-    seed: Annotated[int, Ge(0), Lt(2**63)]  # sets initial weights, order of the text and random positions
+    # sets initial weights, order of the text and random positions
+    seed: Annotated[int, Ge(0), Lt(2**63)]
     encoding: EncodingConfig
     model: ModelConfig
     data: DataConfig
@@ -229,15 +322,22 @@ class Config(Section):
     evaluation: EvaluationConfig
     tracking: TrackingConfig
     runtime: RuntimeConfig
-    start: StartConfig | None = dataclasses.field(default=None, kw_only=True)  # None: initial weights are random
+    # None: initial weights are random
+    start: StartConfig | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def id(self) -> str:
-        """`<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all that shapes the trained weights."""
+        """`<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all that
+        shapes the trained weights.
+        """
         shaping = drop_later_keys(to_container(self))
         shaping["encoding"].pop("file", None)  # a moved file is the same encoding
         if self.start:
-            shaping["start"] = {key: value for key, value in shaping["start"].items() if key != "options"} | {"run": ""}
+            shaping["start"] = {
+                key: value
+                for key, value in shaping["start"].items()
+                if key != "options"
+            } | {"run": ""}
         return f"{self.encoding.name}-s{self.seed}-{digest(one_number(shaping))}"
 
     @property
@@ -246,11 +346,17 @@ class Config(Section):
 
     @property
     def original_length(self) -> int:
-        """Tokens per sequence that the weights were first trained with: what encodings take as the training length."""
+        """Tokens per sequence that the weights were first trained with: what encodings
+        take as the training length.
+        """
         return self.start.train_length if self.start else self.training.train_length
 
-    def build_encoding(self, vocabulary: tuple[str, ...] = ()) -> "encodings.base.Encoding":
-        """Build the run's encoding; `vocabulary` holds token texts by id. Raises UserError for a wrong option."""
+    def build_encoding(
+        self, vocabulary: tuple[str, ...] = ()
+    ) -> "encodings.base.Encoding":
+        """Build the run's encoding; `vocabulary` holds token texts by id. Raises
+        UserError for a wrong option.
+        """
         import torch
 
         from posbench.encodings.base import Shape
@@ -261,30 +367,100 @@ class Config(Section):
 
             encodings.register(from_file(encoding.file, encoding.file_sha256)[0])
         sizes = (model.d_model, model.n_heads, model.n_layers, self.original_length)
-        shape = Shape(*sizes, vocabulary, model.token_rms, n_kv_heads=model.n_kv_heads or 0)
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay the same
+        shape = Shape(
+            *sizes, vocabulary, model.token_rms, n_kv_heads=model.n_kv_heads or 0
+        )
+        # the caller's random numbers stay the same
+        with torch.random.fork_rng(devices=[]):
             return encodings.build(encoding.name, shape, encoding.options)
 
     def __post_init__(self) -> None:
-        refuse_uneven("training.batch_size", self.training.batch_size, self.runtime.processes or 1, "processes")
-        data, config, length, stages = self.data, self.evaluation, self.training.train_length, self.training.lengths
-        lists = {f"evaluation.{key}": values for key, values in vars(config).items() if isinstance(values, tuple)}
-        is_task, shares, attention = data.task is not None, [stage[0] for stage in stages], self.model.attention
-        unread = ("evaluation.tasks", "evaluation.at_tokens") if is_task else ("evaluation.offsets",)
-        protocols = "problems (experiment=tasks)" if is_task else "fixed_target or nonoverlap, since the data is text"
-        fits = all(length % stage[1] == 0 and stage[2:] <= stage[1:2] for stage in stages) and not is_task
-        fits = fits and [stage[1:] for stage in stages[-1:]] == [(length,)] and shares == sorted({0.0, *shares})
-        rule = f"shares ascending from 0, lengths that divide {length}, windows up to them, at last {length} with none"
+        refuse_uneven(
+            "training.batch_size",
+            self.training.batch_size,
+            self.runtime.processes or 1,
+            "processes",
+        )
+        data, config, length, stages = (
+            self.data,
+            self.evaluation,
+            self.training.train_length,
+            self.training.lengths,
+        )
+        lists = {
+            f"evaluation.{key}": values
+            for key, values in vars(config).items()
+            if isinstance(values, tuple)
+        }
+        is_task, shares, attention = (
+            data.task is not None,
+            [stage[0] for stage in stages],
+            self.model.attention,
+        )
+        unread = (
+            ("evaluation.tasks", "evaluation.at_tokens")
+            if is_task
+            else ("evaluation.offsets",)
+        )
+        protocols = (
+            "problems (experiment=tasks)"
+            if is_task
+            else "fixed_target or nonoverlap, since the data is text"
+        )
+        fits = (
+            all(length % stage[1] == 0 and stage[2:] <= stage[1:2] for stage in stages)
+            and not is_task
+        )
+        fits = (
+            fits
+            and [stage[1:] for stage in stages[-1:]] == [(length,)]
+            and shares == sorted({0.0, *shares})
+        )
+        rule = (
+            f"shares ascending from 0, lengths that divide {length}, windows up to"
+            f" them, at last {length} with none"
+        )
         for key, wrong, expected in (
-            ("data.path", data.path and data.source != "text", f"data=text: data={data.source} does not read it"),
-            ("data.dataset", data.dataset and data.source != "hub", f"data=hub: data={data.source} does not read it"),
-            ("model.attention.sinks", attention.sinks and attention.window is None, "model.attention.window"),
-            ("training.tokens", self.training.steps < 1, f"at least {self.training.tokens_per_step}, one update"),
-            ("training.lengths", stages and not fits, "[], since the data is a task" if is_task else rule),
-            ("evaluation.protocols", any((name == "problems") != is_task for name in config.protocols), protocols),
-            *((key, len({*lists[key]}) < len(lists[key]), "each value once") for key in lists),
+            (
+                "data.path",
+                data.path and data.source != "text",
+                f"data=text: data={data.source} does not read it",
+            ),
+            (
+                "data.dataset",
+                data.dataset and data.source != "hub",
+                f"data=hub: data={data.source} does not read it",
+            ),
+            (
+                "model.attention.sinks",
+                attention.sinks and attention.window is None,
+                "model.attention.window",
+            ),
+            (
+                "training.tokens",
+                self.training.steps < 1,
+                f"at least {self.training.tokens_per_step}, one update",
+            ),
+            (
+                "training.lengths",
+                stages and not fits,
+                "[], since the data is a task" if is_task else rule,
+            ),
+            (
+                "evaluation.protocols",
+                any((name == "problems") != is_task for name in config.protocols),
+                protocols,
+            ),
+            *(
+                (key, len({*lists[key]}) < len(lists[key]), "each value once")
+                for key in lists
+            ),
             *((key, lists[key], f"[] for data={data.source}") for key in unread),
-            ("evaluation.targets", config.targets > length and not is_task, f"at most training.train_length, {length}"),
+            (
+                "evaluation.targets",
+                config.targets > length and not is_task,
+                f"at most training.train_length, {length}",
+            ),
         ):
             if wrong:
                 value = functools.reduce(getattr, key.split("."), self)
@@ -321,8 +497,13 @@ class _Elsewhere(Section, kw_only=True):
 
     def _shaping(self) -> dict[str, Any]:
         shaping = drop_later_keys(to_container(self))
-        text = {key: value for key, value in shaping["data"].items() if key not in ("tokenizer", "vocab_size")}
-        return shaping | {"model": self.model.sha256, "data": text}  # model.sha256 covers those two
+        text = {
+            key: value
+            for key, value in shaping["data"].items()
+            if key not in ("tokenizer", "vocab_size")
+        }
+        # model.sha256 covers those two
+        return shaping | {"model": self.model.sha256, "data": text}
 
 
 class TrainedElsewhere(_Elsewhere, kw_only=True):
@@ -332,9 +513,16 @@ class TrainedElsewhere(_Elsewhere, kw_only=True):
 
     @property
     def id(self) -> str:
-        """`<name>-<8 hex digits>`. The digits are a digest of all that its numbers depend on: model, reading, text."""
-        shaping = {key: value for key, value in self._shaping().items() if key in ("model", "reading", "data")}
-        shaping["data"] = {"task": None, "offset": 0} | shaping["data"]  # such ids always had these keys
+        """`<name>-<8 hex digits>`. The digits are a digest of all that its numbers
+        depend on: model, reading, text.
+        """
+        shaping = {
+            key: value
+            for key, value in self._shaping().items()
+            if key in ("model", "reading", "data")
+        }
+        # such ids always had these keys
+        shaping["data"] = {"task": None, "offset": 0} | shaping["data"]
         return f"{self.model.name}-{digest(shaping | {'train_length': self.training.train_length})}"
 
 
@@ -346,12 +534,20 @@ class TrainedOn(_Elsewhere, kw_only=True):
     training: TrainingConfig
     tracking: TrackingConfig
     runtime: RuntimeConfig
-    lora: Count | None = None  # rank of the adapters that are trained; None: all weights are
+    # rank of the adapters that are trained; None: all weights are
+    lora: Count | None = None
 
     @property
     def id(self) -> str:
-        """`<model>-<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all that its weights depend on."""
-        shaping = {key: value for key, value in self._shaping().items() if key != "lora" or value}  # a later key
+        """`<model>-<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all
+        that its weights depend on.
+        """
+        # a later key
+        shaping = {
+            key: value
+            for key, value in self._shaping().items()
+            if key != "lora" or value
+        }
         return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"
 
 
@@ -364,28 +560,41 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key, hint = f"{prefix}{field.name}", field.type
-        hints |= keys(hint, f"{key}.") if isinstance(hint, type) and dataclasses.is_dataclass(hint) else {key: hint}
+        hints |= (
+            keys(hint, f"{key}.")
+            if isinstance(hint, type) and dataclasses.is_dataclass(hint)
+            else {key: hint}
+        )
     return hints
 
 
 def kind(hint: Any) -> str:
-    """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on for lists, else `yaml`."""
+    """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on
+    for lists, else `yaml`.
+    """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "text" if all(isinstance(choice, str) for choice in inner) else "yaml"
     if origin in (None, dict) or (origin is tuple and inner[0] == Stage):
         return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
-    return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])  # a union's other type is None
+    # a union's other type is None
+    return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
-    """Make a section from plain data (`encoding` is flat). A wrong key, type or range is a UserError of one line."""
+    """Make a section from plain data (`encoding` is flat). A wrong key, type or range
+    is a UserError of one line.
+    """
     hints, plain = keys(cls), add_later_keys(plain)
     if isinstance(encoding := plain.get("encoding"), Mapping):
         fields = {key: encoding.get(key) for key in ("name", *_SOURCE)}
-        plain["encoding"] = fields | {"options": {key: encoding[key] for key in encoding if key not in fields}}
+        plain["encoding"] = fields | {
+            "options": {key: encoding[key] for key in encoding if key not in fields}
+        }
     for key, value in flat(plain).items():  # pydantic would read true as 1
-        if kind(hints.get(key)).startswith(("int", "float")) and re.search("True|False", str(value)):
+        if kind(hints.get(key)).startswith(("int", "float")) and re.search(
+            "True|False", str(value)
+        ):
             raise UserError(f"{key} is {_as_typed(value)}: expected a number")
     if cls not in _READERS:  # making a reader takes longer than all that it will read
         import pydantic
@@ -398,16 +607,23 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
 
 
 def _mistake(errors: Any, keys: Collection[str]) -> UserError:
-    """Return pydantic's first error as one line for the user; `keys` are the existing keys."""
+    """Return pydantic's first error as one line for the user; `keys` are the existing
+    keys.
+    """
     error = errors.errors(include_url=False)[0]
-    parts = [part for part in error["loc"] if isinstance(part, str) and "[" not in part]  # without indices and types
+    # without indices and types
+    parts = [part for part in error["loc"] if isinstance(part, str) and "[" not in part]
     key, mistake, value = ".".join(parts), error["type"], error["input"]
     if mistake == "unexpected_keyword_argument":
         return unknown("key", key, keys, "'posbench train --cfg' shows all")
     if mistake in ("missing", "missing_argument") and isinstance(error["loc"][-1], str):
         return UserError(f"missing key '{key}'")
-    expected = _EXPECTED.get(mistake.partition("_")[0]) or error["msg"].removeprefix("Input should be ")
-    expected = expected.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    expected = _EXPECTED.get(mistake.partition("_")[0]) or error["msg"].removeprefix(
+        "Input should be "
+    )
+    expected = expected.replace("greater than or equal to", "at least").replace(
+        "less than or equal to", "at most"
+    )
     return UserError(f"{key} is {_as_typed(value)}: expected {expected}")
 
 
@@ -417,13 +633,18 @@ def _as_typed(value: Any) -> str:
 
 
 def load_saved(path: Path) -> AnyConfig:
-    """Read the `config.yaml` of a run, or of a model from elsewhere. Raises UserError if it is not one."""
+    """Read the `config.yaml` of a run, or of a model from elsewhere. Raises UserError
+    if it is not one.
+    """
     container = shipped.load(path)
     elsewhere: type[AnyConfig] = TrainedOn if "start" in container else TrainedElsewhere
     hints = keys(cls := elsewhere if "reading" in container else Config)
-    for section in NOT_IDENTITY:  # drop keys of earlier versions that are gone and never changed an id
+    # drop keys of earlier versions that are gone and never changed an id
+    for section in NOT_IDENTITY:
         if isinstance(settings := container.get(section), dict):
-            container[section] = {key: settings[key] for key in settings if f"{section}.{key}" in hints}
+            container[section] = {
+                key: settings[key] for key in settings if f"{section}.{key}" in hints
+            }
     try:
         return validate(cls, container)
     except UserError as error:
@@ -431,7 +652,9 @@ def load_saved(path: Path) -> AnyConfig:
 
 
 def to_container(config: Any) -> dict[str, Any]:
-    """Return a configuration as plain JSON types, with an encoding's options beside its name."""
+    """Return a configuration as plain JSON types, with an encoding's options beside its
+    name.
+    """
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     source = {key: path for key in _SOURCE if (path := plain["encoding"].pop(key))}
     plain["encoding"] |= plain["encoding"].pop("options") | source
@@ -442,16 +665,24 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested dictionaries as one, with dotted keys."""
     settings: dict[str, Any] = {}
     for key, value in container.items():
-        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        settings |= (
+            flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return settings
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `flat`, which drops empty dictionaries: those of inner encodings' options are put back."""
+    """Undo `flat`, which drops empty dictionaries: those of inner encodings' options
+    are put back.
+    """
     container: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, name = key.split(".")
-        section = functools.reduce(lambda outer, part: outer.setdefault(part, {}), sections, container)
+        section = functools.reduce(
+            lambda outer, part: outer.setdefault(part, {}), sections, container
+        )
         section[name] = value
         if name == "inner":
             section.setdefault("inner_options", {})

@@ -1,6 +1,8 @@
-"""The registry of encodings. Each family is a module of this folder, and each scheme is a class in one.
+"""The registry of encodings. Each family is a module of this folder, and each scheme is
+a class in one.
 
-Encodings from elsewhere join through the entry point group `posbench.encodings` (see `installed`) or by `register`.
+Encodings from elsewhere join through the entry point group `posbench.encodings` (see
+`installed`) or by `register`.
 """
 
 import hashlib
@@ -21,31 +23,66 @@ from posbench.options import checked
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
-# Modules of this folder with several encodings, or none. Any other module holds one encoding, of the module's name.
+# Modules of this folder with several encodings, or none. Any other module holds one
+# encoding, of the module's name.
 _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
     "absolute": "none sinusoidal learned index minmax binary sine",
     "contextual": "fox cable fox_pro wall cope stick_breaking path path_fox",
-    "distance": "alibi bam kerple_log kerple_power t5 sandwich dynamic_bias fire grape_a",
+    "distance": (
+        "alibi bam kerple_log kerple_power t5 sandwich dynamic_bias fire grape_a"
+    ),
     "layered": "layered heads",
     "mixing": "canon cca dape dape_v2 learned_sinks",
     "positions": "randomized shape cape abacus coupling bipe",
     "relative": "shaw transformer_xl deberta tupe projected_bias",
-    "rope": "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk ntk_by_parts yarn llama3 longrope",
-    "rotary": "xpos pope rope_pp fope decoupled_rope rope_2d carope selective_rope repo",
+    "rope": (
+        "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk"
+        " ntk_by_parts yarn llama3 longrope"
+    ),
+    "rotary": (
+        "xpos pope rope_pp fope decoupled_rope rope_2d carope selective_rope repo"
+    ),
     "skew": "liere comrope algebraic spe",
     "temperature": "temperature scale_invariant",
 }
 EXTENSIONS = (  # methods of `extend`
-    "pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf", "clipped_rope", "rerope", "string",
-    "leaky_rerope", "self_extend", "dual_chunk", "alibi_pi", "interpolate",
-)  # fmt: skip
-_modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-_MODULE_OF = {name: module for module in _modules for name in _FAMILIES.get(module, module).split()}
-_STOCK = "none rope partial_rope p_rope pi ntk ntk_by_parts yarn llama3 longrope dynamic_ntk lerope"
+    "pi",
+    "ntk",
+    "dynamic_ntk",
+    "ntk_by_parts",
+    "yarn",
+    "llama3",
+    "longrope",
+    "abf",
+    "clipped_rope",
+    "rerope",
+    "string",
+    "leaky_rerope",
+    "self_extend",
+    "dual_chunk",
+    "alibi_pi",
+    "interpolate",
+)
+_modules = [
+    module.name
+    for module in pkgutil.iter_modules(__path__)
+    if not module.name.startswith("_")
+]
+_MODULE_OF = {
+    name: module
+    for module in _modules
+    for name in _FAMILIES.get(module, module).split()
+}
+_STOCK = (
+    "none rope partial_rope p_rope pi ntk ntk_by_parts yarn llama3 longrope dynamic_ntk"
+    " lerope"
+)
 PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # a class in a file: path/to/file.py:Class
-_registered: "dict[str, tuple[type[Encoding], str]]" = {}  # class and sha256 of its source, by name
+# class and sha256 of its source, by name
+_registered: "dict[str, tuple[type[Encoding], str]]" = {}
 
-# The places in the forward pass where an encoding may act, each with its hooks. They define an encoding's family.
+# The places in the forward pass where an encoding may act, each with its hooks. They
+# define an encoding's family.
 _ACTS = {
     "positions": {"positions"},
     "input": {"token_dim", "embed"},
@@ -69,13 +106,18 @@ def names() -> list[str]:
 
 
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
-    """Add a user's own class to the encodings of this process. Return the class, so that this can be a decorator.
+    """Add a user's own class to the encodings of this process. Return the class, so
+    that this can be a decorator.
 
-    The name is that of the class in lower case unless `name` is given. A later class of the same name replaces it.
+    The name is that of the class in lower case unless `name` is given. A later class of
+    the same name replaces it.
     """
     name = name or cls.__name__.lower()
     if name in {*_MODULE_OF, *installed.points(installed.ENCODINGS)}:
-        raise UserError(f"cannot register {cls.__name__} as '{name}': another encoding has that name")
+        raise UserError(
+            f"cannot register {cls.__name__} as '{name}': another encoding has that"
+            " name"
+        )
     _registered[name] = _named(cls, name), _source_digest(cls)
     return cls
 
@@ -89,24 +131,41 @@ def _named(cls: Any, name: str) -> "type[Encoding]":
     from posbench.encodings.base import Encoding
 
     if not (isinstance(cls, type) and issubclass(cls, Encoding)):
-        raise UserError(f"'{name}' is {cls!r}: expected a subclass of posbench.Encoding")
+        raise UserError(
+            f"'{name}' is {cls!r}: expected a subclass of posbench.Encoding"
+        )
     cls.name = name
     return cls
 
 
 def load(name: str) -> "type[Encoding]":
-    """Return the class of an encoding; UserError if no encoding has that name, or if it cannot be imported."""
+    """Return the class of an encoding; UserError if no encoding has that name, or if it
+    cannot be imported.
+    """
     if name in _registered:
         return _registered[name][0]
     if name in _MODULE_OF:
         from posbench.encodings.base import Encoding
 
         module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-        classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, Encoding)]
-        matching = [cls for cls in classes if name == cls.name or name.replace("_", "") == cls.__name__.lower()]
+        classes = [
+            cls
+            for cls in vars(module).values()
+            if isinstance(cls, type) and issubclass(cls, Encoding)
+        ]
+        matching = [
+            cls
+            for cls in classes
+            if name == cls.name or name.replace("_", "") == cls.__name__.lower()
+        ]
         return _named((matching or classes[-1:])[0], name)
     if (point := installed.points(installed.ENCODINGS).get(name)) is None:
-        raise unknown("encoding", name, names(), "'posbench list' shows all; a class of yours: encoding=FILE.py:CLASS")
+        raise unknown(
+            "encoding",
+            name,
+            names(),
+            "'posbench list' shows all; a class of yours: encoding=FILE.py:CLASS",
+        )
     try:
         return _named(point.load(), name)
     except Exception as error:  # whatever its module raises
@@ -116,7 +175,9 @@ def load(name: str) -> "type[Encoding]":
 
 
 def documentation(cls: "type[Encoding]") -> str:
-    """Return the docstring of an encoding: that of its class or, if it has none, that of its module."""
+    """Return the docstring of an encoding: that of its class or, if it has none, that
+    of its module.
+    """
     return vars(cls).get("__doc__") or sys.modules[cls.__module__].__doc__ or ""
 
 
@@ -125,14 +186,23 @@ def _parameters(cls: "type[Encoding]") -> list[inspect.Parameter]:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return an encoding's options with their defaults, as the constructor declares them."""
+    """Return an encoding's options with their defaults, as the constructor declares
+    them.
+    """
     return {parameter.name: parameter.default for parameter in _parameters(load(name))}
 
 
-def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
-    """Build an encoding for a model shape; UserError if its name or an option is unknown, or a value is wrong."""
+def build(
+    name: str, shape: "Shape", options: Mapping[str, Any] | None = None
+) -> "Encoding":
+    """Build an encoding for a model shape; UserError if its name or an option is
+    unknown, or a value is wrong.
+    """
     cls = load(name)
-    hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in _parameters(cls)}
+    hints = {
+        p.name: Any if p.annotation is p.empty else p.annotation
+        for p in _parameters(cls)
+    }
     values = checked(options or {}, hints, options_of(name), name, "encoding.")
     if name in _MODULE_OF:
         return cls(shape, **values)
@@ -143,40 +213,65 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
 
 def acts(hooks: frozenset[str]) -> str:
     """Return the places where these hooks act."""
-    return ", ".join(place for place, of_place in _ACTS.items() if hooks & of_place) or FAMILIES[0]
+    return (
+        ", ".join(place for place, of_place in _ACTS.items() if hooks & of_place)
+        or FAMILIES[0]
+    )
 
 
 def kernels(encoding: "Encoding") -> str:
-    """Return which kernels compute an encoding: `any`, those `with a bias`, or posbench's `own` for all others."""
+    """Return which kernels compute an encoding: `any`, those `with a bias`, or
+    posbench's `own` for all others.
+    """
     if encoding.hooks & {"scores", "attend"}:
         return "own"
     return "with a bias" if encoding.hooks & {"distance_bias", "bias"} else "any"
 
 
 def cache(encoding: "Encoding") -> str:
-    """Return whether a key-value cache works: `yes`, `with x` if it also keeps the layer's input, or `no`."""
+    """Return whether a key-value cache works: `yes`, `with x` if it also keeps the
+    layer's input, or `no`.
+    """
     if encoding.length_dependent or "q" in encoding.history:
         return "no"
     return "with x" if "x" in encoding.history else "yes"
 
 
 def architectures(encoding: "Encoding") -> list[str]:
-    """Return the stock architectures of transformers that can hold an encoding; without one, export with code=true."""
+    """Return the stock architectures of transformers that can hold an encoding; without
+    one, export with code=true.
+    """
     stock = encoding.name in _STOCK.split() and type(encoding) is load(encoding.name)
-    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []  # altered copies have a `rotate`
+    # altered copies have a `rotate`
+    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return, by name, the sha256 of the source of each encoding in use, or inside one, that is not posbench's own."""
-    in_use = [used for used in sorted(_elsewhere()) if json.dumps(used) in json.dumps([name, options], default=str)]
-    digests = {used: _registered[used][1] if used in _registered else _source_digest(load(used)) for used in in_use}
+    """Return, by name, the sha256 of the source of each encoding in use, or inside one,
+    that is not posbench's own.
+    """
+    in_use = [
+        used
+        for used in sorted(_elsewhere())
+        if json.dumps(used) in json.dumps([name, options], default=str)
+    ]
+    digests = {
+        used: (
+            _registered[used][1] if used in _registered else _source_digest(load(used))
+        )
+        for used in in_use
+    }
     return {used: digest for used, digest in digests.items() if digest}
 
 
 def _source_digest(cls: type) -> str:
-    """Return the sha256 of the file that defines a class, or of the class's text if it was typed into a notebook."""
+    """Return the sha256 of the file that defines a class, or of the class's text if it
+    was typed into a notebook.
+    """
     try:
         file = Path(inspect.getsourcefile(cls) or "")
-        return hashlib.sha256(file.read_bytes() if file.is_file() else inspect.getsource(cls).encode()).hexdigest()
+        return hashlib.sha256(
+            file.read_bytes() if file.is_file() else inspect.getsource(cls).encode()
+        ).hexdigest()
     except (OSError, TypeError):  # it was typed where no text is kept
         return ""

@@ -1,11 +1,14 @@
-"""The contract of a positional encoding: the hooks it may override, and their arguments.
+"""The contract of a positional encoding: the hooks it may override, and their
+arguments.
 
-An encoding acts where it overrides a hook, and nothing else declares it. One encoding object serves the whole model;
-parameters that differ by layer are indexed by `layer.index`. Hooks run outside of autocast and get fp32 tensors, or
-fp64 ones if the model is in fp64; only the v of `attend` has the dtype of the model's matrix products.
+An encoding acts where it overrides a hook, and nothing else declares it. One encoding
+object serves the whole model; parameters that differ by layer are indexed by
+`layer.index`. Hooks run outside of autocast and get fp32 tensors, or fp64 ones if the
+model is in fp64; only the v of `attend` has the dtype of the model's matrix products.
 
-Axes: B batch, T time (Tq query rows, Tk keys), H heads, D model width, Dh head width. Positions are (1, T) or (B, T).
-They may be fractional and need not be consecutive. The distance of a pair is query position minus key position.
+Axes: B batch, T time (Tq query rows, Tk keys), H heads, D model width, Dh head width.
+Positions are (1, T) or (B, T). They may be fractional and need not be consecutive. The
+distance of a pair is query position minus key position.
 """
 
 import copy
@@ -20,7 +23,8 @@ from torch import Tensor, nn
 from posbench.errors import OptionError, Undefined, UserError
 from posbench.options import plain
 
-PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on pairs of queries and keys
+# hooks on pairs of queries and keys
+PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,35 +35,48 @@ class Shape:
     n_heads: int
     n_layers: int
     train_length: int  # tokens
-    vocabulary: tuple[str, ...] = ()  # token texts by id, for the few encodings that need them
-    token_rms: float = 0.05  # root mean square of the token embeddings at initialisation
+    # token texts by id, for the few encodings that need them
+    vocabulary: tuple[str, ...] = ()
+    # root mean square of the token embeddings at initialisation
+    token_rms: float = 0.05
     head_dim: int = 0  # channels of a head; 0 becomes d_model / n_heads
-    n_kv_heads: int = 0  # heads of keys and values, each shared by a group of query heads; 0 becomes n_heads
+    # heads of keys and values, each shared by a group of query heads; 0 becomes n_heads
+    n_kv_heads: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "head_dim", self.head_dim or self.d_model // self.n_heads)
+        object.__setattr__(
+            self, "head_dim", self.head_dim or self.d_model // self.n_heads
+        )
         object.__setattr__(self, "n_kv_heads", self.n_kv_heads or self.n_heads)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """What a hook reads beside q, k and v: one layer of a forward pass and, in pairwise hooks, a block of it."""
+    """What a hook reads beside q, k and v: one layer of a forward pass and, in pairwise
+    hooks, a block of it.
+    """
 
     index: int  # which layer of the model
     positions: Tensor  # (1|B, T)
     x: Tensor | None = None  # the layer's normalised input (B, T, D)
     tables: Any = None  # what `make_tables` returned, for all layers
     state: Any = None  # what `prepare` returned, for the whole sequence
-    rows: slice = dataclasses.field(default_factory=lambda: slice(None))  # the query rows at hand, Tq of T
-    keys: Any = dataclasses.field(default_factory=lambda: slice(None))  # their keys, Tk of T: a slice or an index
+    # the query rows at hand, Tq of T
+    rows: slice = dataclasses.field(default_factory=lambda: slice(None))
+    # their keys, Tk of T: a slice or an index
+    keys: Any = dataclasses.field(default_factory=lambda: slice(None))
     visible: Tensor = None  # type: ignore[assignment] # (Tq, Tk) bool, in `scores` and `attend`: keys that are not hidden
     consecutive: bool = False  # positions are known to be 0 .. T-1
     causal: bool = True  # keys after a query are hidden
 
     @property
     def distance(self) -> Tensor:
-        """Query position minus key position of the pairs at hand, (1|B, Tq, Tk); at least 0 if attention is causal."""
-        distance = self.positions[:, self.rows, None] - self.positions[:, None, self.keys]
+        """Query position minus key position of the pairs at hand, (1|B, Tq, Tk); at
+        least 0 if attention is causal.
+        """
+        distance = (
+            self.positions[:, self.rows, None] - self.positions[:, None, self.keys]
+        )
         return distance.clamp(min=0) if self.causal else distance
 
     def replace(self, **changes: Any) -> "Layer":
@@ -72,34 +89,66 @@ def exact(x: Tensor) -> Tensor:
 
 
 def part_of(x: Tensor, tokens: slice | Tensor) -> Tensor:
-    """Return x (B, H, T, ...) at some tokens. For all tokens return x itself, which saves a copy of the gradient."""
-    return x if isinstance(tokens, slice) and tokens == slice(0, x.shape[2]) else x[:, :, tokens]
+    """Return x (B, H, T, ...) at some tokens. For all tokens return x itself, which
+    saves a copy of the gradient.
+    """
+    return (
+        x
+        if isinstance(tokens, slice) and tokens == slice(0, x.shape[2])
+        else x[:, :, tokens]
+    )
 
 
 class Encoding(nn.Module):
-    """Base of all encodings. It takes a `Shape` and keyword options, whose annotations hold their bounds.
+    """Base of all encodings. It takes a `Shape` and keyword options, whose annotations
+    hold their bounds.
 
-    Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds learned parameters only.
+    Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds
+    learned parameters only.
     """
 
-    name: str = ""  # set by the registry, as in configurations; until then the class's name in lower case
-    max_length: int | None = None  # longest input the encoding is defined for; None = any
-    window: int | None = None  # keys a query may see, itself included; None = the model's limit
-    length_dependent: bool = False  # whether outputs at the start of an input depend on its length
-    history: frozenset[str] = frozenset()  # what it reads of earlier tokens beside keys and values: "q", "x", or both
+    # set by the registry, as in configurations; until then the class's name in lower
+    # case
+    name: str = ""
+    # longest input the encoding is defined for; None = any
+    max_length: int | None = None
+    # keys a query may see, itself included; None = the model's limit
+    window: int | None = None
+    # whether outputs at the start of an input depend on its length
+    length_dependent: bool = False
+    # what it reads of earlier tokens beside keys and values: "q", "x", or both
+    history: frozenset[str] = frozenset()
     whole_positions: bool = False  # whether it refuses fractional positions
-    rates: Mapping[str, float] = MappingProxyType({})  # for its parameters, in multiples of the learning rate
+    # for its parameters, in multiples of the learning rate
+    rates: Mapping[str, float] = MappingProxyType({})
 
     HOOKS: ClassVar[tuple[str, ...]] = (
-        "logit_scale", "positions", "make_tables", "token_dim", "embed", "prepare", "rotate", "map_values",
-        "map_outputs", "distance_bias", "bias", "key_bias", "scores", "attend",
-    )  # fmt: skip
+        "logit_scale",
+        "positions",
+        "make_tables",
+        "token_dim",
+        "embed",
+        "prepare",
+        "rotate",
+        "map_values",
+        "map_outputs",
+        "distance_bias",
+        "bias",
+        "key_bias",
+        "scores",
+        "attend",
+    )
 
-    overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; found once per class, since every layer asks
+    # hooks; found once per class, since every layer asks
+    overridden: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.overridden = frozenset(name for name in cls.HOOKS if getattr(cls, name) is not getattr(Encoding, name))
+        cls.overridden = frozenset(
+            name
+            for name in cls.HOOKS
+            if getattr(cls, name) is not getattr(Encoding, name)
+        )
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
 
@@ -109,15 +158,21 @@ class Encoding(nn.Module):
 
     @property
     def hooks(self) -> frozenset[str]:
-        """The hooks that this encoding overrides; for a wrapper, also those of its inner encodings."""
+        """The hooks that this encoding overrides; for a wrapper, also those of its
+        inner encodings.
+        """
         return self.overridden
 
     def at(self, layer: Layer) -> "tuple[Encoding, Layer]":
-        """Return the encoding whose hooks and window a layer of the model uses, and the layer as that one sees it."""
+        """Return the encoding whose hooks and window a layer of the model uses, and the
+        layer as that one sees it.
+        """
         return self, layer
 
     def sharing(self) -> Self:
-        """Return a copy that shares all parameters and buffers, and has attributes of its own."""
+        """Return a copy that shares all parameters and buffers, and has attributes of
+        its own.
+        """
         copied = copy.copy(self)
         for name in ("_parameters", "_buffers", "_modules"):
             object.__setattr__(copied, name, dict(getattr(self, name)))
@@ -132,28 +187,38 @@ class Encoding(nn.Module):
         expect(holds, option, f"{plain(value)} for '{self.name}'", expected)
 
     def given(self, x: Tensor | None, uses: str) -> Tensor:
-        """Return the layer's input; if it was left out, UserError, which says with `uses` what it is for."""
+        """Return the layer's input; if it was left out, UserError, which says with
+        `uses` what it is for.
+        """
         if x is None:
             raise UserError(f"'{self.name}' {uses} the layer's input: pass x")
         return x
 
     def set_progress(self, done: float) -> None:
-        """Change with training. Called before each update with its progress in [0, 1), and with 1 at the end.
+        """Change with training. Called before each update with its progress in [0, 1),
+        and with 1 at the end.
 
-        The new state must depend on `done` alone, so that a resumed run equals an uninterrupted one.
+        The new state must depend on `done` alone, so that a resumed run equals an
+        uninterrupted one.
         """
 
     # Once per forward:
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return positions (1|B, T) of token ids (B, T). Random ones draw from `generator`; None = a fixed seed."""
+        """Return positions (1|B, T) of token ids (B, T). Random ones draw from
+        `generator`; None = a fixed seed.
+        """
         return torch.arange(ids.shape[-1], device=ids.device)[None]
 
     def make_tables(self, positions: Tensor) -> Any:
-        """Return what all layers read as `layer.tables`, such as angles, from positions (1|B, T)."""
+        """Return what all layers read as `layer.tables`, such as angles, from positions
+        (1|B, T).
+        """
 
     def token_dim(self) -> int:
-        """Return the width of the token table; less than d_model if a position code is concatenated."""
+        """Return the width of the token table; less than d_model if a position code is
+        concatenated.
+        """
         return self.shape.d_model
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -163,32 +228,45 @@ class Encoding(nn.Module):
     # Once per layer, on the whole sequence:
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Any:
-        """Return what pairwise hooks read as `layer.state`, from raw q, k (B, H, T, Dh) and `layer.x`."""
+        """Return what pairwise hooks read as `layer.state`, from raw q, k (B, H, T, Dh)
+        and `layer.x`.
+        """
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Transform q and k (B, H, T, Dh); the last axis may widen."""
         return q, k
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
-        """Transform the values (B, H, T, Dh); pairwise hooks, windows and kernels see what this returns."""
+        """Transform the values (B, H, T, Dh); pairwise hooks, windows and kernels see
+        what this returns.
+        """
         return v
 
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
-        """Transform the outputs of attention (B, H, Tq, Dh) at `layer.rows`, each row by itself."""
+        """Transform the outputs of attention (B, H, Tq, Dh) at `layer.rows`, each row
+        by itself.
+        """
         return out
 
-    # Pairwise, on a block of query rows: q, k and v are those of the block, after `rotate` and `map_values`.
+    # Pairwise, on a block of query rows: q, k and v are those of the block, after
+    # `rotate` and `map_values`.
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
-        """Return a bias (H, *S) for distances of any shape S; it is added to the scaled logits."""
+        """Return a bias (H, *S) for distances of any shape S; it is added to the scaled
+        logits.
+        """
         return None
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
-        """Return a bias broadcastable to (B, H, Tq, Tk); it is added to the scaled logits."""
+        """Return a bias broadcastable to (B, H, Tq, Tk); it is added to the scaled
+        logits.
+        """
         return None
 
     def key_bias(self, layer: Layer) -> Tensor | None:
-        """Return one number per key, (1|B, H, T), that equals the bias up to a constant per query row, or None."""
+        """Return one number per key, (1|B, H, T), that equals the bias up to a constant
+        per query row, or None.
+        """
         return None
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
@@ -209,20 +287,28 @@ def expect(holds: bool, option: str, value: object, expected: str) -> None:
 def check_length(encoding: Encoding, length: int) -> None:
     """Raise Undefined if the encoding is not defined at this input length."""
     if encoding.max_length is not None and length > encoding.max_length:
-        raise Undefined(f"length {length} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
+        raise Undefined(
+            f"length {length} is beyond the end of '{encoding.name}' (defined up to"
+            f" {encoding.max_length})"
+        )
 
 
-Extended = tuple[Encoding, dict[str, Any]]  # returned by an extension: the extended encoding, and facts for result rows
+# returned by an extension: the extended encoding, and facts for result rows
+Extended = tuple[Encoding, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """How far an extension stretches a trained encoding: the lengths of training and of evaluation, in tokens."""
+    """How far an extension stretches a trained encoding: the lengths of training and of
+    evaluation, in tokens.
+    """
 
     train_length: int
     length: int
 
     def factor(self, fixed: float | None) -> tuple[float, dict[str, Any]]:
-        """Return the factor s, `fixed` or by default max(1, length / train_length), and facts for result rows."""
+        """Return the factor s, `fixed` or by default max(1, length / train_length), and
+        facts for result rows.
+        """
         s = max(1.0, self.length / self.train_length) if fixed is None else fixed
         return s, {"factor": s, "dynamic": fixed is None}

@@ -1,4 +1,6 @@
-"""Order from the content: gates of tokens and of pairs, reflections, and a stick that keys break."""
+"""Order from the content: gates of tokens and of pairs, reflections, and a stick that
+keys break.
+"""
 
 import math
 from collections.abc import Callable
@@ -16,7 +18,9 @@ Start = Literal["normal", "torch"]
 
 
 def draw_layers(encoding: nn.Module, start: Start) -> None:
-    """Draw an encoding's linear maps and convolutions from N(0, 0.02), biases 0; `torch` keeps torch's own draw."""
+    """Draw an encoding's linear maps and convolutions from N(0, 0.02), biases 0;
+    `torch` keeps torch's own draw.
+    """
     for layer in encoding.modules() if start == "normal" else ():
         if isinstance(layer, nn.Linear | nn.Conv1d):
             nn.init.normal_(layer.weight, std=0.02)
@@ -25,9 +29,12 @@ def draw_layers(encoding: nn.Module, start: Start) -> None:
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum over s = 0 .. K-1 of weight_(K-1-s) x_(t-s), (B, T, C), for x (B, T, C) and weight (C, K)."""
+    """Return the sum over s = 0 .. K-1 of weight_(K-1-s) x_(t-s), (B, T, C), for x (B,
+    T, C) and weight (C, K).
+    """
     length, width = x.shape[1], weight.shape[1]
-    padded = F.pad(x, (0, 0, width - 1, 0))  # torch's own convolution takes three times as long on CPUs
+    # torch's own convolution takes three times as long on CPUs
+    padded = F.pad(x, (0, 0, width - 1, 0))
     sums = padded[:, :length] * weight[:, 0]
     for shift in range(1, width):
         sums = sums + padded[:, shift : shift + length] * weight[:, shift]
@@ -35,13 +42,18 @@ def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class FoX(Encoding):
-    """Forgetting attention (FoX): forget gates of all tokens after a key, the query's included, lower its logit.
+    """Forgetting attention (FoX): forget gates of all tokens after a key, the query's
+    included, lower its logit.
 
-        f_t = sigmoid(w_h·x_t + b_h),   bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative ln f
+        f_t = sigmoid(w_h·x_t + b_h),
+        bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative ln f
 
-    Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130.
-    Beyond training length: defined everywhere; far keys fade as with ALiBi, at a rate that the text sets.
-    Checked against: fla-core naive_forgetting_attn and x-transformers DataDependentAlibi.
+    Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate"
+    (2025), arXiv:2503.02130.
+    Beyond training length: defined everywhere; far keys fade as with ALiBi, at a rate
+    that the text sets.
+    Checked against: fla-core naive_forgetting_attn and x-transformers
+    DataDependentAlibi.
     """
 
     history = frozenset({"x"})
@@ -49,8 +61,12 @@ class FoX(Encoding):
 
     def __init__(self, shape: Shape, gate_bias: float = 0.0) -> None:
         super().__init__(shape)
-        self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
-        self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
+        self.weight = nn.Parameter(
+            torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02
+        )
+        self.gate_bias = nn.Parameter(
+            torch.full((shape.n_layers, shape.n_heads), gate_bias)
+        )
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         x = self.given(layer.x, "reads its gates from")
@@ -65,50 +81,78 @@ class FoX(Encoding):
 
 
 class CABLE(FoX):
-    """Context-aware biases (CABLE): each token after a key, the query's included, lowers the key's logit by a length.
+    """Context-aware biases (CABLE): each token after a key, the query's included,
+    lowers the key's logit by a length.
 
         logits_ij = q_i·k_j / sqrt(d) - sum over t = j+1 .. i of softplus(w_h·x_t + b_h)
 
-    Source: Veisi et al. (2025), arXiv:2503.08067, and the authors' code (axiomlab/Cable), but with the 1/sqrt(d).
-    Beyond training length: defined everywhere; far keys fade as with ALiBi, at a rate that the text sets.
-    Checked against: plain loops, and fla-core naive_forgetting_attn with opposite signs.
+    Source: Veisi et al. (2025), arXiv:2503.08067, and the authors' code
+    (axiomlab/Cable), but with the 1/sqrt(d).
+    Beyond training length: defined everywhere; far keys fade as with ALiBi, at a rate
+    that the text sets.
+    Checked against: plain loops, and fla-core naive_forgetting_attn with opposite
+    signs.
     """
 
     log_gates = staticmethod(lambda gates: -F.softplus(gates))
 
 
 class FoXPro(FoX):
-    """FoX in its "Pro" block: keys and values blended with those of the token before, norms, and a gate on the output.
+    """FoX in its "Pro" block: keys and values blended with those of the token before,
+    norms, and a gate on the output.
 
-        kv_shift                k'_t = a_t k_(t-1) + (1 - a_t) k_t,   a_t = sigmoid(w_h·x_t) per head; likewise v
-        qk_norm, output_norm    q, k and the output are divided by their rms in each head; a learned weight per channel
-        output_gate             the output is multiplied by sigmoid(W x), channel by channel, after its norm
+        kv_shift               k'_t = a_t k_(t-1) + (1 - a_t) k_t,
+                               a_t = sigmoid(w_h·x_t) per head; likewise v
+        qk_norm, output_norm   q, k and the output are divided by their rms in each
+                               head; a learned weight per channel
+        output_gate            the output is multiplied by sigmoid(W x), channel by
+                               channel, after its norm
 
     Source: Lin et al. (2025), arXiv:2503.02130, as in the authors' layer without RoPE.
-    Beyond training length: defined everywhere; far keys fade as with FoX, at a rate that the text sets.
-    Checked against: fla-core naive_forgetting_attn, given q, k and v that plain loops have shifted and normed.
+    Beyond training length: defined everywhere; far keys fade as with FoX, at a rate
+    that the text sets.
+    Checked against: fla-core naive_forgetting_attn, given q, k and v that plain loops
+    have shifted and normed.
     """
 
     def __init__(
-        self, shape: Shape, gate_bias: float = 0.0, kv_shift: bool = True, qk_norm: bool = True,
-        output_norm: bool = True, output_gate: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        shape: Shape,
+        gate_bias: float = 0.0,
+        kv_shift: bool = True,
+        qk_norm: bool = True,
+        output_norm: bool = True,
+        output_gate: bool = True,
+    ) -> None:
         super().__init__(shape, gate_bias)
 
         def linear(width: int) -> nn.Parameter:  # reads the layer's input
-            return nn.Parameter(torch.randn(shape.n_layers, width, shape.d_model) * 0.02)
+            return nn.Parameter(
+                torch.randn(shape.n_layers, width, shape.d_model) * 0.02
+            )
 
         def ones(heads: int) -> nn.Parameter:
             return nn.Parameter(torch.ones(shape.n_layers, heads, 1, shape.head_dim))
 
-        heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads, "output": shape.n_heads}
+        heads = {
+            "q": shape.n_heads,
+            "k": shape.n_kv_heads,
+            "v": shape.n_kv_heads,
+            "output": shape.n_heads,
+        }
         normed = ["q", "k"] * qk_norm + ["output"] * output_norm
-        self.shifts = nn.ParameterDict({name: linear(heads[name]) for name in ["k", "v"] * kv_shift})
+        self.shifts = nn.ParameterDict(
+            {name: linear(heads[name]) for name in ["k", "v"] * kv_shift}
+        )
         self.norms = nn.ParameterDict({name: ones(heads[name]) for name in normed})
-        self.output_gate = linear(shape.n_heads * shape.head_dim) if output_gate else None
+        self.output_gate = (
+            linear(shape.n_heads * shape.head_dim) if output_gate else None
+        )
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return self._normed("q", q, layer, 1e-5), self._normed("k", self._shifted("k", k, layer), layer, 1e-5)
+        return self._normed("q", q, layer, 1e-5), self._normed(
+            "k", self._shifted("k", k, layer), layer, 1e-5
+        )
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         return self._shifted("v", v, layer)
@@ -118,23 +162,31 @@ class FoXPro(FoX):
         if self.output_gate is None:
             return out
         gates = self._gates(self.output_gate, layer)[:, layer.rows]  # (B, Tq, H Dh)
-        return out * gates.view(*gates.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+        return out * gates.view(*gates.shape[:2], self.shape.n_heads, -1).transpose(
+            1, 2
+        )
 
     def _shifted(self, name: str, a: Tensor, layer: Layer) -> Tensor:
         if name not in self.shifts:
             return a
         share = self._gates(self.shifts[name], layer).mT[..., None]  # (B, Hkv, T, 1)
         previous = F.pad(a[:, :, :-1], (0, 0, 1, 0))
-        return torch.lerp(a, previous, share.repeat_interleave(a.shape[1] // share.shape[1], dim=1))
+        return torch.lerp(
+            a, previous, share.repeat_interleave(a.shape[1] // share.shape[1], dim=1)
+        )
 
     def _normed(self, name: str, a: Tensor, layer: Layer, epsilon: float) -> Tensor:
         if name not in self.norms:
             return a
         weight: Tensor = self.norms[name][layer.index]
-        return F.rms_norm(a, a.shape[-1:], eps=epsilon) * weight.repeat_interleave(a.shape[1] // len(weight), dim=0)
+        return F.rms_norm(a, a.shape[-1:], eps=epsilon) * weight.repeat_interleave(
+            a.shape[1] // len(weight), dim=0
+        )
 
     def _gates(self, weight: Tensor, layer: Layer) -> Tensor:
-        return F.linear(self.given(layer.x, "reads shifts and gates from"), weight[layer.index]).sigmoid()
+        return F.linear(
+            self.given(layer.x, "reads shifts and gates from"), weight[layer.index]
+        ).sigmoid()
 
 
 class Wall(Encoding):
@@ -143,8 +195,10 @@ class Wall(Encoding):
         f_t = sigmoid(W x_t + b), a number per channel,    P = cumulative sum of ln f
         logits_ij = sum over channels n of q_in k_jn exp(P_in - P_jn) / sqrt(d)
 
-    Source: fla's layer and plain form (by Tilde Research, 2026; no paper), without its gates of heads and of outputs.
-    Beyond training length: defined everywhere; far keys fade as with FoX, at rates that the text sets.
+    Source: fla's layer and plain form (by Tilde Research, 2026; no paper), without its
+    gates of heads and of outputs.
+    Beyond training length: defined everywhere; far keys fade as with FoX, at rates that
+    the text sets.
     Checked against: fla naive_wall_attn.
     """
 
@@ -159,151 +213,235 @@ class Wall(Encoding):
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         x = self.given(layer.x, "reads its gates from")
         gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
-        return F.logsigmoid(gates).cumsum(1).view(*gates.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+        return (
+            F.logsigmoid(gates)
+            .cumsum(1)
+            .view(*gates.shape[:2], self.shape.n_heads, -1)
+            .transpose(1, 2)
+        )
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        # q exp(P) and k exp(-P) would overflow. For keys j up to m and queries i after m, exp(P_m - P_j) and
-        # exp(P_i - P_m) are at most 1. So a text is split at m: one product joins its halves, and each is split again.
-        of_q, of_k, q = layer.state[:, :, layer.rows], layer.state[:, :, layer.keys], self.logit_scale * q
-        first, count = layer.rows.start - layer.keys.start, q.shape[2]  # column of the first query's own key
+        # q exp(P) and k exp(-P) would overflow. For keys j up to m and queries i after
+        # m, exp(P_m - P_j) and exp(P_i - P_m) are at most 1. So a text is split at m:
+        # one product joins its halves, and each is split again.
+        of_q, of_k, q = (
+            layer.state[:, :, layer.rows],
+            layer.state[:, :, layer.keys],
+            self.logit_scale * q,
+        )
+        # column of the first query's own key
+        first, count = layer.rows.start - layer.keys.start, q.shape[2]
         earlier, block, following = logits.tensor_split((first, first + count), dim=-1)
         if first:
             earlier = _logits_across(q, of_q, k[:, :, :first], of_k[:, :, :first])
         later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
-        faded = torch.where(later, block, _logits_among(q, k[:, :, first : first + count], of_q))
+        faded = torch.where(
+            later, block, _logits_among(q, k[:, :, first : first + count], of_q)
+        )
         return torch.cat((earlier, faded, following), dim=-1)
 
 
 def _logits_across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
-    """Return logits (..., M, N) of queries (..., M, Dh) and keys (..., N, Dh) before them all; `of_q`, `of_k` are P."""
+    """Return logits (..., M, N) of queries (..., M, Dh) and keys (..., N, Dh) before
+    them all; `of_q`, `of_k` are P.
+    """
     last = of_k[..., -1:, :].detach()  # its value cancels
     return (q * (of_q - last).exp()) @ (k * (last - of_k).exp()).mT
 
 
 def _logits_among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
-    """Return logits (B, H, T, T) of queries and keys (B, H, T, Dh) of the same tokens, valid up to the query."""
-    length, size = q.shape[2], 4  # tokens whose pairs are computed one by one, a power of two
+    """Return logits (B, H, T, T) of queries and keys (B, H, T, Dh) of the same tokens,
+    valid up to the query.
+    """
+    # tokens whose pairs are computed one by one, a power of two
+    length, size = q.shape[2], 4
     missing = max(size, 1 << (length - 1).bit_length()) - length
     q, k = (F.pad(x, (0, 0, 0, missing)) for x in (q, k))
     total = torch.cat((total, total[:, :, -1:].expand(-1, -1, missing, -1)), dim=2)
-    q_in, k_in, totals = (x.view(*x.shape[:2], -1, size, x.shape[3]) for x in (q, k, total))  # (B, H, blocks, size, Dh)
+    # (B, H, blocks, size, Dh)
+    q_in, k_in, totals = (
+        x.view(*x.shape[:2], -1, size, x.shape[3]) for x in (q, k, total)
+    )
     faded = (totals[..., :, None, :] - totals[..., None, :, :]).clamp(max=0).exp()
     logits = (q_in[..., :, None, :] * k_in[..., None, :, :] * faded).sum(-1)
     while logits.shape[2] > 1:  # join two neighbouring blocks
         (_, query), (key, _), (before, later) = (
-            x.view(*x.shape[:2], -1, 2, size, x.shape[3]).unbind(3) for x in (q, k, total)
+            x.view(*x.shape[:2], -1, 2, size, x.shape[3]).unbind(3)
+            for x in (q, k, total)
         )
         above = F.pad(logits[:, :, ::2], (0, size))
-        below = torch.cat((_logits_across(query, later, key, before), logits[:, :, 1::2]), dim=-1)
+        below = torch.cat(
+            (_logits_across(query, later, key, before), logits[:, :, 1::2]), dim=-1
+        )
         logits, size = torch.cat((above, below), dim=-2), 2 * size
     return logits[:, :, 0, :length, :length]
 
 
 class CoPE(Encoding):
-    """Contextual position encoding (CoPE): positions count only the tokens that matter, by a gate for each pair.
+    """Contextual position encoding (CoPE): positions count only the tokens that matter,
+    by a gate for each pair.
 
-        g_ij = sigmoid(z_ij),  z_ij = q_i·k_j / sqrt(d)         p_ij = sum over t = j .. i of g_it, at most P - 1
-        logits_ij = z_ij + (1 - w)·q_i·e[floor p_ij] + w·q_i·e[ceil p_ij],   w = p_ij - floor p_ij
+        g_ij = sigmoid(z_ij),   z_ij = q_i·k_j / sqrt(d)
+        p_ij = sum over t = j .. i of g_it, at most P - 1
+        logits_ij = z_ij + (1 - w)·q_i·e[floor p_ij] + w·q_i·e[ceil p_ij],
+        w = p_ij - floor p_ij
 
-    Source: Golovneva et al., "Contextual Position Encoding: Learning to Count What's Important", arXiv:2405.18719.
+    Source: Golovneva et al., "Contextual Position Encoding: Learning to Count What's
+    Important", arXiv:2405.18719.
     Beyond training length: defined everywhere; counts beyond P - 1 are held there.
     Checked against: x-transformers CoPE.
     """
 
     def __init__(self, shape: Shape, max_position: Annotated[int, Ge(2)] = 64) -> None:
         super().__init__(shape)
-        self.table = nn.Parameter(torch.zeros(shape.n_layers, max_position, shape.head_dim))
+        self.table = nn.Parameter(
+            torch.zeros(shape.n_layers, max_position, shape.head_dim)
+        )
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        at_whole = q @ self.table[layer.index].mT  # (B, H, Tq, P), q unscaled as in the paper
+        # (B, H, Tq, P), q unscaled as in the paper
+        at_whole = q @ self.table[layer.index].mT
         gates = logits.sigmoid() * layer.visible
         count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
         below = count.long().clamp(min=0)  # NaN turns into a number below 0
-        slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)  # 0 after the last
+        # 0 after the last
+        slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)
         return logits + at_whole.gather(-1, below) + count.frac() * slope
 
 
 class StickBreaking(Encoding):
-    """Stick-breaking attention: each key, from the nearest on, breaks a share sigmoid(z) off the rest of a stick.
+    """Stick-breaking attention: each key, from the nearest on, breaks a share
+    sigmoid(z) off the rest of a stick.
 
-        A_ij = sigmoid(z_ij) · prod_{j < l < i} (1 - sigmoid(z_il)),        z_ij = q_i·k_j / sqrt(d)
-        o_i = sum_{j < i} A_ij v_j + rest_i v_i,        rest_i = prod_{l < i} (1 - sigmoid(z_il)) = 1 - sum_{j < i} A_ij
+        A_ij = sigmoid(z_ij) · prod_{j < l < i} (1 - sigmoid(z_il)),
+        z_ij = q_i·k_j / sqrt(d)
+        o_i = sum_{j < i} A_ij v_j + rest_i v_i,
+        rest_i = prod_{l < i} (1 - sigmoid(z_il)) = 1 - sum_{j < i} A_ij
 
-    With `attend_current` the query's own key breaks the stick first; with `remainder: false` the rest is dropped.
+    With `attend_current` the query's own key breaks the stick first; with `remainder:
+    false` the rest is dropped.
 
-    Source: Tan et al. (2024), arXiv:2410.17980, section 2; rest_i v_i as in the authors' code (IBM/dolomite-engine).
-    Beyond training length: defined everywhere; far keys share what the near ones left, so little changes.
+    Source: Tan et al. (2024), arXiv:2410.17980, section 2; rest_i v_i as in the
+    authors' code (IBM/dolomite-engine).
+    Beyond training length: defined everywhere; far keys share what the near ones left,
+    so little changes.
     Checked against: fla naive_stickbreaking_attn and worked weights.
     """
 
-    def __init__(self, shape: Shape, attend_current: bool = False, remainder: bool = True) -> None:
+    def __init__(
+        self, shape: Shape, attend_current: bool = False, remainder: bool = True
+    ) -> None:
         super().__init__(shape)
         self.attend_current, self.remainder = attend_current, remainder
 
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
-        diagonal = layer.rows.start - layer.keys.start  # the column of the key at the first query's position
-        breaks = layer.visible & torch.ones_like(layer.visible).tril(diagonal if self.attend_current else diagonal - 1)
-        hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
+        # the column of the key at the first query's position
+        diagonal = layer.rows.start - layer.keys.start
+        breaks = layer.visible & torch.ones_like(layer.visible).tril(
+            diagonal if self.attend_current else diagonal - 1
+        )
+        hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(
+            ~breaks, -math.inf
+        )
         # In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
         z = logits + hidden
-        claimed = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # summed over the key and all between it and the query
+        # summed over the key and all between it and the query
+        claimed = F.softplus(z).flip(-1).cumsum(-1).flip(-1)
         output = (z - claimed).exp() @ v.to(z.dtype)
         remainder = (-claimed[..., :1]).exp()
-        return output + remainder * v[:, :, diagonal : diagonal + output.shape[2]] if self.remainder else output
+        return (
+            output + remainder * v[:, :, diagonal : diagonal + output.shape[2]]
+            if self.remainder
+            else output
+        )
 
 
 class PaTH(Encoding):
-    """PaTH attention: a key is multiplied by a reflection for each token between it and the query.
+    """PaTH attention: a key is multiplied by a reflection for each token between it and
+    the query.
 
-        logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),        H_t = I - beta_t w_t w_tᵀ
+        logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),
+        H_t = I - beta_t w_t w_tᵀ
 
-    w_t is a unit vector (low rank 32, a causal convolution over three tokens, a SiLU), beta_t = 2 sigmoid(.) per head.
+    w_t is a unit vector (low rank 32, a causal convolution over three tokens, a SiLU),
+    beta_t = 2 sigmoid(.) per head.
 
-    Source: Yang et al. (2025), arXiv:2505.16381; SiLU (off: `silu: false`) and `start` as in their layer in fla.
-    Beyond training length: defined everywhere; products get longer than in training, but no matrix enlarges a vector.
+    Source: Yang et al. (2025), arXiv:2505.16381; SiLU (off: `silu: false`) and `start`
+    as in their layer in fla.
+    Beyond training length: defined everywhere; products get longer than in training,
+    but no matrix enlarges a vector.
     Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
     """
 
     history = frozenset({"x"})
 
-    def __init__(self, shape: Shape, rank: Count = 32, silu: bool = True, start: Start = "normal") -> None:
+    def __init__(
+        self, shape: Shape, rank: Count = 32, silu: bool = True, start: Start = "normal"
+    ) -> None:
         super().__init__(shape)
         width, layers = shape.n_heads * shape.head_dim, range(shape.n_layers)
         self.silu = silu
-        self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
+        self.down = nn.ModuleList(
+            nn.Linear(shape.d_model, rank, bias=False) for _ in layers
+        )
         self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in layers)
-        self.convolution = nn.ModuleList(nn.Conv1d(width, width, 3, groups=width, bias=False) for _ in layers)
-        self.beta = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers)
+        self.convolution = nn.ModuleList(
+            nn.Conv1d(width, width, 3, groups=width, bias=False) for _ in layers
+        )
+        self.beta = nn.ModuleList(
+            nn.Linear(shape.d_model, shape.n_heads) for _ in layers
+        )
         draw_layers(self, start)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         x = self.given(layer.x, "makes its reflections from")
         weights = self.convolution[layer.index].get_parameter("weight")[:, 0]
         w = causal_convolution(self.up[layer.index](self.down[layer.index](x)), weights)
-        w = (F.silu(w) if self.silu else w).view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
-        return w * (w * w).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt(), 2 * self.beta[layer.index](x).sigmoid().mT
+        w = (
+            (F.silu(w) if self.silu else w)
+            .view(*x.shape[:2], self.shape.n_heads, -1)
+            .transpose(1, 2)
+        )
+        inverse_norm = (w * w).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
+        beta = 2 * self.beta[layer.index](x).sigmoid().mT
+        return w * inverse_norm, beta
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         w, beta = (part_of(part, layer.keys) for part in layer.state[:2])
-        return logits + self.logit_scale * _logit_change(q, k, w, beta, layer.rows.start - layer.keys.start)
+        return logits + self.logit_scale * _logit_change(
+            q, k, w, beta, layer.rows.start - layer.keys.start
+        )
 
 
 class PaTHFoX(PaTH):
-    """PaTH with a forget gate (PaTH-FoX): each token reflects earlier keys and sets how fast they fade.
+    """PaTH with a forget gate (PaTH-FoX): each token reflects earlier keys and sets how
+    fast they fade.
 
-        logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j + sum over t = j+1 .. i of ln f_t) / sqrt(d)
+        logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j
+                     + sum over t = j+1 .. i of ln f_t) / sqrt(d)
 
-    Source: Yang et al. (2025), arXiv:2505.16381, as in fla's layer with its forget gate.
-    Beyond training length: defined everywhere; far keys fade at a rate that the text sets.
+    Source: Yang et al. (2025), arXiv:2505.16381, as in fla's layer with its forget
+    gate.
+    Beyond training length: defined everywhere; far keys fade at a rate that the text
+    sets.
     Checked against: fla naive_path_attn.
     """
 
     def __init__(
-        self, shape: Shape, rank: Count = 32, silu: bool = True, start: Start = "normal", gate_bias: float = 0.0
+        self,
+        shape: Shape,
+        rank: Count = 32,
+        silu: bool = True,
+        start: Start = "normal",
+        gate_bias: float = 0.0,
     ) -> None:
         super().__init__(shape, rank, silu, start)
-        self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
-        self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
+        self.gate = nn.Parameter(
+            torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02
+        )
+        self.gate_bias = nn.Parameter(
+            torch.full((shape.n_layers, shape.n_heads), gate_bias)
+        )
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         reflections = super().prepare(q, k, layer)
@@ -313,33 +451,52 @@ class PaTHFoX(PaTH):
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         total = layer.state[-1]
-        return self.logit_scale * (total[:, :, layer.rows, None] - total[:, :, None, layer.keys])
+        return self.logit_scale * (
+            total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
+        )
 
 
 def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
-    """Return what the reflections in between add to q·k, (B, H, Tq, Tk); query r sees the keys up to r + before.
+    """Return what the reflections in between add to q·k, (B, H, Tq, Tk); query r sees
+    the keys up to r + before.
 
-    Keys are taken in blocks from the right; `turned` is what the later blocks have added to each query:
+    Keys are taken in blocks from the right; `turned` is what the later blocks have
+    added to each query:
 
         change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
         [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
     """
     keys, rows = k.shape[2], q.shape[2]
-    size = min(32, keys)  # a smaller block makes slim products, a larger one multiplies more zeros above a diagonal
+    # a smaller block makes slim products, a larger one multiplies more zeros above a
+    # diagonal
+    size = min(32, keys)
     if missing := -keys % size:  # tokens that reflect nothing fill the last block
-        k, w, beta = F.pad(k, (0, 0, 0, missing)), F.pad(w, (0, 0, 0, missing)), F.pad(beta, (0, missing))
-    k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))  # (B, H, blocks, size, ...)
+        k, w, beta = (
+            F.pad(k, (0, 0, 0, missing)),
+            F.pad(w, (0, 0, 0, missing)),
+            F.pad(beta, (0, missing)),
+        )
+    # (B, H, blocks, size, ...)
+    k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))
     unit = torch.eye(size, dtype=w.dtype, device=w.device)
-    # The solver reads only what is below the diagonal. Solving from the left would take twice the time.
+    # The solver reads only what is below the diagonal. Solving from the left would take
+    # twice the time.
     matrix = beta[..., None] * (w @ w.mT)
-    inverse = torch.linalg.solve_triangular(matrix, unit, upper=False, left=False, unitriangular=True)
+    inverse = torch.linalg.solve_triangular(
+        matrix, unit, upper=False, left=False, unitriangular=True
+    )
     weighted = inverse * beta[..., None, :]
     m, v = weighted @ (w @ k.mT).tril(-1), weighted @ w
     turned, parts = torch.zeros_like(q), []
     for block in reversed(range(k.shape[2])):
-        first = min(rows, max(0, block * size - before))  # first query that sees one of these keys
+        # first query that sees one of these keys
+        first = min(rows, max(0, block * size - before))
         changes = turned[:, :, first:]
-        s = ((q[:, :, first:] + changes) @ w[:, :, block].mT).tril(before + first - block * size)
-        parts.append(F.pad(changes @ k[:, :, block].mT - s @ m[:, :, block], (0, 0, first, 0)))
+        s = ((q[:, :, first:] + changes) @ w[:, :, block].mT).tril(
+            before + first - block * size
+        )
+        parts.append(
+            F.pad(changes @ k[:, :, block].mT - s @ m[:, :, block], (0, 0, first, 0))
+        )
         turned = turned - F.pad(s @ v[:, :, block], (0, 0, first, 0))
     return torch.cat(parts[::-1], dim=-1)[..., :keys]

@@ -1,4 +1,6 @@
-"""Biases that depend on the distance of query and key: ALiBi, BAM, KERPLE, T5, Sandwich, FIRE and a plain network."""
+"""Biases that depend on the distance of query and key: ALiBi, BAM, KERPLE, T5,
+Sandwich, FIRE and a plain network.
+"""
 
 import math
 from typing import Annotated, Literal
@@ -14,82 +16,119 @@ from posbench.options import Count, Positive
 
 
 class ALiBi(Encoding):
-    """Attention with linear biases (ALiBi): a penalty that grows with distance, at a fixed slope per head.
+    """Attention with linear biases (ALiBi): a penalty that grows with distance, at a
+    fixed slope per head.
 
         logits_ij = q_i·k_j / sqrt(d) - m_h · |i - j|,   m_h = 2^(-8h/H) for h = 1 .. H
 
-    Source: Press, Smith and Lewis, "Train Short, Test Long" (2021), arXiv:2108.12409, section 3.
-    Beyond training length: defined everywhere; loss usually stays flat. A key about 87/m_h tokens back weighs 0.
+    Source: Press, Smith and Lewis, "Train Short, Test Long" (2021), arXiv:2108.12409,
+    section 3.
+    Beyond training length: defined everywhere; loss usually stays flat. A key about
+    87/m_h tokens back weighs 0.
     Checked against: transformers BLOOM (causal) and x-transformers AlibiPositionalBias.
     """
 
     def __init__(self, shape: Shape, slopes: list[float] | None = None) -> None:
         super().__init__(shape)
         values = default_slopes(shape.n_heads) if slopes is None else slopes
-        self.expect(len(values) == shape.n_heads, "slopes", slopes, f"{shape.n_heads} numbers, one per head")
-        self.slopes = nn.Buffer(torch.tensor(values, dtype=torch.float32), persistent=False)
+        self.expect(
+            len(values) == shape.n_heads,
+            "slopes",
+            slopes,
+            f"{shape.n_heads} numbers, one per head",
+        )
+        self.slopes = nn.Buffer(
+            torch.tensor(values, dtype=torch.float32), persistent=False
+        )
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         return -by_head(self.slopes, distance) * distance.abs()
 
     def key_bias(self, layer: Layer) -> Tensor | None:
-        if not layer.consecutive:  # distances may be clamped, which no number per key can express
+        # distances may be clamped, which no number per key can express
+        if not layer.consecutive:
             return None
-        return self.slopes[:, None] * (layer.positions - layer.positions[:, -1:])[:, None]
+        return (
+            self.slopes[:, None] * (layer.positions - layer.positions[:, -1:])[:, None]
+        )
 
 
 def default_slopes(n_heads: int) -> list[float]:
-    """Return the authors' slopes; if H is no power of two, those of the power below and every other of its double."""
+    """Return the authors' slopes; if H is no power of two, those of the power below and
+    every other of its double.
+    """
     c = 1 << (n_heads.bit_length() - 1)  # largest power of two up to n_heads
     regular = [2 ** (-8 * h / c) for h in range(1, c + 1)]
     return regular + [2 ** (-4 * h / c) for h in range(1, 2 * c + 1, 2)][: n_heads - c]
 
 
 def by_head(numbers: Tensor, distance: Tensor) -> Tensor:
-    """Return numbers per head as (H, 1, ..., 1), to broadcast with distances (*S) to (H, *S)."""
+    """Return numbers per head as (H, 1, ..., 1), to broadcast with distances (*S) to
+    (H, *S).
+    """
     return numbers.view(-1, *[1] * distance.dim())
 
 
 class BAM(Encoding):
-    """Bayesian attention mechanism (BAM): a prior over distances whose shape each head and layer learns.
+    """Bayesian attention mechanism (BAM): a prior over distances whose shape each head
+    and layer learns.
 
         logits_ij = q_i·k_j / sqrt(d) - exp(a)·(|j - i - mu| + 1e-5)^b,   mu = 2·sinh(m)
 
-    b starts at 1, as in ALiBi; m is 0 without `location`. `ssmax` multiplies query i's logits by a learned s·ln(i + 1).
+    b starts at 1, as in ALiBi; m is 0 without `location`. `ssmax` multiplies query i's
+    logits by a learned s·ln(i + 1).
 
-    Source: Bianchessi et al. (2025), arXiv:2505.22842; in the authors' code layers share a prior and m is learned.
-    Beyond training length: defined everywhere; where b < 1, far keys fade less and less.
+    Source: Bianchessi et al. (2025), arXiv:2505.22842; in the authors' code layers
+    share a prior and m is learned.
+    Beyond training length: defined everywhere; where b < 1, far keys fade less and
+    less.
     Checked against: plain loops from the authors' equation.
     """
 
-    def __init__(self, shape: Shape, location: bool = False, ssmax: bool = False) -> None:
+    def __init__(
+        self, shape: Shape, location: bool = False, ssmax: bool = False
+    ) -> None:
         super().__init__(shape)
         size = shape.n_layers, shape.n_heads
-        self.scale = nn.Parameter(torch.tensor(default_slopes(shape.n_heads)).log().repeat(shape.n_layers, 1))
+        self.scale = nn.Parameter(
+            torch.tensor(default_slopes(shape.n_heads)).log().repeat(shape.n_layers, 1)
+        )
         self.exponent = nn.Parameter(torch.ones(size))
         self.location = nn.Parameter(torch.zeros(size)) if location else None
         self.sharpness = nn.Parameter(torch.ones(size)) if ssmax else None
         vars(self)["overridden"] = self.overridden - (set() if ssmax else {"scores"})
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        scale, exponent = (by_head(part[layer.index], distance) for part in (self.scale, self.exponent))
+        scale, exponent = (
+            by_head(part[layer.index], distance) for part in (self.scale, self.exponent)
+        )
         if self.location is not None:
-            distance = distance + 2 * by_head(self.location[layer.index].sinh(), distance)
-        return -scale.exp() * (distance.abs() + 1e-5) ** exponent  # 1e-5: the exponent may be negative
+            distance = distance + 2 * by_head(
+                self.location[layer.index].sinh(), distance
+            )
+        # 1e-5: the exponent may be negative
+        return -scale.exp() * (distance.abs() + 1e-5) ** exponent
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         assert self.sharpness is not None
-        counts = torch.arange(layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device)
-        return logits * self.sharpness[layer.index][:, None, None] * counts[:, None].log()
+        counts = torch.arange(
+            layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device
+        )
+        return (
+            logits * self.sharpness[layer.index][:, None, None] * counts[:, None].log()
+        )
 
 
 class KerpleLog(Encoding):
-    """KERPLE with the logarithmic kernel: each head learns the size and the scale of its penalty.
+    """KERPLE with the logarithmic kernel: each head learns the size and the scale of
+    its penalty.
 
         logits_ij = q_i·k_j / sqrt(d) - r1_h · ln(1 + r2_h · |i - j|),   r1, r2 ≥ 0.01
 
-    Source: Chi et al. (2022), arXiv:2205.09921, section 4; start and lower bound from the authors' code.
-    Beyond training length: defined everywhere; each doubling of a distance costs the same, and loss usually stays flat.
+    Source: Chi et al. (2022), arXiv:2205.09921, section 4; start and lower bound from
+    the authors' code.
+    Beyond training length: defined everywhere; each doubling of a distance costs the
+    same, and loss usually stays flat.
     Checked against: plain loops from the paper's equation.
     """
 
@@ -98,11 +137,16 @@ class KerpleLog(Encoding):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.r1, self.r2 = (nn.Parameter(torch.rand(shape.n_heads) * below) for below in self.starts)
+        self.r1, self.r2 = (
+            nn.Parameter(torch.rand(shape.n_heads) * below) for below in self.starts
+        )
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         bounded = zip((self.r1, self.r2), self.most, strict=True)
-        r1, r2 = (by_head(r.clamp(0.01, limit).detach() + (r - r.detach()), distance) for r, limit in bounded)
+        r1, r2 = (
+            by_head(r.clamp(0.01, limit).detach() + (r - r.detach()), distance)
+            for r, limit in bounded
+        )
         return -r1 * self.kernel(distance.abs(), r2)
 
     def kernel(self, distance: Tensor, r2: Tensor) -> Tensor:
@@ -110,13 +154,18 @@ class KerpleLog(Encoding):
 
 
 class KerplePower(KerpleLog):
-    """KERPLE with the power kernel: each head learns a slope and an exponent. With exponent 1 it is ALiBi.
+    """KERPLE with the power kernel: each head learns a slope and an exponent. With
+    exponent 1 it is ALiBi.
 
-        logits_ij = q_i·k_j / sqrt(d) - r1_h · |i - j|^(r2_h),   r1 ≥ 0.01,  0.01 ≤ r2 ≤ 2
+        logits_ij = q_i·k_j / sqrt(d) - r1_h · |i - j|^(r2_h),
+        r1 ≥ 0.01,  0.01 ≤ r2 ≤ 2
 
-    Source: Chi et al. (2022), arXiv:2205.09921, section 4; starting values and bounds from the authors' code.
-    Beyond training length: defined everywhere; far keys get ever less weight, as with ALiBi.
-    Checked against: plain loops from the paper's equation; ALiBi, where the exponent is 1.
+    Source: Chi et al. (2022), arXiv:2205.09921, section 4; starting values and bounds
+    from the authors' code.
+    Beyond training length: defined everywhere; far keys get ever less weight, as with
+    ALiBi.
+    Checked against: plain loops from the paper's equation; ALiBi, where the exponent is
+    1.
     """
 
     starts = 1.0, 2.0
@@ -127,28 +176,43 @@ class KerplePower(KerpleLog):
 
 
 class T5Bias(Encoding):
-    """T5's bucketed relative bias: each head learns a number per bucket of distances, the same in every layer.
+    """T5's bucketed relative bias: each head learns a number per bucket of distances,
+    the same in every layer.
 
         logits_ij = q_i·k_j / sqrt(d) + E[bucket(i - j), h]
-        bucket(r) = r                                                             for r < n/2
-        bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))   otherwise
+        bucket(r) = r   for r < n/2, otherwise
+        bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))
 
-    AdamW moves a number by at most the learning rate per update, so the learning rate of E is `rate` times as large.
+    AdamW moves a number by at most the learning rate per update, so the learning rate
+    of E is `rate` times as large.
 
-    Source: Raffel et al. (2020), arXiv:1910.10683, section 2.1, the decoder's form, but with 1/sqrt(d).
-    Beyond training length: defined everywhere; far distances share a bucket; buckets not met in training are untrained.
+    Source: Raffel et al. (2020), arXiv:1910.10683, section 2.1, the decoder's form, but
+    with 1/sqrt(d).
+    Beyond training length: defined everywhere; far distances share a bucket; buckets
+    not met in training are untrained.
     Checked against: transformers T5Attention, x-transformers RelativePositionBias.
     """
 
     name = "t5"
 
     def __init__(
-        self, shape: Shape, num_buckets: Annotated[int, Ge(2)] = 32, max_distance: int = 128, rate: Positive = 10.0
+        self,
+        shape: Shape,
+        num_buckets: Annotated[int, Ge(2)] = 32,
+        max_distance: int = 128,
+        rate: Positive = 10.0,
     ) -> None:
         super().__init__(shape)
-        self.expect(2 * max_distance > num_buckets, "max_distance", max_distance, "more than half of num_buckets")
+        self.expect(
+            2 * max_distance > num_buckets,
+            "max_distance",
+            max_distance,
+            "more than half of num_buckets",
+        )
         self.num_buckets, self.max_distance = num_buckets, max_distance
-        self.table = nn.Parameter(torch.empty(num_buckets, shape.n_heads).normal_(std=shape.d_model**-0.5))
+        self.table = nn.Parameter(
+            torch.empty(num_buckets, shape.n_heads).normal_(std=shape.d_model**-0.5)
+        )
         self.rates = {} if rate == 1 else {"table": rate}
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
@@ -158,7 +222,9 @@ class T5Bias(Encoding):
         """Return bucket numbers, computed in fp32 as T5 does."""
         exact = self.num_buckets // 2
         r = distance.float().clamp(min=0)
-        growth = torch.log(r.clamp(min=exact) / exact) / math.log(self.max_distance / exact)
+        growth = torch.log(r.clamp(min=exact) / exact) / math.log(
+            self.max_distance / exact
+        )
         far = exact + (growth * (self.num_buckets - exact)).long()
         return torch.where(r < exact, r.long(), far.clamp(max=self.num_buckets - 1))
 
@@ -166,17 +232,25 @@ class T5Bias(Encoding):
 class Sandwich(Encoding):
     """Sandwich: the inner product of sinusoidal positions, as a bias.
 
-        logits_ij = q_i·k_j / sqrt(d) + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),   h = 1 .. H, D = `width`
+        logits_ij = q_i·k_j / sqrt(d) + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),
+        h = 1 .. H, D = `width`
 
-    Source: Chi et al. (2022), arXiv:2212.10356, appendix E, with the sum from p = 0 as in meta-pytorch/attention-gym.
-    Beyond training length: defined everywhere; it falls slowly with distance, and loss usually stays flat.
-    Checked against: plain loops, and the inner products of transformers DistilBERT's sinusoidal positions.
+    Source: Chi et al. (2022), arXiv:2212.10356, appendix E, with the sum from p = 0 as
+    in meta-pytorch/attention-gym.
+    Beyond training length: defined everywhere; it falls slowly with distance, and loss
+    usually stays flat.
+    Checked against: plain loops, and the inner products of transformers DistilBERT's
+    sinusoidal positions.
     """
 
-    def __init__(self, shape: Shape, width: Annotated[int, Ge(2), MultipleOf(2)] = 128) -> None:
+    def __init__(
+        self, shape: Shape, width: Annotated[int, Ge(2), MultipleOf(2)] = 128
+    ) -> None:
         super().__init__(shape)
         self._frequencies = rotary.frequencies(width, 10000.0)
-        strength = shape.n_heads / (8 * torch.arange(1, shape.n_heads + 1, dtype=torch.float32))
+        strength = shape.n_heads / (
+            8 * torch.arange(1, shape.n_heads + 1, dtype=torch.float32)
+        )
         self.strength = nn.Buffer(strength, persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
@@ -185,71 +259,115 @@ class Sandwich(Encoding):
 
 
 class DynamicBias(Encoding):
-    """A network turns distances into biases (continuous position bias), the same in all layers.
+    """A network turns distances into biases (continuous position bias), the same in all
+    layers.
 
-        logits_ij = q_i·k_j / sqrt(d) + f(s(i - j))_h,   s(r) = sign(r)·ln(1 + |r|)   or, with `log: false`, r itself
+        logits_ij = q_i·k_j / sqrt(d) + f(s(i - j))_h,   s(r) = sign(r)·ln(1 + |r|)
+        or, with `log: false`, r itself
 
-    f is 1 -> width -> ... -> H with SiLU and `depth` hidden layers, by default a quarter of the model's width wide.
+    f is 1 -> width -> ... -> H with SiLU and `depth` hidden layers, by default a
+    quarter of the model's width wide.
 
-    Source: Liu et al., "Swin Transformer V2" (2021), arXiv:2111.09883, in one dimension; network as in x-transformers.
-    Beyond training length: defined everywhere; past the inputs met in training the network continues almost as a line.
-    Checked against: x-transformers DynamicPositionBias, and its network run at each pair.
+    Source: Liu et al., "Swin Transformer V2" (2021), arXiv:2111.09883, in one
+    dimension; network as in x-transformers.
+    Beyond training length: defined everywhere; past the inputs met in training the
+    network continues almost as a line.
+    Checked against: x-transformers DynamicPositionBias, and its network run at each
+    pair.
     """
 
     def __init__(
-        self, shape: Shape, log: bool = True, width: Count | None = None, depth: Annotated[int, Ge(1), Le(100)] = 2
+        self,
+        shape: Shape,
+        log: bool = True,
+        width: Count | None = None,
+        depth: Annotated[int, Ge(1), Le(100)] = 2,
     ) -> None:
         super().__init__(shape)
         self.log = log
         width = width or max(1, shape.d_model // 4)
-        hidden = [nn.Sequential(nn.Linear(width if number else 1, width), nn.SiLU()) for number in range(depth)]
+        hidden = [
+            nn.Sequential(nn.Linear(width if number else 1, width), nn.SiLU())
+            for number in range(depth)
+        ]
         self.network = nn.Sequential(*hidden, nn.Linear(width, shape.n_heads))
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        inputs = distance.sign() * distance.abs().log1p() if self.log else distance.float()
+        inputs = (
+            distance.sign() * distance.abs().log1p() if self.log else distance.float()
+        )
         return self.network(inputs[..., None]).movedim(-1, 0)
 
 
 class FIRE(Encoding):
-    """FIRE, functional interpolation for relative positions: a network of shares of the longest distance.
+    """FIRE, functional interpolation for relative positions: a network of shares of the
+    longest distance.
 
-        logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,      psi(r) = ln(|c r| + 1)
+        logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,
+        psi(r) = ln(|c r| + 1)
 
-    f is 1 -> 32 -> H with ReLU; f, c and a multiplier of the threshold are learned, per layer.
+    f is 1 -> 32 -> H with ReLU; f, c and a multiplier of the threshold are learned, per
+    layer.
 
-    Source: Li et al. (2023), arXiv:2310.04418, section 3, where the threshold is 512 of 2048 tokens.
+    Source: Li et al. (2023), arXiv:2310.04418, section 3, where the threshold is 512 of
+    2048 tokens.
     Beyond training length: defined everywhere; inputs stay within the trained range.
     Checked against: the network run on each pair in a plain loop, and worked arguments.
     """
 
-    def __init__(self, shape: Shape, threshold: Positive | Literal["quarter"] | None = "quarter") -> None:
+    def __init__(
+        self, shape: Shape, threshold: Positive | Literal["quarter"] | None = "quarter"
+    ) -> None:
         super().__init__(shape)
-        self.threshold = shape.train_length / 4 if threshold == "quarter" else float(threshold or shape.train_length)
+        self.threshold = (
+            shape.train_length / 4
+            if threshold == "quarter"
+            else float(threshold or shape.train_length)
+        )
         self.c = nn.Parameter(torch.full((shape.n_layers,), 0.1))
         self.multiplier = nn.Parameter(torch.ones(shape.n_layers))
         self.networks = nn.ModuleList(
-            nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, shape.n_heads)) for _ in range(shape.n_layers)
+            nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, shape.n_heads))
+            for _ in range(shape.n_layers)
         )
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        c, threshold = self.c[layer.index], (self.multiplier[layer.index] * self.threshold).abs()
+        c, threshold = (
+            self.c[layer.index],
+            (self.multiplier[layer.index] * self.threshold).abs(),
+        )
         longest = torch.maximum(layer.positions[:, layer.rows, None], threshold)
-        shares = (c * layer.distance).abs().log1p() / ((c * longest).abs().log1p() + 1e-6)  # (1|B, Tq, Tk)
+        # (1|B, Tq, Tk)
+        shares = (c * layer.distance).abs().log1p() / (
+            (c * longest).abs().log1p() + 1e-6
+        )
         return _network(self.networks[layer.index], shares).movedim(0, 1)
 
 
 def _network(network: nn.Module, shares: Tensor) -> Tensor:
-    """Return a network's outputs (H, *S) for shares (*S), cheaper than by running it: as 33 lines between 32 kinks."""
-    (weight,), bias, last_weight, last_bias = (t.mT if t.dim() > 1 else t for t in network.parameters())
+    """Return a network's outputs (H, *S) for shares (*S), cheaper than by running it:
+    as 33 lines between 32 kinks.
+    """
+    (weight,), bias, last_weight, last_bias = (
+        t.mT if t.dim() > 1 else t for t in network.parameters()
+    )
     # A kink beyond ±1e4 is far from every input, since shares are in 0 .. 1.
     kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
     middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
-    active = (middles[:, None] * weight + bias > 0).to(weight.dtype)  # (33, 32): which units are on in which piece
-    slopes, intercepts = (active * weight) @ last_weight, (active * bias) @ last_weight + last_bias  # (33, H)
+    # (33, 32): which units are on in which piece
+    active = (middles[:, None] * weight + bias > 0).to(weight.dtype)
+    # (33, H)
+    slopes, intercepts = (
+        (active * weight) @ last_weight,
+        (active * bias) @ last_weight + last_bias,
+    )
     piece = torch.searchsorted(kinks, shares.detach()).flatten()
 
-    def gathered(table: Tensor) -> Tensor:  # on CPUs the gradient of gather is far cheaper than that of indexing
-        return table.mT.gather(1, piece.expand(table.shape[1], -1)).view(-1, *shares.shape)
+    # on CPUs the gradient of gather is far cheaper than that of indexing
+    def gathered(table: Tensor) -> Tensor:
+        return table.mT.gather(1, piece.expand(table.shape[1], -1)).view(
+            -1, *shares.shape
+        )
 
     return gathered(slopes) * shares + gathered(intercepts)
 
@@ -257,33 +375,57 @@ def _network(network: nn.Module, shares: Tensor) -> Tensor:
 class GrapeA(Encoding):
     """GRAPE-A: a penalty linear in distance, at a slope that keys or queries gate.
 
-        logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij,   m_h ALiBi's slopes
-        G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both, with |u| = |v| = 1
+        logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij,
+        m_h ALiBi's slopes
+        G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))
+        or the sum of both, with |u| = |v| = 1
 
-    Source: Zhang et al. (2025), arXiv:2512.07805, as in the authors' code (model-architectures/GRAPE), without norms.
-    Beyond training length: defined everywhere; far keys get ever less weight unless gates close, as with ALiBi.
+    Source: Zhang et al. (2025), arXiv:2512.07805, as in the authors' code
+    (model-architectures/GRAPE), without norms.
+    Beyond training length: defined everywhere; far keys get ever less weight unless
+    gates close, as with ALiBi.
     Checked against: plain loops from the equation.
     """
 
-    def __init__(self, shape: Shape, gate: Literal["key", "query", "both"] = "key") -> None:
+    def __init__(
+        self, shape: Shape, gate: Literal["key", "query", "both"] = "key"
+    ) -> None:
         super().__init__(shape)
-        self.slopes = nn.Buffer(torch.tensor(default_slopes(shape.n_heads)), persistent=False)
-        self.strength = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1)))  # softplus is 1
+        self.slopes = nn.Buffer(
+            torch.tensor(default_slopes(shape.n_heads)), persistent=False
+        )
+        # softplus is 1
+        self.strength = nn.Parameter(
+            torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1))
+        )
         size = shape.n_layers, shape.n_heads, shape.head_dim
-        self.query = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "key" else None
-        self.key = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "query" else None
+        self.query = (
+            nn.Parameter(torch.randn(size) * shape.head_dim**-0.5)
+            if gate != "key"
+            else None
+        )
+        self.key = (
+            nn.Parameter(torch.randn(size) * shape.head_dim**-0.5)
+            if gate != "query"
+            else None
+        )
 
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Tensor]:  # the slopes by query and key, (B, H, T)
+    # the slopes by query and key, (B, H, T)
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Tensor]:
         slopes = (self.slopes * F.softplus(self.strength[layer.index]))[:, None]
 
         def gated(x: Tensor, directions: Tensor | None) -> Tensor:
             if directions is None:
                 return x.new_zeros(x.shape[:-1])
             direction = F.normalize(directions[layer.index], dim=-1)[..., None]
-            return slopes * F.softplus((x @ direction).squeeze(-1) * self.shape.head_dim**-0.5)
+            return slopes * F.softplus(
+                (x @ direction).squeeze(-1) * self.shape.head_dim**-0.5
+            )
 
         return [gated(q, self.query), gated(k, self.key)]
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         queries, keys = layer.state
-        return -layer.distance[:, None].abs() * (queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys])
+        return -layer.distance[:, None].abs() * (
+            queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys]
+        )

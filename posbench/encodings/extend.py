@@ -1,7 +1,9 @@
-"""Context extension: a trained encoding made to reach beyond its training length, without further training.
+"""Context extension: a trained encoding made to reach beyond its training length,
+without further training.
 
-The annotation of a method's first parameter lists the encodings that it supports. A wrapper applies a method to such
-inner encodings. A factor s is length / train_length by default (dynamic: nothing changes up to the training length).
+The annotation of a method's first parameter lists the encodings that it supports. A
+wrapper applies a method to such inner encodings. A factor s is length / train_length by
+default (dynamic: nothing changes up to the training length).
 """
 
 import functools
@@ -20,7 +22,15 @@ from posbench.encodings import EXTENSIONS
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, part_of
 from posbench.encodings.distance import FIRE, ALiBi, T5Bias
-from posbench.encodings.rope import SCALINGS, PureRotary, Rotary, Scaling, Spectrum, to_fp64, turn
+from posbench.encodings.rope import (
+    SCALINGS,
+    PureRotary,
+    Rotary,
+    Scaling,
+    Spectrum,
+    to_fp64,
+    turn,
+)
 from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
 from posbench.options import Above1, AtLeast1, Count, Natural, checked
@@ -29,7 +39,9 @@ Pairs = list[tuple[Tensor, Tensor]]  # queries and keys, or their positions
 
 
 class Method(typing.NamedTuple):
-    """A way to extend an encoding: `apply(encoding, stretch, **options)` gives the extended one and its facts."""
+    """A way to extend an encoding: `apply(encoding, stretch, **options)` gives the
+    extended one and its facts.
+    """
 
     name: str
     title: str
@@ -43,7 +55,10 @@ class Method(typing.NamedTuple):
 @functools.cache
 def methods() -> dict[str, Method]:
     """Return all methods by name."""
-    return {name: _method(name, SCALINGS.get(name) or globals()[name]) for name in EXTENSIONS}
+    return {
+        name: _method(name, SCALINGS.get(name) or globals()[name])
+        for name in EXTENSIONS
+    }
 
 
 def _method(name: str, function: Callable[..., Any]) -> Method:
@@ -53,37 +68,72 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
     accepts, apply = next(iter(hints.values())), function
     if accepts is Spectrum:
         accepts, apply = Rotary, functools.partial(_scaled, function)
-        if "factor" in options and name != "dynamic_ntk":  # it follows the length by itself
+        # it follows the length by itself
+        if "factor" in options and name != "dynamic_ntk":
             options["factor"], hints["factor"] = None, AtLeast1 | None
     title, _, text = inspect.cleandoc(function.__doc__ or "").partition("\n")
     source = re.split(r"\nBeyond|\n\n", text.partition("Source: ")[2])[0]
-    return Method(name, title.rstrip("."), " ".join(source.split()), accepts, options, hints, apply)
+    return Method(
+        name,
+        title.rstrip("."),
+        " ".join(source.split()),
+        accepts,
+        options,
+        hints,
+        apply,
+    )
 
 
 def methods_of(encoding: Encoding) -> list[str]:
-    """Return the names of the methods that can extend an encoding or one of its inner encodings."""
+    """Return the names of the methods that can extend an encoding or one of its inner
+    encodings.
+    """
     if isinstance(encoding, Wrapper):
-        names = {name for inner in encoding.inner_encodings for name in methods_of(inner)}
+        names = {
+            name for inner in encoding.inner_encodings for name in methods_of(inner)
+        }
         return [name for name in methods() if name in names]
-    return [method.name for method in methods().values() if isinstance(encoding, method.accepts)]
+    return [
+        method.name
+        for method in methods().values()
+        if isinstance(encoding, method.accepts)
+    ]
 
 
-def extend_encoding(encoding: Encoding, method: str, length: int, train_length: int, **options: Any) -> Extended:
-    """Return a trained encoding, extended to `length` tokens with the same parameters, and facts for result rows."""
+def extend_encoding(
+    encoding: Encoding, method: str, length: int, train_length: int, **options: Any
+) -> Extended:
+    """Return a trained encoding, extended to `length` tokens with the same parameters,
+    and facts for result rows.
+    """
     if method not in methods():
-        raise unknown("extension", method, methods(), "'posbench list' shows all; extension=search is for evaluate")
+        raise unknown(
+            "extension",
+            method,
+            methods(),
+            "'posbench list' shows all; extension=search is for evaluate",
+        )
     entry, possible = methods()[method], methods_of(encoding)
     options = checked(options, entry.hints, entry.options, method)
     if method not in possible:
-        raise Undefined(f"'{encoding.name}' has no extension '{method}': it supports {', '.join(possible) or 'none'}")
+        raise Undefined(
+            f"'{encoding.name}' has no extension '{method}': it supports"
+            f" {', '.join(possible) or 'none'}"
+        )
     stretch = Stretch(train_length, length)
-    if isinstance(encoding, Wrapper):  # inner encodings that do not support the method stay as they are
+    # inner encodings that do not support the method stay as they are
+    if isinstance(encoding, Wrapper):
         inners, facts = encoding.inner_encodings, {}
         for number, inner in enumerate(inners):
             if method in methods_of(inner):
                 reached = vars(encoding.reached(inner, stretch))
-                inners[number], facts[f"{inner.name} {number}"] = extend_encoding(inner, method, **reached, **options)
-        return encoding.around(inners), {"dynamic": any(fact["dynamic"] for fact in facts.values()), "extended": facts}
+                inners[number], facts[f"{inner.name} {number}"] = extend_encoding(
+                    inner, method, **reached, **options
+                )
+        return encoding.around(inners), {
+            "dynamic": any(fact["dynamic"] for fact in facts.values()),
+            "extended": facts,
+        }
     try:
         copied, facts = entry.apply(encoding, stretch, **entry.options | options)
     except OptionError as error:
@@ -92,99 +142,183 @@ def extend_encoding(encoding: Encoding, method: str, length: int, train_length: 
     return copied, facts
 
 
-# -- rotary encodings with other frequencies, and everything else (a decay, a share of the channels) as trained --------
+# -- rotary encodings with other frequencies, and everything else (a decay, a share of
+# the channels) as trained --------
 
 
-def _scaled(rule: Callable[..., Scaling], rope: Rotary, stretch: Stretch, **options: Any) -> Extended:
-    """Return a rotary encoding whose trained (perhaps learned) frequencies a rule has changed, and facts."""
+def _scaled(
+    rule: Callable[..., Scaling], rope: Rotary, stretch: Stretch, **options: Any
+) -> Extended:
+    """Return a rotary encoding whose trained (perhaps learned) frequencies a rule has
+    changed, and facts.
+    """
     dynamic = rule.__name__ == "dynamic_ntk" or options.get("factor", 1.0) is None
     if "factor" in options:
         options["factor"] = stretch.factor(options["factor"])[0]
     length = torch.tensor(stretch.length, dtype=torch.float64)
-    f, attention_factor = rule(Spectrum(rope.inv_freq(), rope.base, stretch.train_length, length), **options)
-    before, after = ([float(f"{number:.6g}") for number in values.tolist()] for values in (rope.inv_freq(), f))
-    facts = {"dynamic": dynamic, "attention_factor": attention_factor, "inv_freq_before": before}
-    return rope.rescaled(f, attention_factor), {**options, **facts, "inv_freq_after": after}
+    f, attention_factor = rule(
+        Spectrum(rope.inv_freq(), rope.base, stretch.train_length, length), **options
+    )
+    before, after = (
+        [float(f"{number:.6g}") for number in values.tolist()]
+        for values in (rope.inv_freq(), f)
+    )
+    facts = {
+        "dynamic": dynamic,
+        "attention_factor": attention_factor,
+        "inv_freq_before": before,
+    }
+    return rope.rescaled(f, attention_factor), {
+        **options,
+        **facts,
+        "inv_freq_after": after,
+    }
 
 
 def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
-    """Adjusted base frequency: a larger base at every length; meant for further training, here used without it.
+    """Adjusted base frequency: a larger base at every length; meant for further
+    training, here used without it.
 
-    Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023), arXiv:2309.16039, section 4.1.
+    Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023),
+    arXiv:2309.16039, section 4.1.
     """
-    return rope.f * (base / rope.base) ** (-torch.arange(len(rope.f), dtype=torch.float64) / len(rope.f)), 1.0
+    return (
+        rope.f
+        * (base / rope.base)
+        ** (-torch.arange(len(rope.f), dtype=torch.float64) / len(rope.f)),
+        1.0,
+    )
 
 
 def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
-    """Clipped RoPE (its authors' "CoPE"): pairs that turn less than once in training are slowed, the last to a halt.
+    """Clipped RoPE (its authors' "CoPE"): pairs that turn less than once in training
+    are slowed, the last to a halt.
 
-    The factor falls as half a cosine wave over the last `pairs` pairs, by default those that turn less than once.
+    The factor falls as half a cosine wave over the last `pairs` pairs, by default those
+    that turn less than once.
 
-    Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs" (2026), arXiv:2602.05258.
+    Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context
+    LLMs" (2026), arXiv:2602.05258.
     """
-    slow = int((2 * math.pi / rope.f > rope.train_length).sum()) if pairs is None else pairs
-    expect(slow <= len(rope.f), "pairs", slow, f"a number of pairs from 0 to {len(rope.f)}")
+    slow = (
+        int((2 * math.pi / rope.f > rope.train_length).sum())
+        if pairs is None
+        else pairs
+    )
+    expect(
+        slow <= len(rope.f), "pairs", slow, f"a number of pairs from 0 to {len(rope.f)}"
+    )
     wave = 0.5 + 0.5 * torch.linspace(0, math.pi, slow, dtype=torch.float64).cos()
-    return rope.f * torch.cat((torch.ones(len(rope.f) - slow, dtype=torch.float64), wave)), 1.0
+    return (
+        rope.f * torch.cat((torch.ones(len(rope.f) - slow, dtype=torch.float64), wave)),
+        1.0,
+    )
 
 
-# -- rotary encodings with more score matrices: near pairs keep their logits, far ones get known distances -------------
+# -- rotary encodings with more score matrices: near pairs keep their logits, far ones
+# get known distances -------------
 
 
 class FarPairs(Encoding):
-    """A rotary encoding with other positions, which `far` returns, for pairs that are 1, 2 .. windows apart."""
+    """A rotary encoding with other positions, which `far` returns, for pairs that are
+    1, 2 .. windows apart.
+    """
 
-    def __init__(self, rope: PureRotary, window: int, far: Callable[[Tensor], Pairs], chunks: bool = False) -> None:
+    def __init__(
+        self,
+        rope: PureRotary,
+        window: int,
+        far: Callable[[Tensor], Pairs],
+        chunks: bool = False,
+    ) -> None:
         super().__init__(rope.shape)
         self.rope, self.near, self.far = rope, window, far
-        self.chunks = chunks  # whether windows are counted from position 0, not from the query
+        # whether windows are counted from position 0, not from the query
+        self.chunks = chunks
 
     def make_tables(self, positions: Tensor) -> Any:
         return self.rope.make_tables(positions)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Pairs:
-        far = [[self.rope.make_tables(i).to(q.device) for i in pair] for pair in self.far(to_fp64(layer.positions))]
-        return [(turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout)) for of_q, of_k in far]
+        far = [
+            [self.rope.make_tables(i).to(q.device) for i in pair]
+            for pair in self.far(to_fp64(layer.positions))
+        ]
+        return [
+            (turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout))
+            for of_q, of_k in far
+        ]
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return self.rope.rotate(q, k, layer)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         i = layer.positions[:, layer.rows, None]
-        windows = i // self.near - (i - layer.distance) // self.near if self.chunks else layer.distance // self.near
+        windows = (
+            i // self.near - (i - layer.distance) // self.near
+            if self.chunks
+            else layer.distance // self.near
+        )
         for number, (of_q, of_k) in enumerate(layer.state, 1):
-            far = part_of(of_q, layer.rows) @ part_of(of_k, layer.keys).mT * self.logit_scale
+            far = (
+                part_of(of_q, layer.rows)
+                @ part_of(of_k, layer.keys).mT
+                * self.logit_scale
+            )
             logits = torch.where(windows[:, None] >= number, far, logits)
         return logits
 
 
 def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> Extended:
-    """ReRoPE: distances above `window`, by default a quarter of the training length, count as `window`.
+    """ReRoPE: distances above `window`, by default a quarter of the training length,
+    count as `window`.
 
-    Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope, without its log n scale.
+    Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope,
+    without its log n scale.
     """
     w = window or max(1, stretch.train_length // 4)
-    return FarPairs(rope, w, lambda i: [(torch.full_like(i, w), torch.zeros_like(i))]), {"window": w, "dynamic": False}
+    return FarPairs(
+        rope, w, lambda i: [(torch.full_like(i, w), torch.zeros_like(i))]
+    ), {"window": w, "dynamic": False}
 
 
-def string(rope: PureRotary, stretch: Stretch, shift: Count | None = None, local: Count | None = None) -> Extended:
-    """STRING: distances of `shift` and more, by default a third of the training length, count from `local` on.
+def string(
+    rope: PureRotary,
+    stretch: Stretch,
+    shift: Count | None = None,
+    local: Count | None = None,
+) -> Extended:
+    """STRING: distances of `shift` and more, by default a third of the training length,
+    count from `local` on.
 
-    Source: An et al. (2024), arXiv:2410.18745, section 4, where `local` is 128; here a quarter of the shift if less.
+    Source: An et al. (2024), arXiv:2410.18745, section 4, where `local` is 128; here a
+    quarter of the shift if less.
     """
     s = shift or max(1, stretch.train_length // 3)
     w = local or min(128, max(1, s // 4))
-    return FarPairs(rope, s, lambda i: [(i - s + w, i)]), {"shift": s, "local": w, "dynamic": False}
+    return FarPairs(rope, s, lambda i: [(i - s + w, i)]), {
+        "shift": s,
+        "local": w,
+        "dynamic": False,
+    }
 
 
 def leaky_rerope(
-    rope: PureRotary, stretch: Stretch, window: Count | None = None, k: AtLeast1 | None = None
+    rope: PureRotary,
+    stretch: Stretch,
+    window: Count | None = None,
+    k: AtLeast1 | None = None,
 ) -> Extended:
-    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all distances within those trained.
+    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all
+    distances within those trained.
 
     Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
     """
-    w, slow, last = window or max(1, stretch.train_length // 4), k or 1.0, stretch.train_length - 1
+    w, slow, last = (
+        window or max(1, stretch.train_length // 4),
+        k or 1.0,
+        stretch.train_length - 1,
+    )
     if k is None and stretch.length > stretch.train_length:
         expect(w < last, "window", w, f"less than {last}, or k given as well")
         slow = (stretch.length - 1 - w) / (last - w)
@@ -193,36 +327,69 @@ def leaky_rerope(
 
 
 def self_extend(
-    rope: PureRotary, stretch: Stretch, window: Count | None = None, group: Count | None = None
+    rope: PureRotary,
+    stretch: Stretch,
+    window: Count | None = None,
+    group: Count | None = None,
 ) -> Extended:
-    """Self-Extend: beyond `window`, positions count in groups; the default size keeps distances within those trained.
+    """Self-Extend: beyond `window`, positions count in groups; the default size keeps
+    distances within those trained.
 
-    Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
+    Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without
+    Tuning" (2024), arXiv:2401.01325.
     """
-    w, size, last = window or max(1, stretch.train_length // 4), group or 1, stretch.length - 1
+    w, size, last = (
+        window or max(1, stretch.train_length // 4),
+        group or 1,
+        stretch.length - 1,
+    )
     if group is None and stretch.length > stretch.train_length:
-        expect(w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well")
-        size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)
+        expect(
+            w < stretch.train_length,
+            "window",
+            w,
+            f"less than {stretch.train_length}, or group given as well",
+        )
+        size = next(
+            g
+            for g in itertools.count(1)
+            if last // g + w - w // g < stretch.train_length
+        )
     facts = {"window": w, "group": size, "dynamic": group is None}
-    return FarPairs(rope, w, lambda i: [(i // size + (w - w // size), i // size)]), facts
+    return (
+        FarPairs(rope, w, lambda i: [(i // size + (w - w // size), i // size)]),
+        facts,
+    )
 
 
-def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: Count | None = None) -> Extended:
-    """Dual chunk attention: true distances within a chunk and near its start, train_length - 1 to all far keys.
+def dual_chunk(
+    rope: PureRotary, stretch: Stretch, chunk: Count | None = None
+) -> Extended:
+    """Dual chunk attention: true distances within a chunk and near its start,
+    train_length - 1 to all far keys.
 
-    A chunk holds 3/4 of the training length L. Key n has the position n mod chunk. For keys of the chunk before, a
-    query at place r of its chunk has the position min(r + chunk, L - 1); for earlier keys it has L - 1.
+    A chunk holds 3/4 of the training length L. Key n has the position n mod chunk. For
+    keys of the chunk before, a query at place r of its chunk has the position min(r +
+    chunk, L - 1); for earlier keys it has L - 1.
 
-    Source: An et al. (2024), arXiv:2402.17463, section 3, with its L - 1; the authors' code has L.
+    Source: An et al. (2024), arXiv:2402.17463, section 3, with its L - 1; the authors'
+    code has L.
     """
     longest = stretch.train_length
     size = chunk or max(1, 3 * longest // 4)
     expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
 
     def far(i: Tensor) -> Pairs:
-        return [((i % size + size).clamp(max=longest - 1), i % size), (torch.full_like(i, longest - 1), i % size)]
+        return [
+            ((i % size + size).clamp(max=longest - 1), i % size),
+            (torch.full_like(i, longest - 1), i % size),
+        ]
 
-    return FarPairs(rope, size, far, chunks=True), {"chunk": size, "window": longest - size, "dynamic": False}
+    return FarPairs(rope, size, far, chunks=True), {
+        "chunk": size,
+        "window": longest - size,
+        "dynamic": False,
+    }
 
 
 class Squeezed(Encoding):
@@ -237,30 +404,41 @@ class Squeezed(Encoding):
         return self.inner.token_dim()
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        return self.inner.embed(x, (to_fp64(positions) / self.factor).to(positions.device), ids)
+        return self.inner.embed(
+            x, (to_fp64(positions) / self.factor).to(positions.device), ids
+        )
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         return self.inner.distance_bias(distance / self.factor, layer)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
-        return self.inner.bias(q, k, layer.replace(positions=layer.positions / self.factor))
+        return self.inner.bias(
+            q, k, layer.replace(positions=layer.positions / self.factor)
+        )
 
 
-def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: AtLeast1 | None = None) -> Extended:
+def alibi_pi(
+    alibi: ALiBi, stretch: Stretch, factor: AtLeast1 | None = None
+) -> Extended:
     """ALiBi with its slopes divided by s, which is position interpolation.
 
-    Source: Chen et al. (2023), arXiv:2306.15595, applied to Press et al. (2021), arXiv:2108.12409.
+    Source: Chen et al. (2023), arXiv:2306.15595, applied to Press et al. (2021),
+    arXiv:2108.12409.
     """
     s, facts = stretch.factor(factor)
     return Squeezed(alibi, s), facts
 
 
 def interpolate(
-    encoding: Sinusoidal | Learned | T5Bias | FIRE, stretch: Stretch, factor: AtLeast1 | None = None
+    encoding: Sinusoidal | Learned | T5Bias | FIRE,
+    stretch: Stretch,
+    factor: AtLeast1 | None = None,
 ) -> Extended:
-    """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
+    """Positions and distances divided by s; the table of `learned` stretched linearly
+    over s times its length.
 
-    Source: Chen et al. (2023), arXiv:2306.15595; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
+    Source: Chen et al. (2023), arXiv:2306.15595; for tables, Dosovitskiy et al. (2020),
+    arXiv:2010.11929, section 3.2.
     """
     s, facts = stretch.factor(factor)
     if isinstance(encoding, Learned):

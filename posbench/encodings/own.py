@@ -1,4 +1,6 @@
-"""A user's own encodings: loaded from a file, with one-line errors that name the encoding, the hook, file and line."""
+"""A user's own encodings: loaded from a file, with one-line errors that name the
+encoding, the hook, file and line.
+"""
 
 import functools
 import hashlib
@@ -19,7 +21,10 @@ from posbench.errors import PosbenchError, UserError
 
 # The shape that a hook must return, from its arguments.
 _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
-    **dict.fromkeys(("map_values", "map_outputs", "scores", "rotate"), lambda _, x, *__: tuple(x.shape)),
+    **dict.fromkeys(
+        ("map_values", "map_outputs", "scores", "rotate"),
+        lambda _, x, *__: tuple(x.shape),
+    ),
     "embed": lambda self, x, *_: (*x.shape[:2], self.shape.d_model),
     "distance_bias": lambda self, distance, _: (self.shape.n_heads, *distance.shape),
     "bias": lambda _, q, k, __: (*q.shape[:3], k.shape[2]),
@@ -28,9 +33,11 @@ _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
 
 
 def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], str]:
-    """Run a user's file and return the class in it that `path/to/file.py:Class` names, and the file's sha256.
+    """Run a user's file and return the class in it that `path/to/file.py:Class` names,
+    and the file's sha256.
 
-    With the `sha256` of a run, perhaps a stranger's, the file must match it, and must have been named on this machine.
+    With the `sha256` of a run, perhaps a stranger's, the file must match it, and must
+    have been named on this machine.
     """
     stem, _, name = place.rpartition(".py")
     path, name = Path(f"{stem}.py").expanduser(), name.removeprefix(":")
@@ -38,11 +45,18 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         raise UserError(f"encoding={place}: there is no file {path}")
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    marker = files.user_cache() / "own_encodings" / digest  # exists if somebody has named this code
+    # exists if somebody has named this code
+    marker = files.user_cache() / "own_encodings" / digest
     if sha256 not in (None, digest):
-        raise UserError(f"{path} has changed since the run was made: restore it, or train anew: a new run")
+        raise UserError(
+            f"{path} has changed since the run was made: restore it, or train anew: a"
+            " new run"
+        )
     if sha256 and not marker.exists():
-        raise UserError(f"{path} is code not approved here: 'posbench train --cfg encoding={place}' approves it")
+        raise UserError(
+            f"{path} is code not approved here: 'posbench train --cfg encoding={place}'"
+            " approves it"
+        )
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
     if (module := sys.modules.get(f"posbench_own_{digest}")) is None:
@@ -54,7 +68,11 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         except Exception as error:
             del sys.modules[module.__name__]
             raise UserError(f"encoding={place}: {fault(error)}") from error
-    encodings = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, Encoding)]
+    encodings = [
+        cls
+        for cls in vars(module).values()
+        if isinstance(cls, type) and issubclass(cls, Encoding)
+    ]
     classes = [cls for cls in encodings if cls.__module__ == module.__name__]
     if len(matching := [cls for cls in classes if name in ("", cls.__name__)]) != 1:
         names = ", ".join(cls.__name__ for cls in classes) or "none: it has no Encoding"
@@ -63,26 +81,48 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
 
 
 def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
-    """Return an encoding of a user's class; one-line UserError if it fails, has no hook or hides tensors."""
+    """Return an encoding of a user's class; one-line UserError if it fails, has no hook
+    or hides tensors.
+    """
     encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
     if "shape" not in vars(encoding):
-        raise UserError(f"{_place(cls, '__init__')}: expected super().__init__(shape) first")
+        raise UserError(
+            f"{_place(cls, '__init__')}: expected super().__init__(shape) first"
+        )
     if not encoding.hooks:
-        raise UserError(f"'{cls.name}' overrides no hook, so it encodes no position: is a hook misspelt?")
+        raise UserError(
+            f"'{cls.name}' overrides no hook, so it encodes no position: is a hook"
+            " misspelt?"
+        )
     for module in encoding.modules():
         for name, value in vars(module).items():
             items = value if isinstance(value, list | tuple) else [value]
-            if not name.startswith("_") and any(isinstance(item, Tensor | nn.Module) for item in items):
+            if not name.startswith("_") and any(
+                isinstance(item, Tensor | nn.Module) for item in items
+            ):
                 mistake = f"{name} is neither trained nor moved with the model"
-                raise UserError(f"{_place(cls, '__init__')}: {mistake}: expected nn.Parameter, a buffer or a module")
+                raise UserError(
+                    f"{_place(cls, '__init__')}: {mistake}: expected nn.Parameter, a"
+                    " buffer or a module"
+                )
     return encoding
 
 
 @functools.cache
 def guarded(cls: type[Encoding]) -> type[Encoding]:
-    """Return the class with hooks that turn an error, or a result of a wrong shape, into a one-line UserError."""
-    members: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__, "name": cls.name}
-    members |= {name: _guarded(cls, name) for name in cls.overridden if callable(getattr(cls, name))}
+    """Return the class with hooks that turn an error, or a result of a wrong shape,
+    into a one-line UserError.
+    """
+    members: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        "name": cls.name,
+    }
+    members |= {
+        name: _guarded(cls, name)
+        for name in cls.overridden
+        if callable(getattr(cls, name))
+    }
     subclass: type[Encoding] = type(cls.__name__, (cls,), members)
     return subclass
 
@@ -96,17 +136,29 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
             return hook(self, *args)
         result = _in_one_line(cls, name, hook, self, *args)
         if name in _EXPECTED and result is not None:
-            expected, parts = _EXPECTED[name](self, *args), result if isinstance(result, tuple) else (result,)
+            expected, parts = (
+                _EXPECTED[name](self, *args),
+                result if isinstance(result, tuple) else (result,),
+            )
             shapes = [tuple(getattr(part, "shape", ())) for part in parts]
             if name == "rotate":
-                valid = len(shapes) == 2 and shapes[0] == shapes[1] and shapes[0][:3] == expected[:3]
+                valid = (
+                    len(shapes) == 2
+                    and shapes[0] == shapes[1]
+                    and shapes[0][:3] == expected[:3]
+                )
             elif name == "bias":  # a bias that can be expanded is enough
-                valid = all(size in (1, full) for size, full in zip(shapes[0][::-1], expected[::-1], strict=False))
+                valid = all(
+                    size in (1, full)
+                    for size, full in zip(shapes[0][::-1], expected[::-1], strict=False)
+                )
             else:
                 valid = shapes == [expected]
             if not valid:
                 description = f"{'two of ' * (name == 'rotate')}{expected}"
-                raise UserError(f"{_place(cls, name)}: gave {shapes}, expected {description}")
+                raise UserError(
+                    f"{_place(cls, name)}: gave {shapes}, expected {description}"
+                )
         return result
 
     return call
@@ -115,21 +167,40 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
 def _place(cls: type[Encoding], name: str) -> str:
     """Return where a method of a user's class stands: encoding, method, file and line."""
     code = inspect.unwrap(getattr(cls, name)).__code__
-    return f"'{cls.name}', {name}: {Path(code.co_filename).name}, line {code.co_firstlineno}"
+    return (
+        f"'{cls.name}', {name}: {Path(code.co_filename).name}, line"
+        f" {code.co_firstlineno}"
+    )
 
 
-def _in_one_line(cls: type[Encoding], name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _in_one_line(
+    cls: type[Encoding],
+    name: str,
+    function: Callable[..., Any],
+    *args: Any,
+    **options: Any,
+) -> Any:
     try:
         return function(*args, **options)
     except Exception as error:
         if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
             raise
-        raise UserError(f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}") from error
+        raise UserError(
+            f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}"
+        ) from error
 
 
 def fault(error: BaseException, source: str | None = None) -> str:
-    """Return an error in one line, with the file and line it came from; with `source`, the last line in that file."""
+    """Return an error in one line, with the file and line it came from; with `source`,
+    the last line in that file.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    last: Any = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
-    last = error if isinstance(error, SyntaxError) else last  # a syntax error is in no frame
-    return f"{Path(last.filename).name}, line {last.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"
+    last: Any = next(
+        (frame for frame in reversed(frames) if frame.filename == source), frames[-1]
+    )
+    # a syntax error is in no frame
+    last = error if isinstance(error, SyntaxError) else last
+    return (
+        f"{Path(last.filename).name}, line {last.lineno}: {type(error).__name__}:"
+        f" {' '.join(str(error).split())}"
+    )

@@ -1,4 +1,6 @@
-"""Wrappers that draw positions, or take them from the texts of tokens, instead of 0 .. T-1; a batch shares one draw."""
+"""Wrappers that draw positions, or take them from the texts of tokens, instead of 0 ..
+T-1; a batch shares one draw.
+"""
 
 import dataclasses
 import math
@@ -21,7 +23,9 @@ SEPARATORS = [".", "\n"]  # texts that end a segment of BiPE: a sentence or a li
 
 
 class Repositioned(Wrapper):
-    """Base of wrappers that give the inner encoding drawn positions; a subclass implements `chosen`."""
+    """Base of wrappers that give the inner encoding drawn positions; a subclass
+    implements `chosen`.
+    """
 
     adds = ("positions",)
     fractional = False
@@ -29,12 +33,17 @@ class Repositioned(Wrapper):
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         if "positions" in inners[0].hooks or (self.fractional and self.whole_positions):
-            raise UserError(f"encoding.inner is '{inners[0].name}', which cannot take these positions: expected rope")
+            raise UserError(
+                f"encoding.inner is '{inners[0].name}', which cannot take these"
+                " positions: expected rope"
+            )
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])
         generator = generator or torch.Generator(ids.device).manual_seed(0)
-        return self.chosen(torch.arange(ids.shape[-1], device=ids.device)[None], generator)
+        return self.chosen(
+            torch.arange(ids.shape[-1], device=ids.device)[None], generator
+        )
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
         """Return the positions of tokens at these places, (1, T)."""
@@ -42,24 +51,40 @@ class Repositioned(Wrapper):
 
 
 class Randomized(Repositioned):
-    """Randomized positions around another encoding: short inputs show all the positions and distances of long ones.
+    """Randomized positions around another encoding: short inputs show all the positions
+    and distances of long ones.
 
-        positions = sort(sample of T from {0 .. M-1}),   in evaluation, too;   `continuous`: real numbers from 0 to M
+        positions = sort(sample of T from {0 .. M-1}),   in evaluation, too;
+        `continuous`: real numbers from 0 to M
 
-    Source: Ruoss et al. (2023), arXiv:2305.16843, section 3; Shimizu et al. (2026), arXiv:2602.14050 (continuous).
-    Beyond training length: defined up to M tokens, `max_length`, all of whose positions training has shown.
-    Checked against: the implementations that the inner encoding is checked against, at positions that jump.
+    Source: Ruoss et al. (2023), arXiv:2305.16843, section 3; Shimizu et al. (2026),
+    arXiv:2602.14050 (continuous).
+    Beyond training length: defined up to M tokens, `max_length`, all of whose positions
+    training has shown.
+    Checked against: the implementations that the inner encoding is checked against, at
+    positions that jump.
     """
 
     def __init__(
-        self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS,
-        max_length: int | None = None, continuous: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        shape: Shape,
+        inner: str = "rope",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        max_length: int | None = None,
+        continuous: bool = False,
+    ) -> None:
         super().__init__(shape)
         self.fractional = continuous
         self.range = 16 * shape.train_length if max_length is None else max_length
-        self.expect(shape.train_length <= self.range, "max_length", max_length, "at least train_length, or null")
-        self.wrap(inner, inner_options, dataclasses.replace(shape, train_length=self.range))
+        self.expect(
+            shape.train_length <= self.range,
+            "max_length",
+            max_length,
+            "at least train_length, or null",
+        )
+        self.wrap(
+            inner, inner_options, dataclasses.replace(shape, train_length=self.range)
+        )
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
@@ -68,64 +93,103 @@ class Randomized(Repositioned):
         self.length_dependent = True  # a longer input draws other positions
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        return dataclasses.replace(stretch, train_length=inner.shape.train_length)  # the range of positions
+        # the range of positions
+        return dataclasses.replace(stretch, train_length=inner.shape.train_length)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
         if self.fractional:
-            return self.range * torch.rand(1, places.shape[1], generator=generator, device=places.device).sort().values
-        sample = torch.randperm(self.range, generator=generator, device=places.device)[: places.shape[1]]
+            return (
+                self.range
+                * torch.rand(
+                    1, places.shape[1], generator=generator, device=places.device
+                )
+                .sort()
+                .values
+            )
+        sample = torch.randperm(self.range, generator=generator, device=places.device)[
+            : places.shape[1]
+        ]
         return sample.sort().values[None]
 
 
 class SHAPE(Repositioned):
-    """Shifted absolute positions (SHAPE) around another encoding, so that it cannot rely on where a text begins.
+    """Shifted absolute positions (SHAPE) around another encoding, so that it cannot
+    rely on where a text begins.
 
-        positions = o, o + 1, o + 2 ..   o drawn from 0 .. shift-1 in training,   o = shift in evaluation
+        positions = o, o + 1, o + 2 ..   o drawn from 0 .. shift-1 in training,
+        o = shift in evaluation
 
-    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code (butsugiri/shape), which draws per sequence.
-    Beyond training length: defined as far as the encoding inside, which is made for train_length + shift positions.
+    Source: Kiyono et al. (2021), arXiv:2109.05644, and the authors' code
+    (butsugiri/shape), which draws per sequence.
+    Beyond training length: defined as far as the encoding inside, which is made for
+    train_length + shift positions.
     Checked against: what the encoding inside is checked against.
     """
 
     def __init__(
-        self, shape: Shape, inner: str = "sinusoidal", inner_options: dict[str, Any] = NO_OPTIONS, shift: Count = 500
+        self,
+        shape: Shape,
+        inner: str = "sinusoidal",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        shift: Count = 500,
     ) -> None:
         super().__init__(shape)
         self.shift = shift
-        self.wrap(inner, inner_options, dataclasses.replace(shape, train_length=shape.train_length + shift))
+        self.wrap(
+            inner,
+            inner_options,
+            dataclasses.replace(shape, train_length=shape.train_length + shift),
+        )
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         self.max_length = self.max_length and self.max_length - self.shift
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        shift = self.shift if "embed" in inner.hooks else 0  # distances stay those of the input
+        # distances stay those of the input
+        shift = self.shift if "embed" in inner.hooks else 0
         return Stretch(stretch.train_length + shift, stretch.length + shift)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        shift = torch.randint(self.shift, (1, 1), generator=generator, device=places.device)
+        shift = torch.randint(
+            self.shift, (1, 1), generator=generator, device=places.device
+        )
         return places + (shift if self.training else self.shift)
 
 
 class CAPE(Repositioned):
-    """Continuous augmented positions (CAPE) around another encoding, which then relies on neither place nor scale.
+    """Continuous augmented positions (CAPE) around another encoding, which then relies
+    on neither place nor scale.
 
         positions_i = (i + D + e_i)·exp(l) in training,   positions_i = i in evaluation
-        D from -global_shift .. global_shift,   e_i from -local_shift .. local_shift,   l from ±ln(scaling), all uniform
+        D from -global_shift .. global_shift,   e_i from -local_shift .. local_shift,
+        l from ±ln(scaling), all uniform
 
-    Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults of gcambara/cape, which draws per sequence.
-    Beyond training length: defined as far as the encoding inside, which saw positions up to (T + both shifts)·scaling.
-    Checked against: plain loops of sinusoids and of ALiBi, at positions that need not be whole.
+    Source: Likhomanenko et al. (2021), arXiv:2106.03143; defaults of gcambara/cape,
+    which draws per sequence.
+    Beyond training length: defined as far as the encoding inside, which saw positions
+    up to (T + both shifts)·scaling.
+    Checked against: plain loops of sinusoids and of ALiBi, at positions that need not
+    be whole.
     """
 
     fractional = True
 
     def __init__(
-        self, shape: Shape, inner: str = "sinusoidal", inner_options: dict[str, Any] = NO_OPTIONS,
-        global_shift: NonNegative = 5.0, local_shift: NonNegative = 0.5, scaling: AtLeast1 = 1.03,
-    ) -> None:  # fmt: skip
+        self,
+        shape: Shape,
+        inner: str = "sinusoidal",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        global_shift: NonNegative = 5.0,
+        local_shift: NonNegative = 0.5,
+        scaling: AtLeast1 = 1.03,
+    ) -> None:
         super().__init__(shape)
-        self.global_shift, self.local_shift, self.scaling = global_shift, local_shift, scaling
+        self.global_shift, self.local_shift, self.scaling = (
+            global_shift,
+            local_shift,
+            scaling,
+        )
         self.wrap(inner, inner_options)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
@@ -133,7 +197,9 @@ class CAPE(Repositioned):
             return places
 
         def drawn(limit: float, count: int) -> Tensor:
-            return limit * (2 * torch.rand(1, count, generator=generator, device=places.device) - 1)
+            return limit * (
+                2 * torch.rand(1, count, generator=generator, device=places.device) - 1
+            )
 
         moved = places + drawn(self.global_shift, 1)
         stretch = drawn(math.log(self.scaling), 1).exp()
@@ -141,16 +207,23 @@ class CAPE(Repositioned):
 
 
 class Textual(Wrapper):
-    """Base of encodings by token text: adds a row of a learned table to each token; a subclass implements `places`."""
+    """Base of encodings by token text: adds a row of a learned table to each token; a
+    subclass implements `places`.
+    """
 
     adds = ("embed",)
-    sought: ClassVar[dict[str, int]]  # the kind of each text; all other tokens are of kind 0
+    # the kind of each text; all other tokens are of kind 0
+    sought: ClassVar[dict[str, int]]
 
-    def __init__(self, shape: Shape, rows: int, inner: str, inner_options: dict[str, Any]) -> None:
+    def __init__(
+        self, shape: Shape, rows: int, inner: str, inner_options: dict[str, Any]
+    ) -> None:
         super().__init__(shape)
-        self.seed = int(torch.randint(2**31, (), device="cpu"))  # seeds the draw of every update
+        # seeds the draw of every update
+        self.seed = int(torch.randint(2**31, (), device="cpu"))
         self.table = nn.Parameter(torch.randn(rows, shape.d_model) * shape.token_rms)
-        kinds = [*(self.sought.get(text, 0) for text in shape.vocabulary), 0]  # the last is for unknown tokens
+        # the last is for unknown tokens
+        kinds = [*(self.sought.get(text, 0) for text in shape.vocabulary), 0]
         self.kinds = nn.Buffer(torch.tensor(kinds), persistent=False)
         self.drawn = nn.Buffer(torch.zeros(()), persistent=False)
         self.wrap(inner, inner_options)
@@ -158,41 +231,70 @@ class Textual(Wrapper):
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         x = super().embed(x, positions, ids)
         last = len(self.kinds) - 1
-        kinds = self.kinds[self.kinds.new_full(x.shape[:2], last) if ids is None else ids.clamp(max=last)]
+        kinds = self.kinds[
+            (
+                self.kinds.new_full(x.shape[:2], last)
+                if ids is None
+                else ids.clamp(max=last)
+            )
+        ]
         return (x + F.embedding(self.places(kinds), self.table)).to(x.dtype)
 
     def places(self, kinds: Tensor) -> Tensor:
-        """Return the table row of each token, (B, T), from the kinds of the tokens (B, T)."""
+        """Return the table row of each token, (B, T), from the kinds of the tokens (B,
+        T).
+        """
         raise NotImplementedError
 
 
 class Abacus(Textual):
-    """Abacus embeddings: where a digit stands within its number, at the input, beside another encoding.
+    """Abacus embeddings: where a digit stands within its number, at the input, beside
+    another encoding.
 
         tokens     1 2 + 3 4 5 =
-        places p   1 2 0 1 2 3 0     x'_i = x_i + E[p_i + o] for digits,   x'_i = x_i + E[0] for all other tokens
+        places p   1 2 0 1 2 3 0
+        x'_i = x_i + E[p_i + o] for digits,   x'_i = x_i + E[0] for all other tokens
 
-    o is drawn from 0 .. max_offset for every update, and is 0 in evaluation. A digit is a token by itself.
+    o is drawn from 0 .. max_offset for every update, and is 0 in evaluation. A digit is
+    a token by itself.
 
-    Source: McLeish et al. (2024), arXiv:2405.17399; here digits are in the text's order, E starts as token vectors do.
-    Beyond training length: defined as far as the encoding inside; rows are trained for max_offset digits more.
+    Source: McLeish et al. (2024), arXiv:2405.17399; here digits are in the text's
+    order, E starts as token vectors do.
+    Beyond training length: defined as far as the encoding inside; rows are trained for
+    max_offset digits more.
     Checked against: plain loops; what the encoding inside is checked against.
     """
 
     sought = dict.fromkeys("0123456789", 1)
 
     def __init__(
-        self, shape: Shape, inner: str = "none", inner_options: dict[str, Any] = NO_OPTIONS,
-        rows: int = 1024, max_offset: Natural = 99, others: Literal["zero", "random"] = "zero",
-    ) -> None:  # fmt: skip
-        self.expect(rows >= max_offset + 2, "rows", rows, f"at least max_offset + 2, {max_offset + 2}")
+        self,
+        shape: Shape,
+        inner: str = "none",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        rows: int = 1024,
+        max_offset: Natural = 99,
+        others: Literal["zero", "random"] = "zero",
+    ) -> None:
+        self.expect(
+            rows >= max_offset + 2,
+            "rows",
+            rows,
+            f"at least max_offset + 2, {max_offset + 2}",
+        )
         super().__init__(shape, rows, inner, inner_options)
         self.max_offset = max_offset
         if others == "zero":
             nn.init.zeros_(self.table[0])
 
     def set_progress(self, done: float) -> None:
-        self.drawn.fill_(torch.randint(self.max_offset + 1, (), generator=generator(self.seed, "abacus", repr(done))))
+        self.drawn.fill_(
+            torch.randint(
+                self.max_offset + 1,
+                (),
+                generator=generator(self.seed, "abacus", repr(done)),
+            )
+        )
 
     def places(self, kinds: Tensor) -> Tensor:
         digit = kinds == 1
@@ -203,91 +305,152 @@ class Abacus(Textual):
 
 
 class PositionCoupling(Textual):
-    """Position coupling: tokens of equal meaning share a learned position, such as digits of equal significance.
+    """Position coupling: tokens of equal meaning share a learned position, such as
+    digits of equal significance.
 
-        tokens       $ 6 5 3 + 0 4 9 = 2 0 7 0 $       653 + 049, the answer from its last digit on
-        positions p  0 2 3 4 5 2 3 4 5 4 3 2 1 0       x'_i = x_i + E[p_i + o],   x'_i = x_i + E[0] for separators
+        tokens       $ 6 5 3 + 0 4 9 = 2 0 7 0 $   653 + 049, the answer from its last
+        positions p  0 2 3 4 5 2 3 4 5 4 3 2 1 0   digit on
+        x'_i = x_i + E[p_i + o],   x'_i = x_i + E[0] for separators
 
-    Each number of a question counts up from 2, with the `+` after it. From `=` on, a `reversed` answer counts down to 1
-    from one past the last number, and stays there; a `plain` one counts up from 1, and numbers begin at 2 + `longer`,
-    its number of additional tokens. o is drawn for every update, up to the last row `max_position`, and is 0 otherwise.
+    Each number of a question counts up from 2, with the `+` after it. From `=` on, a
+    `reversed` answer counts down to 1 from one past the last number, and stays there; a
+    `plain` one counts up from 1, and numbers begin at 2 + `longer`, its number of
+    additional tokens. o is drawn for every update, up to the last row `max_position`,
+    and is 0 otherwise.
 
-    Source: Cho et al. (2024), arXiv:2405.20671, section 3 (addition, copies); E starts as token embeddings do.
-    Beyond training length: defined as far as the encoding inside; positions beyond `max_position` share the last row.
-    Checked against: plain loops over the tokens; what the encoding inside is checked against.
+    Source: Cho et al. (2024), arXiv:2405.20671, section 3 (addition, copies); E starts
+    as token embeddings do.
+    Beyond training length: defined as far as the encoding inside; positions beyond
+    `max_position` share the last row.
+    Checked against: plain loops over the tokens; what the encoding inside is checked
+    against.
     """
 
     name = "coupling"
     sought: ClassVar = {ANSWER: 1, SEPARATOR: 2, "+": 3}
 
     def __init__(
-        self, shape: Shape, inner: str = "none", inner_options: dict[str, Any] = NO_OPTIONS,
-        answer: Literal["reversed", "plain"] = "reversed", longer: Natural = 1, max_position: int | None = None,
-    ) -> None:  # fmt: skip
-        begin = 2 if answer == "reversed" else 2 + longer  # the position where a number begins
+        self,
+        shape: Shape,
+        inner: str = "none",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        answer: Literal["reversed", "plain"] = "reversed",
+        longer: Natural = 1,
+        max_position: int | None = None,
+    ) -> None:
+        # the position where a number begins
+        begin = 2 if answer == "reversed" else 2 + longer
         last = 2 * shape.train_length if max_position is None else max_position
-        self.expect(last >= begin, "max_position", max_position, f"at least {begin}, or null for 2 training lengths")
+        self.expect(
+            last >= begin,
+            "max_position",
+            max_position,
+            f"at least {begin}, or null for 2 training lengths",
+        )
         super().__init__(shape, last + 1, inner, inner_options)
         self.begin, self.reversed = begin, answer == "reversed"
 
-    def set_progress(self, done: float) -> None:  # draws the share of the largest possible shift
-        self.drawn.fill_(torch.rand((), generator=generator(self.seed, "position coupling", repr(done))))
+    # draws the share of the largest possible shift
+    def set_progress(self, done: float) -> None:
+        self.drawn.fill_(
+            torch.rand(
+                (), generator=generator(self.seed, "position coupling", repr(done))
+            )
+        )
 
     def places(self, kinds: Tensor) -> Tensor:
         answer, separator, closes = kinds == 1, kinds == 2, kinds >= 2
-        index = places((answer | F.pad(closes, (1, -1))).cumsum(-1))  # place within its part of the problem, from 0
+        # place within its part of the problem, from 0
+        index = places((answer | F.pad(closes, (1, -1))).cumsum(-1))
         first = torch.arange(kinds.shape[-1], device=kinds.device) - index
-        size_before = F.pad((index + 1).masked_fill(closes, 0), (1, -1)).gather(-1, first)  # size of the part before
+        # size of the part before
+        size_before = F.pad((index + 1).masked_fill(closes, 0), (1, -1)).gather(
+            -1, first
+        )
         order = (size_before + 2 - index).clamp(min=1) if self.reversed else index + 1
-        place = torch.where(answer.gather(-1, first), order, self.begin + index).masked_fill(separator, 0)
+        place = torch.where(
+            answer.gather(-1, first), order, self.begin + index
+        ).masked_fill(separator, 0)
         last = len(self.table) - 1
         if self.training:
             room = (last - place.amax(-1, keepdim=True)).clamp(min=0)
-            place = torch.where(place > 0, place + (self.drawn * (room + 1)).long().minimum(room), 0)
+            place = torch.where(
+                place > 0, place + (self.drawn * (room + 1)).long().minimum(room), 0
+            )
         return place.clamp(max=last)
 
 
 class BiPE(Wrapper):
-    """Bilevel positions (BiPE): places within segments at the input, the numbers of the segments in another encoding.
+    """Bilevel positions (BiPE): places within segments at the input, the numbers of the
+    segments in another encoding.
 
         tokens       a b . c d . e
-        segments s   0 0 0 1 1 1 2     what the encoding inside, a relative one, is given as positions
-        places p     0 1 2 0 1 2 0     x'_i = x_i + E[p_i],   E of train_length rows, the last for all beyond
+        segments s   0 0 0 1 1 1 2
+        places p     0 1 2 0 1 2 0
+        x'_i = x_i + E[p_i],   E of train_length rows, the last for all beyond
 
-    A segment ends with a token whose text, without spaces around it, is in `separators`.
+    Segments are what the encoding inside, a relative one, is given as positions.
 
-    Source: He et al. (2024), arXiv:2401.16421, and the authors' code, whose ALiBi slopes are multiplied by 96 here.
-    Beyond training length: defined as far as the encoding inside; texts have more segments, but not longer ones.
-    Checked against: plain loops of segments, places and ALiBi; what the encoding inside is checked against.
+    A segment ends with a token whose text, without spaces around it, is in
+    `separators`.
+
+    Source: He et al. (2024), arXiv:2401.16421, and the authors' code, whose ALiBi
+    slopes are multiplied by 96 here.
+    Beyond training length: defined as far as the encoding inside; texts have more
+    segments, but not longer ones.
+    Checked against: plain loops of segments, places and ALiBi; what the encoding inside
+    is checked against.
     """
 
     adds = ("positions", "embed")
 
     def __init__(
-        self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS,
-        separators: list[str] = SEPARATORS, alibi_factor: Positive = 96.0,
-    ) -> None:  # fmt: skip
+        self,
+        shape: Shape,
+        inner: str = "rope",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        separators: list[str] = SEPARATORS,
+        alibi_factor: Positive = 96.0,
+    ) -> None:
         super().__init__(shape)
         if inner == "alibi" and inner_options.get("slopes") is None:
             slopes = [alibi_factor * slope for slope in default_slopes(shape.n_heads)]
             inner_options = {**inner_options, "slopes": slopes}
-        ends = [*(text.strip(" ") in separators for text in shape.vocabulary), False]  # the last is for unknown tokens
+        # the last is for unknown tokens
+        ends = [*(text.strip(" ") in separators for text in shape.vocabulary), False]
         self.separators = nn.Buffer(torch.tensor(ends), persistent=False)
-        self.table = nn.Parameter(torch.randn(shape.train_length, shape.d_model) * shape.token_rms)
+        self.table = nn.Parameter(
+            torch.randn(shape.train_length, shape.d_model) * shape.token_rms
+        )
         self.wrap(inner, inner_options)
         if self.inner_encodings[0].hooks & {"positions", "token_dim", "embed"}:
-            raise UserError(f"encoding.inner is '{inner}': expected a relative encoding, such as rope or alibi")
+            raise UserError(
+                f"encoding.inner is '{inner}': expected a relative encoding, such as"
+                " rope or alibi"
+            )
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the number of each token's segment, (B, T)."""
         check_length(self, ids.shape[-1])
-        return F.pad(self.separators[ids.clamp(max=len(self.separators) - 1)], (1, -1)).cumsum(-1)
+        return F.pad(
+            self.separators[ids.clamp(max=len(self.separators) - 1)], (1, -1)
+        ).cumsum(-1)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        segments = positions.new_zeros(x.shape[:2]) if ids is None else self.positions(ids, None)
-        return (x + F.embedding(places(segments).clamp(max=len(self.table) - 1), self.table)).to(x.dtype)
+        segments = (
+            positions.new_zeros(x.shape[:2])
+            if ids is None
+            else self.positions(ids, None)
+        )
+        return (
+            x + F.embedding(places(segments).clamp(max=len(self.table) - 1), self.table)
+        ).to(x.dtype)
 
 
 def places(numbers: Tensor) -> Tensor:
-    """Return how many earlier tokens have the same number, (B, T), for numbers (B, T) that never fall within a row."""
-    return torch.arange(numbers.shape[-1], device=numbers.device) - torch.searchsorted(numbers, numbers)
+    """Return how many earlier tokens have the same number, (B, T), for numbers (B, T)
+    that never fall within a row.
+    """
+    return torch.arange(numbers.shape[-1], device=numbers.device) - torch.searchsorted(
+        numbers, numbers
+    )

@@ -1,8 +1,10 @@
-"""Rotary position embedding (RoPE), scalings of its frequencies, and schemes that change nothing but frequencies.
+"""Rotary position embedding (RoPE), scalings of its frequencies, and schemes that
+change nothing but frequencies.
 
-A pair is two neighbouring channels (layout `interleaved`, as in the paper and GPT-J) or channels p and p + d/2 (`half`,
-as in GPT-NeoX and Llama). A scaling is one function. It makes both an encoding, which is scaled from the first step on,
-and an extension, which scales a trained RoPE; they have the function's name.
+A pair is two neighbouring channels (layout `interleaved`, as in the paper and GPT-J) or
+channels p and p + d/2 (`half`, as in GPT-NeoX and Llama). A scaling is one function. It
+makes both an encoding, which is scaled from the first step on, and an extension, which
+scales a trained RoPE; they have the function's name.
 """
 
 import inspect
@@ -26,29 +28,53 @@ Scaling = tuple[Tensor, float]  # frequencies (P,) or (N, P), and the factor of 
 
 
 def frequencies(width: int, base: float) -> Tensor:
-    """Return the radians per position of each pair, fastest first: (width / 2,) fp64, on the CPU."""
+    """Return the radians per position of each pair, fastest first: (width / 2,) fp64,
+    on the CPU.
+    """
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 def to_fp64(positions: Tensor) -> Tensor:
-    """Return positions in fp64 (on the CPU for MPS, which has none), as fp32 angles are off by 2e-4 at position 65k."""
-    return positions.cpu().double() if positions.device.type == "mps" else positions.double()
+    """Return positions in fp64 (on the CPU for MPS, which has none), as fp32 angles are
+    off by 2e-4 at position 65k.
+    """
+    return (
+        positions.cpu().double()
+        if positions.device.type == "mps"
+        else positions.double()
+    )
 
 
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
-    """Return positions (1|B, T) times frequencies, (P,) or by sequence (1|B, 1, P): (1|B, T, P) fp64."""
-    return (places := to_fp64(positions)[..., None]) * machine.to_device(inv_freq, places.device)
+    """Return positions (1|B, T) times frequencies, (P,) or by sequence (1|B, 1, P):
+    (1|B, T, P) fp64.
+    """
+    return (places := to_fp64(positions)[..., None]) * machine.to_device(
+        inv_freq, places.device
+    )
 
 
 def turns(angles: Tensor, device: torch.device) -> Tensor:
-    """Return the rotations e^(i·angle) of angles (1|B, T, P), with an axis for heads: (1|B, 1, T, P) complex64."""
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)[:, None]
+    """Return the rotations e^(i·angle) of angles (1|B, T, P), with an axis for heads:
+    (1|B, 1, T, P) complex64.
+    """
+    return (
+        torch.polar(torch.ones_like(angles), angles)
+        .to(torch.complex64)
+        .to(device)[:, None]
+    )
 
 
 def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
-    """Return x (B, H, T, d) with its pairs turned; if there are fewer turns than pairs, the first channels turn."""
+    """Return x (B, H, T, d) with its pairs turned; if there are fewer turns than pairs,
+    the first channels turn.
+    """
     if (width := 2 * turns.shape[-1]) < x.shape[-1]:
-        return torch.cat((turn(x[..., :width], turns, layout), x[..., width:]), dim=-1) if width else x
+        return (
+            torch.cat((turn(x[..., :width], turns, layout), x[..., width:]), dim=-1)
+            if width
+            else x
+        )
     if layout == "interleaved":
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * turns).flatten(-2)
@@ -56,7 +82,9 @@ def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
 
 
-def turned(q: Tensor, k: Tensor, turns: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def turned(
+    q: Tensor, k: Tensor, turns: Tensor, layout: Layout
+) -> tuple[Tensor, Tensor]:
     """Return q and k, both turned by turns (1|B, 1|H, T, P)."""
     return turn(q, turns, layout), turn(k, turns, layout)
 
@@ -64,29 +92,47 @@ def turned(q: Tensor, k: Tensor, turns: Tensor, layout: Layout) -> tuple[Tensor,
 def check_pairs(encoding: str, shape: Shape, multiple: int = 2) -> None:
     """Raise UserError if the head width is no multiple of this."""
     if shape.head_dim % multiple:
-        raise UserError(f"head_dim (d_model / n_heads) is {shape.head_dim}: {encoding} needs a multiple of {multiple}")
+        raise UserError(
+            f"head_dim (d_model / n_heads) is {shape.head_dim}: {encoding} needs a"
+            f" multiple of {multiple}"
+        )
 
 
 class Rotary(Encoding):
-    """Base of the encodings that rotate q and k by position · `inv_freq`; most differ only in the frequencies."""
+    """Base of the encodings that rotate q and k by position · `inv_freq`; most differ
+    only in the frequencies.
+    """
 
-    attention_factor: float = 1.0  # multiplies q and k, so the logits by its square; YaRN's temperature
-    # An extension's frequencies divided by the trained ones, (P,). No buffer, since .to(bfloat16) would round it.
+    # multiplies q and k, so the logits by its square; YaRN's temperature
+    attention_factor: float = 1.0
+    # An extension's frequencies divided by the trained ones, (P,). No buffer, since
+    # .to(bfloat16) would round it.
     ratio: Tensor = torch.ones((), dtype=torch.float64)
 
-    def __init__(self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
+    def __init__(
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved"
+    ) -> None:
         super().__init__(shape)
         check_pairs(self.name, shape)
         self.base, self.layout = base, layout
         self.width = shape.head_dim  # number of rotated channels per head
 
     def trained(self, length: Tensor) -> Tensor:
-        """Return the frequencies without an extension for inputs of `length`, () or (N, 1): (P,) or (N, P) fp64."""
+        """Return the frequencies without an extension for inputs of `length`, () or (N,
+        1): (P,) or (N, P) fp64.
+        """
         return machine.to_device(frequencies(self.width, self.base), length.device)
 
     def inv_freq(self, length: Tensor | float | None = None) -> Tensor:
-        """Return the radians per position of each pair for inputs of `length`, by default that of training."""
-        f = self.trained(torch.as_tensor(self.shape.train_length if length is None else length, dtype=torch.float64))
+        """Return the radians per position of each pair for inputs of `length`, by
+        default that of training.
+        """
+        f = self.trained(
+            torch.as_tensor(
+                self.shape.train_length if length is None else length,
+                dtype=torch.float64,
+            )
+        )
         return f * machine.to_device(self.ratio, f.device)
 
     def angles(self, positions: Tensor) -> Tensor:
@@ -95,16 +141,22 @@ class Rotary(Encoding):
         return angles(positions, self.inv_freq(lengths)[..., None, :])
 
     def make_tables(self, positions: Tensor) -> Tensor:
-        """Return the complex factors of the pairs at positions (1|B, T): (1|B, 1, T, P) complex64."""
+        """Return the complex factors of the pairs at positions (1|B, T): (1|B, 1, T, P)
+        complex64.
+        """
         return turns(self.angles(positions), positions.device) * self.attention_factor
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return turned(q, k, layer.tables, self.layout)
 
     def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
-        """Return a copy with shared parameters, these frequencies (P,), and q and k multiplied by a further factor."""
+        """Return a copy with shared parameters, these frequencies (P,), and q and k
+        multiplied by a further factor.
+        """
         copied, current = self.sharing(), self.inv_freq()
-        copied.ratio = self.ratio * torch.where(current == 0, 1, inv_freq / current).detach()
+        copied.ratio = (
+            self.ratio * torch.where(current == 0, 1, inv_freq / current).detach()
+        )
         copied.attention_factor = self.attention_factor * attention_factor
         return copied
 
@@ -114,26 +166,42 @@ class PureRotary(Rotary):
 
 
 class RoPE(PureRotary):
-    """Rotary position embedding (RoPE): each pair of channels turns with position, so a logit depends on distance only.
+    """Rotary position embedding (RoPE): each pair of channels turns with position, so a
+    logit depends on distance only.
 
         <R(m) q, R(n) k> = <q, R(n - m) k>
-        R(m) = blockdiag over pairs p of [[cos a, -sin a], [sin a, cos a]],   a = m·base^(-2p/d)
+        R(m) = blockdiag over pairs p of [[cos a, -sin a], [sin a, cos a]],
+        a = m·base^(-2p/d)
 
-    Option `frequencies`: base^(-2p/d) (`geometric`), 2π / round(2π·base^(2p/d)) (`resonance`), or a number per pair.
+    Option `frequencies`: base^(-2p/d) (`geometric`), 2π / round(2π·base^(2p/d))
+    (`resonance`), or a number per pair.
 
-    Source: Su et al., "RoFormer" (2021), arXiv:2104.09864, section 3; Wang et al. (2024), arXiv:2403.00071 (resonance).
-    Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
-    Checked against: transformers Llama (half) and GPT-J (interleaved), whose rotation takes any frequencies.
+    Source: Su et al., "RoFormer" (2021), arXiv:2104.09864, section 3; Wang et al.
+    (2024), arXiv:2403.00071 (resonance).
+    Beyond training length: defined everywhere; slow pairs reach angles never seen in
+    training and loss usually rises.
+    Checked against: transformers Llama (half) and GPT-J (interleaved), whose rotation
+    takes any frequencies.
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
-        frequencies: Literal["geometric", "resonance"] | list[NonNegative] = "geometric",
-    ) -> None:  # fmt: skip
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
+        frequencies: (
+            Literal["geometric", "resonance"] | list[NonNegative]
+        ) = "geometric",
+    ) -> None:
         super().__init__(shape, base, layout)
         self.frequencies, pairs = frequencies, shape.head_dim // 2
         valid = isinstance(frequencies, str) or len(frequencies) == pairs
-        self.expect(valid, "frequencies", frequencies, f"geometric, resonance or {pairs} numbers, one per pair")
+        self.expect(
+            valid,
+            "frequencies",
+            frequencies,
+            f"geometric, resonance or {pairs} numbers, one per pair",
+        )
 
     def trained(self, length: Tensor) -> Tensor:
         f = super().trained(length)
@@ -143,21 +211,33 @@ class RoPE(PureRotary):
 
 
 class PartialRoPE(PureRotary):
-    """Partial rotary embedding: RoPE on the first channels of each head, while the others carry no position.
+    """Partial rotary embedding: RoPE on the first channels of each head, while the
+    others carry no position.
 
         f_p = base^(-2p/r),   r = fraction·d rotated channels
 
-    Source: Wang and Komatsuzaki, "GPT-J-6B" (2021); Black et al., "GPT-NeoX-20B" (2022), arXiv:2204.06745, section 2.1.
-    Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
+    Source: Wang and Komatsuzaki, "GPT-J-6B" (2021); Black et al., "GPT-NeoX-20B"
+    (2022), arXiv:2204.06745, section 2.1.
+    Beyond training length: defined everywhere; slow pairs reach angles never seen in
+    training and loss usually rises.
     Checked against: transformers GPT-NeoX (half) and GPT-J (interleaved).
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", fraction: Fraction = 0.25
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
+        fraction: Fraction = 0.25,
     ) -> None:
         super().__init__(shape, base, layout)
         self.fraction, self.width = fraction, int(fraction * shape.head_dim)
-        self.expect(self.width % 2 == 0, "fraction", fraction, "a share that is an even number of channels")
+        self.expect(
+            self.width % 2 == 0,
+            "fraction",
+            fraction,
+            "a share that is an even number of channels",
+        )
 
 
 class LeRoPE(PureRotary):
@@ -165,12 +245,16 @@ class LeRoPE(PureRotary):
 
         f_p = base^(-2p/d) · exp(alpha_p),   alpha_p = 0 at first
 
-    Source: "LeRoPE" (2026), arXiv:2607.10134, as in transformers' Mistral Large 4, without its scale of the queries.
-    Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
+    Source: "LeRoPE" (2026), arXiv:2607.10134, as in transformers' Mistral Large 4,
+    without its scale of the queries.
+    Beyond training length: defined everywhere; slow pairs reach angles never seen in
+    training and loss usually rises.
     Checked against: transformers Mistral Large 4.
     """
 
-    def __init__(self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
+    def __init__(
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved"
+    ) -> None:
         super().__init__(shape, base, layout)
         self.alpha = nn.Parameter(torch.zeros(shape.head_dim // 2))
 
@@ -179,17 +263,25 @@ class LeRoPE(PureRotary):
 
 
 class GRAPEM(Rotary):
-    """Multiplicative GRAPE with commuting planes: RoPE whose frequencies each layer learns for itself.
+    """Multiplicative GRAPE with commuting planes: RoPE whose frequencies each layer
+    learns for itself.
 
-        f_p = base^(-2p/d) · exp(alpha_lp / c),   alpha_lp = 0 at first, for layer l and pair p
+        f_p = base^(-2p/d) · exp(alpha_lp / c),
+        alpha_lp = 0 at first, for layer l and pair p
 
-    Source: Zhang et al. (2025), arXiv:2512.07805, section 3, without a norm of q and k; c is from the authors' code.
-    Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
+    Source: Zhang et al. (2025), arXiv:2512.07805, section 3, without a norm of q and k;
+    c is from the authors' code.
+    Beyond training length: defined everywhere; slow pairs reach angles never seen in
+    training and loss usually rises.
     Checked against: the exponential of the generator, by torch.linalg.matrix_exp.
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", divisor: Positive = 16.0
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
+        divisor: Positive = 16.0,
     ) -> None:
         super().__init__(shape, base, layout)
         self.divisor = divisor
@@ -199,21 +291,39 @@ class GRAPEM(Rotary):
         return self.angles(positions)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        factors = (self.alpha[layer.index].to(layer.tables.device).double() / self.divisor).exp()
-        return turned(q, k, turns(layer.tables * factors, q.device) * self.attention_factor, self.layout)
+        factors = (
+            self.alpha[layer.index].to(layer.tables.device).double() / self.divisor
+        ).exp()
+        return turned(
+            q,
+            k,
+            turns(layer.tables * factors, q.device) * self.attention_factor,
+            self.layout,
+        )
 
 
 class DroPE(Encoding):
-    """RoPE for most of the training, then no positions (DroPE); evaluations have none either.
+    """RoPE for most of the training, then no positions (DroPE); evaluations have none
+    either.
 
-        RoPE turns q and k in the first share `drop_at` of all updates; afterwards q and k stay unchanged
+        RoPE turns q and k in the first share `drop_at` of all updates; afterwards q and
+        k stay unchanged
 
-    Source: Gelberg et al. (2025), arXiv:2512.12167, where a trained model gets a second, shorter training.
-    Beyond training length: defined everywhere; as without positions, attention then spreads over more keys.
-    Checked against: torch scaled_dot_product_attention after the drop; before it, it is `rope`.
+    Source: Gelberg et al. (2025), arXiv:2512.12167, where a trained model gets a
+    second, shorter training.
+    Beyond training length: defined everywhere; as without positions, attention then
+    spreads over more keys.
+    Checked against: torch scaled_dot_product_attention after the drop; before it, it is
+    `rope`.
     """
 
-    def __init__(self, shape: Shape, drop_at: Share = 0.9, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        drop_at: Share = 0.9,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
+    ) -> None:
         super().__init__(shape)
         self.drop_at, self.dropped = drop_at, True
         self.rope = RoPE(shape, base, layout)
@@ -244,9 +354,13 @@ class Scaled(Rotary):
     defaults: ClassVar[dict[str, Any]]
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
-        original_length: Annotated[int, Ge(2)] | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
+        original_length: Annotated[int, Ge(2)] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(shape, base, layout)
         self.original_length = original_length or shape.train_length
         self.options = self.defaults | options
@@ -255,51 +369,78 @@ class Scaled(Rotary):
 
     def scaled(self, length: Tensor) -> Scaling:
         """Return frequencies and attention factor for inputs of this length, in tokens."""
-        spectrum = Spectrum(super().trained(length), self.base, self.original_length, length)
+        spectrum = Spectrum(
+            super().trained(length), self.base, self.original_length, length
+        )
         return type(self).rule(spectrum, **self.options)
 
     def trained(self, length: Tensor) -> Tensor:
         return self.scaled(length)[0]
 
 
-SCALINGS: dict[str, Callable[..., Scaling]] = {}  # rules: functions of a spectrum and options
+# rules: functions of a spectrum and options
+SCALINGS: dict[str, Callable[..., Scaling]] = {}
 
 
 def scaling(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
-    """Register a scaling rule and make the encoding of its name. Options after a `*` are for the extension alone."""
+    """Register a scaling rule and make the encoding of its name. Options after a `*`
+    are for the extension alone.
+    """
     name, by_length = rule.__name__, rule.__name__ in ("dynamic_ntk", "longrope")
-    options = [p for p in inspect.signature(rule).parameters.values() if p.kind != p.KEYWORD_ONLY][1:]
-    shared = list(inspect.signature(Scaled).parameters.values())[: 4 if by_length else 3]
-    members: dict[str, Any] = {"rule": staticmethod(rule), "defaults": {p.name: p.default for p in options}}
-    members |= {"__signature__": inspect.Signature([*shared, *options]), "length_dependent": by_length}
+    options = [
+        p
+        for p in inspect.signature(rule).parameters.values()
+        if p.kind != p.KEYWORD_ONLY
+    ][1:]
+    shared = list(inspect.signature(Scaled).parameters.values())[
+        : 4 if by_length else 3
+    ]
+    members: dict[str, Any] = {
+        "rule": staticmethod(rule),
+        "defaults": {p.name: p.default for p in options},
+    }
+    members |= {
+        "__signature__": inspect.Signature([*shared, *options]),
+        "length_dependent": by_length,
+    }
     members |= {"name": name, "__doc__": rule.__doc__, "__module__": __name__}
-    globals()[f"{name}_encoding"] = type(name, (Scaled,) if by_length else (Scaled, PureRotary), members)
+    globals()[f"{name}_encoding"] = type(
+        name, (Scaled,) if by_length else (Scaled, PureRotary), members
+    )
     SCALINGS[name] = rule
     return rule
 
 
 @scaling
 def p_rope(rope: Spectrum, fraction: Fraction = 0.75) -> Scaling:
-    """p-RoPE, also called proportional RoPE: the slowest pairs do not turn, and carry content without position.
+    """p-RoPE, also called proportional RoPE: the slowest pairs do not turn, and carry
+    content without position.
 
         f_p = base^(-2p/d) for p < floor(fraction·d/2),   0 otherwise
 
-    Source: Barbero et al., "Round and Round We Go!" (2024), arXiv:2410.06205, section 6.
-    Beyond training length: defined everywhere; fewer pairs reach unseen angles than with RoPE.
+    Source: Barbero et al., "Round and Round We Go!" (2024), arXiv:2410.06205, section
+    6.
+    Beyond training length: defined everywhere; fewer pairs reach unseen angles than
+    with RoPE.
     Checked against: transformers, rope_type `proportional` (Gemma 4).
     """
-    turning = torch.arange(len(rope.f), device=rope.f.device) < int(fraction * len(rope.f))
+    turning = torch.arange(len(rope.f), device=rope.f.device) < int(
+        fraction * len(rope.f)
+    )
     return rope.f * turning, 1.0
 
 
 @scaling
 def hope(rope: Spectrum) -> Scaling:
-    """High-frequency rotary position encoding (HoPE): RoPE for pairs that turn once within the training length L.
+    """High-frequency rotary position encoding (HoPE): RoPE for pairs that turn once
+    within the training length L.
 
         f_p = base^(-2p/d) where f_p·L >= 2π,   0 otherwise
 
-    Source: Chen et al. (2024), arXiv:2410.21216; the threshold is that of others' implementations.
-    Beyond training length: defined everywhere; every pair that turns has been seen at all angles.
+    Source: Chen et al. (2024), arXiv:2410.21216; the threshold is that of others'
+    implementations.
+    Beyond training length: defined everywhere; every pair that turns has been seen at
+    all angles.
     Checked against: plain loops; p_rope with as many pairs.
     """
     return rope.f * (rope.f * rope.train_length >= 2 * math.pi), 1.0
@@ -307,12 +448,15 @@ def hope(rope: Spectrum) -> Scaling:
 
 @scaling
 def pi(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
-    """Position interpolation (PI): RoPE with all frequencies divided by s, the same as positions i/s.
+    """Position interpolation (PI): RoPE with all frequencies divided by s, the same as
+    positions i/s.
 
         f_p = base^(-2p/d) / s
 
-    Source: Chen et al., "Extending Context Window of LLMs via Positional Interpolation" (2023), arXiv:2306.15595.
-    Beyond training length: defined everywhere; angles are unseen from the training length on, as for RoPE.
+    Source: Chen et al., "Extending Context Window of LLMs via Positional Interpolation"
+    (2023), arXiv:2306.15595.
+    Beyond training length: defined everywhere; angles are unseen from the training
+    length on, as for RoPE.
     Checked against: transformers, rope_type `linear`.
     """
     return rope.f / factor, 1.0
@@ -320,12 +464,15 @@ def pi(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
 
 @scaling
 def ntk(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
-    """NTK-aware RoPE: a larger base, so that the fastest pair keeps its speed and the slowest is s times slower.
+    """NTK-aware RoPE: a larger base, so that the fastest pair keeps its speed and the
+    slowest is s times slower.
 
         b' = b·s^(d/(d-2)),   f_p = b'^(-2p/d) = b^(-2p/d) · s^(-2p/(d-2))
 
-    Source: bloc97, "NTK-Aware Scaled RoPE allows LLaMA models to have extended context size" (2023), reddit.com.
-    Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
+    Source: bloc97, "NTK-Aware Scaled RoPE allows LLaMA models to have extended context
+    size" (2023), reddit.com.
+    Beyond training length: defined everywhere; slow pairs reach angles never seen in
+    training and loss usually rises.
     Checked against: x-transformers RotaryEmbedding, base_rescale_factor.
     """
     pair = torch.arange(len(rope.f), dtype=torch.float64, device=rope.f.device)
@@ -334,40 +481,62 @@ def ntk(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
 
 @scaling
 def dynamic_ntk(rope: Spectrum, factor: AtLeast1 = 1.0) -> Scaling:
-    """Dynamic NTK-aware RoPE: RoPE up to an original length L, then with a base that grows with the input's length l.
+    """Dynamic NTK-aware RoPE: RoPE up to an original length L, then with a base that
+    grows with the input's length l.
 
         f_p = b^(-2p/d) · s^(-2p/(d-2)),   s = max(1, factor·l/L - (factor - 1))
 
-    Source: emozilla, "Dynamically Scaled RoPE" (2023), reddit.com; the rule is transformers' rope_type `dynamic`.
-    Beyond training length: defined everywhere; slow pairs keep within the angles of L, others reach some never seen.
+    Source: emozilla, "Dynamically Scaled RoPE" (2023), reddit.com; the rule is
+    transformers' rope_type `dynamic`.
+    Beyond training length: defined everywhere; slow pairs keep within the angles of L,
+    others reach some never seen.
     Checked against: transformers, rope_type `dynamic`.
     """
-    return ntk(rope, (factor * rope.length / rope.train_length - (factor - 1)).clamp(min=1))
+    return ntk(
+        rope, (factor * rope.length / rope.train_length - (factor - 1)).clamp(min=1)
+    )
 
 
 @scaling
 def ntk_by_parts(
-    rope: Spectrum, factor: AtLeast1 = 4.0, ramp: Ramp = "index", alpha: Positive = 1.0, beta: Positive = 32.0
+    rope: Spectrum,
+    factor: AtLeast1 = 4.0,
+    ramp: Ramp = "index",
+    alpha: Positive = 1.0,
+    beta: Positive = 32.0,
 ) -> Scaling:
     """NTK-by-parts: YaRN without its temperature.
 
         f_p = (1 - g_p)·f0_p + g_p·f0_p/s
 
-    g_p is 1 for pairs with at most alpha rotations within the training length L, 0 for beta or more. In between it
-    falls with the pair's index (`ramp: index`, as in YaRN's code) or its rotations L·f0_p/2π (`rotations`, the paper).
+    g_p is 1 for pairs with at most alpha rotations within the training length L, 0 for
+    beta or more. In between it falls with the pair's index (`ramp: index`, as in YaRN's
+    code) or its rotations L·f0_p/2π (`rotations`, the paper).
 
     Source: Peng et al. (2023), arXiv:2309.00071, section 3.2, after bloc97 (2023).
-    Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
-    Checked against: transformers, rope_type `yarn` without its factor (index); rope_type `llama3` (rotations).
+    Beyond training length: defined everywhere; slow pairs reach unseen angles s times
+    later than RoPE's.
+    Checked against: transformers, rope_type `yarn` without its factor (index);
+    rope_type `llama3` (rotations).
     """
-    expect(alpha <= beta, "beta", beta, f"at least alpha, {alpha:g}")  # for llama3 they are its low and high factors
+    # for llama3 they are its low and high factors
+    expect(alpha <= beta, "beta", beta, f"at least alpha, {alpha:g}")
     pairs, max_rotations = len(rope.f), rope.train_length / (2 * math.pi)
     if ramp == "rotations":
-        share = 1 - ((max_rotations * rope.f - alpha) / (beta - alpha or 1e-9)).clamp(0, 1)
+        share = 1 - ((max_rotations * rope.f - alpha) / (beta - alpha or 1e-9)).clamp(
+            0, 1
+        )
     else:
-        # The ramp is between the pairs of beta and alpha rotations, rounded outwards. Others clamp one side of an end.
-        ends = [pairs * math.log(max_rotations / rotations) / math.log(rope.base) for rotations in (beta, alpha)]
-        low, high = (min(max(end, 0), 2 * pairs - 1) for end in (math.floor(ends[0]), math.ceil(ends[1])))
+        # The ramp is between the pairs of beta and alpha rotations, rounded outwards.
+        # Others clamp one side of an end.
+        ends = [
+            pairs * math.log(max_rotations / rotations) / math.log(rope.base)
+            for rotations in (beta, alpha)
+        ]
+        low, high = (
+            min(max(end, 0), 2 * pairs - 1)
+            for end in (math.floor(ends[0]), math.ceil(ends[1]))
+        )
         index = torch.arange(pairs, dtype=torch.float64, device=rope.f.device)
         share = ((index - low) / (high - low or 0.001)).clamp(0, 1)
     return rope.f * (share / factor + (1 - share)), 1.0
@@ -375,52 +544,100 @@ def ntk_by_parts(
 
 @scaling
 def yarn(
-    rope: Spectrum, factor: AtLeast1 = 4.0, ramp: Ramp = "index", alpha: Positive = 1.0, beta: Positive = 32.0,
-    *, attention_factor: Positive | None = None,
-) -> Scaling:  # fmt: skip
-    """YaRN: NTK-by-parts, and q and k multiplied by a, which sharpens attention over more keys.
+    rope: Spectrum,
+    factor: AtLeast1 = 4.0,
+    ramp: Ramp = "index",
+    alpha: Positive = 1.0,
+    beta: Positive = 32.0,
+    *,
+    attention_factor: Positive | None = None,
+) -> Scaling:
+    """YaRN: NTK-by-parts, and q and k multiplied by a, which sharpens attention over
+    more keys.
 
-        f_p = (1 - g_p)·f0_p + g_p·f0_p/s,   a = 0.1·ln s + 1,   g_p as for `ntk_by_parts`
+        f_p = (1 - g_p)·f0_p + g_p·f0_p/s,   a = 0.1·ln s + 1,
+        g_p as for `ntk_by_parts`
 
-    Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023), arXiv:2309.00071.
-    Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
-    Checked against: transformers, rope_type `yarn` (index); rope_type `llama3` and a plain loop (rotations).
+    Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language
+    Models" (2023), arXiv:2309.00071.
+    Beyond training length: defined everywhere; slow pairs reach unseen angles s times
+    later than RoPE's.
+    Checked against: transformers, rope_type `yarn` (index); rope_type `llama3` and a
+    plain loop (rotations).
     """
-    return ntk_by_parts(rope, factor, ramp, alpha, beta)[0], attention_factor or 0.1 * math.log(factor) + 1
+    return (
+        ntk_by_parts(rope, factor, ramp, alpha, beta)[0],
+        attention_factor or 0.1 * math.log(factor) + 1,
+    )
 
 
 @scaling
 def llama3(
-    rope: Spectrum, factor: AtLeast1 = 8.0, low_freq_factor: Positive = 1.0, high_freq_factor: Positive = 4.0
+    rope: Spectrum,
+    factor: AtLeast1 = 8.0,
+    low_freq_factor: Positive = 1.0,
+    high_freq_factor: Positive = 4.0,
 ) -> Scaling:
-    """Llama 3.1's frequencies: NTK-by-parts along the number of rotations within the training length L.
+    """Llama 3.1's frequencies: NTK-by-parts along the number of rotations within the
+    training length L.
 
-        f_p = (1 - g_p)·f0_p/s + g_p·f0_p,   g_p = clip((L·f0_p/2π - low) / (high - low), 0, 1)
+        f_p = (1 - g_p)·f0_p/s + g_p·f0_p,
+        g_p = clip((L·f0_p/2π - low) / (high - low), 0, 1)
 
-    Source: Grattafiori et al., "The Llama 3 Herd of Models" (2024), arXiv:2407.21783, whose base is 500000.
-    Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
+    Source: Grattafiori et al., "The Llama 3 Herd of Models" (2024), arXiv:2407.21783,
+    whose base is 500000.
+    Beyond training length: defined everywhere; slow pairs reach unseen angles s times
+    later than RoPE's.
     Checked against: transformers, rope_type `llama3`.
     """
-    expect(low_freq_factor <= high_freq_factor, "low_freq_factor", low_freq_factor, f"at most {high_freq_factor:g}")
+    expect(
+        low_freq_factor <= high_freq_factor,
+        "low_freq_factor",
+        low_freq_factor,
+        f"at most {high_freq_factor:g}",
+    )
     return ntk_by_parts(rope, factor, "rotations", low_freq_factor, high_freq_factor)
 
 
 @scaling
 def longrope(
-    rope: Spectrum, factor: AtLeast1 = 4.0, *, long_factor: Divisors = None, short_factor: Divisors = None,
+    rope: Spectrum,
+    factor: AtLeast1 = 4.0,
+    *,
+    long_factor: Divisors = None,
+    short_factor: Divisors = None,
     attention_factor: Positive | None = None,
-) -> Scaling:  # fmt: skip
-    """LongRoPE: one divisor per frequency up to an original length L and another beyond; q and k multiplied by a.
+) -> Scaling:
+    """LongRoPE: one divisor per frequency up to an original length L and another
+    beyond; q and k multiplied by a.
 
-        f_p = f0_p / short_factor_p up to L tokens, f0_p / long_factor_p beyond,   a = sqrt(1 + ln s / ln L)
+        f_p = f0_p / short_factor_p up to L tokens, f0_p / long_factor_p beyond,
+        a = sqrt(1 + ln s / ln L)
 
-    Source: Ding et al. (2024), arXiv:2402.13753; here 1 and YaRN's factors replace the searched ones, for all tokens.
-    Beyond training length: defined everywhere; the frequencies switch there, to untrained ones if L is train_length.
-    Checked against: transformers, rope_type `longrope`, given the divisors of its rope_type `yarn`.
+    Source: Ding et al. (2024), arXiv:2402.13753; here 1 and YaRN's factors replace the
+    searched ones, for all tokens.
+    Beyond training length: defined everywhere; the frequencies switch there, to
+    untrained ones if L is train_length.
+    Checked against: transformers, rope_type `longrope`, given the divisors of its
+    rope_type `yarn`.
     """
-    for option, divisors in (("long_factor", long_factor), ("short_factor", short_factor)):
-        expect(not divisors or len(divisors) == len(rope.f), option, divisors, f"{len(rope.f)} numbers, one per pair")
-    long = rope.f / rope.f.new_tensor(long_factor) if long_factor else ntk_by_parts(rope, factor)[0]
+    for option, divisors in (
+        ("long_factor", long_factor),
+        ("short_factor", short_factor),
+    ):
+        expect(
+            not divisors or len(divisors) == len(rope.f),
+            option,
+            divisors,
+            f"{len(rope.f)} numbers, one per pair",
+        )
+    long = (
+        rope.f / rope.f.new_tensor(long_factor)
+        if long_factor
+        else ntk_by_parts(rope, factor)[0]
+    )
     short = rope.f / rope.f.new_tensor(short_factor) if short_factor else rope.f
-    temperature = attention_factor or math.sqrt(1 + math.log(factor) / math.log(rope.train_length))
+    temperature = attention_factor or math.sqrt(
+        1 + math.log(factor) / math.log(rope.train_length)
+    )
     return torch.where(rope.length > rope.train_length, long, short), temperature

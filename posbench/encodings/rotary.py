@@ -1,4 +1,6 @@
-"""Rotary encodings that do more than turn, turn only some channels, or take their angles from the text."""
+"""Rotary encodings that do more than turn, turn only some channels, or take their
+angles from the text.
+"""
 
 import math
 from typing import Annotated, Any, Literal
@@ -11,62 +13,104 @@ from torch import Tensor, nn
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.contextual import Start, causal_convolution, draw_layers
 from posbench.encodings.positions import places
-from posbench.encodings.rope import Layout, Rotary, angles, check_pairs, frequencies, to_fp64, turn, turned, turns
+from posbench.encodings.rope import (
+    Layout,
+    Rotary,
+    angles,
+    check_pairs,
+    frequencies,
+    to_fp64,
+    turn,
+    turned,
+    turns,
+)
 from posbench.errors import Undefined
 from posbench.options import Above1, Count, Natural, NonNegative, Positive
 
 
 class XPos(Rotary):
-    """Extrapolatable position embedding (xPos): RoPE whose logits fall with distance, most in the fast pairs.
+    """Extrapolatable position embedding (xPos): RoPE whose logits fall with distance,
+    most in the fast pairs.
 
         <q_i, k_j>_p is multiplied by zeta_p^((i - j)/B),   zeta_p = (2p/d + 0.4) / 1.4
 
-    Source: Sun et al. (2022), arXiv:2212.10554, 3, without blockwise attention; B is 512 there, train_length/2 here.
-    Beyond training length: defined up to a span of 128·B positions, as fp32 limits the factors; beyond, refused or NaN.
+    Source: Sun et al. (2022), arXiv:2212.10554, 3, without blockwise attention; B is
+    512 there, train_length/2 here.
+    Beyond training length: defined up to a span of 128·B positions, as fp32 limits the
+    factors; beyond, refused or NaN.
     Checked against: x-transformers RotaryEmbedding with use_xpos.
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", scale_base: Positive | None = None
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
+        scale_base: Positive | None = None,
     ) -> None:
         super().__init__(shape, base, layout)
         self.scale_base = float(scale_base or max(1.0, shape.train_length / 2))
         self.max_length = self.span = int(128 * self.scale_base)
 
     def make_tables(self, positions: Tensor) -> Any:
-        rotation, size = super().make_tables(positions), self.decay(positions).to(positions.device)
+        rotation, size = (
+            super().make_tables(positions),
+            self.decay(positions).to(positions.device),
+        )
         return rotation * size, rotation / size
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return turn(q, layer.tables[0], self.layout), turn(k, layer.tables[1], self.layout)
+        return turn(q, layer.tables[0], self.layout), turn(
+            k, layer.tables[1], self.layout
+        )
 
     def decay(self, positions: Tensor) -> Tensor:
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
         i, d = to_fp64(positions), self.shape.head_dim
         first, last = i.amin(-1, keepdim=True), i.amax(-1, keepdim=True)
         within_span = last - first < self.span
-        if i.device.type == "cpu" and not torch.compiler.is_compiling() and not within_span.all():
-            raise Undefined(f"positions {self.span} or more apart are beyond 'xpos': raise encoding.scale_base")
+        if (
+            i.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and not within_span.all()
+        ):
+            raise Undefined(
+                f"positions {self.span} or more apart are beyond 'xpos': raise"
+                " encoding.scale_base"
+            )
         centre = torch.where(within_span, (first + last) / 2, math.nan)
-        zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + 0.4) / 1.4
+        zeta = (
+            torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + 0.4
+        ) / 1.4
         return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
 
 
 class PoPE(Rotary):
-    """Polar coordinate position embedding (PoPE): magnitude holds content, angle holds position.
+    """Polar coordinate position embedding (PoPE): magnitude holds content, angle holds
+    position.
 
-        logits_ij = sum over c of softplus(q_ic)·softplus(k_jc)·cos((i - j)·base^(-c/d) - phase_c) / sqrt(d)
+        logits_ij = sum over c of softplus(q_ic)·softplus(k_jc)
+                                  ·cos((i - j)·base^(-c/d) - phase_c) / sqrt(d)
 
-    Source: Gopalakrishnan et al. (2025), arXiv:2509.10534; phases are learned per head and clamped to [-2π, 0].
-    Beyond training length: defined everywhere; slow channels reach angles never seen in training.
+    Source: Gopalakrishnan et al. (2025), arXiv:2509.10534; phases are learned per head
+    and clamped to [-2π, 0].
+    Beyond training length: defined everywhere; slow channels reach angles never seen in
+    training.
     Checked against: x-transformers PolarEmbedding.
     """
 
-    def __init__(self, shape: Shape, base: Above1 = 1e4, phase_init: Literal["zero", "uniform"] = "zero") -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        phase_init: Literal["zero", "uniform"] = "zero",
+    ) -> None:
         super().__init__(shape, base)
         self.width = 2 * shape.head_dim
         start = torch.zeros(shape.n_layers, shape.n_heads, shape.head_dim)
-        self.phase = nn.Parameter(start if phase_init == "zero" else start.uniform_(-2 * math.pi, 0))
+        self.phase = nn.Parameter(
+            start if phase_init == "zero" else start.uniform_(-2 * math.pi, 0)
+        )
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         phase = self.phase[layer.index].clamp(-2 * math.pi, 0)
@@ -76,22 +120,30 @@ class PoPE(Rotary):
 
 
 class RoPEPlusPlus(Rotary):
-    """RoPE++: heads come in twos, which share q, k and v: one with RoPE's logits, one with their imaginary part.
+    """RoPE++: heads come in twos, which share q, k and v: one with RoPE's logits, one
+    with their imaginary part.
 
-        first:  <R(m) q, R(n) k>      second:  <R(m) J q, R(n) k>,   J turns each pair by -π/2
+        first:  <R(m) q, R(n) k>   second:  <R(m) J q, R(n) k>,
+        J turns each pair by -π/2
 
-    Source: Liu et al. (2025), arXiv:2512.07525, with as many heads (EH); the sign is that of the authors' code.
-    Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
+    Source: Liu et al. (2025), arXiv:2512.07525, with as many heads (EH); the sign is
+    that of the authors' code.
+    Beyond training length: defined everywhere; slow pairs reach angles never seen in
+    training and loss usually rises.
     Checked against: plain loops over complex numbers.
     """
 
     name = "rope_pp"
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        quarter = torch.ones(self.shape.n_heads, 1, 1, dtype=layer.tables.dtype, device=q.device)
+        quarter = torch.ones(
+            self.shape.n_heads, 1, 1, dtype=layer.tables.dtype, device=q.device
+        )
         quarter[1::2].mul_(-1j)
         q, k = self.map_values(q, layer), self.map_values(k, layer)
-        return turn(q, layer.tables * quarter, self.layout), turn(k, layer.tables, self.layout)
+        return turn(q, layer.tables * quarter, self.layout), turn(
+            k, layer.tables, self.layout
+        )
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         """Return v with every second head replaced by the one before it."""
@@ -99,76 +151,127 @@ class RoPEPlusPlus(Rotary):
 
 
 class FoPE(Encoding):
-    """Fourier position embedding (FoPE): each pair turns by a mixture of frequencies, all of them fully trained.
+    """Fourier position embedding (FoPE): each pair turns by a mixture of frequencies,
+    all of them fully trained.
 
-        z_u -> z_u · (sum over m of C_mu cos(i f_m) + i·sum over m of S_mu sin(i f_m)),   u < U = min(M, d/4)
+        z_u -> z_u · (sum over m of C_mu cos(i f_m) + i·sum over m of S_mu sin(i f_m)),
+        u < U = min(M, d/4)
 
-    over the M frequencies f_m >= 2π/L. C and S are the identity plus `gain` times Xavier's draw, the same in every run.
+    over the M frequencies f_m >= 2π/L. C and S are the identity plus `gain` times
+    Xavier's draw, the same in every run.
 
-    Source: Hua et al. (2024), arXiv:2412.17739; in its code pairs that do not turn have sine 1 (`still_sine: 1`).
-    Beyond training length: defined everywhere; every frequency that is left has been seen at all angles.
-    Checked against: plain loops from the paper; without the draw it is RoPE on those pairs.
+    Source: Hua et al. (2024), arXiv:2412.17739; in its code pairs that do not turn have
+    sine 1 (`still_sine: 1`).
+    Beyond training length: defined everywhere; every frequency that is left has been
+    seen at all angles.
+    Checked against: plain loops from the paper; without the draw it is RoPE on those
+    pairs.
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
-        gain: NonNegative = 0.3, learnable: bool = False, still_sine: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
+        gain: NonNegative = 0.3,
+        learnable: bool = False,
+        still_sine: float = 0.0,
+    ) -> None:
         super().__init__(shape)
         check_pairs(self.name, shape)
         self.layout, self.still_sine = layout, still_sine
         all_frequencies = frequencies(shape.head_dim, base)
-        self._f = all_frequencies[all_frequencies >= 2 * math.pi / shape.train_length]  # (M,) fp64
+        # (M,) fp64
+        self._f = all_frequencies[all_frequencies >= 2 * math.pi / shape.train_length]
         count, turning = len(self._f), min(len(self._f), shape.head_dim // 4)
         coefficients = torch.zeros(2, shape.n_layers, shape.n_heads, count, turning)
         if turning:
-            std = gain * math.sqrt(2 / (turning * (shape.n_heads + count)))  # Xavier's fans are H·U and M·U
+            # Xavier's fans are H·U and M·U
+            std = gain * math.sqrt(2 / (turning * (shape.n_heads + count)))
             coefficients.normal_(0, std, generator=torch.Generator().manual_seed(0))
-            for pair, frequency in enumerate(range(0, count, math.ceil(count / turning))):
+            for pair, frequency in enumerate(
+                range(0, count, math.ceil(count / turning))
+            ):
                 coefficients[..., frequency, pair] += 1
         # coefficients of cosines and of sines: (2, layers, H, M, U)
-        self.coefficients = nn.Parameter(coefficients) if learnable else nn.Buffer(coefficients, persistent=False)
+        self.coefficients = (
+            nn.Parameter(coefficients)
+            if learnable
+            else nn.Buffer(coefficients, persistent=False)
+        )
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32 each."""
+        """Return cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32
+        each.
+        """
         waves = turns(angles(positions, self._f), positions.device)
         return waves.real.contiguous(), waves.imag.contiguous()
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         of_layer = self.coefficients[:, layer.index]
-        cosine, sine = layer.tables[0] @ of_layer[0], layer.tables[1] @ of_layer[1]  # (1|B, H, T, U)
+        # (1|B, H, T, U)
+        cosine, sine = layer.tables[0] @ of_layer[0], layer.tables[1] @ of_layer[1]
         still = (0, self.shape.head_dim // 2 - cosine.shape[-1])
-        factor = torch.complex(F.pad(cosine, still, value=1.0), F.pad(sine, still, value=self.still_sine))
+        factor = torch.complex(
+            F.pad(cosine, still, value=1.0), F.pad(sine, still, value=self.still_sine)
+        )
         return turned(q, k, factor, self.layout)
 
 
 class DecoupledRoPE(Rotary):
-    """Decoupled RoPE: position in channels of its own, as in multi-head latent attention (MLA).
+    """Decoupled RoPE: position in channels of its own, as in multi-head latent
+    attention (MLA).
 
-        beside      q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],   logits q'·k' / sqrt(d + r)
-        trailing    R turns the last r channels of a head; `turn_values` turns those of values, too, and outputs back
+        beside      q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],
+                    logits q'·k' / sqrt(d + r)
+        trailing    R turns the last r channels of a head; `turn_values` turns those of
+                    values, too, and outputs back
 
-    Source: DeepSeek-AI (2024), arXiv:2405.04434, 2.1.3, without compression; transformers' DeepSeek V4 (trailing).
-    Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
-    Checked against: transformers DeepSeek V3 (beside, its whole attention) and DeepSeek V4 (trailing, turn_values).
+    Source: DeepSeek-AI (2024), arXiv:2405.04434, 2.1.3, without compression;
+    transformers' DeepSeek V4 (trailing).
+    Beyond training length: defined everywhere; slow pairs reach angles never seen in
+    training and loss usually rises.
+    Checked against: transformers DeepSeek V3 (beside, its whole attention) and DeepSeek
+    V4 (trailing, turn_values).
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved",
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
         turning: Annotated[int, Ge(2), MultipleOf(2)] | None = None,
-        placement: Literal["beside", "trailing"] = "beside", turn_values: bool = False,
-    ) -> None:  # fmt: skip
+        placement: Literal["beside", "trailing"] = "beside",
+        turn_values: bool = False,
+    ) -> None:
         super().__init__(shape, base, layout)
         self.width = turning or max(2, shape.head_dim // 4 * 2)
         self.beside, self.turn_values = placement == "beside", turn_values
         self.history = frozenset({"x"} if self.beside else ())
         valid = self.beside or self.width <= shape.head_dim
-        self.expect(valid, "turning", self.width, f"at most {shape.head_dim}, or placement=beside")
-        self.expect(not (turn_values and self.beside), "turn_values", turn_values, "false, or placement=trailing")
+        self.expect(
+            valid,
+            "turning",
+            self.width,
+            f"at most {shape.head_dim}, or placement=beside",
+        )
+        self.expect(
+            not (turn_values and self.beside),
+            "turn_values",
+            turn_values,
+            "false, or placement=trailing",
+        )
         layers = range(shape.n_layers if self.beside else 0)
-        self.query = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads * self.width, bias=False) for _ in layers)
-        self.key = nn.ModuleList(nn.Linear(shape.d_model, self.width, bias=False) for _ in layers)
-        vars(self)["overridden"] = self.overridden - (set() if turn_values else {"map_values", "map_outputs"})
+        self.query = nn.ModuleList(
+            nn.Linear(shape.d_model, shape.n_heads * self.width, bias=False)
+            for _ in layers
+        )
+        self.key = nn.ModuleList(
+            nn.Linear(shape.d_model, self.width, bias=False) for _ in layers
+        )
+        vars(self)["overridden"] = self.overridden - (
+            set() if turn_values else {"map_values", "map_outputs"}
+        )
 
     @property
     def logit_scale(self) -> float:
@@ -178,13 +281,21 @@ class DecoupledRoPE(Rotary):
         if not self.beside:
             return self._turned(q, layer.tables), self._turned(k, layer.tables)
         x = self.given(layer.x, "makes its channels from")
-        more_q = self.query[layer.index](x).unflatten(-1, (-1, self.width)).transpose(1, 2)  # (B, H, T, r)
+        # (B, H, T, r)
+        more_q = (
+            self.query[layer.index](x).unflatten(-1, (-1, self.width)).transpose(1, 2)
+        )
         more_k = self.key[layer.index](x)[:, None].expand_as(more_q)
         more_q, more_k = turned(more_q, more_k, layer.tables, self.layout)
         return torch.cat((q, more_q), dim=-1), torch.cat((k, more_k), dim=-1)
 
-    def map_values(self, v: Tensor, layer: Layer) -> Tensor:  # without the temperature of the logits
-        return self._turned(v, turns(self.angles(layer.positions), v.device)) if self.turn_values else v
+    # without the temperature of the logits
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return (
+            self._turned(v, turns(self.angles(layer.positions), v.device))
+            if self.turn_values
+            else v
+        )
 
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
         angles = -self.angles(layer.positions)[:, layer.rows]
@@ -193,35 +304,49 @@ class DecoupledRoPE(Rotary):
     def _turned(self, a: Tensor, turns: Tensor) -> Tensor:
         """Return (B, H, T, Dh) with its last channels turned."""
         still = self.shape.head_dim - self.width
-        return torch.cat((a[..., :still], turn(a[..., still:], turns, self.layout)), dim=-1)
+        return torch.cat(
+            (a[..., :still], turn(a[..., still:], turns, self.layout)), dim=-1
+        )
 
 
 class RoPE2D(Encoding):
-    """2D-RoPE for text: half of the pairs turn with a token's line, the other half with its place in that line.
+    """2D-RoPE for text: half of the pairs turn with a token's line, the other half with
+    its place in that line.
 
-        angle_p = line · f_p  for the first d/4 pairs,   place · f_p  for the others,   f_p = base^(-4p/d), p < d/4
+        angle_p = line · f_p  for the first d/4 pairs,   place · f_p  for the others,
+        f_p = base^(-4p/d), p < d/4
 
-    Source: Wen et al. (2026), arXiv:2607.16072, as in the authors' code (hhhhhh-925/copy-2dRoPE, rule-based).
-    Beyond training length: defined everywhere; more lines, and longer ones, reach angles never seen in training.
+    Source: Wen et al. (2026), arXiv:2607.16072, as in the authors' code
+    (hhhhhh-925/copy-2dRoPE, rule-based).
+    Beyond training length: defined everywhere; more lines, and longer ones, reach
+    angles never seen in training.
     Checked against: plain loops over tokens and pairs.
     """
 
     LINE = 2**20  # a position holds line and place, as line · 2^20 + place
 
-    def __init__(self, shape: Shape, base: Above1 = 100.0, layout: Layout = "half") -> None:
+    def __init__(
+        self, shape: Shape, base: Above1 = 100.0, layout: Layout = "half"
+    ) -> None:
         super().__init__(shape)
         check_pairs(self.name, shape, 4)
         self.layout, self._frequencies = layout, frequencies(shape.head_dim // 2, base)
-        breaks = [*(text.count("\n") for text in shape.vocabulary), 0]  # lines that a token ends; unknown tokens end 0
+        # lines that a token ends; unknown tokens end 0
+        breaks = [*(text.count("\n") for text in shape.vocabulary), 0]
         self.breaks = nn.Buffer(torch.tensor(breaks), persistent=False)
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        lines = F.pad(self.breaks[ids.clamp(max=len(self.breaks) - 1)], (1, -1)).cumsum(-1)
+        lines = F.pad(self.breaks[ids.clamp(max=len(self.breaks) - 1)], (1, -1)).cumsum(
+            -1
+        )
         return lines * self.LINE + places(lines)
 
     def make_tables(self, positions: Tensor) -> Tensor:
         line = positions.div(self.LINE, rounding_mode="floor")
-        of_both = [angles(number, self._frequencies) for number in (line, positions - line * self.LINE)]
+        of_both = [
+            angles(number, self._frequencies)
+            for number in (line, positions - line * self.LINE)
+        ]
         return turns(torch.cat(of_both, dim=-1), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -229,7 +354,9 @@ class RoPE2D(Encoding):
 
 
 class Summed(Encoding):
-    """Base of rotary encodings that add up angles from token to token: the order of tokens counts, not positions."""
+    """Base of rotary encodings that add up angles from token to token: the order of
+    tokens counts, not positions.
+    """
 
     history = frozenset({"x"})
 
@@ -239,35 +366,51 @@ class Summed(Encoding):
         self.base, self.layout = base, layout
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
-        """Return each token's own angles, from the layer's input (B, T, D): (B, H, T, Dh / 2), in fp64 for the sum."""
+        """Return each token's own angles, from the layer's input (B, T, D): (B, H, T,
+        Dh / 2), in fp64 for the sum.
+        """
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        angles = self.steps(self.given(layer.x, "makes its angles from"), layer.index).cumsum(2)
+        angles = self.steps(
+            self.given(layer.x, "makes its angles from"), layer.index
+        ).cumsum(2)
         return turned(q, k, turns(angles, q.device)[:, 0], self.layout)
 
 
 class CARoPE(Summed):
-    """Context-aware RoPE (CARoPE): each token sets, per head, the size of its step in position.
+    """Context-aware RoPE (CARoPE): each token sets, per head, the size of its step in
+    position.
 
-        angle_tp = sum over s = 0 .. t of θ_s^p,   θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
-        c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0: w starts at 0, which is RoPE
+        angle_tp = sum over s = 0 .. t of θ_s^p,
+        θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
+        c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0: w
+        starts at 0, which is RoPE
 
-    Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025), arXiv:2507.23083, section 2.
-    Beyond training length: defined everywhere; sums reach angles never seen in training.
+    Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025),
+    arXiv:2507.23083, section 2.
+    Beyond training length: defined everywhere; sums reach angles never seen in
+    training.
     Checked against: plain loops from the paper; at its start it is RoPE.
     """
 
-    def __init__(self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved") -> None:
+    def __init__(
+        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved"
+    ) -> None:
         super().__init__(shape, base, layout)
         start = base ** (2 / shape.head_dim) - 1  # 1/θ - 1 where w·x is 0
         self.constant = start + math.log(-math.expm1(-start))  # the inverse of softplus
-        self.step = nn.Parameter(torch.zeros(shape.n_layers, shape.n_heads, shape.d_model))
+        self.step = nn.Parameter(
+            torch.zeros(shape.n_layers, shape.n_heads, shape.d_model)
+        )
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
         sizes = to_fp64((x @ self.step[layer].mT).mT)  # (B, H, T)
         logs = (1 + F.softplus(sizes + self.constant)).log()
-        return (-torch.arange(self.shape.head_dim // 2, device=logs.device) * logs[..., None]).exp()
+        return (
+            -torch.arange(self.shape.head_dim // 2, device=logs.device)
+            * logs[..., None]
+        ).exp()
 
 
 class SelectiveRoPE(Summed):
@@ -276,24 +419,44 @@ class SelectiveRoPE(Summed):
         angle_tp = base^(-2p/d) · sum over s = 0 .. t of phi_sp
         phi_t = (conv(W_2 W_1 n(x))_t [+ exp(b)]) [· sigmoid(w_h·n(x)_t + c_h)]
 
-    n scales each head's part of the input to length 1, conv is causal over four tokens, brackets are `bias` and `gate`.
+    n scales each head's part of the input to length 1, conv is causal over four tokens,
+    brackets are `bias` and `gate`.
 
-    Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388, and the authors' code.
-    Beyond training length: defined everywhere; sums reach angles never seen in training where tokens turn one way.
-    Checked against: plain loops from the authors' description; with a bias alone, it is RoPE.
+    Source: Movahedi et al., "Selective Rotary Position Embedding" (2026),
+    arXiv:2511.17388, and the authors' code.
+    Beyond training length: defined everywhere; sums reach angles never seen in training
+    where tokens turn one way.
+    Checked against: plain loops from the authors' description; with a bias alone, it is
+    RoPE.
     """
 
     def __init__(
-        self, shape: Shape, base: Above1 = 500000.0, layout: Layout = "interleaved", rank: Count = 32,
-        bias: bool = False, gate: bool = False, start: Start = "normal",
-    ) -> None:  # fmt: skip
+        self,
+        shape: Shape,
+        base: Above1 = 500000.0,
+        layout: Layout = "interleaved",
+        rank: Count = 32,
+        bias: bool = False,
+        gate: bool = False,
+        start: Start = "normal",
+    ) -> None:
         super().__init__(shape, base, layout)
         pairs, layers = shape.n_heads * shape.head_dim // 2, range(shape.n_layers)
-        self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
+        self.down = nn.ModuleList(
+            nn.Linear(shape.d_model, rank, bias=False) for _ in layers
+        )
         self.up = nn.ModuleList(nn.Linear(rank, pairs, bias=False) for _ in layers)
-        self.convolution = nn.ModuleList(nn.Conv1d(pairs, pairs, 4, groups=pairs, bias=False) for _ in layers)
-        self.constant = nn.Parameter(torch.zeros(shape.n_layers, pairs)) if bias else None
-        self.gate = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers) if gate else None
+        self.convolution = nn.ModuleList(
+            nn.Conv1d(pairs, pairs, 4, groups=pairs, bias=False) for _ in layers
+        )
+        self.constant = (
+            nn.Parameter(torch.zeros(shape.n_layers, pairs)) if bias else None
+        )
+        self.gate = (
+            nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers)
+            if gate
+            else None
+        )
         draw_layers(self, start)
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
@@ -306,37 +469,64 @@ class SelectiveRoPE(Summed):
         phi = phi.view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
         if self.gate is not None:
             phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
-        return angles(phi, frequencies(self.shape.head_dim, self.base)[:, None]).squeeze(-1)
+        return angles(
+            phi, frequencies(self.shape.head_dim, self.base)[:, None]
+        ).squeeze(-1)
 
 
 class RePo(Rotary):
-    """Context re-positioning (RePo): a small network places each token, per head, by its content.
+    """Context re-positioning (RePo): a small network places each token, per head, by
+    its content.
 
-        r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,   then RoPE with the position z_ih instead of i
+        r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,
+        then RoPE with the position z_ih instead of i
 
-    Source: Li et al. (2025), arXiv:2512.14391, and the authors' code: plain RoPE in the first 5 of 16 layers (`first`).
-    Beyond training length: defined everywhere; in re-positioned layers angles do not grow with length by themselves.
-    Checked against: plain loops from the authors' description; by hand, the authors' code, too.
+    Source: Li et al. (2025), arXiv:2512.14391, and the authors' code: plain RoPE in the
+    first 5 of 16 layers (`first`).
+    Beyond training length: defined everywhere; in re-positioned layers angles do not
+    grow with length by themselves.
+    Checked against: plain loops from the authors' description; by hand, the authors'
+    code, too.
     """
 
     history = frozenset({"x"})
 
     def __init__(
-        self, shape: Shape, base: Above1 = 1e4, layout: Layout = "interleaved", first: Natural | None = None
+        self,
+        shape: Shape,
+        base: Above1 = 1e4,
+        layout: Layout = "interleaved",
+        first: Natural | None = None,
     ) -> None:
         super().__init__(shape, base, layout)
-        width, self.first = max(1, shape.d_model // 8), round(shape.n_layers * 5 / 16) if first is None else first
+        width, self.first = (
+            max(1, shape.d_model // 8),
+            round(shape.n_layers * 5 / 16) if first is None else first,
+        )
         layers = range(self.first, shape.n_layers)
-        self.gate = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in layers)
-        self.content = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in layers)
-        self.position = nn.ModuleList(nn.Linear(width, shape.n_heads, bias=False) for _ in layers)
+        self.gate = nn.ModuleList(
+            nn.Linear(shape.d_model, width, bias=False) for _ in layers
+        )
+        self.content = nn.ModuleList(
+            nn.Linear(shape.d_model, width, bias=False) for _ in layers
+        )
+        self.position = nn.ModuleList(
+            nn.Linear(width, shape.n_heads, bias=False) for _ in layers
+        )
         for weight in self.parameters():
             nn.init.trunc_normal_(weight, std=0.02, a=-0.06, b=0.06)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if layer.index < self.first:
             return super().rotate(q, k, layer)
-        x, index = self.given(layer.x, "makes its positions from"), layer.index - self.first
-        positions = self.position[index](F.silu(self.gate[index](x)) * self.content[index](x)).mT  # (B, H, T)
-        turns = self.make_tables(positions.flatten(0, 1)).view(*positions.shape, -1)  # (B, H, T, Dh/2)
+        x, index = (
+            self.given(layer.x, "makes its positions from"),
+            layer.index - self.first,
+        )
+        # (B, H, T)
+        positions = self.position[index](
+            F.silu(self.gate[index](x)) * self.content[index](x)
+        ).mT
+        # (B, H, T, Dh/2)
+        turns = self.make_tables(positions.flatten(0, 1)).view(*positions.shape, -1)
         return turned(q, k, turns, self.layout)

@@ -1,4 +1,6 @@
-"""Learned rotations: exponentials of learned skew-symmetric matrices, and SPE's learned waves."""
+"""Learned rotations: exponentials of learned skew-symmetric matrices, and SPE's learned
+waves.
+"""
 
 import math
 from typing import Annotated
@@ -17,28 +19,47 @@ Block = Annotated[int, Ge(2)]
 
 
 class Skew(Encoding):
-    """Base of encodings that turn by exp(n·A / u) at position n, A' = -A in square blocks; a subclass initialises A.
+    """Base of encodings that turn by exp(n·A / u) at position n, A' = -A in square
+    blocks; a subclass initialises A.
 
-    For blocks wider than two, n is in binary: a vector is multiplied by exp(2^b·A / u) for each digit b that is 1.
+    For blocks wider than two, n is in binary: a vector is multiplied by exp(2^b·A / u)
+    for each digit b that is 1.
     """
 
     whole_positions = True
 
-    def __init__(self, shape: Shape, block: int | None, heads: int, unit: int, layers: int) -> None:
+    def __init__(
+        self, shape: Shape, block: int | None, heads: int, unit: int, layers: int
+    ) -> None:
         super().__init__(shape)
         self.unit, self.block = unit, block or shape.head_dim
-        self.expect(shape.head_dim % self.block == 0, "block", block, f"a divisor of the {shape.head_dim} channels")
-        entries = self.block * (self.block - 1) // 2  # above the diagonal of a block, row by row
-        self.above = nn.Parameter(torch.zeros(layers, heads, shape.head_dim // self.block, entries))
+        self.expect(
+            shape.head_dim % self.block == 0,
+            "block",
+            block,
+            f"a divisor of the {shape.head_dim} channels",
+        )
+        # above the diagonal of a block, row by row
+        entries = self.block * (self.block - 1) // 2
+        self.above = nn.Parameter(
+            torch.zeros(layers, heads, shape.head_dim // self.block, entries)
+        )
 
-    def make_tables(self, positions: Tensor) -> tuple[list[Tensor], list[Tensor]] | None:
-        # Masks (1|B, 1, 1, T, 1) by binary digit, lowest first, and the steps, if all layers share them.
+    def make_tables(
+        self, positions: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]] | None:
+        # Masks (1|B, 1, 1, T, 1) by binary digit, lowest first, and the steps, if all
+        # layers share them.
         check_whole(self, positions)
         if self.block == 2:
             return None
         places = range(int(positions.max()).bit_length())
-        digits = [(positions >> place & 1).bool()[:, None, None, :, None] for place in places]
-        return digits, self._steps(0, len(digits), positions.device) if len(self.above) == 1 else []
+        digits = [
+            (positions >> place & 1).bool()[:, None, None, :, None] for place in places
+        ]
+        if len(self.above) != 1:
+            return digits, []
+        return digits, self._steps(0, len(digits), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if self.block == 2:
@@ -50,7 +71,9 @@ class Skew(Encoding):
         return self._moved(q, steps, digits), self._moved(k, steps, digits)
 
     def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
-        """Return exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each the square of the one before."""
+        """Return exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each
+        the square of the one before.
+        """
         above = to_fp64(self.above[layer % len(self.above)])
         row, column = torch.triu_indices(self.block, self.block, 1, device=above.device)
         generator = above.new_zeros(*above.shape[:-1], self.block, self.block)
@@ -61,76 +84,112 @@ class Skew(Encoding):
         return [step.to(device, torch.float32) for step in steps[:places]]
 
     def _moved(self, a: Tensor, steps: list[Tensor], digits: list[Tensor]) -> Tensor:
-        blocks = a.reshape(*a.shape[:-1], -1, self.block).transpose(2, 3)  # (B, H, N, T, b)
+        # (B, H, N, T, b)
+        blocks = a.reshape(*a.shape[:-1], -1, self.block).transpose(2, 3)
         for step, digit in zip(steps, digits, strict=True):
             blocks = torch.where(digit, blocks @ step.mT.to(a.dtype), blocks)
         return blocks.transpose(2, 3).flatten(-2)
 
 
 class LieRE(Skew):
-    """Lie rotational position encoding (LieRE), for text: one learned rotation, applied once per token.
+    """Lie rotational position encoding (LieRE), for text: one learned rotation, applied
+    once per token.
 
-        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A' = -A,   L the training length
+        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A' = -A,
+        L the training length
 
-    Source: Ostmeier et al. (2024), arXiv:2406.10322, and the authors' code, in one dimension.
-    Beyond training length: defined everywhere; slow planes reach angles never seen in training.
+    Source: Ostmeier et al. (2024), arXiv:2406.10322, and the authors' code, in one
+    dimension.
+    Beyond training length: defined everywhere; slow planes reach angles never seen in
+    training.
     Checked against: torch's matrix exponential at each position.
     """
 
-    def __init__(self, shape: Shape, per_head: bool = True, block: Block | None = None) -> None:
-        super().__init__(shape, block, shape.n_heads if per_head else 1, shape.train_length, shape.n_layers)
+    def __init__(
+        self, shape: Shape, per_head: bool = True, block: Block | None = None
+    ) -> None:
+        super().__init__(
+            shape,
+            block,
+            shape.n_heads if per_head else 1,
+            shape.train_length,
+            shape.n_layers,
+        )
         nn.init.uniform_(self.above, 0, 2 * math.pi)
 
 
 class ComRoPE(Skew):
     """ComRoPE, for text: learned rotations of small blocks of channels.
 
-        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A = diag(P_1 - P_1', P_2 - P_2' ...),   P ~ N(0, std)
+        q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,
+        A = diag(P_1 - P_1', P_2 - P_2' ...),   P ~ N(0, std)
 
-    Source: Yu et al. (2025), arXiv:2506.03737, and the authors' code, in one dimension, where all its matrices commute.
-    Beyond training length: defined everywhere; slow planes reach angles never seen in training.
+    Source: Yu et al. (2025), arXiv:2506.03737, and the authors' code, in one dimension,
+    where all its matrices commute.
+    Beyond training length: defined everywhere; slow planes reach angles never seen in
+    training.
     Checked against: torch's matrix exponential at each position.
     """
 
     def __init__(self, shape: Shape, block: Block = 2, std: Positive = 1.0) -> None:
-        super().__init__(shape, block, shape.n_heads, shape.train_length, shape.n_layers)
-        nn.init.normal_(self.above, 0, math.sqrt(2) * std)  # the deviation of a difference of two entries of P
+        super().__init__(
+            shape, block, shape.n_heads, shape.train_length, shape.n_layers
+        )
+        # the deviation of a difference of two entries of P
+        nn.init.normal_(self.above, 0, math.sqrt(2) * std)
 
 
 class Algebraic(Skew):
-    """Algebraic positional encodings, for sequences: position n is the n-th power of one learned orthogonal matrix.
+    """Algebraic positional encodings, for sequences: position n is the n-th power of
+    one learned orthogonal matrix.
 
-        q'_n = W^n q_n,   k'_n = W^n k_n,   W = exp(P - P'),   logits_mn = decay^|m-n| · q'_m·k'_n / sqrt(d)
+        q'_n = W^n q_n,   k'_n = W^n k_n,   W = exp(P - P'),
+        logits_mn = decay^|m-n| · q'_m·k'_n / sqrt(d)
 
     Source: Kogkalidis, Bernardy and Garg (2023), arXiv:2312.16045, sections 3.1 and 4.
-    Beyond training length: defined everywhere; slow planes reach angles never seen in training.
+    Beyond training length: defined everywhere; slow planes reach angles never seen in
+    training.
     Checked against: torch's matrix power of its matrix exponential, in plain loops.
     """
 
-    def __init__(self, shape: Shape, base: Above1 = 10000.0, decay: Annotated[float, Gt(0), Le(1)] = 0.98) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        base: Above1 = 10000.0,
+        decay: Annotated[float, Gt(0), Le(1)] = 0.98,
+    ) -> None:
         check_pairs(self.name, shape)
         super().__init__(shape, None, shape.n_heads, unit=1, layers=1)
         self.decay = decay
-        vars(self)["overridden"] = self.overridden - (set() if decay < 1 else {"scores"})
+        vars(self)["overridden"] = self.overridden - (
+            set() if decay < 1 else {"scores"}
+        )
         row, column = torch.triu_indices(shape.head_dim, shape.head_dim, 1)
         speeds = frequencies(shape.head_dim, base)[row // 2]
         with torch.no_grad():  # above the diagonal, where a rotation has -sin
-            self.above.copy_(torch.where((row % 2 == 0) & (column == row + 1), -speeds, 0.0))
+            self.above.copy_(
+                torch.where((row % 2 == 0) & (column == row + 1), -speeds, 0.0)
+            )
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         return logits * (self.decay ** layer.distance.abs())[:, None]
 
 
 class SPE(Encoding):
-    """Stochastic positional encoding with sines (sineSPE), by its mean: each channel has a learned kernel of distance.
+    """Stochastic positional encoding with sines (sineSPE), by its mean: each channel
+    has a learned kernel of distance.
 
         logits_ij = sum over c of q_ic·k_jc·P_c(i - j) / sqrt(d)
-        P_c(r) = (1 - g_c)·(1/2K)·sum over s = 1 .. K of softplus(gain_cs)^2·cos(2π f_cs r + phase_cs) + g_c
+        P_c(r) = (1 - g_c)·(1/2K)·sum over s = 1 .. K of
+                 softplus(gain_cs)^2·cos(2π f_cs r + phase_cs) + g_c
 
-    f_cs = sigmoid(.)/2 is in turns per token, g_c = sigmoid(.) a gate; all are learned per layer and head.
+    f_cs = sigmoid(.)/2 is in turns per token, g_c = sigmoid(.) a gate; all are learned
+    per layer and head.
 
-    Source: Liutkus et al. (2021), arXiv:2105.08399, and the authors' code; there random processes stand for P.
-    Beyond training length: defined everywhere; slow sines reach angles never seen in training.
+    Source: Liutkus et al. (2021), arXiv:2105.08399, and the authors' code; there random
+    processes stand for P.
+    Beyond training length: defined everywhere; slow sines reach angles never seen in
+    training.
     Checked against: plain loops over pairs and channels from the authors' code.
     """
 
@@ -145,16 +204,27 @@ class SPE(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         places = to_fp64(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
-        frequency, phase = (weight[layer.index].to(places.device).double() for weight in (self.frequency, self.phase))
+        frequency, phase = (
+            weight[layer.index].to(places.device).double()
+            for weight in (self.frequency, self.phase)
+        )
         angles = math.pi * frequency.sigmoid()[:, None] * places  # (1|B, H, T, Dh, K)
-        size = F.softplus(self.gain[layer.index]) / math.sqrt(2 * self.gain.shape[-1])  # (H, Dh, K)
+        # (H, Dh, K)
+        size = F.softplus(self.gain[layer.index]) / math.sqrt(2 * self.gain.shape[-1])
         gate = None if self.gate is None else self.gate[layer.index]
         if gate is not None:
             size = size * (-gate).sigmoid().sqrt()[..., None]
 
-        def widened(x: Tensor, angles: Tensor) -> Tensor:  # each channel times its waves, and once more for the gate
-            waves = (size[:, None] * part.to(size) for part in (angles.cos(), angles.sin()))
+        # each channel times its waves, and once more for the gate
+        def widened(x: Tensor, angles: Tensor) -> Tensor:
+            waves = (
+                size[:, None] * part.to(size) for part in (angles.cos(), angles.sin())
+            )
             wide = (x[..., None] * torch.cat(tuple(waves), dim=-1)).flatten(-2)
-            return wide if gate is None else torch.cat((wide, x * gate.sigmoid().sqrt()[:, None]), dim=-1)
+            return (
+                wide
+                if gate is None
+                else torch.cat((wide, x * gate.sigmoid().sqrt()[:, None]), dim=-1)
+            )
 
         return widened(q, angles + phase[:, None]), widened(k, angles)

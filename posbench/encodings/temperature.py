@@ -1,4 +1,6 @@
-"""Factors of the logits that depend on the number of keys or on distance, around another encoding."""
+"""Factors of the logits that depend on the number of keys or on distance, around
+another encoding.
+"""
 
 import math
 from typing import Any, Literal
@@ -15,20 +17,29 @@ from posbench.options import NonNegative, Positive
 
 
 class Temperature(Wrapper):
-    """A temperature that depends on the number of keys, around another encoding: softmax over more keys is flatter.
+    """A temperature that depends on the number of keys, around another encoding:
+    softmax over more keys is flatter.
 
-    After the inner encoding's rotation, query i is multiplied by a number that grows with n = i + 1, also in a window:
+    After the inner encoding's rotation, query i is multiplied by a number that grows
+    with n = i + 1, also in a window:
 
-        ssmax            s·ln n                            s learned per layer and head, 1/ln L at the start
-        mistral_large4   s·ln n + b                        both learned per layer and head, 0 and 1 at the start
-        logn             max(1, ln n / ln L)               L the training length
-        llama4           1 + alpha·ln(1 + floor(n/F))      F = `floor`, by default the training length
+        ssmax            s·ln n
+                         s learned per layer and head, 1/ln L at the start
+        mistral_large4   s·ln n + b
+                         both learned per layer and head, 0 and 1 at the start
+        logn             max(1, ln n / ln L)
+                         L the training length
+        llama4           1 + alpha·ln(1 + floor(n/F))
+                         F = `floor`, by default the training length
         inkling          1 + alpha·ln(max(1, n/F))
 
-    Source: Nakanishi (2025), arXiv:2501.19399 (ssmax; its start is ours); Qwen's code, `use_logn_attn` (logn);
-    transformers' Mistral Large 4, Llama 4 (F = 8192) and Inkling.
-    Beyond training length: defined as far as the inner encoding is; meant to hold attention as sharp as in training.
-    Checked against: transformers Ministral 3 (llama4) and Mistral Large 4, plain loops (the others), on inner queries.
+    Source: Nakanishi (2025), arXiv:2501.19399 (ssmax; its start is ours); Qwen's code,
+    `use_logn_attn` (logn); transformers' Mistral Large 4, Llama 4 (F = 8192) and
+    Inkling.
+    Beyond training length: defined as far as the inner encoding is; meant to hold
+    attention as sharp as in training.
+    Checked against: transformers Ministral 3 (llama4) and Mistral Large 4, plain loops
+    (the others), on inner queries.
     """
 
     adds = ("rotate",)
@@ -36,16 +47,25 @@ class Temperature(Wrapper):
     offset: nn.ParameterList
 
     def __init__(
-        self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS,
+        self,
+        shape: Shape,
+        inner: str = "rope",
+        inner_options: dict[str, Any] = NO_OPTIONS,
         rule: Literal["ssmax", "mistral_large4", "logn", "llama4", "inkling"] = "ssmax",
-        alpha: NonNegative = 0.1, floor: Positive | None = None,
-    ) -> None:  # fmt: skip
+        alpha: NonNegative = 0.1,
+        floor: Positive | None = None,
+    ) -> None:
         super().__init__(shape)
         self.rule, self.alpha, self.floor = rule, alpha, floor or shape.train_length
         self.trained = math.log(max(2, shape.train_length))
-        starts = {"ssmax": {"scale": 1 / self.trained}, "mistral_large4": {"scale": 0.0, "offset": 1.0}}
+        starts = {
+            "ssmax": {"scale": 1 / self.trained},
+            "mistral_large4": {"scale": 0.0, "offset": 1.0},
+        }
         for name, start in starts.get(rule, {}).items():
-            numbers = (torch.full((shape.n_heads,), start) for _ in range(shape.n_layers))
+            numbers = (
+                torch.full((shape.n_heads,), start) for _ in range(shape.n_layers)
+            )
             setattr(self, name, nn.ParameterList(numbers))
         self.wrap(inner, inner_options)
 
@@ -53,19 +73,32 @@ class Temperature(Wrapper):
         inner, inner_layer = self.within(layer)
 
         def sharpened(q: Tensor) -> Tensor:
-            return q * self.factor(torch.arange(1, q.shape[2] + 1, device=q.device), layer.index)[..., None]
+            return (
+                q
+                * self.factor(
+                    torch.arange(1, q.shape[2] + 1, device=q.device), layer.index
+                )[..., None]
+            )
 
         def rotate(q: Tensor, k: Tensor, inside: Layer) -> tuple[Tensor, Tensor]:
             q, k = inner.rotate(q, k, inside)
             return sharpened(q), k
 
         def prepare(q: Tensor, k: Tensor, inside: Layer) -> list[tuple[Tensor, Tensor]]:
-            return [(sharpened(of_q), of_k) for of_q, of_k in inner.prepare(q, k, inside)]
+            return [
+                (sharpened(of_q), of_k) for of_q, of_k in inner.prepare(q, k, inside)
+            ]
 
         core = inner.core if isinstance(inner, Altered) else inner
-        if isinstance(core, Heads) and any(isinstance(part, FarPairs) for part in core.modules()):
-            raise Undefined(f"'{self.name}' around 'heads' does not reach far pairs: put it into the entries")
-        far = {"prepare": prepare} if isinstance(core, FarPairs) else {}  # its far logits come from `prepare`
+        if isinstance(core, Heads) and any(
+            isinstance(part, FarPairs) for part in core.modules()
+        ):
+            raise Undefined(
+                f"'{self.name}' around 'heads' does not reach far pairs: put it into"
+                " the entries"
+            )
+        # its far logits come from `prepare`
+        far = {"prepare": prepare} if isinstance(core, FarPairs) else {}
         return self.altered(inner, rotate=rotate, **far), inner_layer
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
@@ -77,23 +110,36 @@ class Temperature(Wrapper):
         if self.rule == "inkling":
             return 1 + self.alpha * (n / self.floor).clamp(min=1).log()
         sharper: Tensor = self.scale[layer][:, None] * n.log()
-        return sharper + self.offset[layer][:, None] if self.rule == "mistral_large4" else sharper
+        return (
+            sharper + self.offset[layer][:, None]
+            if self.rule == "mistral_large4"
+            else sharper
+        )
 
 
 class ScaleInvariant(Wrapper):
-    """Scale-invariant attention around another encoding: far logits spread and fall, so that all ranges weigh alike.
+    """Scale-invariant attention around another encoding: far logits spread and fall, so
+    that all ranges weigh alike.
 
-        logits'_ij = logits_ij · sqrt(2 ln(r/tau + 1) + 1) - 2 ln(r/tau + 1),   r = |i - j|
+        logits'_ij = logits_ij · sqrt(2 ln(r/tau + 1) + 1) - 2 ln(r/tau + 1),
+        r = |i - j|
 
-    Source: Anson et al. (2025), arXiv:2505.17083, with its tau, around RoPE without its slow pairs (there p-RoPE).
-    Beyond training length: defined as far as the inner encoding is; far keys' total weight grows with ln T alone.
-    Checked against: plain loops of this equation, derived from the paper's two conditions; not from its printed form.
+    Source: Anson et al. (2025), arXiv:2505.17083, with its tau, around RoPE without its
+    slow pairs (there p-RoPE).
+    Beyond training length: defined as far as the inner encoding is; far keys' total
+    weight grows with ln T alone.
+    Checked against: plain loops of this equation, derived from the paper's two
+    conditions; not from its printed form.
     """
 
     adds = ("scores",)
 
     def __init__(
-        self, shape: Shape, inner: str = "p_rope", inner_options: dict[str, Any] = NO_OPTIONS, tau: Positive = 10.0
+        self,
+        shape: Shape,
+        inner: str = "p_rope",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        tau: Positive = 10.0,
     ) -> None:
         super().__init__(shape)
         self.tau = tau

@@ -1,7 +1,8 @@
 """Wrappers: encodings around other encodings.
 
-Hooks on the whole model (positions, input) are the wrapper's own and call those of the inner encodings. Hooks in a
-layer are those of the encoding that `at` returns: the inner one, perhaps with some hooks replaced (`Altered`).
+Hooks on the whole model (positions, input) are the wrapper's own and call those of the
+inner encodings. Hooks in a layer are those of the encoding that `at` returns: the inner
+one, perhaps with some hooks replaced (`Altered`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,26 @@ NO_OPTIONS: dict[str, Any] = {}
 class Altered(Encoding):
     """An inner encoding of one layer, with other hooks or a narrower window."""
 
-    def __init__(self, inner: Encoding, window: int | None, replaced: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        inner: Encoding,
+        window: int | None,
+        replaced: Mapping[str, Callable[..., Any]],
+    ) -> None:
         super().__init__(inner.shape)
         self.inner, self.name = inner, inner.name
-        self.core: Encoding = inner.core if isinstance(inner, Altered) else inner  # the encoding before any change
-        self.window = min((limit for limit in (window, inner.window) if limit is not None), default=None)
-        unchanged = {hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}}
-        vars(self).update(unchanged | dict(replaced), overridden=inner.hooks | replaced.keys())
+        # the encoding before any change
+        self.core: Encoding = inner.core if isinstance(inner, Altered) else inner
+        self.window = min(
+            (limit for limit in (window, inner.window) if limit is not None),
+            default=None,
+        )
+        unchanged = {
+            hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}
+        }
+        vars(self).update(
+            unchanged | dict(replaced), overridden=inner.hooks | replaced.keys()
+        )
 
     @property
     def logit_scale(self) -> float:
@@ -34,20 +48,31 @@ class Altered(Encoding):
 
 
 class Wrapper(Encoding):
-    """Base of the encodings around others. A subclass calls `wrap`, or `adopt`, at the end of its constructor."""
+    """Base of the encodings around others. A subclass calls `wrap`, or `adopt`, at the
+    end of its constructor.
+    """
 
     adds: tuple[str, ...] = ()  # its hooks in addition to those of the inner encodings
 
-    def wrap(self, inner: str, options: Mapping[str, Any], shape: Shape | None = None) -> None:
+    def wrap(
+        self, inner: str, options: Mapping[str, Any], shape: Shape | None = None
+    ) -> None:
         """Build the inner encoding, for another shape if one is given, and adopt it."""
-        self.adopt([build_inner(inner, shape or self.shape, options, "encoding.inner_options")])
+        self.adopt(
+            [build_inner(inner, shape or self.shape, options, "encoding.inner_options")]
+        )
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         """Take on the parameters and the limits of these encodings."""
         self.inners = nn.ModuleList(inners)
-        self.max_length = min((inner.max_length for inner in inners if inner.max_length is not None), default=None)
+        self.max_length = min(
+            (inner.max_length for inner in inners if inner.max_length is not None),
+            default=None,
+        )
         self.length_dependent = any(inner.length_dependent for inner in inners)
-        self.history = frozenset().union(self.history, *(inner.history for inner in inners))
+        self.history = frozenset().union(
+            self.history, *(inner.history for inner in inners)
+        )
         self.whole_positions = any(inner.whole_positions for inner in inners)
 
     def around(self, inners: Sequence[Encoding]) -> Self:
@@ -61,7 +86,9 @@ class Wrapper(Encoding):
 
     @property
     def hooks(self) -> frozenset[str]:
-        return frozenset(self.adds).union(*(inner.hooks for inner in self.inner_encodings))
+        return frozenset(self.adds).union(
+            *(inner.hooks for inner in self.inner_encodings)
+        )
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, inner_layer = self.within(layer)
@@ -72,8 +99,14 @@ class Wrapper(Encoding):
         return self.inner_encodings[which].at(layer.replace(tables=layer.tables[which]))
 
     def altered(self, inner: Encoding, **replaced: Callable[..., Any]) -> Encoding:
-        """Return the inner encoding of a layer with these hooks in place of its own, under the wrapper's window."""
-        return Altered(inner, self.window, replaced) if replaced or self.window is not None else inner
+        """Return the inner encoding of a layer with these hooks in place of its own,
+        under the wrapper's window.
+        """
+        return (
+            Altered(inner, self.window, replaced)
+            if replaced or self.window is not None
+            else inner
+        )
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
         """Return the lengths that an extension of the inner encoding uses."""
@@ -89,14 +122,19 @@ class Wrapper(Encoding):
         return min(inner.token_dim() for inner in self.inner_encodings)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        # The encoding that concatenates comes first: the others add to the width that it makes.
+        # The encoding that concatenates comes first: the others add to the width that
+        # it makes.
         for inner in sorted(self.inner_encodings, key=lambda inner: inner.token_dim()):
             x = inner.embed(x, positions, ids)
         return x
 
 
-def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -> Encoding:
-    """Build an encoding for a wrapper; an error names the full key of its options, such as encoding.inner_options."""
+def build_inner(
+    name: str, shape: Shape, options: Mapping[str, Any], key: str
+) -> Encoding:
+    """Build an encoding for a wrapper; an error names the full key of its options, such
+    as encoding.inner_options.
+    """
     try:
         return encodings.build(name, shape, options)
     except OptionError as error:
@@ -106,4 +144,9 @@ def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -
 def build_entry(entry: Mapping[str, Any], shape: Shape, key: str) -> Encoding:
     if not isinstance(name := entry.get("name"), str):
         raise UserError(f"{key} is {entry}: expected a name, such as {{name: rope}}")
-    return build_inner(name, shape, {option: value for option, value in entry.items() if option != "name"}, key)
+    return build_inner(
+        name,
+        shape,
+        {option: value for option, value in entry.items() if option != "name"},
+        key,
+    )

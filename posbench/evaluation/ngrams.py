@@ -1,23 +1,29 @@
-"""Two simple readers: n-gram models of the training tokens, and the best of them with a cache of the window's tokens.
+"""Two simple readers: n-gram models of the training tokens, and the best of them with a
+cache of the window's tokens.
 
-A scheme has learned if it beats the first, which reads one to four tokens. It is shown to use its context if it beats
-the second, which also knows what its window repeats.
+A scheme has learned if it beats the first, which reads one to four tokens. It is shown
+to use its context if it beats the second, which also knows what its window repeats.
 
     p_1(w)     = (c(w) + T / V) / (N + T)
-    p_n(w | h) = (c(hw) + T(h) p_{n-1}(w | h')) / (c(h) + T(h))        h: n - 1 tokens, h': h without its first
+    p_n(w | h) = (c(hw) + T(h) p_{n-1}(w | h')) / (c(h) + T(h))
+    h: n - 1 tokens, h': h without its first
 
-c(hw): how often w follows h. c(h): how often any token follows h. T(h): how many different tokens follow h. N: the
-number of tokens. T: the number of different tokens. V: the vocabulary size. If nothing follows h, p_n is p_{n-1}.
+c(hw): how often w follows h. c(h): how often any token follows h. T(h): how many
+different tokens follow h. N: the number of tokens. T: the number of different tokens.
+V: the vocabulary size. If nothing follows h, p_n is p_{n-1}.
 
     p(w)       = a p_n(w | h) + b c(w) / C + d c(vw) / c(v)
 
-In the cache c counts in the C tokens of context, and v is the last of them. If v does not occur earlier, c(w) / C
-replaces the last ratio. The weights a, b and d sum to one and maximise the likelihood of validation text.
+In the cache c counts in the C tokens of context, and v is the last of them. If v does
+not occur earlier, c(w) / C replaces the last ratio. The weights a, b and d sum to one
+and maximise the likelihood of validation text.
 
-Sources: Witten and Bell (1991), "The zero-frequency problem", IEEE Transactions on Information Theory 37(4), method C:
-a new token comes with probability T / (N + T). Interpolated as in Chen and Goodman (1998), "An empirical study of
-smoothing techniques for language modeling", TR-10-98. Kuhn and De Mori (1990), "A cache-based natural language model
-for speech recognition", IEEE Transactions on Pattern Analysis and Machine Intelligence 12(6).
+Sources: Witten and Bell (1991), "The zero-frequency problem", IEEE Transactions on
+Information Theory 37(4), method C: a new token comes with probability T / (N + T).
+Interpolated as in Chen and Goodman (1998), "An empirical study of smoothing techniques
+for language modeling", TR-10-98. Kuhn and De Mori (1990), "A cache-based natural
+language model for speech recognition", IEEE Transactions on Pattern Analysis and
+Machine Intelligence 12(6).
 """
 
 import dataclasses
@@ -31,23 +37,29 @@ from posbench.evaluation.protocols import Integers
 
 ORDERS = (1, 2, 3, 4, 5)
 COUNTED = 2**24  # at most so many training tokens are counted: the first ones
-WEIGHED = 2**13  # validation tokens, spread evenly, that choose the weights of the mixture
+# validation tokens, spread evenly, that choose the weights of the mixture
+WEIGHED = 2**13
 ROUNDS = 100  # rounds of expectation maximisation (Jelinek & Mercer, 1980)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NGrams:
-    """N-gram models of the tokens that a run was trained on. Only the contexts that are asked for are counted."""
+    """N-gram models of the tokens that a run was trained on. Only the contexts that are
+    asked for are counted.
+    """
 
     ids: NDArray[np.integer]  # token ids of the training text
-    spans: Integers  # (S, 2): first token and end of each part that the run was trained on
+    # (S, 2): first token and end of each part that the run was trained on
+    spans: Integers
     vocab_size: int
     _known: dict[bytes, tuple[int, Floats]] = dataclasses.field(default_factory=dict)
 
     def best(self, text: NDArray[np.integer], places: Integers) -> tuple[int, Floats]:
-        """Return the order, 2 or more, with the lowest mean nll on some tokens of a text, and its nats of each token.
+        """Return the order, 2 or more, with the lowest mean nll on some tokens of a
+        text, and its nats of each token.
 
-        `text`: token ids, the same in every call; `places`: (n,), the places of the tokens in the text.
+        `text`: token ids, the same in every call; `places`: (n,), the places of the
+        tokens in the text.
         """
         key = places.tobytes()  # curves score the same tokens at every length
         if key not in self._known:
@@ -57,27 +69,44 @@ class NGrams:
         return self._known[key]
 
     def nll(self, before: NDArray[np.integer], tokens: NDArray[np.integer]) -> Floats:
-        """Return the nats of each token, given the tokens before it: (5, n), a row per order.
+        """Return the nats of each token, given the tokens before it: (5, n), a row per
+        order.
 
-        `before`: (n, 4), the four tokens before each token, the nearest one last; `tokens`: (n,).
+        `before`: (n, 4), the four tokens before each token, the nearest one last;
+        `tokens`: (n,).
         """
         size, targets = self.vocab_size, tokens.astype(np.int64)
-        lengths = np.diff(np.minimum((self.spans[:, 1] - self.spans[:, 0]).cumsum(), COUNTED), prepend=0)
-        n_before = np.concatenate([np.arange(length) for length in lengths])  # tokens before it in its span
+        lengths = np.diff(
+            np.minimum((self.spans[:, 1] - self.spans[:, 0]).cumsum(), COUNTED),
+            prepend=0,
+        )
+        # tokens before it in its span
+        n_before = np.concatenate([np.arange(length) for length in lengths])
         places = np.repeat(self.spans[:, 0], lengths) + n_before
         unigrams = np.bincount(self.ids[places], minlength=size)
         n_different = np.count_nonzero(unigrams)
-        by_order: list[Floats] = [(unigrams[targets] + n_different / size) / (unigrams.sum() + n_different)]
-        # A context is the next shorter one with one more token in front. Its number is its place among the contexts
-        # that are asked for. Only tokens after these are counted, so that memory shrinks from order to order.
-        of_target, of_place = np.zeros(len(targets), np.int64), np.zeros(len(places), np.int64)
+        by_order: list[Floats] = [
+            (unigrams[targets] + n_different / size) / (unigrams.sum() + n_different)
+        ]
+        # A context is the next shorter one with one more token in front. Its number is
+        # its place among the contexts that are asked for. Only tokens after these are
+        # counted, so that memory shrinks from order to order.
+        of_target, of_place = (
+            np.zeros(len(targets), np.int64),
+            np.zeros(len(places), np.int64),
+        )
         for back in range(1, len(ORDERS)):
-            contexts, of_target = np.unique(of_target * size + before[:, -back].astype(np.int64), return_inverse=True)
+            contexts, of_target = np.unique(
+                of_target * size + before[:, -back].astype(np.int64),
+                return_inverse=True,
+            )
             mask = n_before >= back
             places, n_before, of_place = places[mask], n_before[mask], of_place[mask]
             index, mask = _find(contexts, of_place * size + self.ids[places - back])
             places, n_before, of_place = places[mask], n_before[mask], index[mask]
-            grams, counts = np.unique(of_place * size + self.ids[places], return_counts=True)
+            grams, counts = np.unique(
+                of_place * size + self.ids[places], return_counts=True
+            )
             totals = np.bincount(grams // size, counts, len(contexts))[of_target]
             kinds = np.bincount(grams // size, minlength=len(contexts))[of_target]
             index, occurs = _find(grams, of_target * size + targets)
@@ -88,7 +117,9 @@ class NGrams:
 
 
 def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-    """Return the index at which each item would stand in an ascending array, and whether it is there."""
+    """Return the index at which each item would stand in an ascending array, and
+    whether it is there.
+    """
     index = np.searchsorted(ascending, items)
     return index, np.append(ascending, -1)[index] == items
 
@@ -104,7 +135,8 @@ class CachedNGrams:
     def nll(self, places: Integers, context: Integers) -> Floats:
         """Return the nats (n,) of tokens of the text.
 
-        `places`: (n,), where they stand; `context`: (n,), the number of tokens before each in its window, at least one.
+        `places`: (n,), where they stand; `context`: (n,), the number of tokens before
+        each in its window, at least one.
         """
         order, of_ngrams = self.ngrams.best(self.text, places)
         parts = np.stack([np.exp(-of_ngrams), *self._caches[0].shares(places, context)])
@@ -112,10 +144,15 @@ class CachedNGrams:
         return -np.log(mixture)
 
     def _weights(self, order: int, context: int) -> Floats:
-        """Return the weights (3,) of an order, of the cached tokens and of the cached pairs, after `context` tokens."""
+        """Return the weights (3,) of an order, of the cached tokens and of the cached
+        pairs, after `context` tokens.
+        """
         places, by_order = self._weighed
         cache = self._caches[1].shares(places, np.minimum(places, context))
-        parts, weights = np.stack([np.exp(-by_order[order - 1]), *cache]), np.full(3, 1 / 3)
+        parts, weights = (
+            np.stack([np.exp(-by_order[order - 1]), *cache]),
+            np.full(3, 1 / 3),
+        )
         for _ in range(ROUNDS):
             likelihoods = weights[:, None] * parts
             weights = (likelihoods / likelihoods.sum(0)).mean(1)
@@ -123,13 +160,21 @@ class CachedNGrams:
 
     @functools.cached_property
     def _weighed(self) -> tuple[Integers, Floats]:
-        """Evenly spread places in the validation text, and the nats of their tokens by each order."""
-        places = np.unique(np.linspace(1, len(self.validation) - 1, WEIGHED).astype(np.int64))
-        return places, self.ngrams.nll(tokens_before(self.validation, places), self.validation[places])
+        """Evenly spread places in the validation text, and the nats of their tokens by
+        each order.
+        """
+        places = np.unique(
+            np.linspace(1, len(self.validation) - 1, WEIGHED).astype(np.int64)
+        )
+        return places, self.ngrams.nll(
+            tokens_before(self.validation, places), self.validation[places]
+        )
 
     @functools.cached_property
     def _caches(self) -> "tuple[_Cache, _Cache]":
-        return _Cache(self.text, self.ngrams.vocab_size), _Cache(self.validation, self.ngrams.vocab_size)
+        return _Cache(self.text, self.ngrams.vocab_size), _Cache(
+            self.validation, self.ngrams.vocab_size
+        )
 
 
 class _Cache:
@@ -138,25 +183,45 @@ class _Cache:
     def __init__(self, ids: NDArray[np.integer], vocab_size: int) -> None:
         text: Integers = ids.astype(np.int64)
         kinds = text, np.concatenate([[-1], text[:-1] * vocab_size + text[1:]])
-        self._kinds = [np.unique(kind, return_inverse=True)[1] * (len(text) + 1) for kind in kinds]
-        self._sorted = [np.sort(kinds + np.arange(len(text))) for kinds in self._kinds]  # by kind, then by place
+        self._kinds = [
+            np.unique(kind, return_inverse=True)[1] * (len(text) + 1) for kind in kinds
+        ]
+        # by kind, then by place
+        self._sorted = [np.sort(kinds + np.arange(len(text))) for kinds in self._kinds]
 
-    def _count(self, kind: int, places: Integers, first: Integers, end: Integers) -> Integers:
-        """Count the tokens (kind 0) or pairs (1) that end in `first` .. `end` - 1 and equal those at `places`."""
+    def _count(
+        self, kind: int, places: Integers, first: Integers, end: Integers
+    ) -> Integers:
+        """Count the tokens (kind 0) or pairs (1) that end in `first` .. `end` - 1 and
+        equal those at `places`.
+        """
         kinds, ascending = self._kinds[kind][places], self._sorted[kind]
-        return np.searchsorted(ascending, kinds + end) - np.searchsorted(ascending, kinds + first)
+        return np.searchsorted(ascending, kinds + end) - np.searchsorted(
+            ascending, kinds + first
+        )
 
     def shares(self, places: Integers, context: Integers) -> tuple[Floats, Floats]:
-        """Return each token's share of its context, and its share of the tokens there that follow its predecessor.
+        """Return each token's share of its context, and its share of the tokens there
+        that follow its predecessor.
 
-        Where the predecessor does not occur earlier in the context, the second share equals the first.
+        Where the predecessor does not occur earlier in the context, the second share
+        equals the first.
         """
         first, previous = places - context, places - 1
         share = self._count(0, places, first, places) / context
         n_after = self._count(0, previous, first, previous)
-        return share, np.where(n_after > 0, self._count(1, places, first + 1, places) / np.maximum(n_after, 1), share)
+        return share, np.where(
+            n_after > 0,
+            self._count(1, places, first + 1, places) / np.maximum(n_after, 1),
+            share,
+        )
 
 
 def tokens_before(text: NDArray[np.integer], places: Integers) -> NDArray[np.integer]:
-    """Return the four tokens before each place of a text, (n, 4). The first token stands for those before the text."""
-    return np.stack([text[np.maximum(places - back, 0)] for back in range(len(ORDERS) - 1, 0, -1)], 1)
+    """Return the four tokens before each place of a text, (n, 4). The first token
+    stands for those before the text.
+    """
+    return np.stack(
+        [text[np.maximum(places - back, 0)] for back in range(len(ORDERS) - 1, 0, -1)],
+        1,
+    )

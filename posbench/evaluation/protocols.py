@@ -1,15 +1,19 @@
-"""Which tokens are scored, and with how much context: the definition of every evaluation protocol.
+"""Which tokens are scored, and with how much context: the definition of every
+evaluation protocol.
 
-`fixed_target` (headline): the same target tokens at every context length C; a window of C tokens ends at its targets,
-so only the context differs. Differences between lengths are paired by target. Below the training length a block of
-targets is scored in parts, each at the end of its own window: every target has more than C / 2 tokens of context.
-`nonoverlap` (common in papers): a span of text is cut into windows of C tokens, and all C predictions are scored. Early
-tokens of a window have little context, so the perplexity falls with C for any encoding that merely does not break.
+`fixed_target` (headline): the same target tokens at every context length C; a window of
+C tokens ends at its targets, so only the context differs. Differences between lengths
+are paired by target. Below the training length a block of targets is scored in parts,
+each at the end of its own window: every target has more than C / 2 tokens of context.
+`nonoverlap` (common in papers): a span of text is cut into windows of C tokens, and all
+C predictions are scored. Early tokens of a window have little context, so the
+perplexity falls with C for any encoding that merely does not break.
 
-A window reads C tokens and makes C predictions, the i-th (from 0) with i + 1 tokens of context. Blocks of targets are
-dealt to documents in turn: a long document gets more blocks than another only if the other has no text left. Intervals
-are over documents, and evenly dealt blocks make the most of them. Source: Press et al. (2021), arXiv:2108.12409,
-section 2 and appendix B for the early-token effect.
+A window reads C tokens and makes C predictions, the i-th (from 0) with i + 1 tokens of
+context. Blocks of targets are dealt to documents in turn: a long document gets more
+blocks than another only if the other has no text left. Intervals are over documents,
+and evenly dealt blocks make the most of them. Source: Press et al. (2021),
+arXiv:2108.12409, section 2 and appendix B for the early-token effect.
 """
 
 import dataclasses
@@ -30,13 +34,17 @@ MIN_BLOCKS = 8  # fewer blocks say nothing about uncertainty: the row is `too_sh
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows:
-    """Windows of one size: each reads `length` tokens and scores its last `scored` predictions."""
+    """Windows of one size: each reads `length` tokens and scores its last `scored`
+    predictions.
+    """
 
     length: int
     scored: int
     starts: Integers  # the first token of each window, as an index of the split's ids
-    blocks: Integers  # the number, from 0 on, of the block that each window's targets belong to
-    documents: Boundaries  # doc: no window crosses a document's end; concat: windows may
+    # the number, from 0 on, of the block that each window's targets belong to
+    blocks: Integers
+    # doc: no window crosses a document's end; concat: windows may
+    documents: Boundaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +57,17 @@ class Targets:
     n_blocks: int
 
     def sha256(self, split: TokenSplit) -> str:
-        """Return the digest of the scored tokens and of the blocks they form; rows that share it are paired."""
+        """Return the digest of the scored tokens and of the blocks they form; rows that
+        share it are paired.
+        """
         order = np.argsort(self.indices)
         indices = self.indices[order]
         digest = hashlib.sha256()
-        for part in (indices, self.blocks[order], np.asarray(split.ids[indices], dtype=np.int64)):
+        for part in (
+            indices,
+            self.blocks[order],
+            np.asarray(split.ids[indices], dtype=np.int64),
+        ):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
@@ -79,48 +93,75 @@ def plan(
     longest: int = 1,
     train_length: int = 1,
 ) -> dict[int, Windows]:
-    """Return the windows of a protocol for every length for which the text has `MIN_BLOCKS` blocks.
+    """Return the windows of a protocol for every length for which the text has
+    `MIN_BLOCKS` blocks.
 
-    The targets are chosen for the longest length that the text allows, so that all lengths score the same tokens. That
-    length is one of `lengths`, `longest`, or one of the halvings of `longest`. The targets depend on nothing but the
-    text and these arguments: every run is scored on the same ones.
+    The targets are chosen for the longest length that the text allows, so that all
+    lengths score the same tokens. That length is one of `lengths`, `longest`, or one of
+    the halvings of `longest`. The targets depend on nothing but the text and these
+    arguments: every run is scored on the same ones.
 
     Args:
         protocol: fixed_target or nonoverlap.
         lengths: context lengths in tokens, ascending.
         targets: target tokens per block of `fixed_target`.
-        blocks: blocks wanted. `nonoverlap` takes a quarter as many spans, each as long as the longest length.
-        documents: doc, concat, or auto, which is doc if that gives enough blocks at the longest length, else concat.
+        blocks: blocks wanted. `nonoverlap` takes a quarter as many spans, each as long
+            as the longest length.
+        documents: doc, concat, or auto, which is doc if that gives enough blocks at the
+            longest length, else concat.
         longest: a length that the targets should allow, even if it is not evaluated.
-        train_length: in tokens; shorter windows of `fixed_target` score a part of a block.
+        train_length: in tokens; shorter windows of `fixed_target` score a part of a
+            block.
     """
-    choices: list[Boundaries] = ["doc", "concat"] if documents == "auto" else [documents]  # type: ignore[list-item]
+    choices: list[Boundaries] = ["doc", "concat"]
+    if documents != "auto":
+        choices = [documents]  # type: ignore[list-item]
     halvings = {longest >> times for times in range(longest.bit_length())}
-    for reach in sorted((c for c in {*lengths, *halvings} if c >= train_length), reverse=True):
+    for reach in sorted(
+        (c for c in {*lengths, *halvings} if c >= train_length), reverse=True
+    ):
         for boundaries in choices:
-            edges = np.asarray(split.starts)[[0, -1] if boundaries == "concat" else slice(None)].tolist()
-            ends = list(itertools.pairwise(edges))  # stretches of text that no window may leave
-            if protocol == "fixed_target":  # disjoint blocks, with the longest context before them
-                places = [np.arange(first + reach - targets + 1, end - targets + 1, targets) for first, end in ends]
+            edges = np.asarray(split.starts)[
+                [0, -1] if boundaries == "concat" else slice(None)
+            ].tolist()
+            # stretches of text that no window may leave
+            ends = list(itertools.pairwise(edges))
+            # disjoint blocks, with the longest context before them
+            if protocol == "fixed_target":
+                places = [
+                    np.arange(first + reach - targets + 1, end - targets + 1, targets)
+                    for first, end in ends
+                ]
                 firsts = _dealt_places(places, blocks)
             else:  # disjoint spans of inputs; the token after a span is a target, too
-                places = [np.arange(first + 1, end - reach + 1, reach) for first, end in ends]
+                places = [
+                    np.arange(first + 1, end - reach + 1, reach) for first, end in ends
+                ]
                 firsts = _dealt_places(places, max(MIN_BLOCKS, blocks // 4))
             if len(firsts) < MIN_BLOCKS:
                 continue
             possible = [length for length in lengths if length <= reach]
             if protocol == "nonoverlap":
-                return {n: _windows(firsts, n, reach // n * n, n, boundaries) for n in possible}
-            scored = {n: targets if n >= train_length else _part_size(targets, n) for n in possible}
-            return {n: _windows(firsts, n, targets, scored[n], boundaries) for n in possible}
+                return {
+                    n: _windows(firsts, n, reach // n * n, n, boundaries)
+                    for n in possible
+                }
+            scored = {
+                n: targets if n >= train_length else _part_size(targets, n)
+                for n in possible
+            }
+            return {
+                n: _windows(firsts, n, targets, scored[n], boundaries) for n in possible
+            }
     return {}
 
 
 def _dealt_places(candidates: list[Integers], count: int) -> Integers:
-    """Return `count` of the candidates: stretches of text take turns, and the places within each are spread evenly.
+    """Return `count` of the candidates: stretches of text take turns, and the places
+    within each are spread evenly.
 
-    Each stretch gets the same number, or all that it has. If the last round is too small for all stretches, it goes to
-    some that are spread evenly over the text.
+    Each stretch gets the same number, or all that it has. If the last round is too
+    small for all stretches, it goes to some that are spread evenly over the text.
     """
     candidates = [places for places in candidates if len(places)]
     sizes = np.array([len(places) for places in candidates], dtype=np.int64)
@@ -132,7 +173,12 @@ def _dealt_places(candidates: list[Integers], count: int) -> Integers:
     shares = np.minimum(sizes, rounds)
     larger = np.flatnonzero(sizes > rounds)
     shares[larger[_spread(len(larger), count - int(shares.sum()))]] += 1
-    return np.concatenate([places[_spread(len(places), int(n))] for places, n in zip(candidates, shares, strict=True)])
+    return np.concatenate(
+        [
+            places[_spread(len(places), int(n))]
+            for places, n in zip(candidates, shares, strict=True)
+        ]
+    )
 
 
 def _spread(n: int, count: int) -> Integers:
@@ -141,11 +187,27 @@ def _spread(n: int, count: int) -> Integers:
 
 
 def _part_size(targets: int, length: int) -> int:
-    """Return how many targets a short window scores: the highest divisor of a block within half of the window."""
-    return next(part for part in range(min(targets, max(1, length // 2)), 0, -1) if targets % part == 0)
+    """Return how many targets a short window scores: the highest divisor of a block
+    within half of the window.
+    """
+    return next(
+        part
+        for part in range(min(targets, max(1, length // 2)), 0, -1)
+        if targets % part == 0
+    )
 
 
-def _windows(firsts: Integers, length: int, targets: int, scored: int, boundaries: Boundaries) -> Windows:
-    """Return windows that score blocks of `targets` tokens, `scored` at a time, given the first token of each block."""
+def _windows(
+    firsts: Integers, length: int, targets: int, scored: int, boundaries: Boundaries
+) -> Windows:
+    """Return windows that score blocks of `targets` tokens, `scored` at a time, given
+    the first token of each block.
+    """
     ends = (firsts[:, None] + np.arange(scored, targets + 1, scored)).ravel()
-    return Windows(length, scored, ends - 1 - length, np.repeat(np.arange(len(firsts)), targets // scored), boundaries)
+    return Windows(
+        length,
+        scored,
+        ends - 1 - length,
+        np.repeat(np.arange(len(firsts)), targets // scored),
+        boundaries,
+    )

@@ -1,1 +1,3 @@
-"""Models of HuggingFace's transformers: evaluation of models trained elsewhere, and export of posbench's."""
+"""Models of HuggingFace's transformers: evaluation of models trained elsewhere, and
+export of posbench's.
+"""

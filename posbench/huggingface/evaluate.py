@@ -1,4 +1,6 @@
-"""Evaluate a HuggingFace model from a folder or the hub; the results are a folder like a run's."""
+"""Evaluate a HuggingFace model from a folder or the hub; the results are a folder like
+a run's.
+"""
 
 import dataclasses
 import json
@@ -12,8 +14,22 @@ import torch
 
 from posbench import machine
 from posbench.config import compose, schema
-from posbench.config.overrides import KEYS, LENGTH, OF_A_FINISHED_RUN, WORDS, by_key, read, unknown_key
-from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig, ReadingConfig
+from posbench.config.overrides import (
+    KEYS,
+    LENGTH,
+    OF_A_FINISHED_RUN,
+    WORDS,
+    by_key,
+    read,
+    unknown_key,
+)
+from posbench.config.schema import (
+    Config,
+    DataConfig,
+    EncodingConfig,
+    EvaluationConfig,
+    ReadingConfig,
+)
 from posbench.config.shipped import GROUPS
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
@@ -23,7 +39,15 @@ from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
 from posbench.evaluation.plan import check_settings, lengths_of
-from posbench.huggingface.load import TESTED, Source, find, library_errors, load, position_of, transformers
+from posbench.huggingface.load import (
+    TESTED,
+    Source,
+    find,
+    library_errors,
+    load,
+    position_of,
+    transformers,
+)
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run import TOKENIZER
 from posbench.run.rows import every_row
@@ -38,7 +62,9 @@ RATIOS = (1.0, 2.0, 4.0)  # default lengths, as multiples of the training length
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
-    """Evaluate models, folders or names on the hub, one after the other, and print their curves."""
+    """Evaluate models, folders or names on the hub, one after the other, and print
+    their curves.
+    """
     console.log_to_terminal()
     machine.keep_freed_memory()
     for word in words:
@@ -46,137 +72,297 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
 
 
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int]]:
-    """Compute the missing rows of one model; return its folder of results, the split of the text, and the lengths."""
+    """Compute the missing rows of one model; return its folder of results, the split of
+    the text, and the lengths.
+    """
     source = find(word)
     settings, bos = parse_words(source, overrides)
     sections = sections_of(source, source.config, settings.data, bos)
     training = schema.TrainingElsewhere(settings.training.train_length)
-    as_reported = dataclasses.replace(settings.evaluation, split="test")  # another split counts while there is no test
-    config = schema.TrainedElsewhere(study=STUDY, training=training, evaluation=as_reported, **sections)
+    # another split counts while there is no test
+    as_reported = dataclasses.replace(settings.evaluation, split="test")
+    config = schema.TrainedElsewhere(
+        study=STUDY, training=training, evaluation=as_reported, **sections
+    )
     device = machine.current(machine.resolve(settings.runtime.device))
     threads = machine.set_threads(settings.runtime.threads)
-    subject = subject_of(source, config, precision_of(source, settings.evaluation, device), device)
+    subject = subject_of(
+        source, config, precision_of(source, settings.evaluation, device), device
+    )
     tokens = text_of(config, settings.runtime.cache)
     folder = Path(settings.runtime.outputs) / STUDY / config.id
-    with Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run, signals_as_errors():
+    with (
+        Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run,
+        signals_as_errors(),
+    ):
         run.begin_attempt(device=str(device), dtype=subject.precision, threads=threads)
-        old_digest, digest = (run.record["data"] or {}).get("sha256"), tokens.record["sha256"]
+        old_digest, digest = (
+            (run.record["data"] or {}).get("sha256"),
+            tokens.record["sha256"],
+        )
         if old_digest not in (None, digest):
-            raise UserError(f"{folder} has results on another text: restore that, or name the new one: data.name=NAME")
+            raise UserError(
+                f"{folder} has results on another text: restore that, or name the new"
+                " one: data.name=NAME"
+            )
         record(run, subject, tokens, config.reading)
         if not evaluate_into(run, subject, tokens, settings.evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
         run.finish("done")
-    return folder, settings.evaluation.split, lengths_of(settings.evaluation, settings.training.train_length)
+    return (
+        folder,
+        settings.evaluation.split,
+        lengths_of(settings.evaluation, settings.training.train_length),
+    )
 
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
-    """Return the configuration in the words (its data, train_length, evaluation and runtime are used), and `bos`."""
+    """Return the configuration in the words (its data, train_length, evaluation and
+    runtime are used), and `bos`.
+    """
     settings = by_key(words, WORDS | OF_A_FINISHED_RUN)
-    length, bos = read(settings.pop("train_length", str(source.train_length))), settings.pop("bos", None)
+    length, bos = (
+        read(settings.pop("train_length", str(source.train_length))),
+        settings.pop("bos", None),
+    )
     for key in settings:
         if key not in (LENGTH, *KEYS, *GROUPS):
             raise unknown_key(key, [*KEYS], (*WORDS, "train_length", "bos"))
-        of_the_text = key.partition(".")[0] == "data" and key not in ("data.tokenizer", "data.vocab_size")
-        if not of_the_text and key not in (*OF_A_FINISHED_RUN.values(), "runtime.outputs", "runtime.cache"):
-            raise UserError(f"{key} cannot be set for a HuggingFace model: it has its own value, or needs none")
+        of_the_text = key.partition(".")[0] == "data" and key not in (
+            "data.tokenizer",
+            "data.vocab_size",
+        )
+        if not of_the_text and key not in (
+            *OF_A_FINISHED_RUN.values(),
+            "runtime.outputs",
+            "runtime.cache",
+        ):
+            raise UserError(
+                f"{key} cannot be set for a HuggingFace model: it has its own value, or"
+                " needs none"
+            )
     if type(length) is not int or length < 2:
-        raise UserError(f"{source.origin}: expected train_length=N, its training length in tokens, not {length}")
-    defaults = {"tracking": "none", "evaluation.longest": RATIOS[-1], "training.train_length": length}
-    defaults |= {"training.tokens": length, "training.batch_size": 1, "training.accumulation": 1}
-    defaults |= {"evaluation.targets": min(length, compose.single(["tracking=none"]).evaluation.targets)}
+        raise UserError(
+            f"{source.origin}: expected train_length=N, its training length in tokens,"
+            f" not {length}"
+        )
+    defaults = {
+        "tracking": "none",
+        "evaluation.longest": RATIOS[-1],
+        "training.train_length": length,
+    }
+    defaults |= {
+        "training.tokens": length,
+        "training.batch_size": 1,
+        "training.accumulation": 1,
+    }
+    defaults |= {
+        "evaluation.targets": min(
+            length, compose.single(["tracking=none"]).evaluation.targets
+        )
+    }
     if not {"evaluation.length", "evaluation.ratios"} & settings.keys():
         defaults["evaluation.ratios"] = list(RATIOS)
-    return compose.single([f"{key}={text}" for key, text in (defaults | settings).items()]), bos
+    return (
+        compose.single(
+            [f"{key}={text}" for key, text in (defaults | settings).items()]
+        ),
+        bos,
+    )
 
 
-def sections_of(source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None) -> dict[str, Any]:
-    """Return a result folder's sections on the model and its text; `config`: the model's own, or an extended one."""
+def sections_of(
+    source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None
+) -> dict[str, Any]:
+    """Return a result folder's sections on the model and its text; `config`: the
+    model's own, or an extended one.
+    """
     position, config = position_of(config), config.get_text_config()
     options = {"parameters": config.rope_parameters} if position == "rope" else {}
-    location = os.path.normpath(source.origin) if source.revision is None else source.origin
-    sizes = (config.num_hidden_layers, getattr(config, "num_attention_heads", None), config.hidden_size)
+    location = (
+        os.path.normpath(source.origin) if source.revision is None else source.origin
+    )
+    sizes = (
+        config.num_hidden_layers,
+        getattr(config, "num_attention_heads", None),
+        config.hidden_size,
+    )
     return {
         "encoding": EncodingConfig(name or position, json.loads(json.dumps(options))),
-        "model": schema.ModelElsewhere(source.name, location, source.revision, source.sha256(), source.kind, *sizes),
+        "model": schema.ModelElsewhere(
+            source.name, location, source.revision, source.sha256(), source.kind, *sizes
+        ),
         "reading": reading_of(source, bos),
-        "data": dataclasses.replace(text, tokenizer=str(source.folder / TOKENIZER), vocab_size=int(config.vocab_size)),
+        "data": dataclasses.replace(
+            text,
+            tokenizer=str(source.folder / TOKENIZER),
+            vocab_size=int(config.vocab_size),
+        ),
     }
 
 
 def reading_of(source: Source, bos: Any) -> ReadingConfig:
-    """Return the token before each document, and whether it also begins every window: `bos` decides, or the tokenizer.
+    """Return the token before each document, and whether it also begins every window:
+    `bos` decides, or the tokenizer.
 
-    The tokenizer names that token if it puts one before a text; else it is the configuration's begin or end token.
+    The tokenizer names that token if it puts one before a text; else it is the
+    configuration's begin or end token.
     """
     if bos not in (None, "document", "window"):
         raise UserError(f"bos is {bos}: expected bos=document or bos=window")
     with library_errors(f"{source.folder / TOKENIZER} is not a tokenizer.json"):
         tokenizer = tokenizers.Tokenizer.from_file(str(source.folder / TOKENIZER))
-    plain_ids, ids = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    plain_ids, ids = (
+        tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True)
+    )
     if ids[:1] != plain_ids[:1]:
         return ReadingConfig(ids[0], bos != "document")
     config = source.config.get_text_config()
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = (
+        config.eos_token_id
+        if isinstance(config.eos_token_id, list)
+        else [config.eos_token_id]
+    )
     for token in (getattr(config, "bos_token_id", None), *ends[:1]):
-        if type(token) is int and token < config.vocab_size and tokenizer.id_to_token(token) is not None:
+        if (
+            type(token) is int
+            and token < config.vocab_size
+            and tokenizer.id_to_token(token) is not None
+        ):
             return ReadingConfig(token, bos == "window")
-    raise UserError(f"{source.folder}: its tokenizer has no token for bos_token_id or eos_token_id")
+    raise UserError(
+        f"{source.folder}: its tokenizer has no token for bos_token_id or eos_token_id"
+    )
 
 
-def precision_of(source: Source, settings: EvaluationConfig, device: torch.device) -> str:
-    """Return the requested precision; `auto` is that of the weights if the device computes fast in it, else fp32."""
+def precision_of(
+    source: Source, settings: EvaluationConfig, device: torch.device
+) -> str:
+    """Return the requested precision; `auto` is that of the weights if the device
+    computes fast in it, else fp32.
+    """
     if settings.precision != "auto":
         return settings.precision
-    fast = {"bf16": machine.bf16_is_fast(device), "fp16": device.type == "cuda", "fp32": True}
+    fast = {
+        "bf16": machine.bf16_is_fast(device),
+        "fp16": device.type == "cuda",
+        "fp32": True,
+    }
     # BLOOM's biases would be rounded too, so that far positions collide.
-    return source.precision if fast[source.precision] and source.kind != "bloom" else "fp32"
+    return (
+        source.precision
+        if fast[source.precision] and source.kind != "bloom"
+        else "fp32"
+    )
 
 
-def subject_of(source: Source, config: Any, precision: str, device: torch.device) -> HuggingFaceModel:
-    """Return the model as it is evaluated; UserError if it is not causal, or a probe or extension is mistyped."""
+def subject_of(
+    source: Source, config: Any, precision: str, device: torch.device
+) -> HuggingFaceModel:
+    """Return the model as it is evaluated; UserError if it is not causal, or a probe or
+    extension is mistyped.
+    """
     length, settings = config.training.train_length, config.evaluation
-    with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
+    with machine.out_of_memory_as_failure(
+        "a smaller model, or another evaluation.precision,"
+    ):
         model = load(source.folder, source.config, precision).to(device)
         first_token = config.reading.separator if config.reading.first else None
         subject = HuggingFaceModel(model, source.name, length, precision, first_token)
         subject.refuse_not_causal()
-    check_settings(settings, length, lambda text, longer: subject.varied(Variant(extension=text), longer))
+    check_settings(
+        settings,
+        length,
+        lambda text, longer: subject.varied(Variant(extension=text), longer),
+    )
     return subject
 
 
 def text_of(config: Any, cache: str | None) -> Tokens:
-    """Return the text as the model's tokens; UserError if the model's table has no row for one of them."""
+    """Return the text as the model's tokens; UserError if the model's table has no row
+    for one of them.
+    """
     with signals_as_errors():
         tokens = data.prepare(config.data, cache, config.reading.separator)
-    highest = max(int(split.ids.max(initial=0)) for split in (tokens.train, tokens.validation, tokens.test))
+    highest = max(
+        int(split.ids.max(initial=0))
+        for split in (tokens.train, tokens.validation, tokens.test)
+    )
     if highest >= (rows := config.data.vocab_size):
-        raise UserError(f"the tokenizer belongs to another model: it gives id {highest:,}, its table has {rows:,} rows")
+        raise UserError(
+            f"the tokenizer belongs to another model: it gives id {highest:,}, its"
+            f" table has {rows:,} rows"
+        )
     return tokens
 
 
-def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
-    """Record in `run.json`, and log, the text, the tokenizer, the model's size, and whether its kind is tested."""
-    kind, version, total = subject.model.config.model_type, transformers().__version__, subject.model.num_parameters()
-    level, text = "tested" if kind in TESTED else "untested", tokens.tokenizer.decode([reading.separator])
-    begin = {"id": reading.separator, "text": text, "first_in_every_window": reading.first}
+def record(
+    run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig
+) -> None:
+    """Record in `run.json`, and log, the text, the tokenizer, the model's size, and
+    whether its kind is tested.
+    """
+    kind, version, total = (
+        subject.model.config.model_type,
+        transformers().__version__,
+        subject.model.num_parameters(),
+    )
+    level, text = (
+        "tested" if kind in TESTED else "untested",
+        tokens.tokenizer.decode([reading.separator]),
+    )
+    begin = {
+        "id": reading.separator,
+        "text": text,
+        "first_in_every_window": reading.first,
+    }
     run.update(
         data={**tokens.record, "separator": begin},
         tokenizer_sha256=tokens.tokenizer.sha256,
         parameters={**run.record["parameters"], "total": total},
         support={"level": level, "transformers": version},
     )
-    summary = f"{kind} with transformers {version}: {level}, {total:,} parameters in {subject.precision}"
-    logger.info("%s; before documents%s: %r", summary, " and in every window" if reading.first else "", text)
+    summary = (
+        f"{kind} with transformers {version}: {level}, {total:,} parameters in"
+        f" {subject.precision}"
+    )
+    logger.info(
+        "%s; before documents%s: %r",
+        summary,
+        " and in every window" if reading.first else "",
+        text,
+    )
 
 
 def evaluate_into(
-    run: Run, subject: HuggingFaceModel, tokens: Tokens, settings: EvaluationConfig, step: int = 0, n: int | None = None
+    run: Run,
+    subject: HuggingFaceModel,
+    tokens: Tokens,
+    settings: EvaluationConfig,
+    step: int = 0,
+    n: int | None = None,
 ) -> int:
-    """Evaluate a model after `step` updates and `n` tokens, write the rows to its folder, and return their number."""
-    text: Any = {"split": getattr(tokens, settings.split), "token_bytes": tokens.tokenizer.token_bytes}
-    text |= {"tokenizer": tokens.tokenizer, "settings": settings, "checkpoint_step": step, "tokens": n}
-    evaluation = Evaluation(subject=subject, dtype=subject.precision, device=subject.model.device, **text)
+    """Evaluate a model after `step` updates and `n` tokens, write the rows to its
+    folder, and return their number.
+    """
+    text: Any = {
+        "split": getattr(tokens, settings.split),
+        "token_bytes": tokens.tokenizer.token_bytes,
+    }
+    text |= {
+        "tokenizer": tokens.tokenizer,
+        "settings": settings,
+        "checkpoint_step": step,
+        "tokens": n,
+    }
+    evaluation = Evaluation(
+        subject=subject, dtype=subject.precision, device=subject.model.device, **text
+    )
     n_rows = rows_into(run, evaluation, every_row(run.folder))
-    run.update(peak_memory_bytes=max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.model.device)))
+    run.update(
+        peak_memory_bytes=max(
+            run.record["peak_memory_bytes"] or 0,
+            machine.peak_memory(subject.model.device),
+        )
+    )
     return n_rows

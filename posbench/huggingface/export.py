@@ -5,7 +5,8 @@
     layernorm + gelu    rotary, none             GPT-NeoX
     any                 any, with code=true      posbench's own class, which `modeling_posbench.py` imports
 
-The folder is written under a temporary name, read again, compared and renamed: it is equal to the run, or absent.
+The folder is written under a temporary name, read again, compared and renamed: it is
+equal to the run, or absent.
 """
 
 import json
@@ -35,13 +36,22 @@ from posbench.run.run import load_config, versions
 from posbench.tasks.base import SEPARATOR
 
 PARITY = "posbench_parity.json"
-LIMIT = 1e-5  # the largest accepted difference of logits, as a share of the largest logit
+# the largest accepted difference of logits, as a share of the largest logit
+LIMIT = 1e-5
 SHORT = 16  # tokens; rounding is small up to here
-_ROUNDING = 2.0**-24  # of fp32, in which transformers computes angles: above 167 tokens it decides the limit
-_MOST_LOGITS, _MOST_TOKENS = 2**27, 2**13  # in a comparison, which holds two models and T x T attention scores
-_TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
-_FOLLOW_LENGTH = ("longrope", "dynamic_ntk")  # no cache: its keys would have the frequencies of a shorter input
-_NO_CACHE = " Its frequencies follow the input's length: `use_cache` is false. Load it anew for a shorter input."
+# of fp32, in which transformers computes angles: above 167 tokens it decides the limit
+_ROUNDING = 2.0**-24
+# in a comparison, which holds two models and T x T attention scores
+_MOST_LOGITS, _MOST_TOKENS = 2**27, 2**13
+_TEXT = (
+    "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
+)
+# no cache: its keys would have the frequencies of a shorter input
+_FOLLOW_LENGTH = ("longrope", "dynamic_ntk")
+_NO_CACHE = (
+    " Its frequencies follow the input's length: `use_cache` is false. Load it anew for"
+    " a shorter input."
+)
 _USE = f"""
 ```python
 import torch
@@ -55,70 +65,139 @@ logits = model(ids).logits
 
 In training `{SEPARATOR}` began every document. The tokenizer does not add it: put its id first yourself, as above.
 Generation also ends at this id."""
-# The encoding `none` in architectures that have only rotary encodings: no pair of channels turns.
-_NO_POSITIONS = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.0}
+# The encoding `none` in architectures that have only rotary encodings: no pair of
+# channels turns.
+_NO_POSITIONS = {
+    "rope_type": "proportional",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.0,
+}
 
-Agreements = list[dict[str, float]]  # one per length: `length`, `difference` of logits, `largest_logit`, `limit`
-Exported = tuple[dict[str, Any], dict[str, Tensor]]  # a model in transformers' terms: its configuration and weights
+# one per length: `length`, `difference` of logits, `largest_logit`, `limit`
+Agreements = list[dict[str, float]]
+# a model in transformers' terms: its configuration and weights
+Exported = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def export(run: Path, folder: Path, code: bool = False) -> str:
-    """Write a run's newest model into a new folder; return a line that says how far its logits are from the run's.
+    """Write a run's newest model into a new folder; return a line that says how far its
+    logits are from the run's.
 
-    `code`: whether to use posbench's own class, which has any encoding, instead of a stock architecture.
+    `code`: whether to use posbench's own class, which has any encoding, instead of a
+    stock architecture.
     """
     config, tokenizer, _ = load_config(run), tokenizer_of(run), transformers()
-    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
+    if folder.is_symlink() or (
+        folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    ):
         raise UserError(f"{folder} exists: expected a new folder or an empty one")
     if code and config.encoding.file:
-        raise UserError(f"code=true exports posbench's own encodings, this one is in a file: {config.encoding.file}")
+        raise UserError(
+            "code=true exports posbench's own encodings, this one is in a file:"
+            f" {config.encoding.file}"
+        )
     trained = checkpoint.trained(run)
     model = model_of(run, config, tokenizer)
     if code:
-        from posbench.huggingface import modeling  # not at the top: it imports transformers
+        # not at the top: it imports transformers
+        from posbench.huggingface import modeling
 
         settings = modeling.settings_of(config, tokenizer.texts)
-        tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
+        tensors = {
+            f"model.{name}": tensor.contiguous()
+            for name, tensor in model.state_dict().items()
+        }
     else:
         settings, tensors = stock(model, config)
     length, longest = config.training.train_length, model.encoding.max_length
-    with files.atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as new:
+    with files.atomic_folder(
+        folder, sum(tensor.nbytes for tensor in tensors.values())
+    ) as new:
         _write(new, settings, tensors, tokenizer, length)
         if code:
             (new / modeling.FILE).write_text(modeling.IMPORT)
-        lengths = [min(tokens, longest or tokens) for tokens in (1, SHORT, length, 2 * length, 4 * length)]
+        lengths = [
+            min(tokens, longest or tokens)
+            for tokens in (1, SHORT, length, 2 * length, 4 * length)
+        ]
         agreements = compare(new, model, tokenizer.vocab_size, lengths)
         their_tokenizer = transformers().AutoTokenizer.from_pretrained(new)
-        example = " ".join(tokenizer.texts[1:4]) if config.data.task else "Some text"  # a task has no other words
+        # a task has no other words
+        example = " ".join(tokenizer.texts[1:4]) if config.data.task else "Some text"
         text = example if config.data.task else _TEXT
         if their_tokenizer(text)["input_ids"] != tokenizer.encode([text])[0].tolist():
-            raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing is written")
+            raise UserError(
+                "transformers splits a text into other tokens than the run's tokenizer;"
+                " nothing is written"
+            )
         (architecture,) = settings["architectures"]
         about = (
-            f"A small GPT, trained at {length:,} tokens of `{config.data.dataset or config.data.name}` by posbench, as "
-            f"`{architecture}`, after {trained.step:,} of {config.training.steps:,} updates. It is for measuring, not "
+            f"A small GPT, trained at {length:,} tokens of"
+            f" `{config.data.dataset or config.data.name}` by posbench, as "
+            f"`{architecture}`, after {trained.step:,} of {config.training.steps:,}"
+            " updates. It is for measuring, not "
             f"for use.{modeling.REMARK if code else '' if settings['use_cache'] else _NO_CACHE}"
         )
-        use = _USE.replace("float32)", "float32, trust_remote_code=True)") if code else _USE
-        facts = {"architecture": architecture, "step": trained.step, "train_length": length}
-        write_card(new, run, config, f"{about}\n{use.replace('Some text', example)}", agreements, **facts)
-    return f"{folder}: logits as the run's within {worst(agreements):.1e} of the largest, at {len(agreements)} lengths"
+        use = (
+            _USE.replace("float32)", "float32, trust_remote_code=True)")
+            if code
+            else _USE
+        )
+        facts = {
+            "architecture": architecture,
+            "step": trained.step,
+            "train_length": length,
+        }
+        write_card(
+            new,
+            run,
+            config,
+            f"{about}\n{use.replace('Some text', example)}",
+            agreements,
+            **facts,
+        )
+    return (
+        f"{folder}: logits as the run's within {worst(agreements):.1e} of the largest,"
+        f" at {len(agreements)} lengths"
+    )
 
 
 def stock(model: GPT, config: Config) -> Exported:
-    """Return a trained model in the stock architecture that computes the same; UserError says why there is none."""
+    """Return a trained model in the stock architecture that computes the same;
+    UserError says why there is none.
+    """
     name, block = model.encoding.name, (config.model.norm, config.model.mlp)
-    kind = {("rmsnorm", "swiglu"): "llama", ("layernorm", "gelu"): "gpt_neox"}.get(block)
+    kind = {("rmsnorm", "swiglu"): "llama", ("layernorm", "gelu"): "gpt_neox"}.get(
+        block
+    )
     for wrong, reason in (
-        (kind is None, f"model.norm={block[0]} with model.mlp={block[1]}: expected model=llama or model=gpt"),
-        (not encodings.architectures(model.encoding), f"'{name}': expected 'rope' and its family, or 'none'"),
-        (model.window is not None, f"model.attention.window={model.window}: expected null"),
+        (
+            kind is None,
+            (
+                f"model.norm={block[0]} with model.mlp={block[1]}: expected model=llama"
+                " or model=gpt"
+            ),
+        ),
+        (
+            not encodings.architectures(model.encoding),
+            f"'{name}': expected 'rope' and its family, or 'none'",
+        ),
+        (
+            model.window is not None,
+            f"model.attention.window={model.window}: expected null",
+        ),
         (config.model.d_ff == 0, "model.d_ff=0: expected null, or a number from 1 on"),
         (config.model.qk_norm, "model.qk_norm=true: expected false"),
-        (config.model.n_kv_heads is not None, f"model.n_kv_heads={config.model.n_kv_heads}: expected null"),
+        (
+            config.model.n_kv_heads is not None,
+            f"model.n_kv_heads={config.model.n_kv_heads}: expected null",
+        ),
     ):
         if wrong:
-            raise UserError(f"no stock architecture has {reason}; code=true exports it with posbench's class")
+            raise UserError(
+                f"no stock architecture has {reason}; code=true exports it with"
+                " posbench's class"
+            )
     rope = None if model.encoding.name == "none" else cast(Rotary, model.encoding)
     settings = {
         "model_type": kind,
@@ -126,35 +205,58 @@ def stock(model: GPT, config: Config) -> Exported:
         "num_hidden_layers": config.model.n_layers,
         "num_attention_heads": config.model.n_heads,
         "intermediate_size": config.model.hidden_width,
-        "max_position_embeddings": getattr(rope, "original_length", config.training.train_length),
+        "max_position_embeddings": getattr(
+            rope, "original_length", config.training.train_length
+        ),
         "rope_parameters": parameters_of(rope, kind == "gpt_neox"),
         "use_cache": model.encoding.name not in _FOLLOW_LENGTH,
         "tie_word_embeddings": model.head is None,
     }
     if kind == "llama":
-        settings |= {"num_key_value_heads": config.model.n_heads, "hidden_act": "silu", "rms_norm_eps": RMS_EPS}
-        return settings | {"architectures": ["LlamaForCausalLM"]}, _tensors(model, rope, packed=False)
-    settings |= {"hidden_act": "gelu", "layer_norm_eps": cast(nn.LayerNorm, model.norm).eps, "attention_bias": False}
-    settings |= {"use_parallel_residual": False, "architectures": ["GPTNeoXForCausalLM"]}
+        settings |= {
+            "num_key_value_heads": config.model.n_heads,
+            "hidden_act": "silu",
+            "rms_norm_eps": RMS_EPS,
+        }
+        return settings | {"architectures": ["LlamaForCausalLM"]}, _tensors(
+            model, rope, packed=False
+        )
+    settings |= {
+        "hidden_act": "gelu",
+        "layer_norm_eps": cast(nn.LayerNorm, model.norm).eps,
+        "attention_bias": False,
+    }
+    settings |= {
+        "use_parallel_residual": False,
+        "architectures": ["GPTNeoXForCausalLM"],
+    }
     return settings, _tensors(model, rope, packed=True)
 
 
 def parameters_of(rope: Rotary | None, partly: bool) -> dict[str, Any]:
-    """Return the `rope_parameters` of an encoding; `partly`: the architecture can turn only a head's first channels."""
+    """Return the `rope_parameters` of an encoding; `partly`: the architecture can turn
+    only a head's first channels.
+    """
     if rope is None or rope.width == 0:
         return _NO_POSITIONS
     share = rope.width / rope.shape.head_dim
     if rope.name == "p_rope" or (rope.name == "partial_rope" and not partly):
-        # Written as the whole head's fast frequencies, with 0 for its slow ones: base^(-2p/r) = (base^(d/r))^(-2p/d).
+        # Written as the whole head's fast frequencies, with 0 for its slow ones:
+        # base^(-2p/r) = (base^(d/r))^(-2p/d).
         theta = rope.base if rope.name == "p_rope" else rope.base ** (1 / share)
         share = cast(Any, rope).fraction
-        return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
+        return {
+            "rope_type": "proportional",
+            "rope_theta": theta,
+            "partial_rotary_factor": share,
+        }
     name = "rope" if rope.name == "partial_rope" else rope.name
     options = {**vars(rope), "attention_factor": rope.attention_factor}
     original = options.get("original_length", rope.shape.train_length)
     long, short = rope.inv_freq(original + 1), rope.inv_freq(original)
     parameters = rope_parameters(name, options, rope, long, short, original)
-    return {"partial_rotary_factor": share, **parameters} if partly else parameters  # GPT-NeoX's default is a quarter
+    # GPT-NeoX's default is a quarter
+    return {"partial_rotary_factor": share, **parameters} if partly else parameters
 
 
 # A part of a posbench model, and its name in Llama and in GPT-NeoX.
@@ -174,7 +276,9 @@ _NAMES = (
 
 
 def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]:
-    """Return weights under Llama's names; `packed`: under GPT-NeoX's, with q, k, v packed by head, and biases of 0."""
+    """Return weights under Llama's names; `packed`: under GPT-NeoX's, with q, k, v
+    packed by head, and biases of 0.
+    """
     names = {name: (llama, neox)[packed] for name, llama, neox in _NAMES}
     order = slice(None) if rope is None else _channel_order(rope, packed)
     tensors: dict[str, Tensor] = {}
@@ -182,39 +286,72 @@ def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]
         if name.startswith("encoding."):
             continue
         name = name.removesuffix(".weight")
-        layers, number, module = name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
+        layers, number, module = (
+            name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
+        )
         name = ".".join(filter(None, (names.get(layers), number, names[module])))
         parts = {name: weight.detach()}
         if module == "attention.qkv":
-            q, k, v = parts[name].view(3, model.layers[0].attention.n_heads, -1, weight.shape[1])  # each (H, Dh, D)
+            # each (H, Dh, D)
+            q, k, v = parts[name].view(
+                3, model.layers[0].attention.n_heads, -1, weight.shape[1]
+            )
             heads = (q[:, order], k[:, order], v)
-            separate = {name.replace("qkv", letter): part for letter, part in zip("qkv", heads, strict=True)}
+            separate = {
+                name.replace("qkv", letter): part
+                for letter, part in zip("qkv", heads, strict=True)
+            }
             parts = {name: torch.cat(heads, dim=1)} if packed else separate
             parts = {name: part.flatten(0, 1) for name, part in parts.items()}
         for name, part in parts.items():
-            tensors[f"{name}.weight"] = part.clone(memory_format=torch.contiguous_format)
+            tensors[f"{name}.weight"] = part.clone(
+                memory_format=torch.contiguous_format
+            )
             if packed and ("norm" in module or "mlp" in module):
                 tensors[f"{name}.bias"] = torch.zeros(len(part))
     return tensors
 
 
 def _channel_order(rope: Rotary, partly: bool) -> Tensor:
-    """Return the indices of a head's channels in transformers' order: of w that turn, p is paired with p + w/2."""
-    turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
-    pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
+    """Return the indices of a head's channels in transformers' order: of w that turn, p
+    is paired with p + w/2.
+    """
+    turning, still = (
+        torch.arange(rope.width),
+        torch.arange(rope.width, rope.shape.head_dim),
+    )
+    pairs = (
+        turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
+    )
     if partly:
         return torch.cat((pairs.flatten(), still))
     return torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
 
 
-def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, length: int) -> None:
-    """Write a model and the run's tokenizer, which adds no token to a text and reads no text as the separator."""
+def _write(
+    new: Path,
+    settings: dict[str, Any],
+    tensors: dict[str, Tensor],
+    tokenizer: Tokenizer,
+    length: int,
+) -> None:
+    """Write a model and the run's tokenizer, which adds no token to a text and reads no
+    text as the separator.
+    """
     library = transformers()
     ends = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
-    facts = {"pad_token_id": None, "vocab_size": tokenizer.vocab_size, "dtype": "float32"}
+    facts = {
+        "pad_token_id": None,
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": "float32",
+    }
     library.AutoConfig.for_model(**settings, **ends, **facts).save_pretrained(new)
-    library.GenerationConfig(**ends, use_cache=settings["use_cache"]).save_pretrained(new)
-    safetensors.torch.save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    library.GenerationConfig(**ends, use_cache=settings["use_cache"]).save_pretrained(
+        new
+    )
+    safetensors.torch.save_file(
+        tensors, new / "model.safetensors", metadata={"format": "pt"}
+    )
     description = json.dumps(tokenizer.description | {"post_processor": None})
     library.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer.from_str(description),
@@ -227,46 +364,113 @@ def _write(new: Path, settings: dict[str, Any], tensors: dict[str, Tensor], toke
 
 
 @torch.inference_mode()
-def compare(folder: Path, model: Callable[[Tensor], Tensor], vocabulary: int, lengths: Iterable[int]) -> Agreements:
-    """Compare a folder's model in fp32 with `model`, from ids (1, T) to logits (1, T, V); UserError if they differ."""
+def compare(
+    folder: Path,
+    model: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    lengths: Iterable[int],
+) -> Agreements:
+    """Compare a folder's model in fp32 with `model`, from ids (1, T) to logits (1, T,
+    V); UserError if they differ.
+    """
     exported = load(folder, transformers().AutoConfig.from_pretrained(folder), "fp32")
     agreements = []
-    for length in sorted({max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary)) for length in lengths}):
-        ids = torch.randint(vocabulary, (1, length), generator=generator(0, "export", length))
+    for length in sorted(
+        {
+            max(1, min(length, _MOST_TOKENS, _MOST_LOGITS // vocabulary))
+            for length in lengths
+        }
+    ):
+        ids = torch.randint(
+            vocabulary, (1, length), generator=generator(0, "export", length)
+        )
         logits = model(ids)
-        difference, largest = (logits - exported(ids).logits).abs().max().item(), logits.abs().max().item()
+        difference, largest = (
+            (logits - exported(ids).logits).abs().max().item(),
+            logits.abs().max().item(),
+        )
         limit = max(LIMIT, _ROUNDING * length) * max(1.0, largest)
         if not difference <= limit:  # also NaN
-            reason = f"at {length} tokens their logits differ by {difference:.2g}, expected at most {limit:.2g}"
-            raise UserError(f"the written model is not the trained one: {reason}; nothing is kept")
-        agreements.append({"length": length, "difference": difference, "largest_logit": largest, "limit": limit})
+            reason = (
+                f"at {length} tokens their logits differ by {difference:.2g}, expected"
+                f" at most {limit:.2g}"
+            )
+            raise UserError(
+                f"the written model is not the trained one: {reason}; nothing is kept"
+            )
+        agreements.append(
+            {
+                "length": length,
+                "difference": difference,
+                "largest_logit": largest,
+                "limit": limit,
+            }
+        )
     return agreements
 
 
 def worst(agreements: Agreements) -> float:
-    """Return the largest difference of logits, as a share of the largest logit, or of 1 if that is larger."""
-    return max(agreement["difference"] / max(1.0, agreement["largest_logit"]) for agreement in agreements)
+    """Return the largest difference of logits, as a share of the largest logit, or of 1
+    if that is larger.
+    """
+    return max(
+        agreement["difference"] / max(1.0, agreement["largest_logit"])
+        for agreement in agreements
+    )
 
 
-def write_card(new: Path, run: Path, config: Trains, about: str, agreements: Agreements, **facts: Any) -> None:
-    """Write a model's README.md, with the results in the run's rows, and a file of the differences of its logits."""
-    setup = {"versions": {**versions(), "transformers": transformers().__version__}, "device": "cpu", "dtype": "fp32"}
+def write_card(
+    new: Path,
+    run: Path,
+    config: Trains,
+    about: str,
+    agreements: Agreements,
+    **facts: Any,
+) -> None:
+    """Write a model's README.md, with the results in the run's rows, and a file of the
+    differences of its logits.
+    """
+    setup = {
+        "versions": {**versions(), "transformers": transformers().__version__},
+        "device": "cpu",
+        "dtype": "fp32",
+    }
     differences = {"run": run.name, **facts, **setup, "differences": agreements}
     (new / PARITY).write_text(json.dumps(differences, indent=2) + "\n")
     tags = ["posbench", "positional-encoding", config.encoding.name]
-    front = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
-    lines = ["| protocol | after tokens | tokens | nats per token |", "|---|---:|---:|---:|"]
+    front = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": tags,
+    }
+    lines = [
+        "| protocol | after tokens | tokens | nats per token |",
+        "|---|---:|---:|---:|",
+    ]
     rows = evaluation_rows(run)
     split = headline_split(rows, config.evaluation.split)
     for row in (row for row in rows if row.split == split and row.protocol != RULER):
         nll = f"{row.nll:.4f}" if row.measured else row.status
-        lines.append(f"| `{row.curve_name}` | {row.tokens or 0:,} | {row.length:,} | {nll} |")
+        lines.append(
+            f"| `{row.curve_name}` | {row.tokens or 0:,} | {row.length:,} | {nll} |"
+        )
     sections = ("encoding", "model", "start", "training", "seed", "lora")
-    settings = {key: part for key, part in to_container(config).items() if key in sections}
+    settings = {
+        key: part for key, part in to_container(config).items() if key in sections
+    }
     parity = (
-        f"On random tokens its logits in transformers differ from the run's by at most {worst(agreements):.1e} of the "
-        f"largest, in fp32 on a CPU; `{PARITY}` has each length."
+        "On random tokens its logits in transformers differ from the run's by at most"
+        f" {worst(agreements):.1e} of the largest, in fp32 on a CPU; `{PARITY}` has"
+        " each length."
     )
-    parts = [f"---\n{yaml.safe_dump(front)}---", f"# {run.name}", about, "\n".join(lines), parity]
-    parts.append(f"```yaml\n{yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)}```\n")
+    parts = [
+        f"---\n{yaml.safe_dump(front)}---",
+        f"# {run.name}",
+        about,
+        "\n".join(lines),
+        parity,
+    ]
+    parts.append(
+        f"```yaml\n{yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)}```\n"
+    )
     (new / "README.md").write_text("\n\n".join(parts))

@@ -1,4 +1,6 @@
-"""Models of transformers, from a folder or the hub, read as data: no code of a folder runs, no pickle is opened."""
+"""Models of transformers, from a folder or the hub, read as data: no code of a folder
+runs, no pickle is opened.
+"""
 
 import contextlib
 import dataclasses
@@ -18,18 +20,35 @@ from posbench.errors import PosbenchError, UserError, did_you_mean
 from posbench.run import MODEL, RECORD, TOKENIZER
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ROPE = "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2 gemma3_text"
-# By model_type, how the model encodes positions; tests compare these with the library's own logits.
-TESTED = dict.fromkeys(_ROPE.split(), "rope") | {"gpt2": "learned", "opt": "learned", "bloom": "alibi", "mpt": "alibi"}
+_ROPE = (
+    "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2"
+    " gemma3_text"
+)
+# By model_type, how the model encodes positions; tests compare these with the library's
+# own logits.
+TESTED = dict.fromkeys(_ROPE.split(), "rope") | {
+    "gpt2": "learned",
+    "opt": "learned",
+    "bloom": "alibi",
+    "mpt": "alibi",
+}
 # Keys of config.json for the training length, or for the size of a table of positions.
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx",
-           "context_length")  # fmt: skip
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "n_ctx",
+    "context_length",
+)
 
 
 def library(name: str, version: str) -> Any:
     """Import a library of HuggingFace; UserError if it is not installed."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # kernels are programs: the library would fetch them from the hub
+    # kernels are programs: the library would fetch them from the hub
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -44,40 +63,66 @@ def transformers() -> Any:
 
 
 @contextlib.contextmanager
-def library_errors(problem: str, kind: type[PosbenchError] = UserError) -> Iterator[None]:
-    """Turn whatever a library raises into one line; our own errors and a lack of memory stay what they are."""
+def library_errors(
+    problem: str, kind: type[PosbenchError] = UserError
+) -> Iterator[None]:
+    """Turn whatever a library raises into one line; our own errors and a lack of memory
+    stay what they are.
+    """
     try:
         yield
     except Exception as error:
         if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
             raise
-        raise kind(f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
+        raise kind(
+            f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 def language_part(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json on the language model: a section if the model has several parts, else all."""
+    """Return the part of a config.json on the language model: a section if the model
+    has several parts, else all.
+    """
     return settings.get("text_config") or settings
 
 
 def with_class_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json completed with the defaults of the model's class, as Gemma 3's needs it.
+    """Return a config.json completed with the defaults of the model's class, as Gemma
+    3's needs it.
 
-    Raises UserError if a size is missing and transformers is not installed, or if transformers refuses the file.
+    Raises UserError if a size is missing and transformers is not installed, or if
+    transformers refuses the file.
     """
     text = language_part(settings)
-    sized, based = {*LENGTHS} & {*text} and {"num_attention_heads", "n_head"} & {*text}, "'rope_theta'" in str(text)
-    derives = text.get("model_type") not in TESTED or text.get("use_sliding_window")  # kinds of layers, perhaps
-    complete = (based and ("layer_types" in text or not derives)) or not importlib.util.find_spec("transformers")
+    sized, based = (
+        {*LENGTHS} & {*text} and {"num_attention_heads", "n_head"} & {*text},
+        "'rope_theta'" in str(text),
+    )
+    # kinds of layers, perhaps
+    derives = text.get("model_type") not in TESTED or text.get("use_sliding_window")
+    complete = (
+        based and ("layer_types" in text or not derives)
+    ) or not importlib.util.find_spec("transformers")
     classes = {} if sized and complete else transformers().CONFIG_MAPPING
     if (kind := text.get("model_type")) not in classes:
         return settings
     with library_errors(f"transformers refuses this configuration of '{kind}'"):
-        config = classes[kind](**{key: value for key, value in text.items() if not key.startswith("rope_")}).to_dict()
+        config = classes[kind](
+            **{key: value for key, value in text.items() if not key.startswith("rope_")}
+        ).to_dict()
     rope = config.pop("rope_parameters", None) or {}
-    config = {key: config[key] for key in config if key == "layer_types" or not (sized and based)}
+    config = {
+        key: config[key]
+        for key in config
+        if key == "layer_types" or not (sized and based)
+    }
     if not based and (text.get("rope_scaling") or text.get("rope_parameters")):
         section = rope.get("full_attention") or rope
-        config |= {key: section[key] for key in ("rope_theta", "partial_rotary_factor") if key in section}
+        config |= {
+            key: section[key]
+            for key in ("rope_theta", "partial_rotary_factor")
+            if key in section
+        }
     elif not based:
         config["rope_parameters"] = rope
     text = config | {key: value for key, value in text.items() if value is not None}
@@ -100,39 +145,73 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The name of its folder of results: the last part of its path, or the run's name if a run trained it."""
-        path = Path(self.origin.partition("@")[0] if self.revision else self.origin).resolve()
-        path = path.parent if path.name == MODEL and (path.parent / RECORD).is_file() else path
+        """The name of its folder of results: the last part of its path, or the run's
+        name if a run trained it.
+        """
+        path = Path(
+            self.origin.partition("@")[0] if self.revision else self.origin
+        ).resolve()
+        path = (
+            path.parent
+            if path.name == MODEL and (path.parent / RECORD).is_file()
+            else path
+        )
         return re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)[:100].strip(".-_") or "model"
 
     @property
     def precision(self) -> str:
         """The precision that its configuration names, else fp32."""
-        return next((name for name, dtype in DTYPES.items() if dtype == self.config.dtype), "fp32")
+        return next(
+            (name for name, dtype in DTYPES.items() if dtype == self.config.dtype),
+            "fp32",
+        )
 
     @property
     def train_length(self) -> int | None:
-        """The training length in tokens, before any extension of its RoPE; None if its configuration has none."""
+        """The training length in tokens, before any extension of its RoPE; None if its
+        configuration has none.
+        """
         text = language_part(self.settings)
         ropes = [text.get("rope_parameters"), text.get("rope_scaling")]
-        ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
-        lengths = [rope.get("original_max_position_embeddings") for rope in ropes if isinstance(rope, dict)]
-        lengths += [text.get(key) for key in ("original_max_position_embeddings", *LENGTHS)]
-        return next((length for length in lengths if type(length) is int and length > 1), None)
+        ropes += [
+            part for rope in ropes if isinstance(rope, dict) for part in rope.values()
+        ]
+        lengths = [
+            rope.get("original_max_position_embeddings")
+            for rope in ropes
+            if isinstance(rope, dict)
+        ]
+        lengths += [
+            text.get(key) for key in ("original_max_position_embeddings", *LENGTHS)
+        ]
+        return next(
+            (length for length in lengths if type(length) is int and length > 1), None
+        )
 
     def sha256(self) -> str:
-        """Return the digest of everything that determines results: configuration, tokenizer, weights."""
-        digest, weights = hashlib.sha256(), sorted(self.folder.glob("model*.safetensors"))
+        """Return the digest of everything that determines results: configuration,
+        tokenizer, weights.
+        """
+        digest, weights = (
+            hashlib.sha256(),
+            sorted(self.folder.glob("model*.safetensors")),
+        )
         for path in (self.folder / "config.json", self.folder / TOKENIZER, *weights):
             digest.update(f"{path.name}\0".encode() + files.sha256(path))
         return digest.hexdigest()
 
 
 def find(location: str) -> Source:
-    """Find a model in a folder, in the hub's cache or on the hub; UserError if there is none, or it is not accepted."""
+    """Find a model in a folder, in the hub's cache or on the hub; UserError if there is
+    none, or it is not accepted.
+    """
     library = transformers()
     causal = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    folder, revision = (Path(location), None) if Path(location).exists() else hub.model_folder(location)
+    folder, revision = (
+        (Path(location), None)
+        if Path(location).exists()
+        else hub.model_folder(location)
+    )
     data_only = {"trust_remote_code": False, "local_files_only": True}
     with library_errors(f"{location}: transformers cannot read its configuration"):
         settings, _ = library.PretrainedConfig.get_config_dict(folder, **data_only)
@@ -140,13 +219,34 @@ def find(location: str) -> Source:
     expected = f"{', '.join(TESTED)}, or another causal language model of transformers"
     for wrong, reason in (
         (not settings, "it has no config.json, or an empty one"),
-        (kind not in causal, f"model_type is {kind!r}{did_you_mean(str(kind), causal)}: expected {expected}"),
-        (settings.get("auto_map"), "auto_map in config.json: posbench runs no code of a model folder"),
-        (settings.get("quantization_config"), "its weights are quantised: expected fp32, bf16 or fp16"),
-        (kind == "mpt" and (settings.get("attn_config") or {}).get("alibi") is False, "transformers has no such mpt"),
-        ((folder / "adapter_config.json").exists(), "an adapter: merge it into its model first"),
+        (
+            kind not in causal,
+            (
+                f"model_type is {kind!r}{did_you_mean(str(kind), causal)}: expected"
+                f" {expected}"
+            ),
+        ),
+        (
+            settings.get("auto_map"),
+            "auto_map in config.json: posbench runs no code of a model folder",
+        ),
+        (
+            settings.get("quantization_config"),
+            "its weights are quantised: expected fp32, bf16 or fp16",
+        ),
+        (
+            kind == "mpt" and (settings.get("attn_config") or {}).get("alibi") is False,
+            "transformers has no such mpt",
+        ),
+        (
+            (folder / "adapter_config.json").exists(),
+            "an adapter: merge it into its model first",
+        ),
         (not (folder / TOKENIZER).is_file(), f"it has no {TOKENIZER}: expected one"),
-        (not [*folder.glob("model*.safetensors")], "it has no .safetensors: pickled weights may run code"),
+        (
+            not [*folder.glob("model*.safetensors")],
+            "it has no .safetensors: pickled weights may run code",
+        ),
     ):
         if wrong:
             raise UserError(f"{location}: {reason}")
@@ -156,26 +256,36 @@ def find(location: str) -> Source:
 
 
 def load(folder: Path, config: Any, precision: str) -> Any:
-    """Return the library's model of a folder, in eval mode, on the CPU; UserError if tensors are missing or unused."""
+    """Return the library's model of a folder, in eval mode, on the CPU; UserError if
+    tensors are missing or unused.
+    """
     auto = transformers().AutoModelForCausalLM
     with library_errors(f"{folder}: transformers cannot load it"):
         model, report = auto.from_pretrained(
             folder,
             config=config,
             dtype=DTYPES[precision],
-            attn_implementation="sdpa" if auto._model_mapping[type(config)]._supports_sdpa else "eager",
+            attn_implementation=(
+                "sdpa" if auto._model_mapping[type(config)]._supports_sdpa else "eager"
+            ),
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
         )
-    for key in ("missing_keys", "unexpected_keys"):  # the first would be random numbers, the second left out
+    # the first would be random numbers, the second left out
+    for key in ("missing_keys", "unexpected_keys"):
         if names := sorted(report[key]):
-            raise UserError(f"{folder}: weights do not match its configuration: {key} {', '.join(names[:3])}")
+            raise UserError(
+                f"{folder}: weights do not match its configuration: {key}"
+                f" {', '.join(names[:3])}"
+            )
     return model.eval()
 
 
 def position_of(config: Any) -> str:
-    """Return how a model encodes positions: rope, learned or alibi; other for untested kinds without RoPE."""
+    """Return how a model encodes positions: rope, learned or alibi; other for untested
+    kinds without RoPE.
+    """
     rope = getattr(config.get_text_config(), "rope_parameters", None)
     return TESTED.get(config.model_type) or ("rope" if rope else "other")

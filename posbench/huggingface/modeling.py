@@ -1,4 +1,6 @@
-"""posbench's model as a class of transformers, for what no stock architecture has. Importing this registers it."""
+"""posbench's model as a class of transformers, for what no stock architecture has.
+Importing this registers it.
+"""
 
 import dataclasses
 from typing import Any
@@ -15,22 +17,28 @@ from posbench.encodings.base import Shape
 from posbench.model.gpt import GPT
 
 KIND, FILE = "posbench", "modeling_posbench.py"
-IMPORT = f"from {__name__} import PosbenchConfig, PosbenchForCausalLM\n"  # the content of that file
+# the content of that file
+IMPORT = f"from {__name__} import PosbenchConfig, PosbenchForCausalLM\n"
 REMARK = (
-    f" **It needs posbench {__version__}, which is not on PyPI (the package there is another project), and "
-    "`trust_remote_code=True`**; after `import posbench.huggingface.modeling` it loads without that. It has no "
-    "key-value cache, and refuses padding: all inputs of a batch have one length."
+    f" **It needs posbench {__version__}, which is not on PyPI (the package there is"
+    " another project), and `trust_remote_code=True`**; after `import"
+    " posbench.huggingface.modeling` it loads without that. It has no key-value cache,"
+    " and refuses padding: all inputs of a batch have one length."
 )
 
 
 class PosbenchConfig(transformers.PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
-    """The settings of `settings_of`: a run's sections `model` and `encoding`, and what its encoding is built from."""
+    """The settings of `settings_of`: a run's sections `model` and `encoding`, and what
+    its encoding is built from.
+    """
 
     model_type = KIND
 
 
 class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationMixin):  # type: ignore[no-untyped-call, misc, unused-ignore]
-    """A run's model. It has no key-value cache, so `generate()` reads the whole text again for every token."""
+    """A run's model. It has no key-value cache, so `generate()` reads the whole text
+    again for every token.
+    """
 
     config_class = PosbenchConfig
     main_input_name = "input_ids"
@@ -43,9 +51,15 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Compute the tables that are not saved, which the library leaves unset. All weights come from the folder."""
+        """Compute the tables that are not saved, which the library leaves unset. All
+        weights come from the folder.
+        """
         if names := module._non_persistent_buffers_set:
-            (path,) = (path for path, candidate in self.model.named_modules() if candidate is module)
+            (path,) = (
+                path
+                for path, candidate in self.model.named_modules()
+                if candidate is module
+            )
             computed = _initial_model(self.config).get_submodule(path)
             for name in names:
                 module.get_buffer(name).copy_(computed.get_buffer(name))
@@ -58,34 +72,68 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutput:
-        """Return logits of ids (B, T), and the loss of labels (B, T), which it shifts; ValueError for padding."""
+        """Return logits of ids (B, T), and the loss of labels (B, T), which it shifts;
+        ValueError for padding.
+        """
         if attention_mask is not None and not bool((attention_mask != 0).all()):
-            raise ValueError("padding: posbench's models read whole sequences; expected inputs of one length")
-        if any(options.get(name) is not None for name in ("position_ids", "inputs_embeds")):
-            raise ValueError("posbench's models choose positions and embeddings by themselves: expected input_ids only")
+            raise ValueError(
+                "padding: posbench's models read whole sequences; expected inputs of"
+                " one length"
+            )
+        if any(
+            options.get(name) is not None for name in ("position_ids", "inputs_embeds")
+        ):
+            raise ValueError(
+                "posbench's models choose positions and embeddings by themselves:"
+                " expected input_ids only"
+            )
         hidden = self.model.hidden(input_ids)
-        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        positions = (
+            slice(-logits_to_keep, None)
+            if isinstance(logits_to_keep, int)
+            else logits_to_keep
+        )
         logits, loss = self.model.logits(hidden[:, positions]), None
         if labels is not None:
-            loss = self.loss_function(self.model.logits(hidden), labels, vocab_size=self.config.vocab_size)
+            loss = self.loss_function(
+                self.model.logits(hidden), labels, vocab_size=self.config.vocab_size
+            )
         return CausalLMOutput(loss=loss, logits=logits)
 
-    def prepare_inputs_for_generation(self, input_ids: Any, *_: Any, **options: Any) -> Any:
+    def prepare_inputs_for_generation(
+        self, input_ids: Any, *_: Any, **options: Any
+    ) -> Any:
         return {"input_ids": input_ids, "attention_mask": options.get("attention_mask")}
 
 
 def _initial_model(config: Any) -> GPT:
-    """Return the model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
+    """Return the model with initial weights, on the CPU and in fp32 whatever the
+    loader's defaults are.
+    """
     model, options = validate(ModelConfig, config.model), dict(config.encoding)
     with local_torch_dtype(torch.float32), torch.device("cpu"):
         sizes = (model.d_model, model.n_heads, model.n_layers, config.train_length)
-        shape = Shape(*sizes, tuple(config.vocabulary), model.token_rms, n_kv_heads=model.n_kv_heads or 0)
-        return GPT(model, config.vocab_size, encodings.build(options.pop("name"), shape, options))
+        shape = Shape(
+            *sizes,
+            tuple(config.vocabulary),
+            model.token_rms,
+            n_kv_heads=model.n_kv_heads or 0,
+        )
+        return GPT(
+            model,
+            config.vocab_size,
+            encodings.build(options.pop("name"), shape, options),
+        )
 
 
 def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
-    """Return the configuration of a run's model for `PosbenchForCausalLM`; `vocabulary`: token texts by id."""
-    names = {"AutoConfig": "PosbenchConfig", "AutoModelForCausalLM": "PosbenchForCausalLM"}
+    """Return the configuration of a run's model for `PosbenchForCausalLM`;
+    `vocabulary`: token texts by id.
+    """
+    names = {
+        "AutoConfig": "PosbenchConfig",
+        "AutoModelForCausalLM": "PosbenchForCausalLM",
+    }
     return {
         "model_type": KIND,
         "model": dataclasses.asdict(config.model),
@@ -99,7 +147,9 @@ def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "use_cache": False,
         "architectures": ["PosbenchForCausalLM"],
-        "auto_map": {auto: f"{FILE.removesuffix('.py')}.{name}" for auto, name in names.items()},
+        "auto_map": {
+            auto: f"{FILE.removesuffix('.py')}.{name}" for auto, name in names.items()
+        },
     }
 
 

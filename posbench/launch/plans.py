@@ -1,4 +1,6 @@
-"""Plans: what a command line asks for, checked and resolved; only the machine that trains may still refuse it."""
+"""Plans: what a command line asks for, checked and resolved; only the machine that
+trains may still refuse it.
+"""
 
 import dataclasses
 import shlex
@@ -15,7 +17,9 @@ from posbench.evaluation.plan import check
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run to be made or continued: its checked configuration, its folder, and the command for its record."""
+    """A run to be made or continued: its checked configuration, its folder, and the
+    command for its record.
+    """
 
     config: Config
     folder: Path
@@ -32,16 +36,32 @@ class Plan:
         return self.folder.parent / ".jobs" / f"{self.id}.log"
 
     def changed(self, key: str, value: Any) -> "Plan":
-        """Return the plan with another value of a key. It needs no check and no Hydra, a quarter of a second each."""
+        """Return the plan with another value of a key. It needs no check and no Hydra,
+        a quarter of a second each.
+        """
         section, _, name = key.rpartition(".")
-        part = dataclasses.replace(getattr(self.config, section), **{name: value}) if section else value
+        part = (
+            dataclasses.replace(getattr(self.config, section), **{name: value})
+            if section
+            else value
+        )
         config = dataclasses.replace(self.config, **{section or name: part})
-        words = [word for word in self.command[2:] if word.startswith("--") or split(word)[0] != key]
-        return Plan(config, self.folder.parent / config.id, ("posbench", "train", *words, f"{key}={value}"))
+        words = [
+            word
+            for word in self.command[2:]
+            if word.startswith("--") or split(word)[0] != key
+        ]
+        return Plan(
+            config,
+            self.folder.parent / config.id,
+            ("posbench", "train", *words, f"{key}={value}"),
+        )
 
 
 def plan(config: Config, words: Iterable[str], config_dir: Path | None = None) -> Plan:
-    """Return the plan of a configuration and of the words that gave it. Raises UserError if parts of it do not fit."""
+    """Return the plan of a configuration and of the words that gave it. Raises
+    UserError if parts of it do not fit.
+    """
     check(config)
     files = [f"--config-dir={config_dir}"] if config_dir else []
     return Plan(config, config.folder, ("posbench", "train", *words, *files))
@@ -55,31 +75,47 @@ def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:
-    """Return the plans of all combinations of all sets of overrides, each run once however often it is named."""
+    """Return the plans of all combinations of all sets of overrides, each run once
+    however often it is named.
+    """
     from posbench.config import compose
 
     plans: dict[str, Plan] = {}
-    for words, config in (pair for overrides in sets for pair in compose.configs(overrides, config_dir)):
+    for words, config in (
+        pair for overrides in sets for pair in compose.configs(overrides, config_dir)
+    ):
         first_plan = plans.setdefault(config.id, plan(config, words, config_dir))
         if first_plan.folder != config.folder:
-            raise UserError(f"{first_plan.folder} and {config.folder} are the same run: expected it in one folder")
+            raise UserError(
+                f"{first_plan.folder} and {config.folder} are the same run: expected it"
+                " in one folder"
+            )
     return list(plans.values())
 
 
-def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = None) -> list[list[str]]:
-    """Return the sets of overrides that `sweep=name` and the command line ask for together.
+def read_sets(
+    name: str | None, overrides: list[str], config_dir: Path | None = None
+) -> list[list[str]]:
+    """Return the sets of overrides that `sweep=name` and the command line ask for
+    together.
 
-    A file holds `sets`, a list, and `shared`, overrides for all of them. What is typed takes the place of a file's own.
+    A file holds `sets`, a list, and `shared`, overrides for all of them. What is typed
+    takes the place of a file's own.
     """
     if name is None:
         return [overrides]
     path = choice_file("sweep", name, [config_dir] if config_dir else [])
     content = {"shared": [], "sets": [], **load(path)}
     try:
-        sets = [[*shlex.split(" ".join([*content["shared"], line])), *overrides] for line in content["sets"]]
+        sets = [
+            [*shlex.split(" ".join([*content["shared"], line])), *overrides]
+            for line in content["sets"]
+        ]
     except (TypeError, ValueError):
         sets = []
     if not sets or len(content) > 2:
-        expected = "expected 'sets', a list such as '- encoding=rope,alibi', and 'shared'"
+        expected = (
+            "expected 'sets', a list such as '- encoding=rope,alibi', and 'shared'"
+        )
         raise UserError(f"{path} is not a sweep: {expected}")
     return [list({split(word)[0]: word for word in words}.values()) for words in sets]

@@ -1,7 +1,9 @@
-"""Run plans in processes, several at a time: a crash or a kill of one takes no other with it.
+"""Run plans in processes, several at a time: a crash or a kill of one takes no other
+with it.
 
-Each process has a session of its own; it saves its run and ends if its parent ends. The outcome of a run is in its
-`run.json`. If a process died before it could write that, it is written here.
+Each process has a session of its own; it saves its run and ends if its parent ends. The
+outcome of a run is in its `run.json`. If a process died before it could write that, it
+is written here.
 """
 
 import atexit
@@ -33,8 +35,11 @@ from posbench.training.step import begins_from
 
 logger = logging.getLogger(__name__)
 SPAWNED = multiprocessing.get_context("spawn")
-# Forks of a server that has imported `preload`. Only on Linux do loaded libraries survive a fork.
-FORKED: BaseContext = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+# Forks of a server that has imported `preload`. Only on Linux do loaded libraries
+# survive a fork.
+FORKED: BaseContext = multiprocessing.get_context(
+    "forkserver" if sys.platform == "linux" else "spawn"
+)
 FORKED.set_forkserver_preload(["posbench.launch.preload"])
 _LINE_EVERY_SECONDS = 30.0
 
@@ -47,7 +52,12 @@ class Status(NamedTuple):
     message: str | None = None
 
 
-WAITING, IN_USE, RUNNING, DONE = Status("waiting"), Status("in use"), Status("running"), Status("done")
+WAITING, IN_USE, RUNNING, DONE = (
+    Status("waiting"),
+    Status("in use"),
+    Status("running"),
+    Status("done"),
+)
 
 
 def record(plan: Plan) -> dict[str, Any]:
@@ -59,122 +69,198 @@ def record(plan: Plan) -> dict[str, Any]:
 
 
 def is_trained(plan: Plan) -> bool:
-    """Return whether a run of these weights is done, perhaps with other evaluation settings."""
+    """Return whether a run of these weights is done, perhaps with other evaluation
+    settings.
+    """
     return record(plan).get("status") == "done"
 
 
 def is_finished(plan: Plan) -> bool:
-    """Return whether nothing is left to do. If evaluation settings changed, the run decides what is missing."""
-    wanted, latest = to_container(plan.config)["evaluation"], record(plan).get("evaluated")
+    """Return whether nothing is left to do. If evaluation settings changed, the run
+    decides what is missing.
+    """
+    wanted, latest = (
+        to_container(plan.config)["evaluation"],
+        record(plan).get("evaluated"),
+    )
     try:
-        return is_trained(plan) and wanted in (latest, to_container(load_config(plan.folder))["evaluation"])
+        return is_trained(plan) and wanted in (
+            latest,
+            to_container(load_config(plan.folder))["evaluation"],
+        )
     except UserError:
         return False
 
 
 def loss_at_train_length(plan: Plan) -> float | None:
-    """Return a trained run's nats per token at the training length (of a task, at its longest trained problems)."""
+    """Return a trained run's nats per token at the training length (of a task, at its
+    longest trained problems).
+    """
     settings = plan.config.evaluation
     for row in evaluation_rows(plan.folder):
         plain = row.kind == PLAIN and not row.offset and ":" not in (row.task or "")
-        plain = plain and (row.split, row.checkpoint_step) == (settings.split, plan.config.training.steps)
-        if plain and row.protocol == settings.protocols[0] and row.length_ratio == 1 and row.measured:
+        plain = plain and (row.split, row.checkpoint_step) == (
+            settings.split,
+            plan.config.training.steps,
+        )
+        if (
+            plain
+            and row.protocol == settings.protocols[0]
+            and row.length_ratio == 1
+            and row.measured
+        ):
             return row.nll
     return None
 
 
 def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
-    """Log how many runs are done, failed and so on, and the step of each that is running."""
+    """Log how many runs are done, failed and so on, and the step of each that is
+    running.
+    """
     counts = Counter(state.name for state in status.values())
-    logger.info("%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
+    logger.info(
+        "%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+    )
     for plan in (plan for plan in todo if status[plan.id] == RUNNING):
         row = (training_rows(plan.folder) or [{"step": 0}])[-1]
-        logger.info("  %s: step %s of %s", plan.id, row["step"], plan.config.training.steps)
+        logger.info(
+            "  %s: step %s of %s", plan.id, row["step"], plan.config.training.steps
+        )
 
 
 def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
-    """Return a line on a run: its loss if it is done, else the words that tell it from the others, and the reason."""
+    """Return a line on a run: its loss if it is done, else the words that tell it from
+    the others, and the reason.
+    """
     if state == DONE:
         loss = loss_at_train_length(plan)
-        return f"{plan.id} done" + (f": {loss:.4f} nats/token at the training length" if loss is not None else "")
+        return f"{plan.id} done" + (
+            f": {loss:.4f} nats/token at the training length"
+            if loss is not None
+            else ""
+        )
     shared = set[str].intersection(*(set(other.command) for other in todo))
     differing = " ".join(word for word in plan.command if word not in shared)
     reason = f" ({state.reason}): {state.message or ''}" if state.reason else ""
     return f"{plan.id} [{differing}] {state.name}{reason}"
 
 
-def run(todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], object]) -> dict[str, Status]:
-    """Do the work of plans, one at a time per slot, a slot being environment variables. Return each status by run id.
+def run(
+    todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], object]
+) -> dict[str, Status]:
+    """Do the work of plans, one at a time per slot, a slot being environment variables.
+    Return each status by run id.
 
-    Raises Stopped after SIGINT or SIGTERM: the runs were asked to save and have ended; the same sweep continues.
+    Raises Stopped after SIGINT or SIGTERM: the runs were asked to save and have ended;
+    the same sweep continues.
     """
     status = {plan.id: DONE if is_finished(plan) else WAITING for plan in todo}
     waiting, free = [plan for plan in todo if status[plan.id] == WAITING], list(slots)
-    running: dict[int, tuple[BaseProcess, Plan, dict[str, str], dict[str, Any]]] = {}  # by the process's sentinel
+    # by the process's sentinel
+    running: dict[int, tuple[BaseProcess, Plan, dict[str, str], dict[str, Any]]] = {}
     forwarded, next_line = 0, time.monotonic() + _LINE_EVERY_SECONDS
 
     def ready(plan: Plan) -> bool:
-        return not any(begins_from(plan.config, other.config) for _, other, *_ in running.values())
+        return not any(
+            begins_from(plan.config, other.config) for _, other, *_ in running.values()
+        )
 
     with stop_signals() as received:
         while running or (waiting and not received):
-            while free and not received and (plan := next((job for job in waiting if ready(job)), None)):
+            while (
+                free
+                and not received
+                and (plan := next((job for job in waiting if ready(job)), None))
+            ):
                 waiting.remove(plan)
                 slot, old_record = free.pop(0), record(plan)
                 plan.output.parent.mkdir(parents=True, exist_ok=True)
-                process = start_process(FORKED, functools.partial(work, plan), slot, plan.output)
+                process = start_process(
+                    FORKED, functools.partial(work, plan), slot, plan.output
+                )
                 running[process.sentinel] = process, plan, slot, old_record
                 status[plan.id] = RUNNING
                 logger.info("%s", status_line(plan, RUNNING, todo))
-            for ended in multiprocessing.connection.wait(list(running), timeout=0.5):  # then look for signals
+            # then look for signals
+            for ended in multiprocessing.connection.wait(list(running), timeout=0.5):
                 process, plan, slot, old_record = running.pop(ended)  # type: ignore[arg-type]
                 process.join()
                 free.append(slot)
-                status[plan.id] = outcome(plan, process.exitcode or 0, old_record, received)
+                status[plan.id] = outcome(
+                    plan, process.exitcode or 0, old_record, received
+                )
                 logger.info("%s", status_line(plan, status[plan.id], todo))
             for number in received[forwarded:]:
                 forwarded += 1  # the first signal lets them save, the second does not
-                send_signal((process for process, *_ in running.values()), number if forwarded == 1 else signal.SIGKILL)
+                send_signal(
+                    (process for process, *_ in running.values()),
+                    number if forwarded == 1 else signal.SIGKILL,
+                )
             if time.monotonic() > next_line:
                 next_line = time.monotonic() + _LINE_EVERY_SECONDS
                 log_progress(todo, status)
     if received:
         name = signal.Signals(received[0]).name
-        raise Stopped(received[0], f"stopped by {name}; what was running has saved itself, the same sweep continues")
+        raise Stopped(
+            received[0],
+            f"stopped by {name}; what was running has saved itself, the same sweep"
+            " continues",
+        )
     return status
 
 
-def outcome(plan: Plan, code: int, old_record: dict[str, Any], received: Sequence[int] = ()) -> Status:
-    """Return the outcome of a run whose process ended with a code, and write it into `run.json` if the process did not.
+def outcome(
+    plan: Plan, code: int, old_record: dict[str, Any], received: Sequence[int] = ()
+) -> Status:
+    """Return the outcome of a run whose process ended with a code, and write it into
+    `run.json` if the process did not.
 
-    `old_record`: `run.json` before the process started; `received`: the signals that made this process stop it.
+    `old_record`: `run.json` before the process started; `received`: the signals that
+    made this process stop it.
     """
     if code in (0, InUse.exit_code):
         return IN_USE if code else DONE
     recorded = record(plan)
-    if recorded != old_record and recorded.get("reason") not in (None, ADDING):  # it was the process that wrote it
-        name = "stopped" if recorded["status"] == "stopped" else "failed"  # a run that is done stays so in its record
+    # it was the process that wrote it
+    if recorded != old_record and recorded.get("reason") not in (None, ADDING):
+        # a run that is done stays so in its record
+        name = "stopped" if recorded["status"] == "stopped" else "failed"
         return Status(name, recorded["reason"], recorded["message"])
     if received:
         status = Status("stopped", "signal", "stopped before it could save")
     elif code < 0:
         memory = ", perhaps since memory ran out" if code == -signal.SIGKILL else ""
-        status = Status("failed", "signal", f"killed by {signal.Signals(-code).name}{memory}")
+        status = Status(
+            "failed", "signal", f"killed by {signal.Signals(-code).name}{memory}"
+        )
     else:
-        status = Status("failed", "error", last_error(plan.output) or f"ended with exit code {code}")
-    with contextlib.suppress(PosbenchError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
+        status = Status(
+            "failed", "error", last_error(plan.output) or f"ended with exit code {code}"
+        )
+    with (
+        contextlib.suppress(PosbenchError, OSError),
+        Run.open(plan.folder, plan.config, command=None) as run,
+    ):
         run.finish(*status)
     return status
 
 
 def start_process(
-    context: BaseContext, work: Callable[[], object], environment: Mapping[str, str], output: Path | None
+    context: BaseContext,
+    work: Callable[[], object],
+    environment: Mapping[str, str],
+    output: Path | None,
 ) -> BaseProcess:
-    """Start a process that does `work`, which is pickled, and ends with its exit code; its prints go to `output`."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # or Python would import from the current folder, which may be a stranger's
-    process: BaseProcess = context.Process(target=_run, args=(work, os.environ | environment, output))  # type: ignore[attr-defined]
+    """Start a process that does `work`, which is pickled, and ends with its exit code;
+    its prints go to `output`.
+    """
+    # or Python would import from the current folder, which may be a stranger's
+    os.environ["PYTHONSAFEPATH"] = "1"
+    arguments = (work, os.environ | environment, output)
+    process: BaseProcess = context.Process(target=_run, args=arguments)  # type: ignore[attr-defined]
     main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")  # or the caller's script would run again
+    # or the caller's script would run again
+    sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         process.start()
     finally:
@@ -182,7 +268,9 @@ def start_process(
     return process
 
 
-def _run(work: Callable[[], object], environment: Mapping[str, str], output: Path | None) -> NoReturn:
+def _run(
+    work: Callable[[], object], environment: Mapping[str, str], output: Path | None
+) -> NoReturn:
     os.setsid()  # Ctrl-C reaches it once, through its parent
     os.environ.clear()  # the fork server may be older than a variable
     os.environ.update(environment)
@@ -210,6 +298,12 @@ def send_signal(processes: Iterable[BaseProcess], number: int) -> None:
 
 def last_error(output: Path) -> str:
     """Return the error line that a process printed, or else its last line."""
-    text = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
+    text = (
+        output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
+    )
     lines = [line for line in text.splitlines() if line.strip()]
-    return ([line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines or [""])[-1]
+    return (
+        [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        or lines
+        or [""]
+    )[-1]

@@ -1,4 +1,6 @@
-"""The imports of every run. A sweep's fork server makes them once, which saves each run four to five CPU seconds."""
+"""The imports of every run. A sweep's fork server makes them once, which saves each run
+four to five CPU seconds.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""Run a plan, or evaluate finished runs, in one process or in several. Every rank does the same; rank 0 writes."""
+"""Run a plan, or evaluate finished runs, in one process or in several. Every rank does
+the same; rank 0 writes.
+"""
 
 import contextlib
 import dataclasses
@@ -34,7 +36,9 @@ _GRACE_SECONDS = 20.0  # how long the others may go on, once a rank has failed
 
 
 def run(plan: Plan, restart: bool = False) -> None:
-    """Train and evaluate, with log and curve on the terminal, in a process that does nothing else."""
+    """Train and evaluate, with log and curve on the terminal, in a process that does
+    nothing else.
+    """
     console.log_to_terminal()
     machine.keep_freed_memory()
     if train(plan, restart):
@@ -42,7 +46,8 @@ def run(plan: Plan, restart: bool = False) -> None:
 
 
 def train(plan: Plan, restart: bool = False) -> bool:
-    """Train and evaluate a plan: here, in `runtime.processes` new ones, or as one that torchrun or srun started.
+    """Train and evaluate a plan: here, in `runtime.processes` new ones, or as one that
+    torchrun or srun started.
 
     Returns whether this process is to show the results.
     """
@@ -50,9 +55,15 @@ def train(plan: Plan, restart: bool = False) -> bool:
     rank_place = place(runtime.processes)
     size = rank_place.size if rank_place else runtime.processes or 1
     if runtime.processes not in (None, size):
-        raise UserError(f"runtime.processes is {runtime.processes}, but {size} were started")
-    refuse_uneven("training.batch_size", plan.config.training.batch_size, size, "processes")
-    work = functools.partial(training.train, plan.config, plan.folder, list(plan.command), restart)
+        raise UserError(
+            f"runtime.processes is {runtime.processes}, but {size} were started"
+        )
+    refuse_uneven(
+        "training.batch_size", plan.config.training.batch_size, size, "processes"
+    )
+    work = functools.partial(
+        training.train, plan.config, plan.folder, list(plan.command), restart
+    )
     if rank_place or size == 1:
         with joined(rank_place) as world:
             work(world)
@@ -60,15 +71,23 @@ def train(plan: Plan, restart: bool = False) -> bool:
     try:
         start_processes(size, runtime.threads, work)
     except RunFailed as error:  # rank 0 knows at most that another rank has ended
-        with contextlib.suppress(PosbenchError, OSError), Run.open(plan.folder, plan.config, command=None) as run:
+        with (
+            contextlib.suppress(PosbenchError, OSError),
+            Run.open(plan.folder, plan.config, command=None) as run,
+        ):
             run.ended_by(error)
         raise
     return True
 
 
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
-    """Evaluate finished runs one after the other and print their curves. A run that fails does not stop the others."""
-    configs = {folder: apply(config_with_measured_lengths(folder), overrides) for folder in folders}
+    """Evaluate finished runs one after the other and print their curves. A run that
+    fails does not stop the others.
+    """
+    configs = {
+        folder: apply(config_with_measured_lengths(folder), overrides)
+        for folder in folders
+    }
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
@@ -83,57 +102,103 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
             exits.report(error)
             failed.append(str(folder))
     if failed:
-        raise PosbenchError(f"{len(failed)} of {len(configs)} runs not evaluated: {', '.join(failed)}")
+        raise PosbenchError(
+            f"{len(failed)} of {len(configs)} runs not evaluated: {', '.join(failed)}"
+        )
 
 
 def config_with_measured_lengths(folder: Path) -> Config:
-    """Return a run's configuration with the lengths of its curve, so that new rows are paired with old ones."""
+    """Return a run's configuration with the lengths of its curve, so that new rows are
+    paired with old ones.
+    """
     config = load_config(folder)
-    settings, wanted = config.evaluation, ("fixed_target", config.training.steps, config.evaluation.split)
+    settings, wanted = (
+        config.evaluation,
+        ("fixed_target", config.training.steps, config.evaluation.split),
+    )
     curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.measured]
-    ratios = tuple(sorted({r.length_ratio for r in curve if (r.curve_name, r.checkpoint_step, r.split) == wanted}))
-    extended = dataclasses.replace(settings, ratios=max(settings.ratios, ratios, key=lambda r: max(r, default=0)))
+    ratios = tuple(
+        sorted(
+            {
+                r.length_ratio
+                for r in curve
+                if (r.curve_name, r.checkpoint_step, r.split) == wanted
+            }
+        )
+    )
+    extended = dataclasses.replace(
+        settings, ratios=max(settings.ratios, ratios, key=lambda r: max(r, default=0))
+    )
     return dataclasses.replace(config, evaluation=extended)
 
 
-def start_processes(size: int, threads: int | None, work: Callable[[World], object]) -> None:
-    """Do work in `size` processes. Raises RunFailed, which says which one failed; SystemExit if rank 0 has said so."""
+def start_processes(
+    size: int, threads: int | None, work: Callable[[World], object]
+) -> None:
+    """Do work in `size` processes. Raises RunFailed, which says which one failed;
+    SystemExit if rank 0 has said so.
+    """
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    environment = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}", **os.environ}
+    environment = {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": f"={loopback}",
+        **os.environ,
+    }
     environment["OMP_NUM_THREADS"] = str(threads or machine.threads_each(size))
     ranks: list[BaseProcess] = []
-    with tempfile.TemporaryDirectory(prefix="posbench-") as shared, stop_signals() as received:
+    with (
+        tempfile.TemporaryDirectory(prefix="posbench-") as shared,
+        stop_signals() as received,
+    ):
         try:
             for rank in range(size):
-                job = functools.partial(_rank, Place(rank, size, rank, f"file://{shared}/store"), work)
+                job = functools.partial(
+                    _rank, Place(rank, size, rank, f"file://{shared}/store"), work
+                )
                 output = Path(shared, f"{rank}.log") if rank else None
                 ranks.append(pool.start_process(pool.SPAWNED, job, environment, output))
             deadline = math.inf
-            while any([process.exitcode is None for process in ranks]) and time.monotonic() < deadline:
+            while (
+                any([process.exitcode is None for process in ranks])
+                and time.monotonic() < deadline
+            ):
                 while received:
                     pool.send_signal(ranks, received.pop(0))
                 if any(process.exitcode for process in ranks):
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 time.sleep(0.05)
-            codes = [process.exitcode for process in ranks]  # None: it still waits for a failed one, as NCCL does
+            # None: it still waits for a failed one, as NCCL does
+            codes = [process.exitcode for process in ranks]
         finally:
             pool.send_signal(ranks, signal.SIGKILL)
             for process in ranks:
                 process.join()
-        if not (failed := sorted((code == _PEER_LOST, rank, code) for rank, code in enumerate(codes) if code)):
+        if not (
+            failed := sorted(
+                (code == _PEER_LOST, rank, code)
+                for rank, code in enumerate(codes)
+                if code
+            )
+        ):
             return
         _, rank, code = failed[0]
         message = pool.last_error(Path(shared, f"{rank}.log"))
     if rank == 0 and code > 0:
         raise SystemExit(code)
-    cause = f"failed: {message}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+    cause = (
+        f"failed: {message}"
+        if code > 0
+        else f"was killed by {signal.Signals(-code).name}"
+    )
     error = RunFailed(f"rank {rank} of {size} {cause}")
     error.exit_code = code if code > 0 else 128 - code
     raise error
 
 
 def _rank(place: Place, work: Callable[[World], object]) -> None:
-    """Do work as one of several processes; exit silently if another has ended, since `start_processes` says which."""
+    """Do work as one of several processes; exit silently if another has ended, since
+    `start_processes` says which.
+    """
     console.log_to_terminal()
     machine.keep_freed_memory()
     try:

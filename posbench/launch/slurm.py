@@ -1,6 +1,8 @@
-"""A sweep as one Slurm array: a file of commands, a script that runs one of them, and sbatch. Nothing follows the jobs.
+"""A sweep as one Slurm array: a file of commands, a script that runs one of them, and
+sbatch. Nothing follows the jobs.
 
-A task that comes near its time limit saves its run and returns to the queue. The same sweep later does what is missing.
+A task that comes near its time limit saves its run and returns to the queue. The same
+sweep later does what is missing.
 """
 
 import shlex
@@ -33,22 +35,35 @@ exit $code
 
 
 def submit(todo: list[Plan], options: list[str]) -> None:
-    """Submit an array with one task for each plan, and print its job id. Raises UserError if sbatch cannot."""
+    """Submit an array with one task for each plan, and print its job id. Raises
+    UserError if sbatch cannot.
+    """
     parent = todo[0].output.parent.absolute()
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
     script, commands = folder / "array.sh", folder / "commands.txt"
-    lines = "".join(f"{shlex.join([sys.executable, '-P', '-m', *job.command])}\n" for job in todo)
-    text = _SCRIPT.format(here=shlex.quote(str(Path.cwd())), commands=shlex.quote(str(commands)))
+    lines = "".join(
+        f"{shlex.join([sys.executable, '-P', '-m', *job.command])}\n" for job in todo
+    )
+    text = _SCRIPT.format(
+        here=shlex.quote(str(Path.cwd())), commands=shlex.quote(str(commands))
+    )
     commands.write_text(lines, encoding="utf-8")
     script.write_text(text, encoding="utf-8")
     array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]
-    command = ["sbatch", *array, *options, str(script)]  # if an option is given twice, the later one holds
+    # if an option is given twice, the later one holds
+    command = ["sbatch", *array, *options, str(script)]
     try:
-        job_id = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        job_id = subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except FileNotFoundError:
-        raise UserError("there is no sbatch here: --slurm is for a machine that submits to Slurm") from None
+        raise UserError(
+            "there is no sbatch here: --slurm is for a machine that submits to Slurm"
+        ) from None
     except subprocess.CalledProcessError as error:
         raise UserError((error.stderr.strip() or str(error)).splitlines()[0]) from None
-    print(f"Slurm job {job_id} has {exits.plural(len(todo), 'task')}, logs in {folder}.")
+    print(
+        f"Slurm job {job_id} has {exits.plural(len(todo), 'task')}, logs in {folder}."
+    )
     print("The same sweep later does what is missing and reports.")

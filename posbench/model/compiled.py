@@ -8,16 +8,21 @@ from typing import ParamSpec, TypeVar
 import torch
 
 logger = logging.getLogger(__name__)
-# Errors of the device, not of the compiler: results may be half written, and after an assertion nothing runs any more.
+# Errors of the device, not of the compiler: results may be half written, and after an
+# assertion nothing runs any more.
 _OF_THE_DEVICE = (torch.OutOfMemoryError, torch.AcceleratorError)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
-    """Return the function, which is compiled at its first call; if that fails, it warns once and runs uncompiled.
+def compiled(
+    function: Callable[_P, _R], dynamic: bool | None = None
+) -> Callable[_P, _R]:
+    """Return the function, which is compiled at its first call; if that fails, it warns
+    once and runs uncompiled.
 
-    `dynamic`: True makes one graph for all shapes, False one per shape, None one for the first and one for the others.
+    `dynamic`: True makes one graph for all shapes, False one per shape, None one for
+    the first and one for the others.
     """
     program: Callable[_P, _R] | None = None
 
@@ -25,7 +30,10 @@ def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callabl
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         nonlocal program
         if program is None:
-            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # 8 by default
+            # 8 by default
+            torch._dynamo.config.recompile_limit = max(
+                64, torch._dynamo.config.recompile_limit
+            )
             program = torch.compile(function, dynamic=dynamic)
         try:
             return program(*args, **kwargs)
@@ -34,7 +42,11 @@ def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callabl
         except Exception as error:  # from the compiler, Triton or a driver
             if program is function:
                 raise
-            logger.warning("%s cannot be compiled here: %s", function.__name__, str(error).partition("\n")[0])
+            logger.warning(
+                "%s cannot be compiled here: %s",
+                function.__name__,
+                str(error).partition("\n")[0],
+            )
             program = function
             return function(*args, **kwargs)
 

@@ -1,6 +1,8 @@
-"""A small GPT without a positional encoding of its own: it calls the hooks of one `Encoding`.
+"""A small GPT without a positional encoding of its own: it calls the hooks of one
+`Encoding`.
 
-Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
+Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Llama);
+tied head by default.
 """
 
 import dataclasses
@@ -26,10 +28,14 @@ RMS_EPS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """Changes to how a model reads: for baselines and extensions in evaluation, for windows of stages of training."""
+    """Changes to how a model reads: for baselines and extensions in evaluation, for
+    windows of stages of training.
+    """
 
-    encoding: Encoding | None = None  # used in place of the model's own; it has the same shape
-    window: int | None = None  # keys a query may see; the model's own window holds where it is narrower
+    # used in place of the model's own; it has the same shape
+    encoding: Encoding | None = None
+    # keys a query may see; the model's own window holds where it is narrower
+    window: int | None = None
     sinks: int = 0  # keys at the beginning that every query sees beside that window
 
 
@@ -37,46 +43,74 @@ _AS_TRAINED = Reading()
 
 
 class GPT(nn.Module):
-    """A language model from token ids (B, T) to logits (B, T, vocab_size), or to the loss of labels."""
+    """A language model from token ids (B, T) to logits (B, T, vocab_size), or to the
+    loss of labels.
+    """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, encoding: Encoding) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, encoding: Encoding
+    ) -> None:
         super().__init__()
         self.config = config
         self.encoding = encoding
-        self.recomputes = False  # whether training keeps only each block's input and computes the rest again backwards
-        self.compiles = False  # whether training compiles all of its blocks but attention
+        # whether training keeps only each block's input and computes the rest again
+        # backwards
+        self.recomputes = False
+        # whether training compiles all of its blocks but attention
+        self.compiles = False
         self.window, self.sinks = config.attention.window, config.attention.sinks
         width = encoding.token_dim()
         self.tokens = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = _norm(config)
-        self.head = None if config.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
+        self.head = (
+            None if config.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
+        )
 
     def forward(
-        self, ids: Tensor, labels: Tensor | None = None, *, n_scored: int | None = None,
-        positions: Tensor | None = None, generator: torch.Generator | None = None, reading: Reading = _AS_TRAINED,
-    ) -> Tensor:  # fmt: skip
-        """Return logits (B, T, vocab_size), or the mean negative log-likelihood of labels in nats, 0 if none is scored.
+        self,
+        ids: Tensor,
+        labels: Tensor | None = None,
+        *,
+        n_scored: int | None = None,
+        positions: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        reading: Reading = _AS_TRAINED,
+    ) -> Tensor:
+        """Return logits (B, T, vocab_size), or the mean negative log-likelihood of
+        labels in nats, 0 if none is scored.
 
         Args:
             ids: (B, T).
-            labels: (B, T), the token that should follow each token, or `IGNORED` where it is not scored.
-            n_scored: how many labels are scored. None: they are counted, and the host waits for the device.
+            labels: (B, T), the token that should follow each token, or `IGNORED` where
+                it is not scored.
+            n_scored: how many labels are scored. None: they are counted, and the host
+                waits for the device.
             positions, generator, reading: as for `hidden`.
         """
         hidden = self.hidden(ids, positions, generator, reading=reading)
-        return self.logits(hidden) if labels is None else self.loss(hidden, labels, n_scored)
+        return (
+            self.logits(hidden)
+            if labels is None
+            else self.loss(hidden, labels, n_scored)
+        )
 
     def hidden(
-        self, ids: Tensor, positions: Tensor | None = None, generator: torch.Generator | None = None,
-        last: int | None = None, reading: Reading = _AS_TRAINED,
-    ) -> Tensor:  # fmt: skip
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        last: int | None = None,
+        reading: Reading = _AS_TRAINED,
+    ) -> Tensor:
         """Return the final normalised states (B, T, D), which the head reads.
 
         Args:
             ids: (B, T).
-            positions: (1|B, T); None = the encoding's own. Random ones are drawn from `generator`.
-            last: how many of the last states to return, (B, last, D); the last block computes no others. None = all T.
+            positions: (1|B, T); None = the encoding's own. Random ones are drawn from
+                `generator`.
+            last: how many of the last states to return, (B, last, D); the last block
+                computes no others. None = all T.
             reading: another encoding, or a narrower window.
         """
         encoding = self.encoding if reading.encoding is None else reading.encoding
@@ -90,15 +124,29 @@ class GPT(nn.Module):
         training = torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             rows = last if index == len(self.blocks) - 1 else None
-            used = encoding.at(layer.replace(index=index))[0] if reading.sinks else encoding
-            limit = narrower(self.window, used.window)  # a layer has never seen sinks beyond a limit as narrow
-            sinks = max(self.sinks, reading.sinks if limit is None or limit > (reading.window or 0) else 0)
+            used = (
+                encoding.at(layer.replace(index=index))[0]
+                if reading.sinks
+                else encoding
+            )
+            # a layer has never seen sinks beyond a limit as narrow
+            limit = narrower(self.window, used.window)
+            sinks = max(
+                self.sinks,
+                reading.sinks if limit is None or limit > (reading.window or 0) else 0,
+            )
             limits: dict[str, Any] = {"window": window, "sinks": sinks, "last": rows}
-            attend = functools.partial(_attention, encoding, layer.replace(index=index), **limits)
+            attend = functools.partial(
+                _attention, encoding, layer.replace(index=index), **limits
+            )
             arguments = x, attend, self.compiles and training
             if self.recomputes and training:  # Chen et al. (2016), arXiv:1604.06174
-                # A compiled piece saves all its tensors at its end, and an early stop would have to be inside of it.
-                options: dict[str, Any] = {"preserve_rng_state": False, "early_stop": not self.compiles}
+                # A compiled piece saves all its tensors at its end, and an early stop
+                # would have to be inside of it.
+                options: dict[str, Any] = {
+                    "preserve_rng_state": False,
+                    "early_stop": not self.compiles,
+                }
                 x = checkpoint(block, *arguments, use_reentrant=False, **options)
             else:
                 x = block(*arguments)
@@ -114,24 +162,36 @@ class GPT(nn.Module):
         return F.linear(*self._into_head(hidden))
 
     def _into_head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the head's input and weight. It does not read a concatenated position code."""
+        """Return the head's input and weight. It does not read a concatenated position
+        code.
+        """
         weight = self.tokens.weight if self.head is None else self.head.weight
         return hidden[..., : weight.shape[1]], weight
 
-    def loss(self, hidden: Tensor, labels: Tensor, n_scored: int | None = None) -> Tensor:
-        """Return the loss as `forward` does, but from hidden states (B, T, D). The head runs on scored rows alone."""
+    def loss(
+        self, hidden: Tensor, labels: Tensor, n_scored: int | None = None
+    ) -> Tensor:
+        """Return the loss as `forward` does, but from hidden states (B, T, D). The head
+        runs on scored rows alone.
+        """
         if n_scored is None:
             n_scored = int((labels != IGNORED).sum())
         if n_scored < labels.numel():
-            # A stable sort puts scored rows first, in their order; a mask would need their number from the device.
+            # A stable sort puts scored rows first, in their order; a mask would need
+            # their number from the device.
             rows = (labels.flatten() == IGNORED).int().argsort(stable=True)[:n_scored]
-            hidden, labels = hidden.flatten(0, 1).index_select(0, rows), labels.flatten().index_select(0, rows)
+            hidden, labels = (
+                hidden.flatten(0, 1).index_select(0, rows),
+                labels.flatten().index_select(0, rows),
+            )
         states, weight = self._into_head(hidden)
         return linear_cross_entropy(states.flatten(0, -2), weight, labels.flatten())
 
 
 class Block(nn.Module):
-    """Attention and the feed-forward part: each reads the normalised residual stream and adds its output to it."""
+    """Attention and the feed-forward part: each reads the normalised residual stream
+    and adds its output to it.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -140,50 +200,87 @@ class Block(nn.Module):
         self.mlp_norm = _norm(config) if config.hidden_width else None
         self.mlp = MLP(config) if config.hidden_width else None
 
-    def forward(self, x: Tensor, attend: Callable[..., Tensor], compiles: bool = False) -> Tensor:
-        """Return the block's output for states (B, T, D): (B, T, D), or its last rows alone.
+    def forward(
+        self, x: Tensor, attend: Callable[..., Tensor], compiles: bool = False
+    ) -> Tensor:
+        """Return the block's output for states (B, T, D): (B, T, D), or its last rows
+        alone.
 
         Args:
-            attend: returns attention's output for queries, keys, values (B, H, T, Dh) and their input (B, T, D).
+            attend: returns attention's output for queries, keys, values (B, H, T, Dh)
+                and their input (B, T, D).
             compiles: run what comes before and after attention as compiled pieces.
         """
-        before, after = (_before_compiled, _after_compiled) if compiles else (_before, _after)
+        before, after = (
+            (_before_compiled, _after_compiled) if compiles else (_before, _after)
+        )
         return after(self, x, attend(*before(self, x)))
 
 
 def _before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return queries, keys and values (B, H, T, Dh) of states (B, T, D), and their normalised input (B, T, D)."""
+    """Return queries, keys and values (B, H, T, Dh) of states (B, T, D), and their
+    normalised input (B, T, D).
+    """
     inputs = block.attention_norm(x)
     return *block.attention.heads(inputs), inputs
 
 
 def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    """Return the block's output for states (B, T, D) and attention's output, (B, H, T, Dh) or its last rows."""
-    x = x[:, -attended.shape[2] :] + block.attention.out(attended.transpose(1, 2).flatten(2))
+    """Return the block's output for states (B, T, D) and attention's output, (B, H, T,
+    Dh) or its last rows.
+    """
+    x = x[:, -attended.shape[2] :] + block.attention.out(
+        attended.transpose(1, 2).flatten(2)
+    )
     return x + block.mlp(block.mlp_norm(x)) if block.mlp and block.mlp_norm else x
 
 
-# Attention itself stays outside: the compiler would make a graph of it for every length, window and block of rows.
-_before_compiled, _after_compiled = compiled(_before, dynamic=False), compiled(_after, dynamic=False)
+# Attention itself stays outside: the compiler would make a graph of it for every
+# length, window and block of rows.
+_before_compiled, _after_compiled = (
+    compiled(_before, dynamic=False),
+    compiled(_after, dynamic=False),
+)
 
 
-def _attention(encoding: Encoding, layer: Layer, q: Tensor, k: Tensor, v: Tensor, x: Tensor, **limits: Any) -> Tensor:
+def _attention(
+    encoding: Encoding,
+    layer: Layer,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    **limits: Any,
+) -> Tensor:
     return attention(encoding, q, k, v, layer.replace(x=x), **limits)
 
 
 class Attention(nn.Module):
-    """The projections to queries, keys and values, norms of queries and keys, and the projection of the output."""
+    """The projections to queries, keys and values, norms of queries and keys, and the
+    projection of the output.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, kv_heads = config.d_model // config.n_heads, config.n_kv_heads or config.n_heads
-        self.n_heads, self.heads_of_qkv = config.n_heads, [config.n_heads, kv_heads, kv_heads]
+        width, kv_heads = (
+            config.d_model // config.n_heads,
+            config.n_kv_heads or config.n_heads,
+        )
+        self.n_heads, self.heads_of_qkv = (
+            config.n_heads,
+            [config.n_heads, kv_heads, kv_heads],
+        )
         self.qkv = nn.Linear(config.d_model, sum(self.heads_of_qkv) * width, bias=False)
-        self.q_norm, self.k_norm = (nn.RMSNorm(width, RMS_EPS) if config.qk_norm else nn.Identity() for _ in "qk")
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(width, RMS_EPS) if config.qk_norm else nn.Identity()
+            for _ in "qk"
+        )
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values (B, H, T, Dh) of states (B, T, D); keys and values may have fewer heads."""
+        """Return queries, keys and values (B, H, T, Dh) of states (B, T, D); keys and
+        values may have fewer heads.
+        """
         packed = self.qkv(x).unflatten(-1, (sum(self.heads_of_qkv), -1)).transpose(1, 2)
         q, k, v = packed.split(self.heads_of_qkv, dim=1)
         return self.q_norm(q), self.k_norm(k), v
@@ -195,13 +292,16 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width, hidden = config.d_model, config.hidden_width
-        self.gate = nn.Linear(width, hidden, bias=False) if config.mlp == "swiglu" else None
+        self.gate = (
+            nn.Linear(width, hidden, bias=False) if config.mlp == "swiglu" else None
+        )
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            # Not GPT-2's tanh form: on CPUs torch's exact GELU is six times as fast forward, three times backward.
+            # Not GPT-2's tanh form: on CPUs torch's exact GELU is six times as fast
+            # forward, three times backward.
             return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
         return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
@@ -209,7 +309,8 @@ class MLP(nn.Module):
 def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> GPT:
     """Build a run's model with its initial weights.
 
-    The encoding and every model weight draw from their own random streams, so runs of a seed start from equal weights.
+    The encoding and every model weight draw from their own random streams, so runs of a
+    seed start from equal weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "encoding"))
@@ -220,27 +321,43 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
 
 
 def parameter_counts(model: GPT) -> dict[str, int]:
-    """Count parameters: of the whole model, of its encoding, and of all but the token table and the head."""
-    total, encoding = (sum(p.numel() for p in part.parameters()) for part in (model, model.encoding))
-    tables = model.tokens.weight.numel() + (0 if model.head is None else model.head.weight.numel())
+    """Count parameters: of the whole model, of its encoding, and of all but the token
+    table and the head.
+    """
+    total, encoding = (
+        sum(p.numel() for p in part.parameters()) for part in (model, model.encoding)
+    )
+    tables = model.tokens.weight.numel() + (
+        0 if model.head is None else model.head.weight.numel()
+    )
     return {"total": total, "encoding": encoding, "non_embedding": total - tables}
 
 
 def train_flops_per_token(model: GPT, length: int) -> int:
-    """Count floating-point operations per token, forward and backward, without those of an encoding.
+    """Count floating-point operations per token, forward and backward, without those of
+    an encoding.
 
-    The sum is 6 N + 6 n_layers d_model (T + 1). N counts the weights in matrix products, in the blocks and the head:
-    each takes 2 operations forward and 4 backward. In attention a token sees (T + 1) / 2 keys on average: each takes
-    2 d_model operations in q·k and 2 d_model in the sum of values, and twice as many backward.
+    The sum is 6 N + 6 n_layers d_model (T + 1). N counts the weights in matrix
+    products, in the blocks and the head: each takes 2 operations forward and 4
+    backward. In attention a token sees (T + 1) / 2 keys on average: each takes 2
+    d_model operations in q·k and 2 d_model in the sum of values, and twice as many
+    backward.
     """
     head = model.tokens if model.head is None else model.head
-    weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2) + head.weight.numel()
+    weights = (
+        sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2)
+        + head.weight.numel()
+    )
     return 6 * weights + 6 * model.config.n_layers * model.config.d_model * (length + 1)
 
 
 def _norm(config: ModelConfig) -> nn.Module:
     width = config.d_model
-    return nn.RMSNorm(width, RMS_EPS) if config.norm == "rmsnorm" else nn.LayerNorm(width, bias=False)
+    return (
+        nn.RMSNorm(width, RMS_EPS)
+        if config.norm == "rmsnorm"
+        else nn.LayerNorm(width, bias=False)
+    )
 
 
 @torch.no_grad()
@@ -252,7 +369,9 @@ def _initialise(model: GPT, config: ModelConfig, seed: int) -> None:
             std = config.token_rms
         elif config.init == "fan_in":
             std = weight.shape[1] ** -0.5
-        else:  # as in GPT-2: the more projections into the residual stream, the smaller they start
+        # as in GPT-2: the more projections into the residual stream, the smaller they
+        # start
+        else:
             into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
             std = 0.02 / math.sqrt(2 * config.n_layers) if into_residual else 0.02
         weight.normal_(0, std, generator=generator(seed, "weights", name))

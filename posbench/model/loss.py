@@ -1,4 +1,6 @@
-"""The training loss from hidden states, without a second copy of the logits, the largest tensors of a step."""
+"""The training loss from hidden states, without a second copy of the logits, the
+largest tensors of a step.
+"""
 
 from typing import Any
 
@@ -10,32 +12,53 @@ from torch.autograd.function import once_differentiable
 from posbench.model.compiled import compiled
 
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
-HEAD_AT_ONCE = 2**29  # logits computed at once: 1 GiB in bf16; fewer would mean more passes over the weight's gradient
+# logits computed at once: 1 GiB in bf16; fewer would mean more passes over the weight's
+# gradient
+HEAD_AT_ONCE = 2**29
 AT_ONCE = 2**18  # logits in fp32 at once: as many as stay in a CPU's cache
 AT_ONCE_ACCELERATOR = 2**26
 COMPILED_FROM = 2**24  # from this many logits on CUDA, the loss is compiled
-ALIGNED = 128  # the head's rows are padded to a multiple of this: tensor cores do not take an odd number
+# the head's rows are padded to a multiple of this: tensor cores do not take an odd
+# number
+ALIGNED = 128
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood in nats of labels (N,) under hidden (N, D) @ weight (V, D).T, 0 if N = 0.
+    """Return the mean negative log-likelihood in nats of labels (N,) under hidden (N,
+    D) @ weight (V, D).T, 0 if N = 0.
 
-    Products run in the dtype of autocast if that is on, the rest in fp32 (fp64 for fp64 inputs). A label outside
-    0 .. V-1 raises IndexError or RuntimeError. The forward pass computes the gradients, too, block by block of rows: a
-    block's logits are overwritten by their gradient. Liger Kernel does the same: Hsu et al. (2024), arXiv:2410.10989.
+    Products run in the dtype of autocast if that is on, the rest in fp32 (fp64 for fp64
+    inputs). A label outside 0 .. V-1 raises IndexError or RuntimeError. The forward
+    pass computes the gradients, too, block by block of rows: a block's logits are
+    overwritten by their gradient. Liger Kernel does the same: Hsu et al. (2024),
+    arXiv:2410.10989.
     """
     device_type = hidden.device.type
-    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
-    differentiate = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)  # in `forward` it is off
+    dtype = (
+        torch.get_autocast_dtype(device_type)
+        if torch.is_autocast_enabled(device_type)
+        else hidden.dtype
+    )
+    # in `forward` it is off
+    differentiate = torch.is_grad_enabled() and (
+        hidden.requires_grad or weight.requires_grad
+    )
     with torch.autocast(device_type, enabled=False):
-        loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, dtype, differentiate)  # type: ignore[no-untyped-call]
+        loss: Tensor = _LinearCrossEntropy.apply(
+            hidden, weight, labels, dtype, differentiate
+        )  # type: ignore[no-untyped-call]
     return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype, differentiate: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        dtype: torch.dtype,
+        differentiate: bool,
     ) -> Tensor:
         vocabulary, device = len(weight), hidden.device
         exact = torch.promote_types(dtype, torch.float32)
@@ -43,23 +66,41 @@ class _LinearCrossEntropy(torch.autograd.Function):
         padding = 0 if device.type == "cpu" else -vocabulary % ALIGNED
         states, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, padding))
         of_hidden = torch.empty_like(states) if differentiate else None
-        of_head = torch.zeros(head.shape, dtype=exact, device=device) if differentiate else None
+        of_head = (
+            torch.zeros(head.shape, dtype=exact, device=device)
+            if differentiate
+            else None
+        )
         total = torch.zeros((), dtype=exact, device=device)
-        piece_rows = max(1, (AT_ONCE if device.type == "cpu" else AT_ONCE_ACCELERATOR) // vocabulary)
+        piece_rows = max(
+            1, (AT_ONCE if device.type == "cpu" else AT_ONCE_ACCELERATOR) // vocabulary
+        )
         block_rows = max(1, HEAD_AT_ONCE // len(head))
         for start in range(0, len(states), block_rows):
             rows = slice(start, start + block_rows)
             logits = states[rows] @ head.mT
-            compiles = device.type == "cuda" and logits.numel() >= COMPILED_FROM and not torch.compiler.is_compiling()
+            compiles = (
+                device.type == "cuda"
+                and logits.numel() >= COMPILED_FROM
+                and not torch.compiler.is_compiling()
+            )
             loss_of = _compiled_loss if compiles else _loss
-            scored = torch.split(logits[:, :vocabulary], piece_rows), torch.split(labels[rows, None], piece_rows)
+            scored = (
+                torch.split(logits[:, :vocabulary], piece_rows),
+                torch.split(labels[rows, None], piece_rows),
+            )
             for piece, label in zip(*scored, strict=True):
                 total += loss_of(piece, label, differentiate)
-            if of_hidden is not None and of_head is not None:  # `logits` holds its own gradient by now
+            # `logits` holds its own gradient by now
+            if of_hidden is not None and of_head is not None:
                 torch.mm(logits, head, out=of_hidden[rows])
                 of_head += logits.mT @ states[rows]
         ctx.save_for_backward(of_hidden, of_head)
-        ctx.vocabulary, ctx.n_scored, ctx.dtypes = vocabulary, max(1, len(labels)), (hidden.dtype, weight.dtype)
+        ctx.vocabulary, ctx.n_scored, ctx.dtypes = (
+            vocabulary,
+            max(1, len(labels)),
+            (hidden.dtype, weight.dtype),
+        )
         return total / max(1, len(labels))
 
     @staticmethod
@@ -67,19 +108,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_hidden, of_head = ctx.saved_tensors
         factor = gradient / ctx.n_scored
-        of_hidden, of_weight = of_hidden.to(ctx.dtypes[0]), of_head[: ctx.vocabulary].to(ctx.dtypes[1])
+        of_hidden, of_weight = (
+            of_hidden.to(ctx.dtypes[0]),
+            of_head[: ctx.vocabulary].to(ctx.dtypes[1]),
+        )
         return of_hidden * factor, of_weight * factor, None, None, None
 
 
 def _loss(logits: Tensor, labels: Tensor, differentiate: bool) -> Tensor:
-    """Return the sum of the negative log-likelihoods of some rows, and write its gradient over the logits if wanted."""
+    """Return the sum of the negative log-likelihoods of some rows, and write its
+    gradient over the logits if wanted.
+    """
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     probabilities = torch.softmax(values, -1)
-    # log sum exp = the largest logit minus the log of its probability: one pass fewer than computing it again.
-    normaliser = values.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
+    # log sum exp = the largest logit minus the log of its probability: one pass fewer
+    # than computing it again.
+    normaliser = (
+        values.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
+    )
     nll = (normaliser - values.gather(-1, labels)).sum()
     if differentiate:
-        logits.copy_(probabilities.scatter_add_(-1, labels, torch.full_like(normaliser, -1.0)))
+        logits.copy_(
+            probabilities.scatter_add_(-1, labels, torch.full_like(normaliser, -1.0))
+        )
     return nll
 
 

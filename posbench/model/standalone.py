@@ -1,4 +1,6 @@
-"""Attention under an encoding, for models that are not posbench's: fast (`posbench.attention`) or by definition."""
+"""Attention under an encoding, for models that are not posbench's: fast
+(`posbench.attention`) or by definition.
+"""
 
 import torch
 from torch import Tensor
@@ -6,27 +8,48 @@ from torch import Tensor
 from posbench.encodings.base import Encoding, Layer, check_length, exact
 from posbench.errors import UserError
 from posbench.model.attention import attention as attention_of_layer
-from posbench.model.attention import logits_by_rows, make_layer, mask_of, narrower, prepared
+from posbench.model.attention import (
+    logits_by_rows,
+    make_layer,
+    mask_of,
+    narrower,
+    prepared,
+)
 
 
 def attention(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None, layer: int = 0,
-    x: Tensor | None = None, window: int | None = None, causal: bool = True,
-) -> Tensor:  # fmt: skip
-    """Return attention of one layer under `encoding`, by the fastest kernel for it on this device.
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor | None = None,
+    layer: int = 0,
+    x: Tensor | None = None,
+    window: int | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """Return attention of one layer under `encoding`, by the fastest kernel for it on
+    this device.
 
-    It replaces rotary embeddings, bias, softmax and `scaled_dot_product_attention` in a model of your own. On CPUs call
-    `torch.set_flush_denormal(True)` at the start of your program, as posbench's commands do: biases that fall with
-    distance make subnormal numbers in softmax, and these are slow.
+    It replaces rotary embeddings, bias, softmax and `scaled_dot_product_attention` in a
+    model of your own. On CPUs call `torch.set_flush_denormal(True)` at the start of
+    your program, as posbench's commands do: biases that fall with distance make
+    subnormal numbers in softmax, and these are slow.
 
     Args:
-        encoding: the whole model's, as `posbench.build_encoding` returns it: a part of the model, which stays in fp32.
-        q: raw (un-rotated) queries (B, H, T, Dh). With a key-value cache, only those of the last tokens.
-        k, v: raw keys and values (B, Hkv, T, Dh) of all tokens; each of their heads serves a group of query heads.
-        positions: (T,), (1, T) or (B, T) of all tokens. None = 0 .. T-1, for which there are faster kernels.
-        layer: which layer's parameters to use, from 0. Pass it in every layer: no error says that it was left out.
-        x: the layer's normalised input, for encodings that read it: (B, T, D). The rows of `q` alone are enough if
-            the encoding does not read the input of earlier tokens.
+        encoding: the whole model's, as `posbench.build_encoding` returns it: a part of
+            the model, which stays in fp32.
+        q: raw (un-rotated) queries (B, H, T, Dh). With a key-value cache, only those of
+            the last tokens.
+        k, v: raw keys and values (B, Hkv, T, Dh) of all tokens; each of their heads
+            serves a group of query heads.
+        positions: (T,), (1, T) or (B, T) of all tokens. None = 0 .. T-1, for which
+            there are faster kernels.
+        layer: which layer's parameters to use, from 0. Pass it in every layer: no error
+            says that it was left out.
+        x: the layer's normalised input, for encodings that read it: (B, T, D). The rows
+            of `q` alone are enough if the encoding does not read the input of earlier
+            tokens.
         window: keys that a query may see, itself included; None = all before it.
         causal: hide keys after the query.
 
@@ -34,8 +57,9 @@ def attention(
         (B, H, T, Dh) in v's dtype; as many rows as `q` has.
 
     Raises:
-        UserError: a shape, the layer or the window does not fit, an input that the encoding needs is missing, the
-            encoding needs more of earlier tokens than a key-value cache holds, or the encoding was cast to 16 bits.
+        UserError: a shape, the layer or the window does not fit, an input that the
+            encoding needs is missing, the encoding needs more of earlier tokens than a
+            key-value cache holds, or the encoding was cast to 16 bits.
     """
     n_queries, length = q.shape[-2], k.shape[-2]
     if 0 < n_queries < length:
@@ -45,44 +69,86 @@ def attention(
     if window is not None and (window < 1 or not causal):
         raise UserError(f"window is {window}: expected at least 1, and causal=True")
     checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
-    return attention_of_layer(encoding, q, k, v, checked_layer, window, last=n_queries if n_queries < length else None)
+    return attention_of_layer(
+        encoding,
+        q,
+        k,
+        v,
+        checked_layer,
+        window,
+        last=n_queries if n_queries < length else None,
+    )
 
 
 def attention_logits(
-    encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None = None, layer: int = 0,
-    positions: Tensor | None = None, causal: bool = True, last: int | None = None,
-) -> Tensor:  # fmt: skip
-    """Return logits of one attention layer under `encoding`, before softmax, by the definition in fp32.
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    x: Tensor | None = None,
+    layer: int = 0,
+    positions: Tensor | None = None,
+    causal: bool = True,
+    last: int | None = None,
+) -> Tensor:
+    """Return logits of one attention layer under `encoding`, before softmax, by the
+    definition in fp32.
 
-    Arguments and errors are those of `attention`. `last` is how many of the last query rows to return; None = all T. An
-    encoding with `embed` needs x, since q and k carry its code only if they were computed from such an x.
+    Arguments and errors are those of `attention`. `last` is how many of the last query
+    rows to return; None = all T. An encoding with `embed` needs x, since q and k carry
+    its code only if they were computed from such an x.
 
     Returns:
-        (B, H, last or T, T) fp32, or fp64 for fp64 inputs: scaled, biased, -inf where masked.
+        (B, H, last or T, T) fp32, or fp64 for fp64 inputs: scaled, biased, -inf where
+        masked.
     """
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, k, x, layer, positions, causal)
-        encoding, q, k, _, block = whole_block(encoding, exact(q), exact(k), exact(k), checked_layer, last=last)
-        return logits_by_rows(encoding, q, k, block, encoding.window if causal else None)
+        encoding, q, k, _, block = whole_block(
+            encoding, exact(q), exact(k), exact(k), checked_layer, last=last
+        )
+        return logits_by_rows(
+            encoding, q, k, block, encoding.window if causal else None
+        )
 
 
 def attention_output(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None = None, layer: int = 0,
-    positions: Tensor | None = None, causal: bool = True, last: int | None = None,
-) -> Tensor:  # fmt: skip
-    """Return output of one attention layer by the definition, (B, H, last or T, Dh) fp32; see `attention_logits`."""
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor | None = None,
+    layer: int = 0,
+    positions: Tensor | None = None,
+    causal: bool = True,
+    last: int | None = None,
+) -> Tensor:
+    """Return output of one attention layer by the definition, (B, H, last or T, Dh)
+    fp32; see `attention_logits`.
+    """
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
-        encoding, q, k, v, block = whole_block(encoding, exact(q), exact(k), exact(v), checked_layer, last=last)
-        logits = logits_by_rows(encoding, q, k, block, encoding.window if causal else None)
+        encoding, q, k, v, block = whole_block(
+            encoding, exact(q), exact(k), exact(v), checked_layer, last=last
+        )
+        logits = logits_by_rows(
+            encoding, q, k, block, encoding.window if causal else None
+        )
         return encoding.map_outputs(encoding.attend(logits, v, block), block)
 
 
 def whole_block(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, window: int | None = None, sinks: int = 0,
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: Layer,
+    window: int | None = None,
+    sinks: int = 0,
     last: int | None = None,
-) -> tuple[Encoding, Tensor, Tensor, Tensor, Layer]:  # fmt: skip
-    """Return a layer's encoding and the inputs of its pairwise hooks, for one block of query rows with all keys."""
+) -> tuple[Encoding, Tensor, Tensor, Tensor, Layer]:
+    """Return a layer's encoding and the inputs of its pairwise hooks, for one block of
+    query rows with all keys.
+    """
     encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
     length = q.shape[2]
     rows = slice(length - (last or length), length)
@@ -93,51 +159,96 @@ def whole_block(
 
 
 def _checked_layer(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, layer: int, positions: Tensor | None,
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor | None,
+    layer: int,
+    positions: Tensor | None,
     causal: bool,
-) -> Layer:  # fmt: skip
-    """Return what the hooks of a layer read; UserError for inputs that do not fit or would bypass the encoding."""
+) -> Layer:
+    """Return what the hooks of a layer read; UserError for inputs that do not fit or
+    would bypass the encoding.
+    """
     half = (torch.bfloat16, torch.float16)
-    if cast := next((t.dtype for t in [*encoding.parameters(), *encoding.buffers()] if t.dtype in half), None):
-        raise UserError(f"'{encoding.name}' was cast to {cast}: cast the model before the encoding is built")
+    if cast := next(
+        (
+            t.dtype
+            for t in [*encoding.parameters(), *encoding.buffers()]
+            if t.dtype in half
+        ),
+        None,
+    ):
+        raise UserError(
+            f"'{encoding.name}' was cast to {cast}: cast the model before the encoding"
+            " is built"
+        )
     shape, name, explicit = encoding.shape, encoding.name, positions
     if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
         raise UserError(
-            f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads}, T, {shape.head_dim})"
+            f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads},"
+            f" T, {shape.head_dim})"
         )
     batch, heads, length, width = q.shape
     for argument, tensor in (("k", k), ("v", v)):
-        if tensor.shape != (batch, *tensor.shape[1:2], length, width) or heads % tensor.shape[1]:
-            raise UserError(f"{argument} is {tuple(tensor.shape)}: expected {tuple(q.shape)}, as q, or fewer heads")
+        if (
+            tensor.shape != (batch, *tensor.shape[1:2], length, width)
+            or heads % tensor.shape[1]
+        ):
+            raise UserError(
+                f"{argument} is {tuple(tensor.shape)}: expected {tuple(q.shape)}, as q,"
+                " or fewer heads"
+            )
     if not 0 <= layer < shape.n_layers:
-        raise UserError(f"layer is {layer}: expected 0 to {shape.n_layers - 1} for this '{name}'")
+        raise UserError(
+            f"layer is {layer}: expected 0 to {shape.n_layers - 1} for this '{name}'"
+        )
     if x is not None and x.shape != (batch, length, shape.d_model):
-        raise UserError(f"x is {tuple(x.shape)}: expected (B, T, D), here {(batch, length, shape.d_model)}")
+        raise UserError(
+            f"x is {tuple(x.shape)}: expected (B, T, D), here"
+            f" {(batch, length, shape.d_model)}"
+        )
     positions = torch.arange(length, device=q.device) if explicit is None else explicit
     positions = positions[None] if positions.dim() == 1 else positions
     if positions.shape not in ((1, length), (batch, length)):
-        raise UserError(f"positions is {tuple(positions.shape)}: expected {(length,)} or {(batch, length)}")
+        raise UserError(
+            f"positions is {tuple(positions.shape)}: expected {(length,)} or"
+            f" {(batch, length)}"
+        )
     check_length(encoding, length)  # first, as it matters more than a missing input
     if x is None and "embed" in encoding.hooks:
         raise UserError(
-            f"'{name}' acts on the model's input: pass x, made from encoding.embed(embeddings, positions, ids)"
+            f"'{name}' acts on the model's input: pass x, made from"
+            " encoding.embed(embeddings, positions, ids)"
         )
     if explicit is None and "positions" in encoding.hooks:
-        raise UserError(f"'{name}' chooses positions by itself: pass positions=encoding.positions(ids, None)")
+        raise UserError(
+            f"'{name}' chooses positions by itself: pass"
+            " positions=encoding.positions(ids, None)"
+        )
     return make_layer(encoding, positions, layer, x, explicit is None, causal)
 
 
 def _refuse_cache(encoding: Encoding, x: Tensor | None, n_queries: int) -> None:
     """Raise UserError if the last rows cannot be computed from a key-value cache."""
     if encoding.length_dependent or "q" in encoding.history:
-        verb = "reads queries of" if "q" in encoding.history else "has other outputs for"
-        raise UserError(f"'{encoding.name}' {verb} earlier tokens, so it has no key-value cache: pass q of all tokens")
+        verb = (
+            "reads queries of" if "q" in encoding.history else "has other outputs for"
+        )
+        raise UserError(
+            f"'{encoding.name}' {verb} earlier tokens, so it has no key-value cache:"
+            " pass q of all tokens"
+        )
     if "x" in encoding.history and x is not None and x.shape[-2] == n_queries:
         raise UserError(
-            f"'{encoding.name}' reads the input of earlier tokens: keep x beside keys and values, (B, T, D)"
+            f"'{encoding.name}' reads the input of earlier tokens: keep x beside keys"
+            " and values, (B, T, D)"
         )
 
 
 def _after_zeros(rows: Tensor, length: int) -> Tensor:
-    """Return rows of zeros followed by the rows of the last tokens (..., Tq, C): (..., length, C)."""
+    """Return rows of zeros followed by the rows of the last tokens (..., Tq, C): (...,
+    length, C).
+    """
     return torch.nn.functional.pad(rows, (0, 0, length - rows.shape[-2], 0))

@@ -1,4 +1,6 @@
-"""The short answer above a report's table: what is best, what holds, how sure that is, and what to type next."""
+"""The short answer above a report's table: what is best, what holds, how sure that is,
+and what to type next.
+"""
 
 import math
 import shlex
@@ -7,113 +9,237 @@ from collections.abc import Iterable
 import pandas as pd
 
 from posbench.report.tables import LONGEST_LABEL, cut
-from posbench.results.compare import ENDPOINT_RATIO, ENOUGH_SEEDS, HALF, NOT_BEATEN, NOT_RESOLVED
+from posbench.results.compare import (
+    ENDPOINT_RATIO,
+    ENOUGH_SEEDS,
+    HALF,
+    NOT_BEATEN,
+    NOT_RESOLVED,
+)
 from posbench.terminal.exits import plural
 
 MOST_NAMED = 5
-LONGER = 4  # factor on the training tokens, as a suggestion for models that have not learned
+# factor on the training tokens, as a suggestion for models that have not learned
+LONGER = 4
 
 
 def facts(frame: pd.DataFrame) -> str:
-    """Return what was run: `6 encodings, 5 seeds, 1.05M parameters, 4M tokens of builtin, training length 128`."""
+    """Return what was run: `6 encodings, 5 seeds, 1.05M parameters, 4M tokens of
+    builtin, training length 128`.
+    """
     runs = frame[~frame["repeated"]].drop_duplicates("folder")
-    first = runs.sort_values("run_status", key=lambda status: status != "done", kind="stable").iloc[0]
-    parts = [plural(runs["label"].nunique(), "encoding"), plural(runs["seed"].nunique(), "seed")]
-    parts += [] if pd.isna(first["parameters"]) else [f"{runs['parameters'].median() / 1e6:.3g}M parameters"]
-    data = f"task {first['trained_task']}" if first["trained_task"] else first["text"] or "text"
-    tokens = "" if pd.isna(most := runs["trained_tokens"].max()) else f"{most / 1e6:.3g}M tokens of "
-    return f"{', '.join(parts)}, {tokens}{data}, training length {first['train_length']}"
+    first = runs.sort_values(
+        "run_status", key=lambda status: status != "done", kind="stable"
+    ).iloc[0]
+    parts = [
+        plural(runs["label"].nunique(), "encoding"),
+        plural(runs["seed"].nunique(), "seed"),
+    ]
+    parts += (
+        []
+        if pd.isna(first["parameters"])
+        else [f"{runs['parameters'].median() / 1e6:.3g}M parameters"]
+    )
+    data = (
+        f"task {first['trained_task']}"
+        if first["trained_task"]
+        else first["text"] or "text"
+    )
+    tokens = (
+        ""
+        if pd.isna(most := runs["trained_tokens"].max())
+        else f"{most / 1e6:.3g}M tokens of "
+    )
+    return (
+        f"{', '.join(parts)}, {tokens}{data}, training length {first['train_length']}"
+    )
 
 
 def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return a few sentences on the schemes of one setting; `table`: what `results.compare.compare` returns."""
+    """Return a few sentences on the schemes of one setting; `table`: what
+    `results.compare.compare` returns.
+    """
     if not table.attrs["schemes"]:
-        return ["No run has a loss at its training length yet." + command(frame, {}, "To continue, type")]
+        return [
+            "No run has a loss at its training length yet."
+            + command(frame, {}, "To continue, type")
+        ]
     measured, base = table[table["nll"].notna()], table.attrs["reference"]
     unlearned, best = measured["learned"].isin(NOT_BEATEN), measured.iloc[0]
-    result, judged = "the lowest loss" if len(measured) > 1 else "a loss of", measured[~unlearned]
-    lines = [f"At {table.attrs['train_length']} tokens {cut(best['label'])} has {result} {best['nll']:.3f}"]
+    result, judged = (
+        "the lowest loss" if len(measured) > 1 else "a loss of",
+        measured[~unlearned],
+    )
+    lines = [
+        f"At {table.attrs['train_length']} tokens {cut(best['label'])} has {result}"
+        f" {best['nll']:.3f}"
+    ]
     if base is None and len(measured) > 1:
         lines[0] += "; without a reference (--reference NAME) no difference is judged."
     else:
         lines[0] += f".{_words(measured, 'nll', ('better', 'worse', NOT_RESOLVED))}"
     by_reach: dict[str, list[str]] = {}
-    lengths = judged.dropna(subset="holds_to") if "holds_to" in judged else judged[:0].assign(holds_to=0)
-    for row in lengths.sort_values("holds_to", ascending=False, kind="stable").to_dict("records"):
+    lengths = (
+        judged.dropna(subset="holds_to")
+        if "holds_to" in judged
+        else judged[:0].assign(holds_to=0)
+    )
+    for row in lengths.sort_values("holds_to", ascending=False, kind="stable").to_dict(
+        "records"
+    ):
         ratio = row["holds_to"] / table.attrs["train_length"]
         further = " at least" if row["holds_further"] is True and ratio > 1 else ""
         by_reach.setdefault(f"to{further} {ratio:g}x", []).append(row["label"])
     if by_reach:
-        holds = "; ".join(f"{list_names(labels)} {reach}" for reach, labels in by_reach.items())
-        words = _words(judged, "rise", ("rises less", "rises more"), f"at {ENDPOINT_RATIO}x ")
+        holds = "; ".join(
+            f"{list_names(labels)} {reach}" for reach, labels in by_reach.items()
+        )
+        words = _words(
+            judged, "rise", ("rises less", "rises more"), f"at {ENDPOINT_RATIO}x "
+        )
         lines.append(f"Holds: {holds}.{words}")
     if len(unused := judged[judged["uses_context"].isin(NOT_BEATEN)]):
-        lines.append(f"Not shown to use more context than a cached n-gram model: {list_names(unused['label'])}.")
+        lines.append(
+            "Not shown to use more context than a cached n-gram model:"
+            f" {list_names(unused['label'])}."
+        )
     seeds, tokens = int(measured["seeds"].min()), frame["trained_tokens"].max()
     if table.attrs["largest_document"] >= HALF:
         part = f"{table.attrs['largest_document']:.0%}"
-        lines.append(f"One document has {part} of the targets: nothing is said of other text.")
+        lines.append(
+            f"One document has {part} of the targets: nothing is said of other text."
+        )
     elif seeds < ENOUGH_SEEDS and len(measured) > 1:
         more_seeds = command(frame, {"seed": ",".join(map(str, range(ENOUGH_SEEDS)))})
-        lines.append(f"How sure: {plural(seeds, 'seed')}; verdicts need {ENOUGH_SEEDS}.{more_seeds}")
+        lines.append(
+            f"How sure: {plural(seeds, 'seed')}; verdicts need"
+            f" {ENOUGH_SEEDS}.{more_seeds}"
+        )
     if unlearned.any():
         loss = f" ({measured['ngram'].median():.3f})".replace(" (nan)", "")
-        suggestion = "" if pd.isna(tokens) else command(frame, {"training.tokens": str(int(tokens) * LONGER)})
+        suggestion = (
+            ""
+            if pd.isna(tokens)
+            else command(frame, {"training.tokens": str(int(tokens) * LONGER)})
+        )
         names = list_names(measured.loc[unlearned, "label"])
-        lines.append(f"Not shown to have learned more than an n-gram model{loss}: {names}.{suggestion}")
+        lines.append(
+            f"Not shown to have learned more than an n-gram model{loss}:"
+            f" {names}.{suggestion}"
+        )
     return lines
 
 
 def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return a few sentences on the schemes of one setting; `table`: what `results.tasks.compare_tasks` returns."""
+    """Return a few sentences on the schemes of one setting; `table`: what
+    `results.tasks.compare_tasks` returns.
+    """
     if not len(table):
-        return ["No run was tested on its problems yet." + command(frame, {}, "To continue, type")]
+        return [
+            "No run was tested on its problems yet."
+            + command(frame, {}, "To continue, type")
+        ]
     ranked = table[table["ranked"]]
     lines = [f"Learned by most seeds: {list_names(ranked['label']) or 'none'}."]
-    measured = [name for name in ("accuracy_4x", "accuracy_2x") if name in ranked and ranked[name].notna().any()]
+    measured = [
+        name
+        for name in ("accuracy_4x", "accuracy_2x")
+        if name in ranked and ranked[name].notna().any()
+    ]
     for name in measured[:1]:
-        best, names = ranked[name].max(), list_names(ranked.loc[ranked[name] == ranked[name].max(), "label"])
-        lines[0] += f" Best at {name[9:]} the longest trained problem: {names}, {best:.0%} right."
-    words = [_words(table, f"accuracy_{ratio}", ("better", "worse"), f"at {ratio} ") for ratio in ("2x", "4x")]
+        best, names = (
+            ranked[name].max(),
+            list_names(ranked.loc[ranked[name] == ranked[name].max(), "label"]),
+        )
+        lines[0] += (
+            f" Best at {name[9:]} the longest trained problem: {names}, {best:.0%}"
+            " right."
+        )
+    words = [
+        _words(table, f"accuracy_{ratio}", ("better", "worse"), f"at {ratio} ")
+        for ratio in ("2x", "4x")
+    ]
     lines += [text.lstrip() for text in words if text]
     if table["seeds"].min() < ENOUGH_SEEDS:
-        lines.append(f"Words need {ENOUGH_SEEDS} seeds, better ten.{command(frame, {'seed': '0,1,2,3,4,5,6,7,8,9'})}")
+        lines.append(
+            f"Words need {ENOUGH_SEEDS} seeds, better"
+            f" ten.{command(frame, {'seed': '0,1,2,3,4,5,6,7,8,9'})}"
+        )
     return lines
 
 
 def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -> str:
-    """Return a sentence on the schemes that have these words, with their differences in nats; empty if none has."""
+    """Return a sentence on the schemes that have these words, with their differences in
+    nats; empty if none has.
+    """
     parts = []
     for word in words if f"{name}_word" in table else ():
         rows = table[table[f"{name}_word"] == word].to_dict("records")
         form = " {:+.3f}" if name in ("nll", "rise") and word != NOT_RESOLVED else ""
-        names = [cut(row["label"]) + form.format(row[f"{name}_difference"]) for row in rows]
+        names = [
+            cut(row["label"]) + form.format(row[f"{name}_difference"]) for row in rows
+        ]
         comparison = "" if word == NOT_RESOLVED else f" than {table.attrs['reference']}"
-        parts += [f"{word}{comparison}: {list_names(names, 2 * LONGEST_LABEL)}"] if names else []
+        parts += (
+            [f"{word}{comparison}: {list_names(names, 2 * LONGEST_LABEL)}"]
+            if names
+            else []
+        )
     text = at + "; ".join(parts)
     return f" {text[0].upper()}{text[1:]}." if parts else ""
 
 
-def command(frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type") -> str:
-    """Return the command that makes the runs of a frame with other `values`; empty if no command can."""
+def command(
+    frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type"
+) -> str:
+    """Return the command that makes the runs of a frame with other `values`; empty if
+    no command can.
+    """
     options, points = dict[str, list[str]](), set[frozenset[str]]()
-    for text in frame[~frame["settings"].str.contains('"reading.', na=True)]["command"].dropna().unique():
+    for text in (
+        frame[~frame["settings"].str.contains('"reading.', na=True)]["command"]
+        .dropna()
+        .unique()
+    ):
         words = shlex.split(text)
-        if words[:2] != ["posbench", "train"] or any(word.startswith(("-", "encoding.")) for word in words):
+        if words[:2] != ["posbench", "train"] or any(
+            word.startswith(("-", "encoding.")) for word in words
+        ):
             return ""
         for key, _, value in (word.partition("=") for word in words[2:]):
             options[key] = [*dict.fromkeys([*options.get(key, []), value])]
-        points.add(frozenset(word for word in words[2:] if word.partition("=")[0] not in ("seed", *values)))
+        points.add(
+            frozenset(
+                word
+                for word in words[2:]
+                if word.partition("=")[0] not in ("seed", *values)
+            )
+        )
     size = math.prod(len(options[key]) for key in options.keys() - {"seed", *values})
-    is_grid = size == len(points) and len({*map(len, points)}) == 1  # else the command would make other runs, too
-    if not is_grid or any("," in value or "[" in value for values_of in options.values() for value in values_of):
+    # else the command would make other runs, too
+    is_grid = size == len(points) and len({*map(len, points)}) == 1
+    if not is_grid or any(
+        "," in value or "[" in value
+        for values_of in options.values()
+        for value in values_of
+    ):
         return ""
     merged = {key: ",".join(values_of) for key, values_of in options.items()} | values
-    return f" {invitation}:\n  posbench sweep {shlex.join(f'{key}={value}' for key, value in merged.items())}"
+    return (
+        f" {invitation}:\n  posbench sweep"
+        f" {shlex.join(f'{key}={value}' for key, value in merged.items())}"
+    )
 
 
 def list_names(names: Iterable[str], longest: int = LONGEST_LABEL) -> str:
-    """Return names in one phrase, with a number in place of the last of many: `fox, alibi and 17 more`."""
+    """Return names in one phrase, with a number in place of the last of many: `fox,
+    alibi and 17 more`.
+    """
     labels = [cut(name, longest) for name in names]
-    n_more = len(labels := ["'none'"] if labels == ["none"] else labels) - MOST_NAMED  # alone, none reads as nothing
-    return f"{', '.join(labels[:MOST_NAMED])} and {n_more} more" if n_more > 1 else ", ".join(labels)
+    # alone, none reads as nothing
+    n_more = len(labels := ["'none'"] if labels == ["none"] else labels) - MOST_NAMED
+    return (
+        f"{', '.join(labels[:MOST_NAMED])} and {n_more} more"
+        if n_more > 1
+        else ", ".join(labels)
+    )

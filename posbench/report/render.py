@@ -15,11 +15,25 @@ from posbench.terminal import console as terminal
 Row = Mapping[str, Any]  # a row of the frame behind a table
 # Characters of a table that are written differently in plain ASCII and in LaTeX.
 _ASCII = str.maketrans({"±": "+/-", "≥": ">="})
-_LATEX = str.maketrans({
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "±": r"$\pm$", "≥": r"$\geq$",
-})  # fmt: skip
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "≥": r"$\geq$",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +42,11 @@ class Column:
 
     name: str  # unique in its table
     head: str
-    cell: str | Callable[[Row, str], str] = ""  # a value's format, as `.3f`, or a function from row and name to text
-    spare: int = 0  # a narrow terminal leaves out the column with the highest number first; 0: it always stays
+    # a value's format, as `.3f`, or a function from row and name to text
+    cell: str | Callable[[Row, str], str] = ""
+    # a narrow terminal leaves out the column with the highest number first; 0: it
+    # always stays
+    spare: int = 0
     text: bool = False  # aligned to the left
     of: str = ""  # the frame's column; empty: `name`
     best: bool = False  # the lowest value is bold
@@ -38,7 +55,11 @@ class Column:
     def shown(self, row: Row) -> str:
         """Return the column's text for a row."""
         name = self.of or self.name
-        return number(row, name, self.cell) if isinstance(self.cell, str) else self.cell(row, name)
+        return (
+            number(row, name, self.cell)
+            if isinstance(self.cell, str)
+            else self.cell(row, name)
+        )
 
 
 def number(row: Row, name: str, form: str = ".3f") -> str:
@@ -48,79 +69,167 @@ def number(row: Row, name: str, form: str = ".3f") -> str:
 
 
 class Table:
-    """Rows of a frame under those columns that are not empty, with a title above and lines that explain them below."""
+    """Rows of a frame under those columns that are not empty, with a title above and
+    lines that explain them below.
+    """
 
     def __init__(
-        self, title: str, frame: pd.DataFrame, columns: Sequence[Column], legend: str = "",
+        self,
+        title: str,
+        frame: pd.DataFrame,
+        columns: Sequence[Column],
+        legend: str = "",
         marks: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         records = frame.to_dict("records")
         texts = {column: [column.shown(row) for row in records] for column in columns}
-        self.title, self.frame, self.legend, self.marks = title, frame, legend, marks or {}
-        self.columns = [column for column in columns if column is columns[0] or any(texts[column])]
-        self.cells = [*zip(*(texts[column] for column in self.columns), strict=True)]  # the text of each, by row
+        self.title, self.frame, self.legend, self.marks = (
+            title,
+            frame,
+            legend,
+            marks or {},
+        )
+        self.columns = [
+            column for column in columns if column is columns[0] or any(texts[column])
+        ]
+        # the text of each, by row
+        self.cells = [*zip(*(texts[column] for column in self.columns), strict=True)]
 
     @property
     def notes(self) -> str:
-        """The notes of the columns, the marks that occur, and the legend, in one sentence."""
+        """The notes of the columns, the marks that occur, and the legend, in one
+        sentence.
+        """
         texts = " ".join(text for row in self.cells for text in row[1:])
-        marks = [f"{mark}: {meaning}" for mark, meaning in self.marks.items() if mark in texts]
-        joined = "; ".join(note for note in [*(c.note for c in self.columns), *marks, self.legend] if note)
+        marks = [
+            f"{mark}: {meaning}"
+            for mark, meaning in self.marks.items()
+            if mark in texts
+        ]
+        joined = "; ".join(
+            note
+            for note in [*(c.note for c in self.columns), *marks, self.legend]
+            if note
+        )
         return f"{joined}." if joined else ""
 
     def rows(self, write: Callable[[str, bool], Any]) -> list[list[Any]]:
-        """Return the cells; `write` makes each from its text and whether it is to stand out as its column's lowest."""
-        best = [int(self.frame[c.of or c.name].argmin()) if c.best else None for c in self.columns]
+        """Return the cells; `write` makes each from its text and whether it is to stand
+        out as its column's lowest.
+        """
+        best = [
+            int(self.frame[c.of or c.name].argmin()) if c.best else None
+            for c in self.columns
+        ]
         pairs = [zip(row, best, strict=True) for row in self.cells]
-        return [[write(text, i == lowest) for text, lowest in row] for i, row in enumerate(pairs)]
+        return [
+            [write(text, i == lowest) for text, lowest in row]
+            for i, row in enumerate(pairs)
+        ]
 
     def print(self, console: Console, most_rows: int | None = None) -> None:
-        """Print as many columns as fit and the first rows, and the lines that explain what is there."""
+        """Print as many columns as fit and the first rows, and the lines that explain
+        what is there.
+        """
         signs = {} if terminal.carries_unicode(console) else _ASCII
 
         def text(words: str, style: str = "") -> Text:
             return Text(words.translate(signs), style=style)
 
         columns = self.columns
-        cells = zip((column.head for column in columns), *self.cells[:most_rows], strict=True)
+        cells = zip(
+            (column.head for column in columns), *self.cells[:most_rows], strict=True
+        )
         widths = [max(len(text(cell)) for cell in column) for column in cells]
-        spare = sorted((i for i, c in enumerate(columns) if c.spare), key=lambda i: -columns[i].spare)
+        spare = sorted(
+            (i for i, c in enumerate(columns) if c.spare),
+            key=lambda i: -columns[i].spare,
+        )
         fits = terminal.fitting_columns(widths, spare, console.width)
-        hidden = ", ".join(c.head for i, c in enumerate(columns) if c.head and i not in fits)
-        fitted = Table(self.title, self.frame.iloc[:most_rows], [columns[i] for i in fits], self.legend, self.marks)
+        hidden = ", ".join(
+            c.head for i, c in enumerate(columns) if c.head and i not in fits
+        )
+        fitted = Table(
+            self.title,
+            self.frame.iloc[:most_rows],
+            [columns[i] for i in fits],
+            self.legend,
+            self.marks,
+        )
         table, left_out = terminal.table(console), len(self.frame) - len(fitted.frame)
         for column in fitted.columns:
-            table.add_column(text(column.head), justify="left" if column.text else "right", no_wrap=True)
+            table.add_column(
+                text(column.head),
+                justify="left" if column.text else "right",
+                no_wrap=True,
+            )
         for row in fitted.rows(lambda words, best: text(words, "bold" if best else "")):
             table.add_row(*row)
-        remark = f"{left_out} more are in the page and in table.csv. " if left_out else ""
+        remark = (
+            f"{left_out} more are in the page and in table.csv. " if left_out else ""
+        )
         remark += f"Left out at this width: {hidden}." if hidden else ""
-        unbroken = fitted.notes.translate(signs).replace(" ", "\xa0").replace(";\xa0", "; ")  # lines end between notes
-        notes = "\n".join(textwrap.wrap(unbroken, console.width, break_long_words=False)).replace("\xa0", " ")
-        for part, style in ((text(self.title), "bold"), (table, ""), (text(remark), "dim"), (text(notes), "dim")):
+        # lines end between notes
+        unbroken = (
+            fitted.notes.translate(signs).replace(" ", "\xa0").replace(";\xa0", "; ")
+        )
+        notes = "\n".join(
+            textwrap.wrap(unbroken, console.width, break_long_words=False)
+        ).replace("\xa0", " ")
+        for part, style in (
+            (text(self.title), "bold"),
+            (table, ""),
+            (text(remark), "dim"),
+            (text(notes), "dim"),
+        ):
             if part:
                 console.print(part, style=style)
 
     def html(self) -> str:
         """Return the table as HTML, in a box that scrolls."""
-        sides = [" class=t" if column.text and i else "" for i, column in enumerate(self.columns)]
-        cells = self.rows(lambda text, best: f"<b>{escape(text)}</b>" if best else escape(text))
-        rows = [[f"<td{side}>{cell}" for side, cell in zip(sides, row, strict=True)] for row in cells]
-        heads = "".join(f"<th{side}>{escape(c.head)}" for side, c in zip(sides, self.columns, strict=True))
+        sides = [
+            " class=t" if column.text and i else ""
+            for i, column in enumerate(self.columns)
+        ]
+        cells = self.rows(
+            lambda text, best: f"<b>{escape(text)}</b>" if best else escape(text)
+        )
+        rows = [
+            [f"<td{side}>{cell}" for side, cell in zip(sides, row, strict=True)]
+            for row in cells
+        ]
+        heads = "".join(
+            f"<th{side}>{escape(c.head)}"
+            for side, c in zip(sides, self.columns, strict=True)
+        )
         body = "\n".join(f"<tr>{''.join(row)}" for row in rows)
         note = f'<p class="note">{escape(self.notes)}</p>' if self.notes else ""
-        return f'<div class="scroll"><table><thead><tr>{heads}<tbody>\n{body}\n</table></div>{note}'
+        return (
+            "<div"
+            f' class="scroll"><table><thead><tr>{heads}<tbody>\n{body}\n</table></div>{note}'
+        )
 
     def latex(self, label: str) -> str:
         """Return the table as LaTeX that needs booktabs."""
         sides = "".join("l" if column.text else "r" for column in self.columns)
-        rows = self.rows(lambda text, best: rf"\textbf{{{_latex(text)}}}" if best else _latex(text))
+        rows = self.rows(
+            lambda text, best: rf"\textbf{{{_latex(text)}}}" if best else _latex(text)
+        )
         lines = [
-            r"% \usepackage{booktabs}", r"\begin{table}", r"\centering",
-            rf"\caption{{{_latex(': '.join(filter(None, [self.title, self.notes])))}}}", rf"\label{{tab:{label}}}",
-            rf"\begin{{tabular}}{{{sides}}}", r"\toprule", rf"{' & '.join(_latex(c.head) for c in self.columns)} \\",
-            r"\midrule", *(rf"{' & '.join(row)} \\" for row in rows), r"\bottomrule", r"\end{tabular}", r"\end{table}",
-        ]  # fmt: skip
+            r"% \usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_latex(': '.join(filter(None, [self.title, self.notes])))}}}",
+            rf"\label{{tab:{label}}}",
+            rf"\begin{{tabular}}{{{sides}}}",
+            r"\toprule",
+            rf"{' & '.join(_latex(c.head) for c in self.columns)} \\",
+            r"\midrule",
+            *(rf"{' & '.join(row)} \\" for row in rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
         return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,8 @@
 """Means with their errors over units of text, over seeds, or over both at once.
 
-The unit of text is the document, never a token and not a block: blocks of one document are alike, and intervals that
-take them for independent have too low a coverage (tests/test_intervals.py, on losses of trained models).
+The unit of text is the document, never a token and not a block: blocks of one document
+are alike, and intervals that take them for independent have too low a coverage
+(tests/test_intervals.py, on losses of trained models).
 """
 
 import dataclasses
@@ -21,7 +22,9 @@ LEAST_GAP = 0.1  # nats per token, between two groups of seeds
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error and degrees of freedom, and its interval that misses with probability alpha."""
+    """A mean with its standard error and degrees of freedom, and its interval that
+    misses with probability alpha.
+    """
 
     mean: float
     error: float  # nan if it cannot be estimated
@@ -32,7 +35,11 @@ class Estimate:
     def half(self, alpha: float = 0.05) -> float:
         from scipy import special
 
-        return float(special.stdtrit(self.df, 1 - alpha / 2)) * self.error if self.error else 0.0
+        return (
+            float(special.stdtrit(self.df, 1 - alpha / 2)) * self.error
+            if self.error
+            else 0.0
+        )
 
     def low(self, alpha: float = 0.05) -> float:
         return self.mean - self.half(alpha)
@@ -42,36 +49,54 @@ class Estimate:
 
 
 def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
-    """Estimate the mean of sums (seeds, units) over tokens (units,), for other seeds on other text like this.
+    """Estimate the mean of sums (seeds, units) over tokens (units,), for other seeds on
+    other text like this.
 
-    Seeds and units of text are crossed random factors. The variance of the mean is that over seeds plus that over units
-    less that of the interaction, which both contain (Cameron, Gelbach & Miller, 2011, "Robust Inference With Multiway
-    Clustering", section 2.1). All are of the linearised ratio of sums (Cochran, 1977, "Sampling Techniques", section
-    6.5). Degrees of freedom: Satterthwaite (1946). With one seed the interval is over units, for that checkpoint alone.
-    With one unit it is over seeds, for this text alone. With one of each there is none.
+    Seeds and units of text are crossed random factors. The variance of the mean is that
+    over seeds plus that over units less that of the interaction, which both contain
+    (Cameron, Gelbach & Miller, 2011, "Robust Inference With Multiway Clustering",
+    section 2.1). All are of the linearised ratio of sums (Cochran, 1977, "Sampling
+    Techniques", section 6.5). Degrees of freedom: Satterthwaite (1946). With one seed
+    the interval is over units, for that checkpoint alone. With one unit it is over
+    seeds, for this text alone. With one of each there is none.
     """
     n_seeds, n_units = sums.shape
     mean = float(sums.sum() / (n_seeds * tokens.sum()))
     residuals = (sums - mean * tokens) / tokens.mean()
     by_seed, by_unit = residuals.mean(1), residuals.mean(0)
     means = tuple((mean + by_seed).tolist())
-    over_seeds, over_units = (float(x.var(ddof=1)) / len(x) if len(x) > 1 else math.nan for x in (by_seed, by_unit))
+    over_seeds, over_units = (
+        float(x.var(ddof=1)) / len(x) if len(x) > 1 else math.nan
+        for x in (by_seed, by_unit)
+    )
     if n_seeds == 1:
-        return Estimate(mean, math.sqrt(over_units), max(1, n_units - 1), means, n_units)
+        return Estimate(
+            mean, math.sqrt(over_units), max(1, n_units - 1), means, n_units
+        )
     if n_units == 1:
         return Estimate(mean, math.sqrt(over_seeds), n_seeds - 1, means)
     interaction = residuals - by_seed[:, None] - by_unit
-    in_both = float((interaction**2).sum()) / ((n_seeds - 1) * (n_units - 1) * n_seeds * n_units)
+    in_both = float((interaction**2).sum()) / (
+        (n_seeds - 1) * (n_units - 1) * n_seeds * n_units
+    )
     variance = max(over_seeds + over_units - in_both, over_seeds, over_units)
     spread = over_seeds**2 / (n_seeds - 1) + over_units**2 / (n_units - 1)
-    return Estimate(mean, math.sqrt(variance), variance**2 / spread if spread else n_seeds - 1, means, n_units)
+    return Estimate(
+        mean,
+        math.sqrt(variance),
+        variance**2 / spread if spread else n_seeds - 1,
+        means,
+        n_units,
+    )
 
 
 def in_two_groups(values: Sequence[float]) -> bool:
-    """Return whether seeds fall into two groups, or one lies apart: a mean and its interval would hide that.
+    """Return whether seeds fall into two groups, or one lies apart: a mean and its
+    interval would hide that.
 
-    The widest gap must be half of the range or, with one value on a side, twice the range of the rest. This is a hint,
-    not a test: normal values that spread far more than `LEAST_GAP` meet it in 1 of 4 sets of five and 1 of 100 of ten.
+    The widest gap must be half of the range or, with one value on a side, twice the
+    range of the rest. This is a hint, not a test: normal values that spread far more
+    than `LEAST_GAP` meet it in 1 of 4 sets of five and 1 of 100 of ten.
     """
     if len(values) < 4:
         return False
@@ -81,17 +106,30 @@ def in_two_groups(values: Sequence[float]) -> bool:
 
 
 def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:
-    """Return the number of each block's unit of text, from 0 on. `stretches` is None if documents are in one piece.
+    """Return the number of each block's unit of text, from 0 on. `stretches` is None if
+    documents are in one piece.
 
-    Units are documents. Where there are fewer than `FEW_DOCUMENTS`, they are segments: the separate stretches that were
-    held out, or parts of the documents. Intervals over segments speak for these very documents.
+    Units are documents. Where there are fewer than `FEW_DOCUMENTS`, they are segments:
+    the separate stretches that were held out, or parts of the documents. Intervals over
+    segments speak for these very documents.
     """
-    numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
+    numbers, document, blocks = np.unique(
+        documents, return_inverse=True, return_counts=True
+    )
     if len(numbers) >= FEW_DOCUMENTS:
         return document
     if stretches is not None and len(np.unique(stretches)) >= FEW_DOCUMENTS:
         return np.unique(stretches, return_inverse=True)[1]
-    parts = np.minimum(np.maximum(1, np.round(SEGMENTS * blocks / len(documents)).astype(np.int64)), blocks)
-    place = np.empty(len(documents), np.int64)  # the place of each block in its document
-    place[np.argsort(document, kind="stable")] = np.concatenate([np.arange(n) for n in blocks])
-    return np.asarray(np.cumsum([0, *parts])[document] + place * parts[document] // blocks[document], dtype=np.int64)
+    parts = np.minimum(
+        np.maximum(1, np.round(SEGMENTS * blocks / len(documents)).astype(np.int64)),
+        blocks,
+    )
+    # the place of each block in its document
+    place = np.empty(len(documents), np.int64)
+    place[np.argsort(document, kind="stable")] = np.concatenate(
+        [np.arange(n) for n in blocks]
+    )
+    return np.asarray(
+        np.cumsum([0, *parts])[document] + place * parts[document] // blocks[document],
+        dtype=np.int64,
+    )

@@ -1,6 +1,9 @@
-"""The run folder: its files, its owner, its rows and checkpoints, and where it is mirrored."""
+"""The run folder: its files, its owner, its rows and checkpoints, and where it is
+mirrored.
+"""
 
 from posbench.config.schema import SAVED
 
 CONFIG, RECORD, ROWS, TOKENIZER = SAVED, "run.json", "rows.jsonl", "tokenizer.json"
-MODEL, STABLE = "model", "stable"  # folders: a trained HuggingFace model; a checkpoint from before the rate falls
+# folders: a trained HuggingFace model; a checkpoint from before the rate falls
+MODEL, STABLE = "model", "stable"

@@ -1,7 +1,9 @@
-"""Checkpoints: `<run>/checkpoint/step-XXXXXXXX/` with the weights, the optimizer, plain state, and their digests.
+"""Checkpoints: `<run>/checkpoint/step-XXXXXXXX/` with the weights, the optimizer, plain
+state, and their digests.
 
-Neither safetensors nor torch's format notices damage, so a manifest holds a sha256 of each file, and nothing is used
-unverified. A checkpoint is written to a temporary folder and renamed: it exists as a whole or not at all.
+Neither safetensors nor torch's format notices damage, so a manifest holds a sha256 of
+each file, and nothing is used unverified. A checkpoint is written to a temporary folder
+and renamed: it exists as a whole or not at all.
 """
 
 import hashlib
@@ -41,7 +43,9 @@ class Checkpoint(NamedTuple):
         import torch
 
         # weights_only spelt out: an environment variable can turn the default off
-        return dict(torch.load(self.path / OPTIMIZER, map_location="cpu", weights_only=True))
+        return dict(
+            torch.load(self.path / OPTIMIZER, map_location="cpu", weights_only=True)
+        )
 
     def state(self) -> dict[str, Any]:
         """Return what else was saved; plain JSON types."""
@@ -58,35 +62,71 @@ class Checkpoint(NamedTuple):
             return False
 
 
-def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> Path:
-    """Write the checkpoint of a step and keep the two newest. Raises RunFailed if the disk is full."""
+def save(
+    folder: Path,
+    step: int,
+    model: dict[str, "Tensor"],
+    optimizer: dict[str, Any],
+    state: dict[str, Any],
+) -> Path:
+    """Write the checkpoint of a step and keep the two newest. Raises RunFailed if the
+    disk is full.
+    """
     import safetensors.torch
     import torch
 
     path, buffer = folder / "checkpoint" / f"step-{step:08d}", io.BytesIO()
     torch.save(optimizer, buffer)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
-    data = safetensors.torch.save(weights, metadata={"format": "pt"}), buffer.getvalue(), json.dumps(state).encode()
+    weights = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in model.items()
+    }
+    data = (
+        safetensors.torch.save(weights, metadata={"format": "pt"}),
+        buffer.getvalue(),
+        json.dumps(state).encode(),
+    )
     contents = dict(zip(PARTS, data, strict=True))
-    digests = {name: {"sha256": hashlib.sha256(part).hexdigest()} for name, part in contents.items()}
+    digests = {
+        name: {"sha256": hashlib.sha256(part).hexdigest()}
+        for name, part in contents.items()
+    }
     contents[_MANIFEST] = json.dumps({"step": step, "files": digests}).encode()
     with files.atomic_folder(path, sum(map(len, contents.values()))) as new:
         for name, part in contents.items():
             (new / name).write_bytes(part)
-        _remove([path] if path.exists() else [])  # an earlier one of this step is damaged, or equal
-    checkpoints = [checkpoint for checkpoint in every(folder) if checkpoint.step <= step]  # later ones are damaged
-    _remove(checkpoint.path for checkpoint in every(folder) if checkpoint not in checkpoints[:2])
+        # an earlier one of this step is damaged, or equal
+        _remove([path] if path.exists() else [])
+    # later ones are damaged
+    checkpoints = [
+        checkpoint for checkpoint in every(folder) if checkpoint.step <= step
+    ]
+    _remove(
+        checkpoint.path
+        for checkpoint in every(folder)
+        if checkpoint not in checkpoints[:2]
+    )
     return path
 
 
 def every(folder: Path) -> list[Checkpoint]:
-    """Return a run's checkpoints, verified or not, newest first by step, since clocks jump."""
+    """Return a run's checkpoints, verified or not, newest first by step, since clocks
+    jump.
+    """
     paths = (folder / "checkpoint").glob("step-*")
-    return sorted((Checkpoint(int(path.name[5:]), path) for path in paths if path.name[5:].isdecimal()), reverse=True)
+    return sorted(
+        (
+            Checkpoint(int(path.name[5:]), path)
+            for path in paths
+            if path.name[5:].isdecimal()
+        ),
+        reverse=True,
+    )
 
 
 def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
-    """Return the newest checkpoint of a run whose parts verify; None if there is none, UserError if all are damaged."""
+    """Return the newest checkpoint of a run whose parts verify; None if there is none,
+    UserError if all are damaged.
+    """
     checkpoints = every(folder)
     for checkpoint in checkpoints:
         if checkpoint.verifies(parts):
@@ -98,25 +138,47 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
 
 
 def at(folder: Path, step: int) -> Checkpoint | None:
-    """Return the checkpoint after that many steps; None if it is missing or its weights are damaged."""
-    return next((saved for saved in every(folder) if saved.step == step and saved.verifies([WEIGHTS])), None)
+    """Return the checkpoint after that many steps; None if it is missing or its weights
+    are damaged.
+    """
+    return next(
+        (
+            saved
+            for saved in every(folder)
+            if saved.step == step and saved.verifies([WEIGHTS])
+        ),
+        None,
+    )
 
 
 def trained(folder: Path) -> Checkpoint:
-    """Return a run's newest checkpoint whose weights verify, to evaluate or export it; UserError if there is none."""
+    """Return a run's newest checkpoint whose weights verify, to evaluate or export it;
+    UserError if there is none.
+    """
     if (checkpoint := newest(folder, (WEIGHTS,))) is None:
-        raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
+        raise UserError(
+            f"{folder} has no checkpoint: expected the folder of a trained run"
+        )
     return checkpoint
 
 
 def keep_weights(folder: Path, steps: int) -> None:
-    """Delete a finished run's checkpoints except the newest weights, if these verify. Nothing else is read later."""
+    """Delete a finished run's checkpoints except the newest weights, if these verify.
+    Nothing else is read later.
+    """
     if final := at(folder, steps):
-        _remove([*(saved.path for saved in every(folder) if saved != final), *folder.glob(STABLE)])
+        _remove(
+            [
+                *(saved.path for saved in every(folder) if saved != final),
+                *folder.glob(STABLE),
+            ]
+        )
         (final.path / OPTIMIZER).unlink(missing_ok=True)
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """Delete checkpoints. Each is renamed first, so that a kill meanwhile leaves no half checkpoint of a valid name."""
+    """Delete checkpoints. Each is renamed first, so that a kill meanwhile leaves no
+    half checkpoint of a valid name.
+    """
     for path in paths:
         files.delete(path.rename(files.temporary(path)))

@@ -1,4 +1,6 @@
-"""A run's trained model, from its folder alone: no text is needed, and nothing is written."""
+"""A run's trained model, from its folder alone: no text is needed, and nothing is
+written.
+"""
 
 from pathlib import Path
 
@@ -16,38 +18,69 @@ from posbench.run.run import load_config, load_record
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    """Return the tokenizer that a run was trained with. Raises UserError if it is missing or not that of the record."""
+    """Return the tokenizer that a run was trained with. Raises UserError if it is
+    missing or not that of the record.
+    """
     tokenizer = from_file(folder / TOKENIZER)
     if load_record(folder).get("tokenizer_sha256") not in (None, tokenizer.sha256):
-        raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the run was trained with")
+        raise UserError(
+            f"{folder / TOKENIZER} is not the tokenizer that the run was trained with"
+        )
     return tokenizer
 
 
 def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
-    """Return a run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode."""
+    """Return a run's model with the weights of its newest complete checkpoint, on the
+    CPU, in eval mode.
+    """
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
     model.load_state_dict(checkpoint.trained(folder).weights())
     return model.eval()
 
 
 def weights_of(start: StartConfig) -> dict[str, Tensor]:
-    """Return the weights of the run that training begins from. Raises UserError if they are gone or have changed."""
+    """Return the weights of the run that training begins from. Raises UserError if they
+    are gone or have changed.
+    """
     saved = checkpoint.at(Path(start.run), start.steps)
-    if saved is None or sha256(saved.path / checkpoint.WEIGHTS).hex() != start.weights_sha256:
-        raise UserError(f"start.run is {start.run}: its weights are not those that this run was to begin from")
+    if (
+        saved is None
+        or sha256(saved.path / checkpoint.WEIGHTS).hex() != start.weights_sha256
+    ):
+        raise UserError(
+            f"start.run is {start.run}: its weights are not those that this run was to"
+            " begin from"
+        )
     return saved.weights()
 
 
 @torch.inference_mode()
-def sample(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-    """Return a prompt and its continuation, sampled token by token. The model sees the last `train_length` tokens."""
+def sample(
+    folder: Path,
+    prompt: str,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> str:
+    """Return a prompt and its continuation, sampled token by token. The model sees the
+    last `train_length` tokens.
+    """
     config, tokenizer = load_config(folder), tokenizer_of(folder)
     if config.data.task:
-        raise UserError(f"{folder} has learned a task, samples continue text: 'posbench show {folder}' has problems")
+        raise UserError(
+            f"{folder} has learned a task, samples continue text: 'posbench show"
+            f" {folder}' has problems"
+        )
     model, rng = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()
     for _ in range(tokens):
-        logits = model.logits(model.hidden(torch.tensor([ids[-config.training.train_length :]])).float())[0, -1]
-        probabilities = (logits / temperature).softmax(-1) if temperature else (logits == logits.max()).float()
+        logits = model.logits(
+            model.hidden(torch.tensor([ids[-config.training.train_length :]])).float()
+        )[0, -1]
+        probabilities = (
+            (logits / temperature).softmax(-1)
+            if temperature
+            else (logits == logits.max()).float()
+        )
         ids.append(int(torch.multinomial(probabilities, 1, generator=rng)))
     return tokenizer.decode(ids)

@@ -1,7 +1,9 @@
-"""The mirror of a run at Weights & Biases or in TensorBoard: row n of `rows.jsonl` is step n of the W&B run.
+"""The mirror of a run at Weights & Biases or in TensorBoard: row n of `rows.jsonl` is
+step n of the W&B run.
 
-A session therefore first sends the rows that W&B lacks. Curves of different encodings overlay, because training rows
-have `tokens` as their axis and evaluation rows `eval/context`.
+A session therefore first sends the rows that W&B lacks. Curves of different encodings
+overlay, because training rows have `tokens` as their axis and evaluation rows
+`eval/context`.
 """
 
 import contextlib
@@ -22,14 +24,20 @@ from posbench.run.run import Run
 
 logger = logging.getLogger(__name__)
 CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
-_VALUES = {"nll": "loss"} | {name: name for name in ("accuracy", "exact_match", "ci_low", "ci_high")}
+_VALUES = {"nll": "loss"} | {
+    name: name for name in ("accuracy", "exact_match", "ci_low", "ci_high")
+}
 _AXES = ("tokens", "step", "seconds", CONTEXT)
-_SHOWN = ("eval/loss", "eval/accuracy")  # curves with a panel; the others can be added to one
-ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]  # a run's headline, and a function to draw it
+# curves with a panel; the others can be added to one
+_SHOWN = ("eval/loss", "eval/accuracy")
+# a run's headline, and a function to draw it
+ResultsOf = Callable[[Path], tuple[Mapping[str, Any], Callable[[], Any]]]
 
 
 class Tracker:
-    """The mirror of a run. A failure is a warning: `rows.jsonl` has the numbers, and a later session sends them."""
+    """The mirror of a run. A failure is a warning: `rows.jsonl` has the numbers, and a
+    later session sends them.
+    """
 
     def __init__(self, config: Trains, run: Run, results_of: ResultsOf) -> None:
         self._config, self._run, self._results_of = config, run, results_of
@@ -41,14 +49,31 @@ class Tracker:
         """Send the rows that the session lacks. The first call opens the session."""
         with self._failure_as_warning():
             if self.session is None:
-                open_session = EventFiles if self._config.tracking.backend == "tensorboard" else wandb_session
+                open_session = (
+                    EventFiles
+                    if self._config.tracking.backend == "tensorboard"
+                    else wandb_session
+                )
                 self.session = open_session(self._config, self._run)
             for row in self._run.rows[self._seen :]:
                 values = row_values(row, self._config, self._targets)
-                for name in [name for name in (*_AXES, *values) if name not in self._defined]:
-                    axis = None if name in _AXES else CONTEXT if name.startswith("eval/") else "tokens"
-                    summary, hidden = None if axis == "tokens" else "none", axis != "tokens" and name not in _SHOWN
-                    self.session.define_metric(name, step_metric=axis, summary=summary, hidden=hidden)
+                for name in [
+                    name for name in (*_AXES, *values) if name not in self._defined
+                ]:
+                    axis = (
+                        None
+                        if name in _AXES
+                        else CONTEXT
+                        if name.startswith("eval/")
+                        else "tokens"
+                    )
+                    summary, hidden = (
+                        None if axis == "tokens" else "none",
+                        axis != "tokens" and name not in _SHOWN,
+                    )
+                    self.session.define_metric(
+                        name, step_metric=axis, summary=summary, hidden=hidden
+                    )
                     self._defined.add(name)
                 if self._seen >= self.session.starting_step:
                     self.session.log(values, step=self._seen)
@@ -59,22 +84,42 @@ class Tracker:
         if self.session is None:
             return
         with self._failure_as_warning():
-            record, (results, draw) = self._run.record, self._results_of(self._run.folder)
+            record, (results, draw) = (
+                self._run.record,
+                self._results_of(self._run.folder),
+            )
             facts = {
                 "status": record["status"],
                 "reason": record["reason"] or "",  # W&B would keep an earlier one
                 "data/name": self._config.data.name,
                 "data/sha256": (record["data"] or {}).get("sha256"),
-                **{f"parameters/{part}": count for part, count in record["parameters"].items()},
+                **{
+                    f"parameters/{part}": count
+                    for part, count in record["parameters"].items()
+                },
                 **results,
             }
-            self.session.summary.update({name.replace(".", "_"): f for name, f in facts.items() if f is not None})
-            if not isinstance(self.session, EventFiles) and any("protocol" in row for row in self._run.rows):
+            self.session.summary.update(
+                {
+                    name.replace(".", "_"): f
+                    for name, f in facts.items()
+                    if f is not None
+                }
+            )
+            if not isinstance(self.session, EventFiles) and any(
+                "protocol" in row for row in self._run.rows
+            ):
                 import wandb
 
-                draw().savefig(picture := Path(self.session.settings.sync_dir, "curve.png"))
-                self.session.log({"curve": wandb.Image(str(picture))}, step=len(self._run.rows) - 1)
-            self.session.finish(exit_code={"done": 0, "stopped": 255}.get(record["status"], 1))
+                draw().savefig(
+                    picture := Path(self.session.settings.sync_dir, "curve.png")
+                )
+                self.session.log(
+                    {"curve": wandb.Image(str(picture))}, step=len(self._run.rows) - 1
+                )
+            self.session.finish(
+                exit_code={"done": 0, "stopped": 255}.get(record["status"], 1)
+            )
 
     @contextlib.contextmanager
     def _failure_as_warning(self) -> Iterator[None]:
@@ -82,38 +127,78 @@ class Tracker:
             yield
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            logger.warning("tracking: %s: the run goes on without it, 'posbench sync' sends it later", reason)
+            logger.warning(
+                "tracking: %s: the run goes on without it, 'posbench sync' sends it"
+                " later",
+                reason,
+            )
             self.session = self._run.tracker = None
 
 
 def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
     """Give a run its tracker, if its configuration and the environment ask for one."""
-    at_wandb = config.tracking.backend == "wandb" and os.environ.get("WANDB_MODE") != "disabled"
+    at_wandb = (
+        config.tracking.backend == "wandb"
+        and os.environ.get("WANDB_MODE") != "disabled"
+    )
     if at_wandb or config.tracking.backend == "tensorboard":
         run.tracker = Tracker(config, run, results_of)
 
 
-def row_values(line: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]) -> dict[str, Any]:
-    """Return a row's numbers by name. Rows on a curve's first targets, which `targets` keeps, have its plain name."""
+def row_values(
+    line: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]
+) -> dict[str, Any]:
+    """Return a row's numbers by name. Rows on a curve's first targets, which `targets`
+    keeps, have its plain name.
+    """
     if "protocol" not in line:
-        return {name: value for name, value in line.items() if number(value) is not None}
+        return {
+            name: value for name, value in line.items() if number(value) is not None
+        }
     row = EvaluationRow.from_json(line)
-    curve_key, digest = (row.split, row.checkpoint_step, row.protocol), row.targets_sha256
+    curve_key, digest = (
+        (row.split, row.checkpoint_step, row.protocol),
+        row.targets_sha256,
+    )
     if row.measured and row.protocol in PAIRED:
         digest = targets.setdefault(curve_key, digest)
     names = [
         f"{row.split} text" if row.split != config.evaluation.split else None,
-        f"{row.tokens} tokens" if row.tokens is not None and row.checkpoint_step < config.training.steps else None,
-        row.curve_name if row.curve_name not in ("fixed_target", f"problems_{str(row.task).split(':')[0]}") else None,
-        f"targets {str(row.targets_sha256)[:6]}" if row.targets_sha256 != digest else None,
+        (
+            f"{row.tokens} tokens"
+            if row.tokens is not None and row.checkpoint_step < config.training.steps
+            else None
+        ),
+        (
+            row.curve_name
+            if row.curve_name
+            not in (
+                "fixed_target",
+                f"problems_{str(row.task).split(':')[0]}",
+            )
+            else None
+        ),
+        (
+            f"targets {str(row.targets_sha256)[:6]}"
+            if row.targets_sha256 != digest
+            else None
+        ),
     ]
     curve = "/".join(["eval", *filter(None, names)])
-    values = {f"{curve}/{name}": number(line.get(column)) for column, name in _VALUES.items() if row.status == "ok"}
-    return {CONTEXT: row.length} | {name: value for name, value in values.items() if value is not None}
+    values = {
+        f"{curve}/{name}": number(line.get(column))
+        for column, name in _VALUES.items()
+        if row.status == "ok"
+    }
+    return {CONTEXT: row.length} | {
+        name: value for name, value in values.items() if value is not None
+    }
 
 
 class EventFiles:
-    """Event files for TensorBoard in the run folder, with W&B's methods: all rows, written anew by each session."""
+    """Event files for TensorBoard in the run folder, with W&B's methods: all rows,
+    written anew by each session.
+    """
 
     starting_step = 0
 
@@ -121,14 +206,19 @@ class EventFiles:
         from torch.utils.tensorboard import SummaryWriter
 
         shutil.rmtree(run.folder / "tensorboard", ignore_errors=True)
-        self._writer, self.summary = SummaryWriter(str(run.folder / "tensorboard")), dict[str, Any]()
+        self._writer, self.summary = (
+            SummaryWriter(str(run.folder / "tensorboard")),
+            dict[str, Any](),
+        )
 
     def define_metric(self, *_: Any, **axis: Any) -> None: ...
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         for name, scalar in values.items():
             if "/" in name and name != CONTEXT:
-                self._writer.add_scalar(name, scalar, values.get(CONTEXT, values.get("tokens")))
+                self._writer.add_scalar(
+                    name, scalar, values.get(CONTEXT, values.get("tokens"))
+                )
         self._writer.flush()
 
     def finish(self, exit_code: int) -> None:
@@ -136,31 +226,55 @@ class EventFiles:
 
 
 def wandb_session(config: Trains, run: Run) -> Any:
-    """Open a run's session at W&B, in the place that the environment names, else where it was before."""
+    """Open a run's session at W&B, in the place that the environment names, else where
+    it was before.
+    """
     import wandb
 
     tracking, online = config.tracking, is_online(config.tracking.mode)
-    if not online:  # each offline session has the whole run: an older one would send it twice
+    # each offline session has the whole run: an older one would send it twice
+    if not online:
         for earlier in run.folder.glob("wandb/offline-run-*"):
             shutil.rmtree(earlier)
     recorded = run.record["wandb"] or {"id": f"{run.id}-{secrets.token_hex(4)}"}
     place: Any = {"id": os.environ["WANDB_RUN_ID"] if in_sweep() else recorded["id"]}
     for key in ("project", "entity"):
-        place[key] = os.environ.get(f"WANDB_{key.upper()}") or recorded.get(key) or getattr(tracking, key)
+        place[key] = (
+            os.environ.get(f"WANDB_{key.upper()}")
+            or recorded.get(key)
+            or getattr(tracking, key)
+        )
     run.update(wandb=place)
     logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
     # The command line, the environment and the code are not uploaded.
     settings = wandb.Settings(
-        silent=True, quiet=True, console="off", init_timeout=60, finish_timeout=60,
+        silent=True,
+        quiet=True,
+        console="off",
+        init_timeout=60,
+        finish_timeout=60,
         reinit="create_new",  # several runs in one process do not end each other
-        program="", x_disable_meta=True, save_code=False, disable_code=True, x_save_requirements=False,
-        disable_git=True, x_disable_stats=True, x_disable_machine_info=True,
-    )  # fmt: skip
+        program="",
+        x_disable_meta=True,
+        save_code=False,
+        disable_code=True,
+        x_save_requirements=False,
+        disable_git=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+    )
     session = wandb.init(
-        **{} if in_sweep() else place, name=run.id, group=config.study, job_type="train", resume="allow",
+        **{} if in_sweep() else place,
+        name=run.id,
+        group=config.study,
+        job_type="train",
+        resume="allow",
         mode="online" if online else "offline",
-        tags=[config.encoding.name, *tracking.tags], config=to_container(config), settings=settings, dir=run.folder,
-    )  # fmt: skip
+        tags=[config.encoding.name, *tracking.tags],
+        config=to_container(config),
+        settings=settings,
+        dir=run.folder,
+    )
     logger.info("W&B: %s", session.url or session.settings.sync_dir)
     return session
 
@@ -171,26 +285,38 @@ def in_sweep() -> bool:
 
 
 def is_online(mode: str) -> bool:
-    """Return whether there is an API key, and neither setting nor WANDB_MODE says `offline`; never asks for a key."""
+    """Return whether there is an API key, and neither setting nor WANDB_MODE says
+    `offline`; never asks for a key.
+    """
     import wandb
 
-    wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's own come too late to silence the login
+    # init's own come too late to silence the login
+    wandb.setup(wandb.Settings(silent=True, quiet=True))
     offline = {mode, os.environ.get("WANDB_MODE")} & {"offline", "dryrun"}
     return not offline and wandb.login(prompt=False, verify=False)
 
 
 def sync(folders: list[Path], results_of: ResultsOf) -> None:
-    """Send the rows of run folders that W&B lacks. Raises PosbenchError if W&B cannot be reached or refuses."""
+    """Send the rows of run folders that W&B lacks. Raises PosbenchError if W&B cannot
+    be reached or refuses.
+    """
     os.environ["WANDB_MODE"] = "online"  # the command asks for it
     if not is_online("auto"):
-        raise UserError("no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one")
+        raise UserError(
+            "no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one"
+        )
     for folder in folders:
         if isinstance(config := load_saved(folder / CONFIG), TrainedElsewhere):
             continue  # it was not trained here and has no rows to overlay
         tracking = dataclasses.replace(config.tracking, backend="wandb", mode="auto")
         with Run.open(folder, config, command=None) as run:
-            run.tracker = tracker = Tracker(dataclasses.replace(config, tracking=tracking), run, results_of)
+            run.tracker = tracker = Tracker(
+                dataclasses.replace(config, tracking=tracking), run, results_of
+            )
             tracker.send()
         if tracker.session is None:
             raise PosbenchError(f"W&B did not take {folder}")
-        print(f"{folder}: {max(0, len(run.rows) - tracker.session.starting_step)} rows: {tracker.session.url}")
+        print(
+            f"{folder}: {max(0, len(run.rows) - tracker.session.starting_step)} rows:"
+            f" {tracker.session.url}"
+        )

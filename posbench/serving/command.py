@@ -1,4 +1,6 @@
-"""`posbench rope`: what a RoPE configuration means, how each engine reads it, and how to give it to each."""
+"""`posbench rope`: what a RoPE configuration means, how each engine reads it, and how
+to give it to each.
+"""
 
 import itertools
 import json
@@ -33,29 +35,43 @@ from posbench.serving import read
 from posbench.serving.engines import instructions, reach, remarks
 from posbench.serving.read import Rope, Settings
 
-_WORDS = ("length", "extension", "train_length", "head_dim")  # the last is for an encoding's name
+# the last is for an encoding's name
+_WORDS = ("length", "extension", "train_length", "head_dim")
 
 
 def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
     """Describe one configuration, or compare two; draw it; write it for engines.
 
     Args:
-        words: config.json files, folders or names of models, runs, or names of encodings with options; then
-            `extension=yarn:factor=4`, `length=16384`, `train_length=4096`, and for an encoding's name `head_dim=`.
+        words: config.json files, folders or names of models, runs, or names of
+            encodings with options; then `extension=yarn:factor=4`, `length=16384`,
+            `train_length=4096`, and for an encoding's name `head_dim=`.
         folder: where the configurations for engines are written.
     """
     values = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     if not 1 <= len(names) <= 2 or len(names) + len(values) < len(words):
-        raise UserError("expected a config.json, a model, a run or a rotary encoding, or two to compare; a key= once")
-    if not {*names} & {*encodings.names()} and (unread_words := sorted(values.keys() - {*_WORDS[:3]})):
-        raise unknown("word", f"{unread_words[0]}=", [f"{word}=" for word in _WORDS[:3]])
+        raise UserError(
+            "expected a config.json, a model, a run or a rotary encoding, or two to"
+            " compare; a key= once"
+        )
+    if not {*names} & {*encodings.names()} and (
+        unread_words := sorted(values.keys() - {*_WORDS[:3]})
+    ):
+        raise unknown(
+            "word", f"{unread_words[0]}=", [f"{word}=" for word in _WORDS[:3]]
+        )
     if len(names) == 2 and folder:
-        raise UserError(f"--write is for one configuration: expected {names[0]} or {names[1]} alone")
+        raise UserError(
+            f"--write is for one configuration: expected {names[0]} or {names[1]} alone"
+        )
     for word in ("train_length", "length"):
         lengths = value(LENGTH, values.get(word, ""))
         if not all(type(length) is int and length >= 1 for length in lengths):
-            raise UserError(f"{word} is {values[word]}: expected lengths in tokens, such as 4096,16384")
+            raise UserError(
+                f"{word} is {values[word]}: expected lengths in tokens, such as"
+                " 4096,16384"
+            )
     configurations = [settings_of(name, values) for name in names]
     for name, settings in zip(names, configurations, strict=True):
         print("\n".join(describe_ropes(name, settings, lengths)))
@@ -66,52 +82,103 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
         files.write(png, charts.drawn(picture(names, ropes, lengths), "png"))
         print(png)
     if folder:
-        longest = _longest(values, configurations[0]) if values.get("extension") else max(lengths, default=0)
+        longest = (
+            _longest(values, configurations[0])
+            if values.get("extension")
+            else max(lengths, default=0)
+        )
         model = names[0].removesuffix("config.json") or "."
         print("\n".join(write_instructions(folder, configurations[0], model, longest)))
 
 
 def settings_of(name: str, values: dict[str, str]) -> Settings:
-    """Return the content of a config.json: read from a file, a model or a run, or made for an encoding with options."""
+    """Return the content of a config.json: read from a file, a model or a run, or made
+    for an encoding with options.
+    """
     path = find.of_id(Path(name))
     if (path / "run.json").is_file():
         settings = _settings_of_encoding(load_config(path), path)
     elif path.suffix == ".json" or (path / "config.json").is_file():
         try:
-            settings = json.loads((path if path.suffix == ".json" else path / "config.json").read_bytes())
+            settings = json.loads(
+                (path if path.suffix == ".json" else path / "config.json").read_bytes()
+            )
         except (OSError, ValueError) as error:
-            raise UserError(f"{name} cannot be read as a configuration: {error}") from None
+            raise UserError(
+                f"{name} cannot be read as a configuration: {error}"
+            ) from None
     elif name in encodings.names():
-        options = [f"encoding.{key}={text}" for key, text in values.items() if key not in _WORDS]
-        size = [f"model.d_model={values.get('head_dim', 128)}", "model.n_heads=1", "evaluation.targets=1"]
+        options = [
+            f"encoding.{key}={text}"
+            for key, text in values.items()
+            if key not in _WORDS
+        ]
+        size = [
+            f"model.d_model={values.get('head_dim', 128)}",
+            "model.n_heads=1",
+            "evaluation.targets=1",
+        ]
         size.append(f"training.train_length={values.get('train_length', 4096)}")
-        settings = _settings_of_encoding(compose.single([f"encoding={name}", *options, *size]))
+        settings = _settings_of_encoding(
+            compose.single([f"encoding={name}", *options, *size])
+        )
     elif not find.is_model(name):
-        raise unknown("configuration", name, encodings.names(), "expected a config.json, a model, a run or an encoding")
+        raise unknown(
+            "configuration",
+            name,
+            encodings.names(),
+            "expected a config.json, a model, a run or an encoding",
+        )
     else:
-        settings = json.loads((hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes())
+        settings = json.loads(
+            (hub.model_folder(name, ["config.json"])[0] / "config.json").read_bytes()
+        )
     configuration = with_class_defaults(settings)
-    return _extended_settings(configuration, values) if values.get("extension") else configuration
+    return (
+        _extended_settings(configuration, values)
+        if values.get("extension")
+        else configuration
+    )
 
 
 def _settings_of_encoding(config: Config, run: Path | None = None) -> dict[str, Any]:
-    """Return the content of a config.json for an encoding; `run`: its folder, which may hold learned frequencies."""
+    """Return the content of a config.json for an encoding; `run`: its folder, which may
+    hold learned frequencies.
+    """
     rope = config.build_encoding()
     if run and [*rope.parameters()]:
         rope = model_of(run, config, tokenizer_of(run)).encoding
     if not isinstance(rope, Rotary) or not encodings.architectures(rope):
-        raise UserError(f"'{config.encoding.name}' has no configuration of RoPE: expected rope or its family")
-    settings = {"model_type": "posbench", "num_hidden_layers": config.model.n_layers, "head_dim": rope.shape.head_dim}
+        raise UserError(
+            f"'{config.encoding.name}' has no configuration of RoPE: expected rope or"
+            " its family"
+        )
+    settings = {
+        "model_type": "posbench",
+        "num_hidden_layers": config.model.n_layers,
+        "head_dim": rope.shape.head_dim,
+    }
     original = getattr(rope, "original_length", config.training.train_length)
-    return {**settings, "max_position_embeddings": original, "rope_parameters": parameters_of(rope, partly=True)}
+    return {
+        **settings,
+        "max_position_embeddings": original,
+        "rope_parameters": parameters_of(rope, partly=True),
+    }
 
 
 def _longest(values: dict[str, str], settings: Settings) -> int:
-    """Return an extension's longest input in tokens: the requested length, or its factor times the training length."""
+    """Return an extension's longest input in tokens: the requested length, or its
+    factor times the training length.
+    """
     factor = parse_choice(values["extension"])[1].get("factor")
-    factor = factor if isinstance(factor, int | float) else 4.0  # another type is refused where the factor is used
-    train_length: int = value(LENGTH, values.get("train_length", str(read.ropes(settings)[0].train_length)))[0]
-    return max(value(LENGTH, values.get("length", "")), default=round(factor * train_length))
+    # another type is refused where the factor is used
+    factor = factor if isinstance(factor, int | float) else 4.0
+    train_length: int = value(
+        LENGTH, values.get("train_length", str(read.ropes(settings)[0].train_length))
+    )[0]
+    return max(
+        value(LENGTH, values.get("length", "")), default=round(factor * train_length)
+    )
 
 
 def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
@@ -121,19 +188,40 @@ def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
     ropes = [rope for rope in turning if not rope.window] or turning
     if not ropes or any(rope.type != "default" for rope in ropes):
         types = ", ".join(rope.type for rope in ropes)
-        raise UserError(f"extension={method}: only plain RoPE is extended, and this is {types}")
-    rope = ropes[0]._replace(train_length=value(LENGTH, values.get("train_length", str(ropes[0].train_length)))[0])
-    shape = Shape(d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length)
+        raise UserError(
+            f"extension={method}: only plain RoPE is extended, and this is {types}"
+        )
+    rope = ropes[0]._replace(
+        train_length=value(
+            LENGTH, values.get("train_length", str(ropes[0].train_length))
+        )[0]
+    )
+    shape = Shape(
+        d_model=rope.width, n_heads=1, n_layers=1, train_length=rope.train_length
+    )
     encoding = cast(Rotary, encodings.build("rope", shape, {"base": rope.base}))
-    extended, facts = extend.extend_encoding(encoding, method, _longest(values, settings), rope.train_length, **options)
+    extended, facts = extend.extend_encoding(
+        encoding, method, _longest(values, settings), rope.train_length, **options
+    )
     long = cast(Rotary, extended).inv_freq()
     part = rope_parameters(method, facts, encoding, long, long, rope.train_length)
     text = language_part(settings)
     section = read.section_of(text, "transformers 5", rope.layers)
-    part = {key: section[key] for key in ("partial_rotary_factor", *read.BESIDE) if key in section} | part
-    sections = {kind: entry for kind, entry in (text.get("rope_parameters") or {}).items() if isinstance(entry, dict)}
+    part = {
+        key: section[key]
+        for key in ("partial_rotary_factor", *read.BESIDE)
+        if key in section
+    } | part
+    sections = {
+        kind: entry
+        for kind, entry in (text.get("rope_parameters") or {}).items()
+        if isinstance(entry, dict)
+    }
     if text.get("model_type") in read.LOCAL:
-        sections = {other.layers: {"rope_type": "default", "rope_theta": other.base} for other in turning} | sections
+        sections = {
+            other.layers: {"rope_type": "default", "rope_theta": other.base}
+            for other in turning
+        } | sections
     text = {key: text[key] for key in text if key not in ("rope_scaling", "rope_theta")}
     text["rope_parameters"] = {**sections, rope.layers: part} if sections else part
     return {**settings, "text_config": text} if "text_config" in settings else text
@@ -142,36 +230,72 @@ def _extended_settings(settings: Settings, values: dict[str, str]) -> Settings:
 def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> list[str]:
     """Return lines that say what a configuration means, and how engines read it."""
     ropes = read.ropes(settings)
-    lines = [f"{name}: {language_part(settings).get('model_type', 'model')}, {sum(r.number for r in ropes)} layers"]
+    lines = [
+        f"{name}: {language_part(settings).get('model_type', 'model')},"
+        f" {sum(r.number for r in ropes)} layers"
+    ]
     for rope in ropes:
         window = f", window of {rope.window:,} tokens" if rope.window else ""
         lines += ["", f"{rope.layers} ({rope.number}){window}"]
         if rope.type == read.NOPE:
             continue
-        lists = {key: f"[{len(option)} numbers]" for key, option in rope.options.items() if isinstance(option, list)}
-        options = " ".join(f"{key}={plain(option)}" for key, option in {**rope.options, **lists}.items())
+        lists = {
+            key: f"[{len(option)} numbers]"
+            for key, option in rope.options.items()
+            if isinstance(option, list)
+        }
+        options = " ".join(
+            f"{key}={plain(option)}"
+            for key, option in {**rope.options, **lists}.items()
+        )
         share = "" if rope.width == rope.head_dim else f" of {rope.head_dim}"
-        lines.append(f"  {rope.type}, base {rope.base:,.10g}, {rope.width}{share} channels of a head turn".rstrip())
+        lines.append(
+            f"  {rope.type}, base {rope.base:,.10g}, {rope.width}{share} channels of a"
+            " head turn".rstrip()
+        )
         lines += [f"  {options}"] if options else []
         groups: dict[str, list[int]] = {}
         for length in _shown_lengths(rope, lengths):
             f, factor = rope.at(length)
-            groups.setdefault(f"{stretches(rope, f)}; q and k times {factor:.4g}", []).append(length)
-        lines += [f"  at {' and '.join(f'{n:,}' for n in group)} tokens: {text}" for text, group in groups.items()]
+            groups.setdefault(
+                f"{stretches(rope, f)}; q and k times {factor:.4g}", []
+            ).append(length)
+        lines += [
+            f"  at {' and '.join(f'{n:,}' for n in group)} tokens: {text}"
+            for text, group in groups.items()
+        ]
         f, longest = rope.at(rope.train_length)[0], rope.window or reach(rope)
         turns = (f * rope.train_length >= 2 * math.pi).sum()
-        lines.append(f"  {turns} of {len(f)} pairs turn once or more within the trained {rope.train_length:,} tokens")
+        lines.append(
+            f"  {turns} of {len(f)} pairs turn once or more within the trained"
+            f" {rope.train_length:,} tokens"
+        )
         bound = read.bound_by_base(rope.at(longest)[0], longest)
         extent = f"up to {bound:,} of" if bound < longest else "at all"
-        lines.append(f"  equal tokens stand out of random ones {extent} {longest:,} tokens (Men et al. 2024)")
+        lines.append(
+            f"  equal tokens stand out of random ones {extent} {longest:,} tokens (Men"
+            " et al. 2024)"
+        )
     findings = remarks(settings)
-    engines = [name for name in read.ENGINES if not any(line.startswith(f"{name} ") for line in findings)]
-    return [*lines, "", f"read alike by {', '.join(engines)}", *(f"! {line}" for line in findings)]
+    engines = [
+        name
+        for name in read.ENGINES
+        if not any(line.startswith(f"{name} ") for line in findings)
+    ]
+    return [
+        *lines,
+        "",
+        f"read alike by {', '.join(engines)}",
+        *(f"! {line}" for line in findings),
+    ]
 
 
 def stretches(rope: Rope, f: Tensor) -> str:
-    """Return which pairs turn as in plain RoPE of this base, are slowed the most, lie in between, or stand still."""
-    divisors: list[float] = (frequencies(rope.width, rope.base) / f).tolist()  # inf where a pair stands still
+    """Return which pairs turn as in plain RoPE of this base, are slowed the most, lie
+    in between, or stand still.
+    """
+    # inf where a pair stands still
+    divisors: list[float] = (frequencies(rope.width, rope.base) / f).tolist()
     largest = max(divisors)
 
     def label_of(pair: int) -> str:
@@ -180,23 +304,39 @@ def stretches(rope: Rope, f: Tensor) -> str:
             return "as plain RoPE"
         if math.isinf(divisor):
             return "at a halt"
-        return f"slowed {largest:.4g} times" if abs(divisor / largest - 1) < 1e-9 else "in between"
+        return (
+            f"slowed {largest:.4g} times"
+            if abs(divisor / largest - 1) < 1e-9
+            else "in between"
+        )
 
     parts = []
     for label, group in itertools.groupby(range(len(divisors)), label_of):
         pairs = list(group)
-        parts.append(f"pairs {pairs[0]} to {pairs[-1]} {label}" if len(pairs) > 1 else f"pair {pairs[0]} {label}")
+        parts.append(
+            f"pairs {pairs[0]} to {pairs[-1]} {label}"
+            if len(pairs) > 1
+            else f"pair {pairs[0]} {label}"
+        )
     return ", ".join(parts)
 
 
 def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str]:
     """Return lines that say where the rotations of two configurations differ."""
     lines = ["", f"{names[0]} and {names[1]}"]
-    pairs = [(a, b) for a, b in itertools.product(*ropes) if a.layers == b.layers or 1 in map(len, ropes)]
+    pairs = [
+        (a, b)
+        for a, b in itertools.product(*ropes)
+        if a.layers == b.layers or 1 in map(len, ropes)
+    ]
     for first, second in pairs or zip(*ropes, strict=False):
         length = max(reach(first), reach(second))
         place = read.first_difference(first, second, length)
-        turning = f"differ from position {place[0]:,} on, pair {place[1]} first" if place else "turn alike"
+        turning = (
+            f"differ from position {place[0]:,} on, pair {place[1]} first"
+            if place
+            else "turn alike"
+        )
         a, b = first.at(length)[1], second.at(length)[1]
         factors = "" if a == b else f"; q and k times {a:.4g} and {b:.4g}"
         layers = first.layers if len(ropes[0]) > 1 else second.layers
@@ -204,43 +344,98 @@ def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str
     return lines
 
 
-def write_instructions(folder: Path, settings: Settings, model: str, length: int = 0) -> list[str]:
-    """Write the instructions that give each engine this RoPE for inputs of a length, and return them as lines."""
+def write_instructions(
+    folder: Path, settings: Settings, model: str, length: int = 0
+) -> list[str]:
+    """Write the instructions that give each engine this RoPE for inputs of a length,
+    and return them as lines.
+    """
     lines: list[str] = []
     for engine, instruction, differences in instructions(settings, model, length):
-        lines += ["", engine, *filter(None, [instruction]), *(f"! it still differs: it {line}" for line in differences)]
+        lines += [
+            "",
+            engine,
+            *filter(None, [instruction]),
+            *(f"! it still differs: it {line}" for line in differences),
+        ]
         if engine.startswith("transformers") and instruction:
             keys = json.dumps(json.loads(instruction), indent=2)
-            files.write(folder / f"{engine.replace(' ', '')}.json", keys.encode() + b"\n")
+            files.write(
+                folder / f"{engine.replace(' ', '')}.json", keys.encode() + b"\n"
+            )
     files.write(folder / "engines.txt", "\n".join(lines).lstrip().encode() + b"\n")
     return lines
 
 
-def picture(names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence[int]) -> charts.Picture:
-    """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain RoPE and the trained length."""
-    turning = [(name, rope) for name, layers in zip(names, ropes, strict=True) for rope in read.rotating(layers)]
-    kinds = [*dict.fromkeys(rope.layers for _, rope in turning if rope.layers != read.ALL)] or [read.ALL]
+def picture(
+    names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence[int]
+) -> charts.Picture:
+    """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain
+    RoPE and the trained length.
+    """
+    turning = [
+        (name, rope)
+        for name, layers in zip(names, ropes, strict=True)
+        for rope in read.rotating(layers)
+    ]
+    kinds = [
+        *dict.fromkeys(rope.layers for _, rope in turning if rope.layers != read.ALL)
+    ] or [read.ALL]
     with matplotlib.rc_context(charts.STYLE):
         figure = charts.Picture(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
-        for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        for axes, kind in zip(
+            figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True
+        ):
             colours = itertools.cycle(charts.COLOURS)
-            for name, rope in ((name, rope) for name, rope in turning if rope.layers in (kind, read.ALL)):
-                curves = {f"plain, base {rope.base:,.10g}": frequencies(rope.width, rope.base)}
+            for name, rope in (
+                (name, rope)
+                for name, rope in turning
+                if rope.layers in (kind, read.ALL)
+            ):
+                curves = {
+                    f"plain, base {rope.base:,.10g}": frequencies(rope.width, rope.base)
+                }
                 for length in _shown_lengths(rope, lengths):
                     f = rope.at(length)[0]
                     if not any(torch.equal(f, curve) for curve in curves.values()):
-                        curves[f"{f'{name}: ' * (len(names) > 1)}{rope.type} at {length:,} tokens"] = f
+                        curves[
+                            f"{f'{name}: ' * (len(names) > 1)}{rope.type} at {length:,}"
+                            " tokens"
+                        ] = f
                 for label, f in curves.items():
-                    colour, width = (charts.LIGHT, 3) if label.startswith("plain, ") else (next(colours), 1.5)
-                    axes.plot(torch.where(f > 0, 2 * math.pi / f, math.nan), color=colour, lw=width, label=label)
-                axes.axhline(at := rope.train_length, color=charts.DARK, ls=":", lw=1, label=f"trained, {at:,}")
-            axes.set(yscale="log", title=kind, xlabel="pair of channels", ylabel="tokens for a whole turn")
+                    colour, width = (
+                        (charts.LIGHT, 3)
+                        if label.startswith("plain, ")
+                        else (next(colours), 1.5)
+                    )
+                    axes.plot(
+                        torch.where(f > 0, 2 * math.pi / f, math.nan),
+                        color=colour,
+                        lw=width,
+                        label=label,
+                    )
+                axes.axhline(
+                    at := rope.train_length,
+                    color=charts.DARK,
+                    ls=":",
+                    lw=1,
+                    label=f"trained, {at:,}",
+                )
+            axes.set(
+                yscale="log",
+                title=kind,
+                xlabel="pair of channels",
+                ylabel="tokens for a whole turn",
+            )
             axes.yaxis.set_major_formatter("{x:,.0f}")
-            lines = {str(line.get_label()): line for line in axes.get_lines()}  # each label once
+            # each label once
+            lines = {str(line.get_label()): line for line in axes.get_lines()}
             axes.legend(handles=lines.values(), fontsize=7, framealpha=0)
     return figure
 
 
 def _shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
-    """Return the requested lengths, by default the training length and the longest input that a RoPE is made for."""
+    """Return the requested lengths, by default the training length and the longest
+    input that a RoPE is made for.
+    """
     return lengths or sorted({rope.train_length, reach(rope)})

@@ -1,4 +1,6 @@
-"""The registry of synthetic tasks: each is a class, whose docstring draws a problem and names its source."""
+"""The registry of synthetic tasks: each is a class, whose docstring draws a problem and
+names its source.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,8 +12,20 @@ from posbench.tasks.retrieval import Induction, Passkey, Recall
 from posbench.tasks.states import Addition, Counting, FlipFlop, Parity
 from posbench.tasks.strings import Copy, Repeat, Reverse, SelectiveCopy, Sort
 
-_ALL: list[type[Task]] = [Addition, Copy, Counting, FlipFlop, Induction, Parity, Passkey, Recall, Repeat, Reverse,
-                          SelectiveCopy, Sort]  # fmt: skip
+_ALL: list[type[Task]] = [
+    Addition,
+    Copy,
+    Counting,
+    FlipFlop,
+    Induction,
+    Parity,
+    Passkey,
+    Recall,
+    Repeat,
+    Reverse,
+    SelectiveCopy,
+    Sort,
+]
 _TASKS = {task.name: task for task in _ALL}
 
 
@@ -33,5 +47,9 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """Return a task with these options, others at defaults; `name` is ignored. Raise UserError if one is wrong."""
-    return load(name)().varied(**{key: value for key, value in (options or {}).items() if key != "name"})
+    """Return a task with these options, others at defaults; `name` is ignored. Raise
+    UserError if one is wrong.
+    """
+    return load(name)().varied(
+        **{key: value for key, value in (options or {}).items() if key != "name"}
+    )

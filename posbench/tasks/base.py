@@ -1,6 +1,8 @@
-"""The contract of a synthetic task: a vocabulary, and problems of any length with their answers, which are scored.
+"""The contract of a synthetic task: a vocabulary, and problems of any length with their
+answers, which are scored.
 
-Problems of one length have equally many tokens. Docstrings draw each label below the token after which it is predicted:
+Problems of one length have equally many tokens. Docstrings draw each label below the
+token after which it is predicted:
 
     length 1    reads   <|endoftext|>  s3  =   s3
                 scores                     s3  <|endoftext|>
@@ -20,7 +22,8 @@ from posbench.options import checked
 
 Integers = NDArray[np.int64]
 Choices = Annotated[int, Ge(2)]  # the number of symbols to draw from
-SEPARATOR = "<|endoftext|>"  # id 0: begins every problem; ends an answer if the model must know its length
+# id 0: begins every problem; ends an answer if the model must know its length
+SEPARATOR = "<|endoftext|>"
 ANSWER = "="  # id 1, in tasks that use it: between question and answer
 
 
@@ -29,7 +32,8 @@ class Problems:
     """Problems of one length."""
 
     ids: Integers  # (count, size + 1); inputs are ids[:, :-1], labels ids[:, 1:]
-    scored: NDArray[np.bool_]  # (count, size): whether the label of input t belongs to the answer
+    # (count, size): whether the label of input t belongs to the answer
+    scored: NDArray[np.bool_]
 
     @classmethod
     def ending(cls, ids: Integers, tokens: int) -> Self:
@@ -40,23 +44,32 @@ class Problems:
 
     @classmethod
     def answered(cls, question: Integers, answer: Integers, end: bool = False) -> Self:
-        """Return questions (count, Q), `=` and scored answers (count, A) as problems; `end` adds a scored separator."""
+        """Return questions (count, Q), `=` and scored answers (count, A) as problems;
+        `end` adds a scored separator.
+        """
         mark = np.ones((len(question), 1), np.int64)
-        ids = np.concatenate([mark * 0, question, mark, answer, *([mark * 0] if end else [])], axis=1)
+        ids = np.concatenate(
+            [mark * 0, question, mark, answer, *([mark * 0] if end else [])], axis=1
+        )
         return cls.ending(ids, answer.shape[1] + end)
 
     def before(self, back: int) -> Integers:
-        """Return for each input the token that stands `back` places before it, 0 before the first: (count, size)."""
+        """Return for each input the token that stands `back` places before it, 0 before
+        the first: (count, size).
+        """
         return np.pad(self.ids, ((0, 0), (back, 0)))[:, : self.scored.shape[1]]
 
     def commonest_left(self, bag: Integers) -> Integers:
-        """Return, per label, the commonest token of a bag (count, n) that the answer has left, or 0: (count, size)."""
+        """Return, per label, the commonest token of a bag (count, n) that the answer
+        has left, or 0: (count, size).
+        """
         labels, rows = self.ids[:, 1:], np.arange(len(bag))
         counts = np.zeros((len(bag), int(self.ids.max()) + 1), np.int64)
         np.add.at(counts, (rows[:, None], bag), 1)
         guesses = np.zeros_like(labels)
         for t in np.flatnonzero(self.scored.any(axis=0)):
-            counts[:, 0] = 0  # the lowest of equally common ids wins, but 0 only if no other is left
+            # the lowest of equally common ids wins, but 0 only if no other is left
+            counts[:, 0] = 0
             guesses[:, t] = counts.argmax(axis=1)
             counts[rows, labels[:, t]] -= self.scored[:, t]
         return guesses
@@ -64,16 +77,21 @@ class Problems:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Base of all tasks. The fields of a subclass are its options, and each has a default."""
+    """Base of all tasks. The fields of a subclass are its options, and each has a
+    default.
+    """
 
-    shortest: int = 1  # shortest and longest trained length, inclusive; each task defines its unit
+    # shortest and longest trained length, inclusive; each task defines its unit
+    shortest: int = 1
     longest: int = 1
 
     name: ClassVar[str]  # the name in the registry: selective_copy for SelectiveCopy
     least: ClassVar[int] = 1  # the shortest possible problem
     words: ClassVar[str] = ANSWER  # symbols of the vocabulary that no option changes
-    kinds: ClassVar[dict[str, str]] = {}  # numbered symbols, `s0`, `s1`, ..., and the option that counts them
-    # Values of options that evaluation tests in addition. The task of such a row is called passkey:depth=0.5.
+    # numbered symbols, `s0`, `s1`, ..., and the option that counts them
+    kinds: ClassVar[dict[str, str]] = {}
+    # Values of options that evaluation tests in addition. The task of such a row is
+    # called passkey:depth=0.5.
     variants: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -82,20 +100,31 @@ class Task:
     def __post_init__(self) -> None:
         if not self.least <= self.shortest <= self.longest:
             expected = f"a length from {self.least} to longest, {self.longest}"
-            raise OptionError("data.task.shortest", f"is {self.shortest} for '{self.name}': expected {expected}")
+            raise OptionError(
+                "data.task.shortest",
+                f"is {self.shortest} for '{self.name}': expected {expected}",
+            )
         if self.limit is not None and self.longest > self.limit:
             raise OptionError(
-                "data.task.longest", f"is {self.longest} for '{self.name}': expected at most {self.limit}"
+                "data.task.longest",
+                f"is {self.longest} for '{self.name}': expected at most {self.limit}",
             )
 
     @property
-    def limit(self) -> int | None:  # the longest problem that the vocabulary allows; None = any
+    # the longest problem that the vocabulary allows; None = any
+    def limit(self) -> int | None:
         return None
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The vocabulary by id: the separator, which begins every problem, then `words` and `kinds`."""
-        kinds = (f"{kind}{number}" for kind, option in self.kinds.items() for number in range(getattr(self, option)))
+        """The vocabulary by id: the separator, which begins every problem, then `words`
+        and `kinds`.
+        """
+        kinds = (
+            f"{kind}{number}"
+            for kind, option in self.kinds.items()
+            for number in range(getattr(self, option))
+        )
         return (SEPARATOR, *self.words.split(), *kinds)
 
     def size(self, length: int) -> int:
@@ -103,25 +132,43 @@ class Task:
         return length + 2
 
     def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        """Return fresh problems of one length. Raise Undefined if the vocabulary has too few symbols."""
+        """Return fresh problems of one length. Raise Undefined if the vocabulary has
+        too few symbols.
+        """
         if self.limit is not None and length > self.limit:
-            raise Undefined(f"'{self.name}' has no problem of length {length}: its vocabulary allows {self.limit}")
+            raise Undefined(
+                f"'{self.name}' has no problem of length {length}: its vocabulary"
+                f" allows {self.limit}"
+            )
         return self.drawn(rng, length, count)
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        raise NotImplementedError  # each task draws its problems of a length that `problems` has checked
+        # each task draws its problems of a length that `problems` has checked
+        raise NotImplementedError
 
     def trivial(self, problems: Problems) -> Integers:
-        """Return a simple guess of each label, (count, size): by default the commonest token left of the answer."""
-        return problems.commonest_left(np.where(problems.scored, problems.ids[:, 1:], 0))
+        """Return a simple guess of each label, (count, size): by default the commonest
+        token left of the answer.
+        """
+        return problems.commonest_left(
+            np.where(problems.scored, problems.ids[:, 1:], 0)
+        )
 
     def varied(self, **options: Any) -> Self:
-        """Return a copy of this task with some options replaced. Raise UserError for a wrong name, type or value."""
+        """Return a copy of this task with some options replaced. Raise UserError for a
+        wrong name, type or value.
+        """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         hints = typing.get_type_hints(type(self), include_extras=True)
-        return dataclasses.replace(self, **checked(options, hints, defaults, self.name, "data.task."))
+        return dataclasses.replace(
+            self, **checked(options, hints, defaults, self.name, "data.task.")
+        )
 
 
-def distinct(rng: np.random.Generator, choices: int, number: int, count: int) -> Integers:
-    """Return (count, number) numbers below `choices`, all different in a row, in random order."""
+def distinct(
+    rng: np.random.Generator, choices: int, number: int, count: int
+) -> Integers:
+    """Return (count, number) numbers below `choices`, all different in a row, in random
+    order.
+    """
     return rng.random((count, choices)).argsort(axis=1)[:, :number]

@@ -17,8 +17,10 @@ class Induction(Task):
         length 5    reads   <|endoftext|>  s7  s2  !  s9  s2  !
                     scores                                    s9
 
-    Length counts the symbols before the question. One is the trigger, at a uniformly drawn place other than the last.
-    Source: Gu and Dao (2023), arXiv:2312.00752: 16 symbols, trained at length 256 and tested up to 2^20.
+    Length counts the symbols before the question. One is the trigger, at a uniformly
+    drawn place other than the last.
+    Source: Gu and Dao (2023), arXiv:2312.00752: 16 symbols, trained at length 256 and
+    tested up to 2^20.
     Deviates: trained at lengths 4 to 32.
     """
 
@@ -50,19 +52,29 @@ class Passkey(Task):
         length 5    reads   <|endoftext|>  f3  f0  key  4  0  7  f3  f9  f1  =  4  0
                     scores                                                   4  0  7
 
-    Length counts the fillers. The key stands after a uniformly drawn number of them, from none to all, or at a `depth`.
-    Source: Mohtashami and Jaggi (2023), arXiv:2305.16300, who hide a number in repeated sentences, as text.
-    Deviates: key mark, fillers and question are single tokens, fillers are random, and the key occurs once, not twice.
+    Length counts the fillers. The key stands after a uniformly drawn number of them,
+    from none to all, or at a `depth`.
+    Source: Mohtashami and Jaggi (2023), arXiv:2305.16300, who hide a number in repeated
+    sentences, as text.
+    Deviates: key mark, fillers and question are single tokens, fillers are random, and
+    the key occurs once, not twice.
     """
 
     shortest: int = 4
     longest: int = 32
     digits: Count = 3  # length of the key
     fillers: Count = 16  # number of filler symbols
-    depth: Fraction | None = None  # place of the key among the fillers, from 0 to 1; null = uniformly drawn
+    # place of the key among the fillers, from 0 to 1; null = uniformly drawn
+    depth: Fraction | None = None
     words: ClassVar[str] = "= key 0 1 2 3 4 5 6 7 8 9"
     kinds: ClassVar[dict[str, str]] = {"f": "fillers"}
-    variants: ClassVar[tuple[str, ...]] = ("depth=0.0", "depth=0.25", "depth=0.5", "depth=0.75", "depth=1.0")
+    variants: ClassVar[tuple[str, ...]] = (
+        "depth=0.0",
+        "depth=0.25",
+        "depth=0.5",
+        "depth=0.75",
+        "depth=1.0",
+    )
 
     def size(self, length: int) -> int:
         return length + 2 * self.digits + 2
@@ -70,7 +82,9 @@ class Passkey(Task):
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         mark, zero, filler = 2, 3, 13  # ids
         key = rng.integers(zero, zero + 10, (count, self.digits))
-        text = rng.integers(filler, filler + self.fillers, (count, length + 1 + self.digits))
+        text = rng.integers(
+            filler, filler + self.fillers, (count, length + 1 + self.digits)
+        )
         start = rng.integers(0, length + 1, (count, 1))
         if self.depth is not None:
             start[:] = round(self.depth * length)
@@ -81,16 +95,21 @@ class Passkey(Task):
 
 @dataclasses.dataclass(frozen=True)
 class Recall(Task):
-    """Multi-query associative recall (MQAR): which value belongs to this key? Every key is queried once.
+    """Multi-query associative recall (MQAR): which value belongs to this key? Every key
+    is queried once.
 
-        length 2, slots=3  reads   <|endoftext|> k4 v1 k0 v7 k0 v7 f2 f5 f1 f1 k4 v1 f0 f3 f3
-                           scores                            v7                v1
+        length 2, slots=3
+        reads    <|endoftext|> k4 v1 k0 v7 k0 v7 f2 f5 f1 f1 k4 v1 f0 f3 f3
+        scores                             v7                v1
 
-    Length counts the pairs of a key and a value, both drawn without replacement. After them come `slots` places of two
-    tokens per pair. Every key returns in one of them with its value, and the rest is filler. The pairs draw free places
-    in turn: place s = 1, 2, ... with a probability proportional to s^(power - 1).
-    Source: Arora et al. (2023), arXiv:2312.04927 (Zoology), with its authors' generator.
-    Deviates: no filler looks like a query; values follow queried keys in the text, too; 64 keys and values, not 4,096.
+    Length counts the pairs of a key and a value, both drawn without replacement. After
+    them come `slots` places of two tokens per pair. Every key returns in one of them
+    with its value, and the rest is filler. The pairs draw free places in turn: place s
+    = 1, 2, ... with a probability proportional to s^(power - 1).
+    Source: Arora et al. (2023), arXiv:2312.04927 (Zoology), with its authors'
+    generator.
+    Deviates: no filler looks like a query; values follow queried keys in the text, too;
+    64 keys and values, not 4,096.
     """
 
     shortest: int = 2
@@ -99,7 +118,8 @@ class Recall(Task):
     values: int = 64  # number of values, at least `longest`
     fillers: Count = 16  # number of filler symbols
     slots: Count = 2  # places of two tokens after the pairs, per pair
-    power: Annotated[float, Gt(0), Le(1)] = 0.01  # how evenly the queries are spread; 1 = uniformly
+    # how evenly the queries are spread; 1 = uniformly
+    power: Annotated[float, Gt(0), Le(1)] = 0.01
     words: ClassVar[str] = ""
     kinds: ClassVar[dict[str, str]] = {"k": "keys", "v": "values", "f": "fillers"}
 
@@ -114,9 +134,16 @@ class Recall(Task):
         keys = 1 + distinct(rng, self.keys, length, count)
         values = 1 + self.keys + distinct(rng, self.values, length, count)
         filler = 1 + self.keys + self.values
-        ids = rng.integers(filler, filler + self.fillers, (count, 1 + self.size(length)))
-        ids[:, 0], ids[:, 1 : 2 * length + 1 : 2], ids[:, 2 : 2 * length + 2 : 2] = 0, keys, values
-        # The order of exponential arrival times with these rates is a draw without replacement.
+        ids = rng.integers(
+            filler, filler + self.fillers, (count, 1 + self.size(length))
+        )
+        ids[:, 0], ids[:, 1 : 2 * length + 1 : 2], ids[:, 2 : 2 * length + 2 : 2] = (
+            0,
+            keys,
+            values,
+        )
+        # The order of exponential arrival times with these rates is a draw without
+        # replacement.
         rates = np.arange(1, self.slots * length + 1) ** (self.power - 1)
         arrivals = rng.exponential(size=(count, self.slots * length)) / rates
         places = 1 + 2 * length + 2 * arrivals.argsort(axis=1)[:, :length]
@@ -126,11 +153,20 @@ class Recall(Task):
         np.put_along_axis(scored, places, True, axis=1)
         return Problems(ids, scored)
 
-    def trivial(self, problems: Problems) -> Integers:  # the value of the first pair that has not been queried
-        labels, pairs = problems.ids[:, 1:], problems.scored.shape[1] // (2 * (1 + self.slots))
+    # the value of the first pair that has not been queried
+    def trivial(self, problems: Problems) -> Integers:
+        labels, pairs = (
+            problems.ids[:, 1:],
+            problems.scored.shape[1] // (2 * (1 + self.slots)),
+        )
         values = problems.ids[:, 2 : 2 * pairs + 2 : 2]
-        rows, unused, guesses = np.arange(len(values)), np.ones(values.shape, np.bool_), np.zeros_like(labels)
+        rows, unused, guesses = (
+            np.arange(len(values)),
+            np.ones(values.shape, np.bool_),
+            np.zeros_like(labels),
+        )
         for t in range(2 * pairs, labels.shape[1]):
             guesses[:, t] = values[rows, unused.argmax(axis=1)]
-            unused &= values != labels[:, t, None]  # the other tokens after the pairs are no values
+            # the other tokens after the pairs are no values
+            unused &= values != labels[:, t, None]
         return guesses

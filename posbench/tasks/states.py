@@ -1,4 +1,6 @@
-"""Tasks that follow a state through the text: addition with its carries, counting, flip-flop, parity."""
+"""Tasks that follow a state through the text: addition with its carries, counting,
+flip-flop, parity.
+"""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
@@ -14,26 +16,33 @@ _DIGIT = 2  # the id of 0 in addition and parity
 
 @dataclasses.dataclass(frozen=True)
 class Addition(Task):
-    """Addition of two numbers with the same number of digits, most significant first, with leading zeros.
+    """Addition of two numbers with the same number of digits, most significant first,
+    with leading zeros.
 
         length 2         reads   <|endoftext|> 4 7 + 8 5 = 1 3 2
                          scores                          1 3 2 <|endoftext|>
         answer=reversed  reads   <|endoftext|> 4 7 + 8 5 = 2 3 1
                          scores                          2 3 1 <|endoftext|>
-        hints=64         reads   <|endoftext|> h8 0 h9 4 h10 7 + h8 0 h9 8 h10 5 =  h8 1  h9 3   h10 2
-                         scores                                                  h8 1  h9 3  h10 2   <|endoftext|>
+        hints=64         reads   <|endoftext|> h8 0 h9 4 h10 7 + h8 0 h9 8 h10 5 =
+                                 h8 1 h9 3 h10 2
+                         scores  h8 1 h9 3 h10 2 <|endoftext|>
 
-    Length counts the digits of each number, drawn independently and uniformly; the answer has one more. A reversed
-    answer follows the order of the carries. Index hints mark digits of the same place. A problem's hints begin at a
-    random one, so that training covers all of them. The end of the answer and its hints are scored, too.
-    Source: Kazemnejad et al. (2023), arXiv:2305.19466; hints, reversed answers: Zhou et al. (2023), arXiv:2310.16028.
-    Deviates: both numbers have equally many digits; with hints they get a leading zero, for the answer's first hint.
+    Length counts the digits of each number, drawn independently and uniformly; the
+    answer has one more. A reversed answer follows the order of the carries. Index hints
+    mark digits of the same place. A problem's hints begin at a random one, so that
+    training covers all of them. The end of the answer and its hints are scored, too.
+    Source: Kazemnejad et al. (2023), arXiv:2305.19466; hints, reversed answers: Zhou et
+    al. (2023), arXiv:2310.16028.
+    Deviates: both numbers have equally many digits; with hints they get a leading zero,
+    for the answer's first hint.
     """
 
     shortest: int = 1
     longest: int = 6
-    answer: Literal["plain", "reversed"] = "plain"  # reversed: the least significant digit of the answer comes first
-    hints: Annotated[int, Ge(0)] = 0  # number of index hints, at least longest + 1; 0 = none
+    # reversed: the least significant digit of the answer comes first
+    answer: Literal["plain", "reversed"] = "plain"
+    # number of index hints, at least longest + 1; 0 = none
+    hints: Annotated[int, Ge(0)] = 0
     words: ClassVar[str] = "= 0 1 2 3 4 5 6 7 8 9 +"
     kinds: ClassVar[dict[str, str]] = {"h": "hints"}
 
@@ -45,20 +54,32 @@ class Addition(Task):
         return 6 * length + 9 if self.hints else 3 * length + 4
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        terms, plus, hint = rng.integers(0, 10, (2, count, length)), np.full((count, 1), 12), 13  # ids
+        # ids
+        terms, plus, hint = (
+            rng.integers(0, 10, (2, count, length)),
+            np.full((count, 1), 12),
+            13,
+        )
         total = np.pad(terms.sum(axis=0), ((0, 0), (1, 0)))
         for place in range(length, 0, -1):
             total[:, place - 1] += total[:, place] // 10
         terms = np.pad(terms, ((0, 0), (0, 0), (1, 0))) if self.hints else terms
         parts = [_DIGIT + digits for digits in (*terms, total % 10)]
         if self.hints:
-            places = hint + rng.integers(0, self.hints - length, (count, 1)) + np.arange(length + 1)
+            places = (
+                hint
+                + rng.integers(0, self.hints - length, (count, 1))
+                + np.arange(length + 1)
+            )
             parts = [np.stack([places, digits], axis=2) for digits in parts]
         parts[2] = parts[2][:, ::-1] if self.answer == "reversed" else parts[2]
         left, right, answer = (part.reshape(count, -1) for part in parts)
-        return Problems.answered(np.concatenate([left, plus, right], axis=1), answer, end=True)
+        return Problems.answered(
+            np.concatenate([left, plus, right], axis=1), answer, end=True
+        )
 
-    def trivial(self, problems: Problems) -> Integers:  # 0 for every digit; it knows hints and where the answer ends
+    # 0 for every digit; it knows hints and where the answer ends
+    def trivial(self, problems: Problems) -> Integers:
         labels = problems.ids[:, 1:]
         return np.where((labels >= _DIGIT) & (labels < _DIGIT + 10), _DIGIT, labels)
 
@@ -70,10 +91,13 @@ class Counting(Task):
         length 6    reads   <|endoftext|>  x  .  reset  x  x  .  =
                     scores                                       2
 
-    Length counts the tokens before the question. Each is a reset with probability `reset`, otherwise an x or a dot with
-    equal chances. The answer, one token, is the number of x after the last reset (all x if there is none).
-    Source: after Golovneva et al. (2024), arXiv:2405.18719, whose variables are assigned and incremented.
-    Deviates: one variable, which is only reset to zero. With 192 tokens one problem in 150 has a count above 24.
+    Length counts the tokens before the question. Each is a reset with probability
+    `reset`, otherwise an x or a dot with equal chances. The answer, one token, is the
+    number of x after the last reset (all x if there is none).
+    Source: after Golovneva et al. (2024), arXiv:2405.18719, whose variables are
+    assigned and incremented.
+    Deviates: one variable, which is only reset to zero. With 192 tokens one problem in
+    150 has a count above 24.
     """
 
     shortest: int = 4
@@ -95,8 +119,12 @@ class Counting(Task):
         chance = rng.random((count, length))
         counted, reset = 2, 4  # ids
         text = counted + (chance >= (1 - self.reset) / 2) + (chance >= 1 - self.reset)
-        last_reset = np.max(np.where(text == reset, np.arange(length), -1), axis=1, keepdims=True)
-        counts = ((text == counted) & (np.arange(length) > last_reset)).sum(axis=1, keepdims=True)
+        last_reset = np.max(
+            np.where(text == reset, np.arange(length), -1), axis=1, keepdims=True
+        )
+        counts = ((text == counted) & (np.arange(length) > last_reset)).sum(
+            axis=1, keepdims=True
+        )
         return Problems.answered(text, self.none + counts)
 
     def trivial(self, problems: Problems) -> Integers:
@@ -110,10 +138,13 @@ class FlipFlop(Task):
         length 5    reads   <|endoftext|>  w  1  i  0  r  1  w  0  r
                     scores                             1           0
 
-    Length counts the pairs of an instruction and a bit. The first is a write (w) and the last a read (r); those between
-    are ignored (i) with probability `ignore`; otherwise they are writes or reads with equal chances. The bit after a
-    read is the one written last, and it is scored. The other bits are drawn independently and uniformly.
-    Source: Liu et al. (2023), arXiv:2306.00946: trained with 256 pairs; tested also with `ignore` at 0.98 and at 0.1.
+    Length counts the pairs of an instruction and a bit. The first is a write (w) and
+    the last a read (r); those between are ignored (i) with probability `ignore`;
+    otherwise they are writes or reads with equal chances. The bit after a read is the
+    one written last, and it is scored. The other bits are drawn independently and
+    uniformly.
+    Source: Liu et al. (2023), arXiv:2306.00946: trained with 256 pairs; tested also
+    with `ignore` at 0.98 and at 0.1.
     Deviates: trained at 4 to 32 pairs.
     """
 
@@ -130,13 +161,22 @@ class FlipFlop(Task):
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         chance, bits = rng.random((count, length)), rng.integers(0, 2, (count, length))
         write, reading, zero = 1, 2, 4  # ids
-        instructions = write + (chance >= (1 - self.ignore) / 2) + (chance >= 1 - self.ignore)
+        instructions = (
+            write + (chance >= (1 - self.ignore) / 2) + (chance >= 1 - self.ignore)
+        )
         instructions[:, 0], instructions[:, -1] = write, reading
-        written = np.maximum.accumulate(np.where(instructions == write, np.arange(length), 0), axis=1)
+        written = np.maximum.accumulate(
+            np.where(instructions == write, np.arange(length), 0), axis=1
+        )
         is_read = instructions == reading
-        ids, scored = np.zeros((count, 1 + 2 * length), np.int64), np.zeros((count, 2 * length), np.bool_)
+        ids, scored = (
+            np.zeros((count, 1 + 2 * length), np.int64),
+            np.zeros((count, 2 * length), np.bool_),
+        )
         ids[:, 1::2] = instructions
-        ids[:, 2::2] = zero + np.where(is_read, np.take_along_axis(bits, written, axis=1), bits)
+        ids[:, 2::2] = zero + np.where(
+            is_read, np.take_along_axis(bits, written, axis=1), bits
+        )
         scored[:, 1::2] = is_read
         return Problems(ids, scored)
 
@@ -151,8 +191,10 @@ class Parity(Task):
         length 4    reads   <|endoftext|>  1  0  1  1  =
                     scores                             1
 
-    Length counts the bits, drawn independently and uniformly. If a result shows extrapolation, suspect an error.
-    Source: Ruoss et al. (2023), arXiv:2305.16843, and Kazemnejad et al. (2023), arXiv:2305.19466: always near chance.
+    Length counts the bits, drawn independently and uniformly. If a result shows
+    extrapolation, suspect an error.
+    Source: Ruoss et al. (2023), arXiv:2305.16843, and Kazemnejad et al. (2023),
+    arXiv:2305.19466: always near chance.
     Deviates: trained at lengths 2 to 16.
     """
 
@@ -162,7 +204,9 @@ class Parity(Task):
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         bits = rng.integers(0, 2, (count, length))
-        return Problems.answered(_DIGIT + bits, _DIGIT + bits.sum(axis=1, keepdims=True) % 2)
+        return Problems.answered(
+            _DIGIT + bits, _DIGIT + bits.sum(axis=1, keepdims=True) % 2
+        )
 
     def trivial(self, problems: Problems) -> Integers:
         return problems.before(1)

@@ -16,8 +16,10 @@ class Copy(Task):
         length 4    reads   <|endoftext|>  s7  s2  s2  s9  =   s7  s2  s2  s9
                     scores                                 s7  s2  s2  s9  <|endoftext|>
 
-    Length counts the symbols, drawn independently and uniformly. When to stop is part of the task.
-    Source: Kazemnejad et al. (2023), arXiv:2305.19466: trained up to 20 symbols, tested up to 40.
+    Length counts the symbols, drawn independently and uniformly. When to stop is part
+    of the task.
+    Source: Kazemnejad et al. (2023), arXiv:2305.19466: trained up to 20 symbols, tested
+    up to 40.
     Deviates: the shortest trained string has 8 symbols, since short ones teach little.
     """
 
@@ -43,7 +45,8 @@ class Reverse(Copy):
 
         length 4    reads   <|endoftext|>  s7  s2  s2  s9  =   s9  s2  s2  s7
                     scores                                 s9  s2  s2  s7  <|endoftext|>
-    Source: Ruoss et al. (2023), arXiv:2305.16843, and Kazemnejad et al. (2023), arXiv:2305.19466, which both use it.
+    Source: Ruoss et al. (2023), arXiv:2305.16843, and Kazemnejad et al. (2023),
+    arXiv:2305.19466, which both use it.
     Deviates: 32 symbols and lengths 4 to 16, for models of 100,000 parameters.
     """
 
@@ -56,11 +59,13 @@ class Reverse(Copy):
 
 @dataclasses.dataclass(frozen=True)
 class Sort(Copy):
-    """Sort: repeat the symbols of the string in sorted order, with repetitions; s0 is the least. Otherwise `copy`.
+    """Sort: repeat the symbols of the string in sorted order, with repetitions; s0 is
+    the least. Otherwise `copy`.
 
         length 4    reads   <|endoftext|>  s7  s2  s9  s2  =   s2  s2  s7  s9
                     scores                                 s2  s2  s7  s9  <|endoftext|>
-    Source: Kazemnejad et al. (2023), arXiv:2305.19466; with five symbols Ruoss et al. (2023), arXiv:2305.16843.
+    Source: Kazemnejad et al. (2023), arXiv:2305.19466; with five symbols Ruoss et al.
+    (2023), arXiv:2305.16843.
     Deviates: 32 symbols and lengths 4 to 12, for models of 100,000 parameters.
     """
 
@@ -81,10 +86,13 @@ class Repeat(Copy):
         length 4    reads   <|endoftext|>  s7  s2  s2  s9  s7  s2  s2
                     scores                                 s2  s2  s9
 
-    Length counts the symbols of the string. Its first symbol occurs only once in it. Its return is the only sign that
-    the string is over, and cannot be predicted. The others are drawn independently and uniformly from the rest.
-    Source: Olsson et al. (2022), arXiv:2209.11895; Ruoss et al. (2023), arXiv:2305.16843 (duplicating a string).
-    Deviates: strings of varying length; the first symbol does not recur, so that all scored ones can be predicted.
+    Length counts the symbols of the string. Its first symbol occurs only once in it.
+    Its return is the only sign that the string is over, and cannot be predicted. The
+    others are drawn independently and uniformly from the rest.
+    Source: Olsson et al. (2022), arXiv:2209.11895; Ruoss et al. (2023),
+    arXiv:2305.16843 (duplicating a string).
+    Deviates: strings of varying length; the first symbol does not recur, so that all
+    scored ones can be predicted.
     """
 
     least: ClassVar[int] = 2
@@ -95,21 +103,29 @@ class Repeat(Copy):
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         first = rng.integers(0, self.vocabulary, (count, 1))
-        others = (first + rng.integers(1, self.vocabulary, (count, length - 1))) % self.vocabulary
+        others = (
+            first + rng.integers(1, self.vocabulary, (count, length - 1))
+        ) % self.vocabulary
         string = 1 + np.concatenate([first, others], axis=1)
-        return Problems.ending(np.concatenate([np.zeros_like(first), string, string], axis=1), length - 1)
+        return Problems.ending(
+            np.concatenate([np.zeros_like(first), string, string], axis=1), length - 1
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class SelectiveCopy(Task):
-    """Selective copy: repeat the few tokens that stand at random places among blanks, in their order.
+    """Selective copy: repeat the few tokens that stand at random places among blanks,
+    in their order.
 
         length 4, tokens=3    reads   <|endoftext|>  .  s7  .  .  s2  s2  .  =   s7  s2
                               scores                                         s7  s2  s2
 
-    Length counts the blanks. The tokens are drawn independently and uniformly; no fixed distance leads to them.
-    Source: Gu and Dao, "Mamba" (2023), arXiv:2312.00752, selective copying: 16 tokens of 16 symbols in 4,096.
-    Deviates: 8 tokens among 8 to 32 blanks; the model reads each token of the answer before it predicts the next.
+    Length counts the blanks. The tokens are drawn independently and uniformly; no fixed
+    distance leads to them.
+    Source: Gu and Dao, "Mamba" (2023), arXiv:2312.00752, selective copying: 16 tokens
+    of 16 symbols in 4,096.
+    Deviates: 8 tokens among 8 to 32 blanks; the model reads each token of the answer
+    before it predicts the next.
     """
 
     shortest: int = 8
@@ -126,6 +142,8 @@ class SelectiveCopy(Task):
         blank, symbol = 2, 3  # ids
         answer = rng.integers(symbol, symbol + self.vocabulary, (count, self.tokens))
         text = np.full((count, length + self.tokens), blank)
-        places = np.sort(distinct(rng, length + self.tokens, self.tokens, count), axis=1)
+        places = np.sort(
+            distinct(rng, length + self.tokens, self.tokens, count), axis=1
+        )
         np.put_along_axis(text, places, answer, axis=1)
         return Problems.answered(text, answer)

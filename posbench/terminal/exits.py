@@ -1,6 +1,7 @@
 """How a command ends: one line on stderr and an exit code, whatever went wrong.
 
-0 success, 2 the user's mistake, 1 a failed run, 128 + n for signal n. A traceback is shown only with --debug.
+0 success, 2 the user's mistake, 1 a failed run, 128 + n for signal n. A traceback is
+shown only with --debug.
 """
 
 import logging
@@ -12,7 +13,8 @@ from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, 
 
 from posbench.errors import PosbenchError
 
-DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug, also for child processes
+# environment variable; "1" is --debug, also for child processes
+DEBUG = "POSBENCH_DEBUG"
 _FILES = (EACCES, EPERM, EROFS, ENOENT, EISDIR, ENAMETOOLONG, ENOTDIR, EEXIST)
 
 
@@ -23,16 +25,23 @@ def run(command: Callable[[], object]) -> int:
         sys.stdout.flush()
         return 0
     except (SystemExit, BrokenPipeError) as error:
-        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a reader that stops, as `| head` does, ends only the output
+        if isinstance(error, BrokenPipeError) or isinstance(
+            error.__context__, BrokenPipeError
+        ):
+            # a reader that stops, as `| head` does, ends only the output
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 0
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+        return (
+            error.code if isinstance(error.code, int) else int(error.code is not None)
+        )
     except BaseException as error:  # panics of Rust code are not an Exception
         return report(error)
 
 
 def report(error: BaseException) -> int:
-    """Print an error as one line and return its exit code. With --debug its traceback comes first."""
+    """Print an error as one line and return its exit code. With --debug its traceback
+    comes first.
+    """
     if os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
     text, code = f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
@@ -41,10 +50,15 @@ def report(error: BaseException) -> int:
     elif isinstance(error, PosbenchError):
         text, code = str(error), error.exit_code
     elif isinstance(error, OSError) and error.errno in _FILES and error.filename:
-        advice = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
+        advice = (
+            "change its rights, or choose another folder (runtime.outputs,"
+            " runtime.cache)"
+        )
         path, code = os.fsdecode(error.filename), 2
         text = f"{path}: {error.strerror}: posbench needs to read or write it; {advice}"
-    print(f"error: {escape_controls(' '.join(text.split()))}", file=sys.stderr, flush=True)
+    print(
+        f"error: {escape_controls(' '.join(text.split()))}", file=sys.stderr, flush=True
+    )
     return code
 
 
@@ -54,12 +68,19 @@ def plural(count: int, noun: str) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """Return text with its control characters, line breaks among them, as escapes: `\\n`, `\\x1b`."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    """Return text with its control characters, line breaks among them, as escapes:
+    `\\n`, `\\x1b`.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )
 
 
 class Escaped(logging.Formatter):
-    """A formatter of one line per record: names and paths can neither forge a line nor control a terminal."""
+    """A formatter of one line per record: names and paths can neither forge a line nor
+    control a terminal.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_controls(super().format(record))

@@ -1,4 +1,6 @@
-"""Signals that would end a process: collected so that training can save first, or turned into an error line."""
+"""Signals that would end a process: collected so that training can save first, or
+turned into an error line.
+"""
 
 import contextlib
 import os
@@ -11,15 +13,18 @@ from types import FrameType
 from posbench.errors import Stopped
 
 _GRACE_SECONDS = 60.0  # time to save after the parent has gone
-# Signals that end a process by default; handlers and ignored signals (nohup, a launcher) stay in force.
+# Signals that end a process by default; handlers and ignored signals (nohup, a
+# launcher) stay in force.
 _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager
 def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and others that would end the process; outside the main thread collect none.
+    """Collect SIGINT, SIGTERM and others that would end the process; outside the main
+    thread collect none.
 
-    With `second_interrupts` a SIGINT after the first signal raises KeyboardInterrupt instead.
+    With `second_interrupts` a SIGINT after the first signal raises KeyboardInterrupt
+    instead.
     """
     received: list[int] = []
 
@@ -33,18 +38,24 @@ def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
 
 
 class _Ended(BaseException):
-    """A signal came. Like KeyboardInterrupt, not an Exception, so that error handlers do not swallow it."""
+    """A signal came. Like KeyboardInterrupt, not an Exception, so that error handlers
+    do not swallow it.
+    """
 
 
 @contextlib.contextmanager
 def signals_as_errors() -> Iterator[None]:
-    """Raise Stopped at a signal that would end the process silently: for work that has nothing to save."""
+    """Raise Stopped at a signal that would end the process silently: for work that has
+    nothing to save.
+    """
     try:
         with _handled((signal.SIGTERM, *_ending_signals()), _raise):
             yield
     except _Ended as ended:
         name = signal.Signals(ended.args[0]).name
-        message = f"stopped by {name}; finished work is kept; repeat the command to continue"
+        message = (
+            f"stopped by {name}; finished work is kept; repeat the command to continue"
+        )
         raise Stopped(ended.args[0], message) from None
 
 
@@ -53,12 +64,20 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _ending_signals() -> list[signal.Signals]:
-    return [number for number in _UNLESS_HANDLED if signal.getsignal(number) in (signal.SIG_DFL, _raise)]
+    return [
+        number
+        for number in _UNLESS_HANDLED
+        if signal.getsignal(number) in (signal.SIG_DFL, _raise)
+    ]
 
 
 @contextlib.contextmanager
-def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # Python sets handlers only there
+def _handled(
+    numbers: tuple[signal.Signals, ...],
+    handler: Callable[[int, FrameType | None], None],
+) -> Iterator[None]:
+    # Python sets handlers only there
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     previous = {number: signal.signal(number, handler) for number in numbers}
@@ -70,7 +89,9 @@ def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameT
 
 
 def exit_when_parent_exits(wait: Callable[[], object]) -> None:
-    """Make this process save and end once `wait` returns, since its parent is gone then. Kill it if it does not end."""
+    """Make this process save and end once `wait` returns, since its parent is gone
+    then. Kill it if it does not end.
+    """
 
     def end() -> None:
         wait()

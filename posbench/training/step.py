@@ -1,4 +1,6 @@
-"""One update of the weights: learning rate, optimizer, gradients, what is compiled, and its time and memory."""
+"""One update of the weights: learning rate, optimizer, gradients, what is compiled, and
+its time and memory.
+"""
 
 import contextlib
 import dataclasses
@@ -23,52 +25,92 @@ from posbench.model.gpt import GPT, Reading, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
 
-# Operations in matrix products per CPU thread from which compiling pays: it takes seconds, and these take minutes.
+# Operations in matrix products per CPU thread from which compiling pays: it takes
+# seconds, and these take minutes.
 PAYS_FROM = 2e14
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
-    """Return the learning rate of update `step` (from 0) of `total`: a pure function, so resuming cannot lose it.
+    """Return the learning rate of update `step` (from 0) of `total`: a pure function,
+    so resuming cannot lose it.
 
-    Linear warm-up, then a cosine to `final_learning_rate` x peak; or a constant rate that falls over `decay_fraction`.
+    Linear warm-up, then a cosine to `final_learning_rate` x peak; or a constant rate
+    that falls over `decay_fraction`.
     """
     warmup, final = training.warmup_steps, training.final_learning_rate
     if step < warmup:
         return training.learning_rate * (step + 1) / warmup
     if training.schedule == "cosine":
-        share = 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - 1 - warmup))))
+        share = 0.5 * (
+            1
+            + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - 1 - warmup)))
+        )
     else:
-        share = min(1.0, (total - 1 - step) / _fall_steps(total, training)) if training.decay_fraction else 1.0
+        share = (
+            min(1.0, (total - 1 - step) / _fall_steps(total, training))
+            if training.decay_fraction
+            else 1.0
+        )
     return training.learning_rate * (final + (1 - final) * share)
 
 
 def stable_steps(training: TrainingConfig) -> int:
-    """Return the number of updates before a constant rate falls; 0 if it never does or lengths depend on the budget."""
-    falls = training.schedule == "constant" and training.decay_fraction > 0 and not training.lengths
-    return training.steps - math.ceil(_fall_steps(training.steps, training)) if falls else 0
+    """Return the number of updates before a constant rate falls; 0 if it never does or
+    lengths depend on the budget.
+    """
+    falls = (
+        training.schedule == "constant"
+        and training.decay_fraction > 0
+        and not training.lengths
+    )
+    return (
+        training.steps - math.ceil(_fall_steps(training.steps, training))
+        if falls
+        else 0
+    )
 
 
 def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
-    """Return an update's tokens per sequence (with fewer there are more sequences), and its window, or None."""
-    stages = [stage[1:] for stage in training.lengths if step >= stage[0] * training.steps]
+    """Return an update's tokens per sequence (with fewer there are more sequences), and
+    its window, or None.
+    """
+    stages = [
+        stage[1:] for stage in training.lengths if step >= stage[0] * training.steps
+    ]
     length, *window = stages[-1] if stages else [training.train_length]
     return length, window[0] if window else None
 
 
 def _fall_steps(total: int, training: TrainingConfig) -> float:
     """Return over how many updates of `total` the rate of a constant schedule falls."""
-    return max(1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps))
+    return max(
+        1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps)
+    )
 
 
 def begins_from(config: Config, smaller: Config) -> bool:
-    """Return whether a run begins with the updates that a run of a smaller budget makes until its rate falls."""
+    """Return whether a run begins with the updates that a run of a smaller budget makes
+    until its rate falls.
+    """
     more, less = config.training, smaller.training
-    fits = less.tokens < more.tokens and less.warmup_steps == more.warmup_steps and stable_steps(less) > 0
-    return fits and dataclasses.replace(smaller, training=dataclasses.replace(less, tokens=more.tokens)).id == config.id
+    fits = (
+        less.tokens < more.tokens
+        and less.warmup_steps == more.warmup_steps
+        and stable_steps(less) > 0
+    )
+    return (
+        fits
+        and dataclasses.replace(
+            smaller, training=dataclasses.replace(less, tokens=more.tokens)
+        ).id
+        == config.id
+    )
 
 
 class _AdamW(torch.optim.AdamW):
-    """Torch's AdamW without decorators that load its compiler only to exclude it: a third of a start's CPU time."""
+    """Torch's AdamW without decorators that load its compiler only to exclude it: a
+    third of a start's CPU time.
+    """
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
@@ -78,19 +120,40 @@ class _AdamW(torch.optim.AdamW):
 
 
 def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on the model's matrices only: never on norms, nor on an encoding's parameters.
+    """Return AdamW with weight decay on the model's matrices only: never on norms, nor
+    on an encoding's parameters.
 
-    Parameters with a learning rate of their own (`Encoding.rates`) have their own groups, whose `times` is the factor.
+    Parameters with a learning rate of their own (`Encoding.rates`) have their own
+    groups, whose `times` is the factor.
     """
     encodings = [module for module in model.modules() if isinstance(module, Encoding)]
-    times = {encoding.get_parameter(name): rate for encoding in encodings for name, rate in encoding.rates.items()}
-    matrices = {p: p.dim() >= 2 and not name.startswith("encoding.") for name, p in model.named_parameters()}
+    times = {
+        encoding.get_parameter(name): rate
+        for encoding in encodings
+        for name, rate in encoding.rates.items()
+    }
+    matrices = {
+        p: p.dim() >= 2 and not name.startswith("encoding.")
+        for name, p in model.named_parameters()
+    }
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in matrices if matrices[p]], "weight_decay": training.weight_decay},
-        {"params": [p for p in matrices if not matrices[p] and p not in times], "weight_decay": 0.0},
+        {
+            "params": [p for p in matrices if matrices[p]],
+            "weight_decay": training.weight_decay,
+        },
+        {
+            "params": [p for p in matrices if not matrices[p] and p not in times],
+            "weight_decay": 0.0,
+        },
     ]
     for factor in sorted(set(times.values())):
-        groups.append({"params": [p for p in times if times[p] == factor], "weight_decay": 0.0, "times": factor})
+        groups.append(
+            {
+                "params": [p for p in times if times[p] == factor],
+                "weight_decay": 0.0,
+                "times": factor,
+            }
+        )
     groups = [group for group in groups if group["params"]]
     return _AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
 
@@ -99,24 +162,35 @@ class Trainer:
     """A model that is on its device already, and all that its updates share."""
 
     def __init__(
-        self, model: nn.Module, config: Trains, device: torch.device, dtype: torch.dtype, world: World | None = None
+        self,
+        model: nn.Module,
+        config: Trains,
+        device: torch.device,
+        dtype: torch.dtype,
+        world: World | None = None,
     ) -> None:
         self.model = model  # called like `GPT.forward`
-        self.training, self.seed = config.training, config.seed  # seed of random positions
+        # seed of random positions
+        self.training, self.seed = config.training, config.seed
         self.device, self.dtype = device, dtype  # the dtype of matrix products
         self.world = world or World()  # the processes that share each batch
         if isinstance(model, GPT):
             model.compiles = is_compiled(config, device, self.world)
         self.optimizer: torch.optim.Optimizer = optimizer_for(model, config.training)
-        self.failed = torch.zeros((), device=device)  # 1 after an update that was not finite; later ones are left out
-        self.scale = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
+        # 1 after an update that was not finite; later ones are left out
+        self.failed = torch.zeros((), device=device)
+        self.scale = (
+            torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
+        )
 
 
 def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
-    """Return whether a run is compiled. This follows from configuration and machine, so a continued run does the same.
+    """Return whether a run is compiled. This follows from configuration and machine, so
+    a continued run does the same.
 
-    `auto` compiles where that was measured to save more time than it takes (docs/results.md): on CPUs with a C++
-    compiler, blocks of RMSNorm and SwiGLU, if the training takes minutes.
+    `auto` compiles where that was measured to save more time than it takes
+    (docs/results.md): on CPUs with a C++ compiler, blocks of RMSNorm and SwiGLU, if the
+    training takes minutes.
     """
     if not isinstance(config, Config):
         return False  # a HuggingFace model runs as it is
@@ -126,54 +200,88 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     vocabulary = config.data.vocab_size if config.data.tokenizer == "bpe" else 257
     blocks = model.n_layers * (4 * model.d_model + 3 * model.hidden_width)
     operations = 6 * model.d_model * (blocks + vocabulary) * config.training.tokens
-    is_suited = device.type == "cpu" and (model.norm, model.mlp) == ("rmsnorm", "swiglu")
-    is_suited = is_suited and not (config.data.document_mask or config.training.lengths)  # batches of many shapes
+    is_suited = device.type == "cpu" and (model.norm, model.mlp) == (
+        "rmsnorm",
+        "swiglu",
+    )
+    # batches of many shapes
+    is_suited = is_suited and not (config.data.document_mask or config.training.lengths)
     pays = operations >= PAYS_FROM * torch.get_num_threads() * world.size
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     return is_suited and pays and shutil.which(compiler) is not None
 
 
 class Outcome(NamedTuple):
-    """The result of an update, which CUDA may still be computing: `read` waits for it, nothing else does."""
+    """The result of an update, which CUDA may still be computing: `read` waits for it,
+    nothing else does.
+    """
 
     step: int
-    numbers: Tensor  # loss, gradient norm, whether this or an earlier update failed; then the processes' signals
-    arrived: torch.cuda.Event | None  # when the numbers are on the host; None = nothing to wait for
+    # loss, gradient norm, whether this or an earlier update failed; then the processes'
+    # signals
+    numbers: Tensor
+    # when the numbers are on the host; None = nothing to wait for
+    arrived: torch.cuda.Event | None
     trainer: Trainer
 
     def read(self) -> tuple[float, float]:
-        """Return the mean loss in nats per scored token and the gradient norm before clipping; pass the signals on.
+        """Return the mean loss in nats per scored token and the gradient norm before
+        clipping; pass the signals on.
 
-        Raises RunFailed if one is not finite. The weights are then as before the update, whatever was begun later.
+        Raises RunFailed if one is not finite. The weights are then as before the
+        update, whatever was begun later.
         """
         if self.arrived is not None:
             self.arrived.synchronize()
         loss, norm, failed, *signals = self.numbers.tolist()
         self.trainer.world.hear(signals)
         if self.trainer.scale is not None and not math.isfinite(norm):
-            failed = failed or self.trainer.scale.get_scale() < 1  # else a smaller scale may mend it
-        hint = "a lower training.learning_rate usually helps" if self.step else "check the encoding's hooks"
-        for quantity, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
+            # else a smaller scale may mend it
+            failed = failed or self.trainer.scale.get_scale() < 1
+        hint = (
+            "a lower training.learning_rate usually helps"
+            if self.step
+            else "check the encoding's hooks"
+        )
+        for quantity, number in (
+            (("loss", loss), ("gradient norm", norm)) if failed else ()
+        ):
             if not math.isfinite(number):
-                raise RunFailed(f"{quantity} is {number} at step {self.step + 1}: {hint}", reason="diverged")
+                raise RunFailed(
+                    f"{quantity} is {number} at step {self.step + 1}: {hint}",
+                    reason="diverged",
+                )
         return loss, norm
 
 
 def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outcome:
     """Launch one optimizer step; the host does not wait for its result.
 
-    Each part of the batch counts by its share of the scored tokens, so that accumulation only changes the memory. Each
-    of several processes has its own rows (`Batch.share`). `step`, which begins at 0, seeds random positions.
+    Each part of the batch counts by its share of the scored tokens, so that
+    accumulation only changes the memory. Each of several processes has its own rows
+    (`Batch.share`). `step`, which begins at 0, seeds random positions.
     """
     tell_progress(trainer.model, step / trainer.training.steps)
-    loss, reading = torch.zeros((), device=trainer.device), Reading(window=stage_at(step, trainer.training)[1])
+    loss, reading = (
+        torch.zeros((), device=trainer.device),
+        Reading(window=stage_at(step, trainer.training)[1]),
+    )
     trainer.optimizer.zero_grad(set_to_none=True)
-    for part in [part.to(trainer.device) for part in batch.parts(trainer.training.accumulation)]:
-        # The number of such parts in the batch. Dividing by it is exact when parts are equal.
+    for part in [
+        part.to(trainer.device) for part in batch.parts(trainer.training.accumulation)
+    ]:
+        # The number of such parts in the batch. Dividing by it is exact when parts are
+        # equal.
         times = batch.n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(trainer.device, trainer.dtype):
-            draw = generator(trainer.seed, "positions", step, device=trainer.device)  # the same for all parts
-            arguments = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw, "reading": reading}
+            # the same for all parts
+            draw = generator(trainer.seed, "positions", step, device=trainer.device)
+            arguments = {
+                "n_scored": part.n_scored,
+                "positions": part.positions,
+                "generator": draw,
+                "reading": reading,
+            }
             of_part: Tensor = trainer.model(part.ids, part.labels, **arguments) / times
         (of_part if trainer.scale is None else trainer.scale.scale(of_part)).backward()  # type: ignore[no-untyped-call]
         loss += of_part.detach()
@@ -188,20 +296,28 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
 
 
 def tell_progress(model: nn.Module, progress: float) -> None:
-    """Pass training progress in [0, 1] to the model's encoding and to encodings inside it."""
+    """Pass training progress in [0, 1] to the model's encoding and to encodings inside
+    it.
+    """
     for module in model.modules():
         if isinstance(module, Encoding):
             module.set_progress(progress)
 
 
 def _step(trainer: Trainer, loss: Tensor) -> Tensor:
-    """Clip the gradients, step if all is finite, and return the first three of `Outcome.numbers`."""
+    """Clip the gradients, step if all is finite, and return the first three of
+    `Outcome.numbers`.
+    """
     scale, optimizer = trainer.scale, trainer.optimizer
     if scale is not None:
         scale.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(list(trainer.model.parameters()), trainer.training.clip)
+    norm = torch.nn.utils.clip_grad_norm_(
+        list(trainer.model.parameters()), trainer.training.clip
+    )
     lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
-    trainer.failed.copy_(trainer.failed.maximum(lost if scale is not None else lost.maximum(infinite)))
+    trainer.failed.copy_(
+        trainer.failed.maximum(lost if scale is not None else lost.maximum(infinite))
+    )
     left_out = infinite.maximum(trainer.failed)
     if scale is not None:
         scale.step(optimizer)  # unless a gradient overflowed
@@ -214,7 +330,8 @@ def _step(trainer: Trainer, loss: Tensor) -> Tensor:
 
 
 class Clock:
-    """The wall seconds, CPU seconds and peak memory of training over all attempts, and its speed since the last row.
+    """The wall seconds, CPU seconds and peak memory of training over all attempts, and
+    its speed since the last row.
 
     CPU seconds are those of this process times the number of processes.
     """
@@ -223,12 +340,23 @@ class Clock:
 
     def __init__(self, trainer: Trainer, tokens: int, saved: Mapping[str, Any]) -> None:
         self._trainer, self._began = trainer, (time.monotonic(), time.process_time())
-        self._wall, self._cpu, self._memory = (saved.get(name, 0) for name in self.NAMES)  # of earlier attempts
+        # of earlier attempts
+        self._wall, self._cpu, self._memory = (
+            saved.get(name, 0) for name in self.NAMES
+        )
         self._last_row = tokens, self._wall
         peak, model = machine.peak_flops(trainer.device, trainer.dtype), trainer.model
-        lengths = [stage_at(step, trainer.training)[0] for step in range(trainer.training.steps if peak else 1)]
-        flops = train_flops_per_token(model, round(sum(lengths) / len(lengths))) if isinstance(model, GPT) else None
-        self.full_speed = peak * trainer.world.size / flops if peak and flops else None  # tokens per second
+        lengths = [
+            stage_at(step, trainer.training)[0]
+            for step in range(trainer.training.steps if peak else 1)
+        ]
+        flops = (
+            train_flops_per_token(model, round(sum(lengths) / len(lengths)))
+            if isinstance(model, GPT)
+            else None
+        )
+        # tokens per second
+        self.full_speed = peak * trainer.world.size / flops if peak and flops else None
 
     def totals(self) -> dict[str, float]:
         """Return wall seconds, CPU seconds and peak bytes so far."""
@@ -236,15 +364,30 @@ class Clock:
         self._wall += self._began[0] - wall
         self._cpu += (self._began[1] - cpu) * self._trainer.world.size
         self._memory = max(self._memory, machine.peak_memory(self._trainer.device))
-        return dict(zip(self.NAMES, (round(self._wall, 3), round(self._cpu, 3), self._memory), strict=True))
+        return dict(
+            zip(
+                self.NAMES,
+                (round(self._wall, 3), round(self._cpu, 3), self._memory),
+                strict=True,
+            )
+        )
 
     def speed(self, step: int) -> dict[str, float]:
-        """Return tokens per second since the last call, the share of the device's peak if known, and seconds so far."""
+        """Return tokens per second since the last call, the share of the device's peak
+        if known, and seconds so far.
+        """
         self.totals()
-        last_row, self._last_row = self._last_row, (step * self._trainer.training.tokens_per_step, self._wall)
+        last_row, self._last_row = (
+            self._last_row,
+            (step * self._trainer.training.tokens_per_step, self._wall),
+        )
         speed = (self._last_row[0] - last_row[0]) / (self._wall - last_row[1])
         share = {"train/mfu": speed / self.full_speed} if self.full_speed else {}
-        return {"train/tokens_per_second": speed, **share, "seconds": round(self._wall, 3)}
+        return {
+            "train/tokens_per_second": speed,
+            **share,
+            "seconds": round(self._wall, 3),
+        }
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

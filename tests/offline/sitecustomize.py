@@ -1,7 +1,9 @@
-"""Refuse all connections that leave this machine, in the tests and in every Python process that they start.
+"""Refuse all connections that leave this machine, in the tests and in every Python
+process that they start.
 
-Plugins for this guard only the process of the tests, but most tests are about commands, each in its own process, which
-imports this `sitecustomize`. A refused host looks as it does on a machine without network.
+Plugins for this guard only the process of the tests, but most tests are about commands,
+each in its own process, which imports this `sitecustomize`. A refused host looks as it
+does on a machine without network.
 """
 
 import ipaddress
@@ -22,7 +24,8 @@ def _leaves(host: object) -> bool:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in _EVENTS:  # first, as there are a hundred other events for each of these
+    # first, as there are a hundred other events for each of these
+    if event not in _EVENTS:
         return
     host = None
     if event == "socket.getaddrinfo":

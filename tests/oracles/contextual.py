@@ -14,7 +14,9 @@ from oracles._shared import Ordered, fla, masked
 
 
 class fox(Ordered):
-    """fla-core's naive forgetting attention for the causal output, x-transformers' DataDependentAlibi for the bias."""
+    """fla-core's naive forgetting attention for the causal output, x-transformers'
+    DataDependentAlibi for the bias.
+    """
 
     CASES = [{}]
 
@@ -25,66 +27,114 @@ class fox(Ordered):
         weight, bias = parameters["weight"][layer], parameters["gate_bias"][layer]
         module = third_party("x_transformers.x_transformers").DataDependentAlibi
         module = module(shape.d_model, shape.n_heads, causal=True)
-        named = {name: weight if name.endswith("weight") else bias for name, _ in module.named_parameters()}
+        named = {
+            name: weight if name.endswith("weight") else bias
+            for name, _ in module.named_parameters()
+        }
         assert len(named) == 2, named
         out = {"bias": torch.func.functional_call(module, named, (x,))}
         if causal:
             gates = F.logsigmoid(torch.einsum("btd,hd->bht", x, weight) + bias[:, None])
-            out["output"] = fla("forgetting_attn", "naive_forgetting_attn")(q, k, v, gates)
+            out["output"] = fla("forgetting_attn", "naive_forgetting_attn")(
+                q, k, v, gates
+            )
         return out
 
 
 class cable(fox):
-    """Plain loops from the paper's equation for the bias, fox with turned signs for the causal output."""
+    """Plain loops from the paper's equation for the bias, fox with turned signs for the
+    causal output.
+    """
 
     CASES = [{}, {"gate_bias": -2.0}]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         weight, offset = parameters["weight"][layer], parameters["gate_bias"][layer]
-        lengths = torch.log(1 + torch.exp(torch.einsum("btd,hd->bht", x, weight) + offset[:, None]))
+        lengths = torch.log(
+            1 + torch.exp(torch.einsum("btd,hd->bht", x, weight) + offset[:, None])
+        )
         rows = []
         for i in range(x.shape[1]):
-            # Keys after the query, visible only without a mask, are brought nearer by what lies between.
-            row = [lengths[..., i + 1 : j + 1].sum(-1) - lengths[..., j + 1 : i + 1].sum(-1) for j in range(x.shape[1])]
+            # Keys after the query, visible only without a mask, are brought nearer by
+            # what lies between.
+            row = [
+                lengths[..., i + 1 : j + 1].sum(-1)
+                - lengths[..., j + 1 : i + 1].sum(-1)
+                for j in range(x.shape[1])
+            ]
             rows.append(torch.stack(row, dim=-1))
         turned = {name: -value for name, value in parameters.items()}
-        of_fox = fox.reference(turned, shape, options, q, k, v, x, positions, layer, causal)
+        of_fox = fox.reference(
+            turned, shape, options, q, k, v, x, positions, layer, causal
+        )
         return of_fox | {"bias": torch.stack(rows, 2)}
 
 
-_NONE = {"kv_shift": False, "qk_norm": False, "output_norm": False, "output_gate": False}
+_NONE = {
+    "kv_shift": False,
+    "qk_norm": False,
+    "output_norm": False,
+    "output_gate": False,
+}
 
 
 class fox_pro(Ordered):
-    """fla-core's naive forgetting attention on keys and values that plain loops have shifted; norms by loops."""
+    """fla-core's naive forgetting attention on keys and values that plain loops have
+    shifted; norms by loops.
+    """
 
-    CASES = [{}, {**_NONE, "kv_shift": True}, {**_NONE, "qk_norm": True, "output_gate": True}]
+    CASES = [
+        {},
+        {**_NONE, "kv_shift": True},
+        {**_NONE, "qk_norm": True, "output_gate": True},
+    ]
     CAUSAL = (True,)
 
     def parameter_count(shape, options):
-        heads, kv_heads, width, model = shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.d_model
+        heads, kv_heads, width, model = (
+            shape.n_heads,
+            shape.n_kv_heads,
+            shape.head_dim,
+            shape.d_model,
+        )
         gates = heads * (model + 1) + options["output_gate"] * heads * width * model
-        norms = options["qk_norm"] * (heads + kv_heads) * width + options["output_norm"] * heads * width
-        return shape.n_layers * (gates + norms + options["kv_shift"] * 2 * kv_heads * model)
+        norms = (
+            options["qk_norm"] * (heads + kv_heads) * width
+            + options["output_norm"] * heads * width
+        )
+        return shape.n_layers * (
+            gates + norms + options["kv_shift"] * 2 * kv_heads * model
+        )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         def shifted(name, a):
             rows = []
             for t in range(a.shape[2]):
-                share = torch.sigmoid(x[:, t] @ parameters[f"shifts.{name}"][layer].T)[..., None]
+                share = torch.sigmoid(x[:, t] @ parameters[f"shifts.{name}"][layer].T)[
+                    ..., None
+                ]
                 before = a[:, :, t - 1] if t else torch.zeros_like(a[:, :, 0])
                 rows.append(share * before + (1 - share) * a[:, :, t])
             return torch.stack(rows, 2)
 
         def normed(name, a, epsilon):
-            return a / (a.pow(2).mean(-1, keepdim=True) + epsilon).sqrt() * parameters[f"norms.{name}"][layer]
+            return (
+                a
+                / (a.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
+                * parameters[f"norms.{name}"][layer]
+            )
 
         if options["kv_shift"]:
             k, v = shifted("k", k), shifted("v", v)
         if options["qk_norm"]:
             q, k = normed("q", q, 1e-5), normed("k", k, 1e-5)
-        gates = torch.einsum("btd,hd->bht", x, parameters["weight"][layer]) + parameters["gate_bias"][layer][:, None]
-        out = fla("forgetting_attn", "naive_forgetting_attn")(q, k, v, F.logsigmoid(gates))
+        gates = (
+            torch.einsum("btd,hd->bht", x, parameters["weight"][layer])
+            + parameters["gate_bias"][layer][:, None]
+        )
+        out = fla("forgetting_attn", "naive_forgetting_attn")(
+            q, k, v, F.logsigmoid(gates)
+        )
         if options["output_norm"]:
             out = normed("output", out, 1e-6)
         if options["output_gate"]:
@@ -94,7 +144,9 @@ class fox_pro(Ordered):
 
 
 class wall(Ordered):
-    """The plain form in fla, whose two helpers are stood in for, since their package wants triton."""
+    """The plain form in fla, whose two helpers are stood in for, since their package
+    wants triton.
+    """
 
     CASES = [{}, {"gate_bias": 0.0}]
     CAUSAL = (True,)
@@ -103,15 +155,31 @@ class wall(Ordered):
         return shape.n_layers * shape.n_heads * shape.head_dim * (shape.d_model + 1)
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        names = ("fla", "fla.ops", "fla.ops.utils", "fla.ops.utils.constant", "fla.ops.utils.cumsum")
+        names = (
+            "fla",
+            "fla.ops",
+            "fla.ops.utils",
+            "fla.ops.utils.constant",
+            "fla.ops.utils.cumsum",
+        )
         stand_ins = {name: types.ModuleType(name) for name in names}
-        stand_ins["fla"].__spec__ = importlib.util.find_spec("fla")  # where the file is looked for
+        # where the file is looked for
+        stand_ins["fla"].__spec__ = importlib.util.find_spec("fla")
         stand_ins["fla.ops.utils.constant"].RCP_LN2 = 1 / math.log(2)
-        stand_ins["fla.ops.utils.cumsum"].chunk_global_cumsum = lambda g, scale, cu_seqlens=None: g.cumsum(1) * scale
+        stand_ins["fla.ops.utils.cumsum"].chunk_global_cumsum = (
+            lambda g, scale, cu_seqlens=None: g.cumsum(1) * scale
+        )
         with mock.patch.dict(sys.modules, stand_ins):
             naive = fla("wall_attn", "naive_wall_attn")
-        gates = torch.einsum("btd,ed->bte", x, parameters["weight"][layer]) + parameters["gate_bias"][layer]
-        gates = F.logsigmoid(gates).unflatten(2, (shape.n_heads, shape.head_dim)).transpose(1, 2)
+        gates = (
+            torch.einsum("btd,ed->bte", x, parameters["weight"][layer])
+            + parameters["gate_bias"][layer]
+        )
+        gates = (
+            F.logsigmoid(gates)
+            .unflatten(2, (shape.n_heads, shape.head_dim))
+            .transpose(1, 2)
+        )
         return {"output": naive(q, k, v, gates, scale=shape.head_dim**-0.5)}
 
 
@@ -125,23 +193,34 @@ class cope(Ordered):
         return shape.n_layers * options["max_position"] * shape.head_dim
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        logits = masked(q @ k.mT * shape.head_dim**-0.5, causal).clamp(min=-torch.finfo(q.dtype).max)
+        logits = masked(q @ k.mT * shape.head_dim**-0.5, causal).clamp(
+            min=-torch.finfo(q.dtype).max
+        )
         module = third_party("x_transformers.x_transformers").CoPE(
             shape.head_dim, shape.n_heads, options["max_position"]
         )
-        bias = torch.func.functional_call(module, {"pos_emb": parameters["table"][layer]}, (q, logits))
+        bias = torch.func.functional_call(
+            module, {"pos_emb": parameters["table"][layer]}, (q, logits)
+        )
         return {"probabilities": (logits + bias).softmax(-1)}
 
 
 class stick_breaking(Ordered):
     """The plain form in fla."""
 
-    CASES = [{}, {"attend_current": True}, {"remainder": False}, {"attend_current": True, "remainder": False}]
+    CASES = [
+        {},
+        {"attend_current": True},
+        {"remainder": False},
+        {"attend_current": True, "remainder": False},
+    ]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         naive = fla("stickbreaking_attn", "naive_stickbreaking_attn")
         output, rest = naive(q, k, v, attend_current=options["attend_current"])
-        return {"output": output + rest[..., None] * v if options["remainder"] else output}
+        return {
+            "output": output + rest[..., None] * v if options["remainder"] else output
+        }
 
 
 class path(Ordered):
@@ -152,20 +231,48 @@ class path(Ordered):
 
     def parameter_count(shape, options):
         low_rank, convolution = 2 * options["rank"] * shape.d_model, 3 * shape.d_model
-        return shape.n_layers * (low_rank + convolution + shape.n_heads * (shape.d_model + 1))
+        return shape.n_layers * (
+            low_rank + convolution + shape.n_heads * (shape.d_model + 1)
+        )
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal, gates=None):
-        low = x @ parameters[f"down.{layer}.weight"].T @ parameters[f"up.{layer}.weight"].T
-        taps = parameters[f"convolution.{layer}.weight"][:, 0]  # (D, 3), the last for the token itself
+    def reference(
+        parameters, shape, options, q, k, v, x, positions, layer, causal, gates=None
+    ):
+        low = (
+            x
+            @ parameters[f"down.{layer}.weight"].T
+            @ parameters[f"up.{layer}.weight"].T
+        )
+        # (D, 3), the last for the token itself
+        taps = parameters[f"convolution.{layer}.weight"][:, 0]
         w = []
         for t in range(x.shape[1]):
-            mixed = sum(low[:, t - back] * taps[:, 2 - back] for back in range(3) if t >= back)
+            mixed = sum(
+                low[:, t - back] * taps[:, 2 - back] for back in range(3) if t >= back
+            )
             mixed = mixed * torch.sigmoid(mixed) if options["silu"] else mixed
             heads = mixed.view(-1, shape.n_heads, shape.head_dim)
             w.append(heads / heads.norm(dim=-1, keepdim=True))
-        beta = 2 * torch.sigmoid(x @ parameters[f"beta.{layer}.weight"].T + parameters[f"beta.{layer}.bias"]).mT
-        given = (q, k, v, torch.stack(w, dim=2), beta, torch.zeros_like(beta) if gates is None else gates)
-        return {"output": fla("path_attn", "naive_path_attn")(*given, scale=shape.head_dim**-0.5)}
+        beta = (
+            2
+            * torch.sigmoid(
+                x @ parameters[f"beta.{layer}.weight"].T
+                + parameters[f"beta.{layer}.bias"]
+            ).mT
+        )
+        given = (
+            q,
+            k,
+            v,
+            torch.stack(w, dim=2),
+            beta,
+            torch.zeros_like(beta) if gates is None else gates,
+        )
+        return {
+            "output": fla("path_attn", "naive_path_attn")(
+                *given, scale=shape.head_dim**-0.5
+            )
+        }
 
 
 class path_fox(path):
@@ -174,9 +281,14 @@ class path_fox(path):
     CASES = [{}, {"rank": 4, "silu": False, "gate_bias": 2.0}]
 
     def parameter_count(shape, options):
-        return path.parameter_count(shape, options) + fox.parameter_count(shape, options)
+        return path.parameter_count(shape, options) + fox.parameter_count(
+            shape, options
+        )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        gates = torch.einsum("btd,hd->bht", x, parameters["gate"][layer]) + parameters["gate_bias"][layer][:, None]
+        gates = (
+            torch.einsum("btd,hd->bht", x, parameters["gate"][layer])
+            + parameters["gate_bias"][layer][:, None]
+        )
         given = (q, k, v, x, positions, layer, causal, F.logsigmoid(gates))
         return path.reference(parameters, shape, options, *given)

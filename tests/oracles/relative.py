@@ -8,22 +8,30 @@ from oracles.distance import distances, t5
 
 
 class shaw:
-    """Keys: transformers Wav2Vec2-BERT's relative_key attention. Values: the paper's equation 3, pair by pair."""
+    """Keys: transformers Wav2Vec2-BERT's relative_key attention. Values: the paper's
+    equation 3, pair by pair.
+    """
 
     CASES = [{"max_distance": 4}, {"max_distance": 4, "values": False}, {}]
     PARTLY_UNUSED = "rows of the future, and of distances beyond the input"
 
     def parameter_count(shape, options):
         tables = 2 if options["values"] else 1
-        return shape.n_layers * tables * (2 * options["max_distance"] + 1) * shape.head_dim
+        return (
+            shape.n_layers * tables * (2 * options["max_distance"] + 1) * shape.head_dim
+        )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         furthest = options["max_distance"]
-        rows = (-distances(positions)).clamp(-furthest, furthest) + furthest  # clip(j - i), from 0: (1|B, T, T)
+        # clip(j - i), from 0: (1|B, T, T)
+        rows = (-distances(positions)).clamp(-furthest, furthest) + furthest
         if bool((positions.diff() == 1).all()):
-            weights = wav2vec2_bert(parameters["keys"][layer], shape, furthest, q, k, causal)
+            weights = wav2vec2_bert(
+                parameters["keys"][layer], shape, furthest, q, k, causal
+            )
         else:
-            vectors = parameters["keys"][layer][rows].expand(len(q), -1, -1, -1)  # (B, T, T, d)
+            # (B, T, T, d)
+            vectors = parameters["keys"][layer][rows].expand(len(q), -1, -1, -1)
             logits = q @ k.mT + torch.einsum("bhid,bijd->bhij", q, vectors)
             weights = softmax(logits / shape.head_dim**0.5, causal)
         output = weights @ v
@@ -46,17 +54,26 @@ def wav2vec2_bert(table, shape, furthest, q, k, causal):
     )
     module = third_party("transformers.models.wav2vec2_bert.modeling_wav2vec2_bert")
     attention = module.Wav2Vec2BertSelfAttention(config).eval()
-    # Its projections read one input: here queries and keys side by side, which they take apart.
+    # Its projections read one input: here queries and keys side by side, which they
+    # take apart.
     attention.linear_k = Take(shape.d_model, 2 * shape.d_model)
     attention.linear_q = attention.linear_v = Take(0, shape.d_model)
     attention.linear_out = torch.nn.Identity()
     mask = masked(torch.zeros(1, 1, q.shape[2], q.shape[2]), causal)
-    given = {"hidden_states": flat(q, k), "attention_mask": mask, "output_attentions": True}
-    return torch.func.functional_call(attention, {"distance_embedding.weight": table}, kwargs=given)[1]
+    given = {
+        "hidden_states": flat(q, k),
+        "attention_mask": mask,
+        "output_attentions": True,
+    }
+    return torch.func.functional_call(
+        attention, {"distance_embedding.weight": table}, kwargs=given
+    )[1]
 
 
 class transformer_xl:
-    """transformers XLNet, which has Transformer-XL's attention, where positions are consecutive; else plain loops."""
+    """transformers XLNet, which has Transformer-XL's attention, where positions are
+    consecutive; else plain loops.
+    """
 
     CASES = [{}, {"base": 300.0}]
 
@@ -64,37 +81,66 @@ class transformer_xl:
         return shape.n_layers * (shape.d_model * shape.d_model + 2 * shape.d_model)
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        u, position, project = (parameters[key][layer] for key in ("content", "position", "projection"))
+        u, position, project = (
+            parameters[key][layer] for key in ("content", "position", "projection")
+        )
 
         def sinusoid(r):
-            angles = r / options["base"] ** (torch.arange(0, shape.d_model, 2, dtype=torch.float64) / shape.d_model)
+            angles = r / options["base"] ** (
+                torch.arange(0, shape.d_model, 2, dtype=torch.float64) / shape.d_model
+            )
             return torch.cat([angles.sin(), angles.cos()]).float()
 
         length = q.shape[2]
         if not bool((positions.diff() == 1).all()):
             rows = [
-                torch.stack([torch.stack([project @ sinusoid(i - j) for j in row]) for i in row])
+                torch.stack(
+                    [torch.stack([project @ sinusoid(i - j) for j in row]) for i in row]
+                )
                 for row in positions.tolist()
             ]  # B of (T, T, H, d)
-            of_distance = torch.einsum("bhid,bijhd->bhij", q + position[:, None], torch.stack(rows))
-            return {"probabilities": softmax(((q + u[:, None]) @ k.mT + of_distance) / shape.head_dim**0.5, causal)}
+            of_distance = torch.einsum(
+                "bhid,bijhd->bhij", q + position[:, None], torch.stack(rows)
+            )
+            return {
+                "probabilities": softmax(
+                    ((q + u[:, None]) @ k.mT + of_distance) / shape.head_dim**0.5,
+                    causal,
+                )
+            }
         config = third_party("transformers").XLNetConfig(
-            d_model=shape.d_model, n_head=shape.n_heads, d_inner=8, n_layer=1, dropout=0.0, vocab_size=8
+            d_model=shape.d_model,
+            n_head=shape.n_heads,
+            d_inner=8,
+            n_layer=1,
+            dropout=0.0,
+            vocab_size=8,
         )
         waves = torch.stack([sinusoid(r) for r in range(length, -length, -1)])
         heads = torch.einsum("rm,hdm->rhd", waves, project)[:, None]
-        hidden = masked(torch.zeros(length, length), causal).isinf().float()[:, :, None, None]
-        attention = third_party("transformers.models.xlnet.modeling_xlnet").XLNetRelativeAttention(config)
-        attention.forward = attention.rel_attn_core  # behind its projections of one input
+        hidden = (
+            masked(torch.zeros(length, length), causal)
+            .isinf()
+            .float()[:, :, None, None]
+        )
+        attention = third_party(
+            "transformers.models.xlnet.modeling_xlnet"
+        ).XLNetRelativeAttention(config)
+        # behind its projections of one input
+        attention.forward = attention.rel_attn_core
         named = {"r_w_bias": u, "r_r_bias": position}
         content = (tensor.permute(2, 0, 1, 3) for tensor in (q, k, v))
         given = {"attn_mask": hidden, "output_attentions": True}
-        _, weights = torch.func.functional_call(attention, named, (*content, heads), given)
+        _, weights = torch.func.functional_call(
+            attention, named, (*content, heads), given
+        )
         return {"probabilities": weights.permute(2, 3, 0, 1)}
 
 
 class deberta:
-    """transformers DeBERTa-v2's attention behind its projections, a sequence at a time, at distances handed to it."""
+    """transformers DeBERTa-v2's attention behind its projections, a sequence at a time,
+    at distances handed to it.
+    """
 
     CASES = [{"max_distance": 4}, {"max_distance": 20, "num_buckets": 8}, {}]
     PARTLY_UNUSED = "rows of the future, and of distances beyond the input"
@@ -105,7 +151,10 @@ class deberta:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         module = third_party("transformers.models.deberta_v2.modeling_deberta_v2")
-        furthest, buckets = options["max_distance"] or shape.train_length, options["num_buckets"] or -1
+        furthest, buckets = (
+            options["max_distance"] or shape.train_length,
+            options["num_buckets"] or -1,
+        )
         width, length = shape.d_model, q.shape[2]
         config = third_party("transformers").DebertaV2Config(
             hidden_size=width,
@@ -122,8 +171,11 @@ class deberta:
         attention.query_proj, attention.key_proj, attention.value_proj = (
             Take(n * width, (n + 1) * width) for n in range(3)
         )
-        # The bias of pos_key_proj moves whole rows; the paper has none, and neither here.
-        named = {f"pos_{name}_proj.bias": torch.zeros(width) for name in ("key", "query")}
+        # The bias of pos_key_proj moves whole rows; the paper has none, and neither
+        # here.
+        named = {
+            f"pos_{name}_proj.bias": torch.zeros(width) for name in ("key", "query")
+        }
         named["pos_key_proj.weight"] = parameters["keys"][layer].flatten(0, 1)
         named["pos_query_proj.weight"] = parameters["queries"][layer].flatten(0, 1)
         visible = ~masked(torch.zeros(1, 1, length, length), causal).isinf()
@@ -139,7 +191,9 @@ class deberta:
                 "rel_embeddings": parameters["table"],
                 "output_attentions": True,
             }
-            weights.append(torch.func.functional_call(attention, named, kwargs=given)[1])
+            weights.append(
+                torch.func.functional_call(attention, named, kwargs=given)[1]
+            )
         return {"probabilities": torch.cat(weights)}
 
 
@@ -153,19 +207,31 @@ class tupe:
     def parameter_count(shape, options):
         width = shape.d_model
         shared = shape.train_length * width + 2 * width + 2 * (width + 1) * width
-        return shared + (t5.parameter_count(shape, tupe.T5) if options["relative"] else 0)
+        return shared + (
+            t5.parameter_count(shape, tupe.T5) if options["relative"] else 0
+        )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         vectors = parameters["table"][positions]  # (1|B, T, D)
         centred = vectors - vectors.mean(-1, keepdim=True)
         scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
         places = scaled * parameters["norm.weight"] + parameters["norm.bias"]
-        both = places @ parameters["projection.weight"].T + parameters["projection.bias"]
-        asking, asked = (part.unflatten(-1, (shape.n_heads, -1)).transpose(1, 2) for part in both.chunk(2, dim=-1))
+        both = (
+            places @ parameters["projection.weight"].T + parameters["projection.bias"]
+        )
+        asking, asked = (
+            part.unflatten(-1, (shape.n_heads, -1)).transpose(1, 2)
+            for part in both.chunk(2, dim=-1)
+        )
         logits = (q @ k.mT + asking @ asked.mT) / (2 * shape.head_dim) ** 0.5
         if options["relative"]:
             table = {"table": parameters["relative.table"]}
-            logits = logits + t5.reference(table, shape, tupe.T5, q, k, v, x, positions, layer, causal)["bias"]
+            logits = (
+                logits
+                + t5.reference(
+                    table, shape, tupe.T5, q, k, v, x, positions, layer, causal
+                )["bias"]
+            )
         return {"probabilities": softmax(logits, causal)}
 
 
@@ -176,7 +242,11 @@ class projected_bias:
 
     def parameter_count(shape, options):
         extent = options["extent"] or shape.train_length
-        return shape.n_layers * options["curves"] * (shape.n_heads * shape.d_model + extent)
+        return (
+            shape.n_layers
+            * options["curves"]
+            * (shape.n_heads * shape.d_model + extent)
+        )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         weight, curves = parameters["weight"][layer], parameters["curves"][layer]
@@ -185,11 +255,22 @@ class projected_bias:
         if len(positions) > 1:
             zero = torch.zeros(shape.n_heads)
             rows = [
-                torch.stack([mixed @ curves[:, i - j] if 0 <= i - j < extent else zero for j in row])
+                torch.stack(
+                    [
+                        mixed @ curves[:, i - j] if 0 <= i - j < extent else zero
+                        for j in row
+                    ]
+                )
                 for of_sequence, row in zip(mixtures, positions.tolist(), strict=True)
                 for i, mixed in zip(row, of_sequence, strict=True)
             ]
-            return {"bias": torch.stack(rows).unflatten(0, (len(x), -1)).permute(0, 3, 1, 2)}
-        module = third_party("transformers.models.inkling.modeling_inkling").InklingRelativeLogits(count, extent)
-        bias = torch.func.functional_call(module, {"proj": curves}, (mixtures, positions[0], positions[0]))
+            return {
+                "bias": torch.stack(rows).unflatten(0, (len(x), -1)).permute(0, 3, 1, 2)
+            }
+        module = third_party(
+            "transformers.models.inkling.modeling_inkling"
+        ).InklingRelativeLogits(count, extent)
+        bias = torch.func.functional_call(
+            module, {"proj": curves}, (mixtures, positions[0], positions[0])
+        )
         return {"bias": bias}

@@ -6,46 +6,86 @@ import math
 import torch
 
 from oracles import third_party
-from oracles._shared import ROPE_TOLERANCE, Ordered, frequencies, powers, rotated, turned
+from oracles._shared import (
+    ROPE_TOLERANCE,
+    Ordered,
+    frequencies,
+    powers,
+    rotated,
+    turned,
+)
 from oracles.absolute import none
 
 
 class rope:
-    """transformers: Llama's frequencies and rotation for the half layout, GPT-J's for the interleaved one."""
+    """transformers: Llama's frequencies and rotation for the half layout, GPT-J's for
+    the interleaved one.
+    """
 
     CASES = [
         {},
         {"layout": "half"},
         {"base": 500.0},
         {"frequencies": "resonance"},
-        {"frequencies": lambda shape: [1.0 / (1 + pair) for pair in range(shape.head_dim // 2)]},
+        {
+            "frequencies": lambda shape: [
+                1.0 / (1 + pair) for pair in range(shape.head_dim // 2)
+            ]
+        },
     ]
     TOLERANCE = ROPE_TOLERANCE
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         base, law = options["base"], options.get("frequencies", "geometric")
         if options["layout"] == "half":
-            return rotated(q, k, positions, "half", frequencies("linear", shape, base, factor=1.0)[0])
+            return rotated(
+                q,
+                k,
+                positions,
+                "half",
+                frequencies("linear", shape, base, factor=1.0)[0],
+            )
         if law == "geometric" and base == 10000:  # built into GPT-J's table
             gptj = third_party("transformers.models.gptj.modeling_gptj")
-            sin, cos = gptj.create_sinusoidal_positions(shape.train_length, shape.head_dim)[positions].chunk(2, dim=-1)
-            q, k = (gptj.apply_rotary_pos_emb(a.transpose(1, 2), sin, cos).transpose(1, 2) for a in (q, k))
+            sin, cos = gptj.create_sinusoidal_positions(
+                shape.train_length, shape.head_dim
+            )[positions].chunk(2, dim=-1)
+            q, k = (
+                gptj.apply_rotary_pos_emb(a.transpose(1, 2), sin, cos).transpose(1, 2)
+                for a in (q, k)
+            )
             return {"q": q, "k": k}
         if law == "geometric":
             law = powers(base, shape.head_dim)
-        if isinstance(law, str):  # resonance, the paper's equation: wavelengths rounded to whole numbers
-            law = [2 * math.pi / round(2 * math.pi / p) for p in powers(base, shape.head_dim).tolist()]
-        return rotated(q, k, positions, "interleaved", torch.as_tensor(law, dtype=torch.float64))
+        # resonance, the paper's equation: wavelengths rounded to whole numbers
+        if isinstance(law, str):
+            law = [
+                2 * math.pi / round(2 * math.pi / p)
+                for p in powers(base, shape.head_dim).tolist()
+            ]
+        return rotated(
+            q, k, positions, "interleaved", torch.as_tensor(law, dtype=torch.float64)
+        )
 
 
 class partial_rope(rope):
-    """transformers GPT-NeoX for the half layout; GPT-J's rotation, on GPT-NeoX's frequencies, for the other."""
+    """transformers GPT-NeoX for the half layout; GPT-J's rotation, on GPT-NeoX's
+    frequencies, for the other.
+    """
 
-    CASES = [{}, {"layout": "half", "fraction": 0.5}, {"fraction": 0.75, "base": 500.0}, {"fraction": 1.0}]
+    CASES = [
+        {},
+        {"layout": "half", "fraction": 0.5},
+        {"fraction": 0.75, "base": 500.0},
+        {"fraction": 1.0},
+    ]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         neox = third_party("transformers.models.gpt_neox.modeling_gpt_neox")
-        rope_parameters = {"rope_theta": options["base"], "partial_rotary_factor": options["fraction"]}
+        rope_parameters = {
+            "rope_theta": options["base"],
+            "partial_rotary_factor": options["fraction"],
+        }
         config = third_party("transformers").GPTNeoXConfig(
             hidden_size=shape.d_model,
             num_attention_heads=shape.n_heads,
@@ -56,20 +96,35 @@ class partial_rope(rope):
             q, k = neox.apply_rotary_pos_emb(q, k, *embedding(q, positions))
             return {"q": q, "k": k}
         width = 2 * len(embedding.inv_freq)
-        first = rotated(q[..., :width], k[..., :width], positions, "interleaved", embedding.inv_freq)
-        return {name: torch.cat((first[name], a[..., width:]), -1) for name, a in (("q", q), ("k", k))}
+        first = rotated(
+            q[..., :width], k[..., :width], positions, "interleaved", embedding.inv_freq
+        )
+        return {
+            name: torch.cat((first[name], a[..., width:]), -1)
+            for name, a in (("q", q), ("k", k))
+        }
 
 
 class p_rope(rope):
     """transformers, rope_type `proportional`."""
 
-    CASES = [{}, {"layout": "half", "fraction": 0.25}, {"fraction": 0.0}, {"fraction": 1.0, "base": 500.0}]
+    CASES = [
+        {},
+        {"layout": "half", "fraction": 0.25},
+        {"fraction": 0.0},
+        {"fraction": 1.0, "base": 500.0},
+    ]
 
     def reads_positions(options):
         return options["fraction"] > 0
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        law = frequencies("proportional", shape, options["base"], partial_rotary_factor=options["fraction"])
+        law = frequencies(
+            "proportional",
+            shape,
+            options["base"],
+            partial_rotary_factor=options["fraction"],
+        )
         return rotated(q, k, positions, options["layout"], *law)
 
 
@@ -81,13 +136,17 @@ class hope:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         law = powers(options["base"], shape.head_dim)
-        law = torch.stack([f if shape.train_length * f / (2 * math.pi) >= 1 else 0 * f for f in law])
+        law = torch.stack(
+            [f if shape.train_length * f / (2 * math.pi) >= 1 else 0 * f for f in law]
+        )
         angles = positions[:, None, :, None] * law
         return turned(q, k, angles.cos(), angles.sin(), options["layout"])
 
 
 class lerope(rope):
-    """transformers Mistral Large 4: its learned rotary embedding, and its rotation (interleaved) or Llama's (half)."""
+    """transformers Mistral Large 4: its learned rotary embedding, and its rotation
+    (interleaved) or Llama's (half).
+    """
 
     CASES = [{}, {"layout": "half", "base": 500.0}]
 
@@ -95,28 +154,39 @@ class lerope(rope):
         return shape.head_dim // 2
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        mistral = third_party("transformers.models.mistral_large4.modeling_mistral_large4")
-        config = third_party("transformers.models.mistral_large4").MistralLarge4TextConfig(
+        mistral = third_party(
+            "transformers.models.mistral_large4.modeling_mistral_large4"
+        )
+        config = third_party(
+            "transformers.models.mistral_large4"
+        ).MistralLarge4TextConfig(
             head_dim=shape.head_dim,
             qk_rope_head_dim=shape.head_dim,
             rope_parameters={"rope_type": "default", "rope_theta": options["base"]},
         )
         embedding = mistral.MistralLarge4TextRotaryEmbedding(config)
         embedding.alpha = parameters["alpha"]
-        if positions.max() > 100:  # there the fp32 angles, several times the position, are too coarse
+        # there the fp32 angles, several times the position, are too coarse
+        if positions.max() > 100:
             law = embedding.inv_freq.double() * parameters["alpha"].double().exp()
             return rotated(q, k, positions, options["layout"], law)
-        cos, sin = inspect.unwrap(type(embedding).forward)(embedding, q, positions)  # outside of no_grad
+        # outside of no_grad
+        cos, sin = inspect.unwrap(type(embedding).forward)(embedding, q, positions)
         if options["layout"] == "half":
-            q, k = third_party("transformers.models.llama.modeling_llama").apply_rotary_pos_emb(q, k, cos, sin)
+            q, k = third_party(
+                "transformers.models.llama.modeling_llama"
+            ).apply_rotary_pos_emb(q, k, cos, sin)
             return {"q": q, "k": k}
-        parted = mistral.apply_rotary_pos_emb_interleave(q, k, cos, sin)  # pairs are parted in what it gives back
+        # pairs are parted in what it gives back
+        parted = mistral.apply_rotary_pos_emb_interleave(q, k, cos, sin)
         q, k = (a.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for a in parted)
         return {"q": q, "k": k}
 
 
 class grape_m:
-    """The paper's definition, exp(n L) with torch's matrix exponential of the generator L."""
+    """The paper's definition, exp(n L) with torch's matrix exponential of the generator
+    L.
+    """
 
     CASES = [{}, {"layout": "half", "base": 500.0, "divisor": 4.0}]
     DTYPE = torch.float64
@@ -128,16 +198,33 @@ class grape_m:
         width = shape.head_dim
         generator = torch.zeros(width, width, dtype=torch.float64)
         for pair, frequency in enumerate(powers(options["base"], width)):
-            one, two = (2 * pair, 2 * pair + 1) if options["layout"] == "interleaved" else (pair, pair + width // 2)
+            one, two = (
+                (2 * pair, 2 * pair + 1)
+                if options["layout"] == "interleaved"
+                else (pair, pair + width // 2)
+            )
             plane = torch.zeros(width, width, dtype=torch.float64)
             plane[two, one], plane[one, two] = 1, -1
-            generator = generator + plane * frequency * (parameters["alpha"][layer, pair] / options["divisor"]).exp()
-        rotation = torch.linalg.matrix_exp(positions[..., None, None] * generator)[:, None]  # (1|B, 1, T, Dh, Dh)
-        return {"q": (rotation @ q[..., None])[..., 0], "k": (rotation @ k[..., None])[..., 0]}
+            generator = (
+                generator
+                + plane
+                * frequency
+                * (parameters["alpha"][layer, pair] / options["divisor"]).exp()
+            )
+        # (1|B, 1, T, Dh, Dh)
+        rotation = torch.linalg.matrix_exp(positions[..., None, None] * generator)[
+            :, None
+        ]
+        return {
+            "q": (rotation @ q[..., None])[..., 0],
+            "k": (rotation @ k[..., None])[..., 0],
+        }
 
 
 class drope(Ordered):
-    """torch's own attention without any position: what is left after the drop (test_wrappers.py has it before)."""
+    """torch's own attention without any position: what is left after the drop
+    (test_wrappers.py has it before).
+    """
 
     CASES = [{}, {"drop_at": 0.0, "layout": "half"}]
     reference = none.reference
@@ -160,7 +247,9 @@ class ntk(rope):
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         embedding = third_party("x_transformers.x_transformers").RotaryEmbedding
-        law = embedding(shape.head_dim, base=options["base"], base_rescale_factor=options["factor"]).inv_freq
+        law = embedding(
+            shape.head_dim, base=options["base"], base_rescale_factor=options["factor"]
+        ).inv_freq
         return rotated(q, k, positions, options["layout"], law)
 
 
@@ -177,13 +266,23 @@ class dynamic_ntk(rope):
     ]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        base, factor, original = options["base"], options["factor"], options["original_length"] or shape.train_length
-        laws = [frequencies("dynamic", shape, base, original, each, factor=factor)[0] for each in lengths(positions)]
-        return rotated(q, k, positions, options["layout"], torch.stack(laws)[:, None])  # (1|B, 1, Dh/2)
+        base, factor, original = (
+            options["base"],
+            options["factor"],
+            options["original_length"] or shape.train_length,
+        )
+        laws = [
+            frequencies("dynamic", shape, base, original, each, factor=factor)[0]
+            for each in lengths(positions)
+        ]
+        # (1|B, 1, Dh/2)
+        return rotated(q, k, positions, options["layout"], torch.stack(laws)[:, None])
 
 
 class ntk_by_parts(rope):
-    """transformers: the frequencies of rope_type `yarn` for the index ramp, of `llama3` for the rotations ramp."""
+    """transformers: the frequencies of rope_type `yarn` for the index ramp, of `llama3`
+    for the rotations ramp.
+    """
 
     CASES = [
         {},
@@ -197,10 +296,21 @@ class ntk_by_parts(rope):
 
 def by_parts(shape, options):
     """Frequencies of a ramp, and YaRN's temperature."""
-    base, factor, slow, fast = (options[name] for name in ("base", "factor", "alpha", "beta"))
-    law, temperature = frequencies("yarn", shape, base, factor=factor, beta_slow=slow, beta_fast=fast)
+    base, factor, slow, fast = (
+        options[name] for name in ("base", "factor", "alpha", "beta")
+    )
+    law, temperature = frequencies(
+        "yarn", shape, base, factor=factor, beta_slow=slow, beta_fast=fast
+    )
     if options["ramp"] == "rotations":
-        law, _ = frequencies("llama3", shape, base, factor=factor, low_freq_factor=slow, high_freq_factor=fast)
+        law, _ = frequencies(
+            "llama3",
+            shape,
+            base,
+            factor=factor,
+            low_freq_factor=slow,
+            high_freq_factor=fast,
+        )
     return law, temperature
 
 
@@ -214,15 +324,34 @@ class yarn(ntk_by_parts):
 class llama3(rope):
     """transformers, rope_type `llama3`."""
 
-    CASES = [{}, {"layout": "half", "base": 500.0, "low_freq_factor": 0.5, "high_freq_factor": 3.0}]
+    CASES = [
+        {},
+        {
+            "layout": "half",
+            "base": 500.0,
+            "low_freq_factor": 0.5,
+            "high_freq_factor": 3.0,
+        },
+    ]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        parts = {name: options[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
-        return rotated(q, k, positions, options["layout"], *frequencies("llama3", shape, options["base"], **parts))
+        parts = {
+            name: options[name]
+            for name in ("factor", "low_freq_factor", "high_freq_factor")
+        }
+        return rotated(
+            q,
+            k,
+            positions,
+            options["layout"],
+            *frequencies("llama3", shape, options["base"], **parts),
+        )
 
 
 class longrope(rope):
-    """transformers, rope_type `longrope`, given the divisors of its rope_type `yarn` and one sequence at a time."""
+    """transformers, rope_type `longrope`, given the divisors of its rope_type `yarn`
+    and one sequence at a time.
+    """
 
     CASES = [
         {"original_length": lambda shape: 3 * shape.train_length // 4},
@@ -230,10 +359,22 @@ class longrope(rope):
     ]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        base, factor, original = options["base"], options["factor"], options["original_length"] or shape.train_length
+        base, factor, original = (
+            options["base"],
+            options["factor"],
+            options["original_length"] or shape.train_length,
+        )
         plain, _ = frequencies("linear", shape, base, factor=1.0)
         yarn, _ = frequencies("yarn", shape, base, original, factor=factor)
-        parts = {"long_factor": (plain / yarn).tolist(), "short_factor": [1.0] * len(plain), "factor": factor}
-        laws = [frequencies("longrope", shape, base, original, each, **parts) for each in lengths(positions)]
-        law = torch.stack([frequency for frequency, _ in laws])[:, None]  # (1|B, 1, Dh/2)
+        parts = {
+            "long_factor": (plain / yarn).tolist(),
+            "short_factor": [1.0] * len(plain),
+            "factor": factor,
+        }
+        laws = [
+            frequencies("longrope", shape, base, original, each, **parts)
+            for each in lengths(positions)
+        ]
+        # (1|B, 1, Dh/2)
+        law = torch.stack([frequency for frequency, _ in laws])[:, None]
         return rotated(q, k, positions, options["layout"], law, laws[0][1])

@@ -6,13 +6,23 @@ import torch
 import torch.nn.functional as F
 
 from oracles import third_party
-from oracles._shared import ROPE_TOLERANCE, Ordered, flat, masked, powers, softmax, turned
+from oracles._shared import (
+    ROPE_TOLERANCE,
+    Ordered,
+    flat,
+    masked,
+    powers,
+    softmax,
+    turned,
+)
 
 LOOKS = "looks at the positions' values, to know how many binary digits they have"
 
 
 class xpos:
-    """x-transformers RotaryEmbedding with use_xpos (interleaved; the half layout is a permutation of channels)."""
+    """x-transformers RotaryEmbedding with use_xpos (interleaved; the half layout is a
+    permutation of channels).
+    """
 
     CASES = [{}, {"layout": "half", "scale_base": 20.0}, {"base": 500.0}]
     CAUSAL = (True,)  # the decay would be a growth towards keys after the query
@@ -25,7 +35,9 @@ class xpos:
             shape.head_dim, use_xpos=True, scale_base=scale_base, base=options["base"]
         )
         if options["layout"] == "half":
-            q, k = (a.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for a in (q, k))
+            q, k = (
+                a.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for a in (q, k)
+            )
         freqs, scale = embedding(positions)
         q = x_transformers.apply_rotary_pos_emb(q, freqs, scale)
         k = x_transformers.apply_rotary_pos_emb(k, freqs, scale**-1)
@@ -33,10 +45,14 @@ class xpos:
 
 
 class pope:
-    """x-transformers' PolarEmbedding, one sequence at a time (its positions are those of all sequences)."""
+    """x-transformers' PolarEmbedding, one sequence at a time (its positions are those
+    of all sequences).
+    """
 
     CASES = [{}, {"base": 500.0, "phase_init": "uniform"}]
-    PARTLY_UNUSED = "phases that have left their bounds, where clamping ends the gradient"
+    PARTLY_UNUSED = (
+        "phases that have left their bounds, where clamping ends the gradient"
+    )
     TOLERANCE = ROPE_TOLERANCE
 
     def parameter_count(shape, options):
@@ -44,13 +60,23 @@ class pope:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         x_transformers = third_party("x_transformers.x_transformers")
-        polar = x_transformers.PolarEmbedding(shape.head_dim, shape.n_heads, base=options["base"])
-        phase, apply = {"learned_bias": parameters["phase"][layer][:, None]}, x_transformers.apply_polar_pos_emb
+        polar = x_transformers.PolarEmbedding(
+            shape.head_dim, shape.n_heads, base=options["base"]
+        )
+        phase, apply = (
+            {"learned_bias": parameters["phase"][layer][:, None]},
+            x_transformers.apply_polar_pos_emb,
+        )
         sequences = []
         for b, place in enumerate(positions.expand(len(q), -1)):
             angles, bias = torch.func.functional_call(polar, phase, (place,))
-            sequences.append((apply(q[b : b + 1], angles), apply(k[b : b + 1], angles + bias)))
-        return {name: torch.cat(parts) for name, parts in zip("qk", zip(*sequences, strict=True), strict=True)}
+            sequences.append(
+                (apply(q[b : b + 1], angles), apply(k[b : b + 1], angles + bias))
+            )
+        return {
+            name: torch.cat(parts)
+            for name, parts in zip("qk", zip(*sequences, strict=True), strict=True)
+        }
 
 
 class rope_pp:
@@ -61,24 +87,33 @@ class rope_pp:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         law = powers(options["base"], shape.head_dim)
-        turns = torch.exp(1j * (positions[:, :, None] - positions[:, None, :])[..., None] * law)  # (1|B, T, T, P)
+        # (1|B, T, T, P)
+        turns = torch.exp(
+            1j * (positions[:, :, None] - positions[:, None, :])[..., None] * law
+        )
 
         def as_complex(a):
             interleaved = options["layout"] == "interleaved"
-            return torch.complex(*((a[..., 0::2], a[..., 1::2]) if interleaved else a.chunk(2, dim=-1)))
+            return torch.complex(
+                *((a[..., 0::2], a[..., 1::2]) if interleaved else a.chunk(2, dim=-1))
+            )
 
         out = []
         for head in range(shape.n_heads):
             shared = head - head % 2
             query, key = as_complex(q[:, shared]), as_complex(k[:, shared])
-            logits = torch.einsum("bip,bjp,bijp->bij", query, key.conj(), turns.expand(len(q), -1, -1, -1))
+            logits = torch.einsum(
+                "bip,bjp,bijp->bij", query, key.conj(), turns.expand(len(q), -1, -1, -1)
+            )
             logits = (logits.imag if head % 2 else logits.real) * shape.head_dim**-0.5
             out.append(softmax(logits, causal) @ v[:, shared])
         return {"output": torch.stack(out, dim=1)}
 
 
 class fope:
-    """The paper's sums, with the weights of a learnable scheme; the frozen ones are tested in test_schemes.py."""
+    """The paper's sums, with the weights of a learnable scheme; the frozen ones are
+    tested in test_schemes.py.
+    """
 
     CASES = [
         {"learnable": True},
@@ -93,7 +128,14 @@ class fope:
 
     def parameter_count(shape, options):
         count = len(fope.frequencies_within(shape, options))
-        return options["learnable"] * shape.n_layers * 2 * shape.n_heads * count * min(count, shape.head_dim // 4)
+        return (
+            options["learnable"]
+            * shape.n_layers
+            * 2
+            * shape.n_heads
+            * count
+            * min(count, shape.head_dim // 4)
+        )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         kept, pairs = fope.frequencies_within(shape, options), shape.head_dim // 2
@@ -101,18 +143,31 @@ class fope:
         step = math.ceil(len(kept) / turning)
         angles = positions[:, None, :, None] * kept  # (1|B, 1, T, kept)
         parts = []
-        for part, waves, still in ((0, angles.cos(), 1.0), (1, angles.sin(), options["still_sine"])):
+        for part, waves, still in (
+            (0, angles.cos(), 1.0),
+            (1, angles.sin(), options["still_sine"]),
+        ):
             weights = torch.zeros(len(kept), turning, dtype=torch.float64)
             weights[step * torch.arange(turning), torch.arange(turning)] = 1
-            weights = parameters["coefficients"][part, layer] if options["learnable"] else weights
+            weights = (
+                parameters["coefficients"][part, layer]
+                if options["learnable"]
+                else weights
+            )
             parts.append(F.pad(waves @ weights, (0, pairs - turning), value=still))
         return turned(q, k, *parts, options["layout"])
 
 
 class decoupled_rope:
-    """transformers: DeepSeek V3's attention layer (beside), DeepSeek V4's rotation of q, k, v, outputs (trailing)."""
+    """transformers: DeepSeek V3's attention layer (beside), DeepSeek V4's rotation of
+    q, k, v, outputs (trailing).
+    """
 
-    CASES = [{}, {"turning": 6, "layout": "half"}, {"placement": "trailing", "turning": 2, "turn_values": True}]
+    CASES = [
+        {},
+        {"turning": 6, "layout": "half"},
+        {"placement": "trailing", "turning": 2, "turn_values": True},
+    ]
 
     def parameter_count(shape, options):
         turning = options["turning"] or shape.head_dim // 2
@@ -123,13 +178,24 @@ class decoupled_rope:
         turning = options["turning"] or shape.head_dim // 2
         mask = masked(torch.zeros(1, 1, q.shape[2], q.shape[2]), causal)
         if options["placement"] == "trailing":
-            return {"output": deepseek_v4(shape, options, turning, q, k, v, positions, mask)}
-        query, key = parameters[f"query.{layer}.weight"], parameters[f"key.{layer}.weight"]
-        return {"output": deepseek_v3(query, key, shape, options, turning, q, k, v, x, positions, mask)}
+            return {
+                "output": deepseek_v4(shape, options, turning, q, k, v, positions, mask)
+            }
+        query, key = (
+            parameters[f"query.{layer}.weight"],
+            parameters[f"key.{layer}.weight"],
+        )
+        return {
+            "output": deepseek_v3(
+                query, key, shape, options, turning, q, k, v, x, positions, mask
+            )
+        }
 
 
 def deepseek_v3(query, key, shape, options, turning, q, k, v, x, positions, mask):
-    """Its projections pick q, k, v out of one wide input, x beside them; its norm of the latents is left out."""
+    """Its projections pick q, k, v out of one wide input, x beside them; its norm of
+    the latents is left out.
+    """
     module = third_party("transformers.models.deepseek_v3.modeling_deepseek_v3")
     heads, width = shape.n_heads, shape.head_dim
     content = heads * width
@@ -154,10 +220,17 @@ def deepseek_v3(query, key, shape, options, turning, q, k, v, x, positions, mask
     weights = {
         "q_proj.weight": torch.cat((pick_q, from_x), dim=1).flatten(0, 1),
         "kv_a_proj_with_mqa.weight": torch.cat((pick_kv, F.pad(key, (3 * content, 0)))),
-        "kv_b_proj.weight": torch.eye(2 * content).view(2, heads, width, -1).transpose(0, 1).flatten(0, 2),
+        "kv_b_proj.weight": (
+            torch.eye(2 * content)
+            .view(2, heads, width, -1)
+            .transpose(0, 1)
+            .flatten(0, 2)
+        ),
     }
     embedded = module.DeepseekV3RotaryEmbedding(config)(x, positions)
-    output, _ = torch.func.functional_call(attention, weights, (torch.cat((flat(q, k, v), x), -1), embedded, mask))
+    output, _ = torch.func.functional_call(
+        attention, weights, (torch.cat((flat(q, k, v), x), -1), embedded, mask)
+    )
     return output.unflatten(-1, (heads, width)).transpose(1, 2)
 
 
@@ -170,10 +243,13 @@ def deepseek_v4(shape, options, turning, q, k, v, positions, mask):
     if not options["turn_values"]:
         return weights @ v
     out = weights @ module.apply_rotary_pos_emb(v, cos, sin)
-    return module.apply_rotary_pos_emb(out.transpose(1, 2), cos, -sin, unsqueeze_dim=2).transpose(1, 2)
+    return module.apply_rotary_pos_emb(
+        out.transpose(1, 2), cos, -sin, unsqueeze_dim=2
+    ).transpose(1, 2)
 
 
-# -- by what the tokens say --------------------------------------------------------------------------------------------
+# -- by what the tokens say
+# --------------------------------------------------------------------------------------------
 
 
 class carope(Ordered):
@@ -186,12 +262,17 @@ class carope(Ordered):
         return shape.n_layers * shape.n_heads * shape.d_model
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        start = torch.tensor(options["base"], dtype=torch.float64) ** (2 / shape.head_dim) - 1  # 1/f - 1 where xW is 0
+        # 1/f - 1 where xW is 0
+        start = (
+            torch.tensor(options["base"], dtype=torch.float64) ** (2 / shape.head_dim)
+            - 1
+        )
         angles, angle = [], 0
         for t in range(x.shape[1]):
             asked = x[:, t] @ parameters["step"][layer].T + (start.exp() - 1).log()
             f = 1 / (F.softplus(asked) + 1)
-            angle = angle + f[..., None] ** torch.arange(shape.head_dim // 2)  # (B, H, P)
+            # (B, H, P)
+            angle = angle + f[..., None] ** torch.arange(shape.head_dim // 2)
             angles.append(angle)
         angles = torch.stack(angles, 2)
         return turned(q, k, angles.cos(), angles.sin(), options["layout"])
@@ -200,7 +281,10 @@ class carope(Ordered):
 class selective_rope(Ordered):
     """Token by token, from the authors' description; no package has it."""
 
-    CASES = [{}, {"rank": 4, "layout": "half", "base": 500.0, "bias": True, "gate": True}]
+    CASES = [
+        {},
+        {"rank": 4, "layout": "half", "base": 500.0, "bias": True, "gate": True},
+    ]
     DTYPE = torch.float64
 
     def parameter_count(shape, options):
@@ -211,17 +295,33 @@ class selective_rope(Ordered):
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         parts = x.split(shape.d_model // shape.n_heads, dim=-1)
-        x = torch.cat([part / (part.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for part in parts], dim=-1)
-        low = x @ parameters[f"down.{layer}.weight"].T @ parameters[f"up.{layer}.weight"].T
-        taps = parameters[f"convolution.{layer}.weight"][:, 0]  # (H P, 4), the last for the token itself
+        x = torch.cat(
+            [
+                part / (part.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()
+                for part in parts
+            ],
+            dim=-1,
+        )
+        low = (
+            x
+            @ parameters[f"down.{layer}.weight"].T
+            @ parameters[f"up.{layer}.weight"].T
+        )
+        # (H P, 4), the last for the token itself
+        taps = parameters[f"convolution.{layer}.weight"][:, 0]
         totals, total = [], 0
         for t in range(x.shape[1]):
-            phi = sum(low[:, t - back] * taps[:, 3 - back] for back in range(4) if t >= back)
+            phi = sum(
+                low[:, t - back] * taps[:, 3 - back] for back in range(4) if t >= back
+            )
             if options["bias"]:
                 phi = phi + parameters["constant"][layer].exp()
             phi = phi.view(len(x), shape.n_heads, -1)
             if options["gate"]:
-                opened = x[:, t] @ parameters[f"gate.{layer}.weight"].T + parameters[f"gate.{layer}.bias"]
+                opened = (
+                    x[:, t] @ parameters[f"gate.{layer}.weight"].T
+                    + parameters[f"gate.{layer}.bias"]
+                )
                 phi = phi * torch.sigmoid(opened)[..., None]
             total = total + phi
             totals.append(total)
@@ -230,14 +330,20 @@ class selective_rope(Ordered):
 
 
 class repo:
-    """The authors' description: a SwiGLU without a way back, a linear map to heads, and a rotation."""
+    """The authors' description: a SwiGLU without a way back, a linear map to heads, and
+    a rotation.
+    """
 
     CASES = [{}, {"first": 0, "layout": "half", "base": 500.0}]
     DTYPE = torch.float64
     POSITIONS = ("consecutive", "offset", "gaps", "far", "fractional")
 
     def first_of(shape, options):
-        return round(5 * shape.n_layers / 16) if options["first"] is None else options["first"]
+        return (
+            round(5 * shape.n_layers / 16)
+            if options["first"] is None
+            else options["first"]
+        )
 
     def reads_positions(options):
         return options["first"] != 0  # layers below the first one have RoPE
@@ -250,7 +356,9 @@ class repo:
         at, places = layer - repo.first_of(shape, options), positions[:, None]
         if at >= 0:
             gate = x @ parameters[f"gate.{at}.weight"].T
-            gated = gate / (1 + (-gate).exp()) * (x @ parameters[f"content.{at}.weight"].T)
+            gated = (
+                gate / (1 + (-gate).exp()) * (x @ parameters[f"content.{at}.weight"].T)
+            )
             places = (gated @ parameters[f"position.{at}.weight"].T).mT  # (B, H, T)
         angles = places[..., None].double() * powers(options["base"], shape.head_dim)
         return turned(q, k, angles.cos(), angles.sin(), options["layout"])
@@ -268,7 +376,9 @@ def generator(entries, width):
 
 
 class liere:
-    """The paper's definition: torch's matrix exponential of the generator times each position."""
+    """The paper's definition: torch's matrix exponential of the generator times each
+    position.
+    """
 
     CASES = [{}, {"per_head": False}, {"block": 4}]
     DTYPE = torch.float64
@@ -276,15 +386,31 @@ class liere:
 
     def parameter_count(shape, options):
         heads = shape.n_heads if options.get("per_head", True) else 1
-        return shape.n_layers * heads * shape.head_dim * ((options["block"] or shape.head_dim) - 1) // 2
+        return (
+            shape.n_layers
+            * heads
+            * shape.head_dim
+            * ((options["block"] or shape.head_dim) - 1)
+            // 2
+        )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        above = parameters["above"][layer].expand(shape.n_heads, -1, -1)  # of each block, row by row
+        # of each block, row by row
+        above = parameters["above"][layer].expand(shape.n_heads, -1, -1)
         width = shape.head_dim // above.shape[1]
-        heads = [torch.block_diag(*(generator(entries, width) for entries in blocks)) for blocks in above]
+        heads = [
+            torch.block_diag(*(generator(entries, width) for entries in blocks))
+            for blocks in above
+        ]
         step = torch.stack(heads) / shape.train_length  # (H, Dh, Dh)
-        rotation = torch.linalg.matrix_exp(positions[:, None, :, None, None] * step[:, None])  # (1|B, H, T, Dh, Dh)
-        return {"q": (rotation @ q[..., None])[..., 0], "k": (rotation @ k[..., None])[..., 0]}
+        # (1|B, H, T, Dh, Dh)
+        rotation = torch.linalg.matrix_exp(
+            positions[:, None, :, None, None] * step[:, None]
+        )
+        return {
+            "q": (rotation @ q[..., None])[..., 0],
+            "k": (rotation @ k[..., None])[..., 0],
+        }
 
 
 class comrope(liere):
@@ -294,7 +420,9 @@ class comrope(liere):
 
 
 class algebraic:
-    """The power of torch's matrix exponential at each position, as in the paper's section 3.1."""
+    """The power of torch's matrix exponential at each position, as in the paper's
+    section 3.1.
+    """
 
     CASES = [{}, {"decay": 1.0}]
     DTYPE = torch.float64
@@ -305,36 +433,68 @@ class algebraic:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         width = shape.head_dim
-        step = [torch.linalg.matrix_exp(generator(entries, width)) for entries in parameters["above"][0, :, 0]]
-        maps = torch.stack([
-            torch.stack([torch.stack([torch.linalg.matrix_power(w, int(n)) for n in row]) for w in step])
-            for row in positions
-        ])  # (1|B, H, T, Dh, Dh)  # fmt: skip
-        rotated = {"q": (maps @ q[..., None])[..., 0], "k": (maps @ k[..., None])[..., 0]}
+        step = [
+            torch.linalg.matrix_exp(generator(entries, width))
+            for entries in parameters["above"][0, :, 0]
+        ]
+        maps = torch.stack(
+            [
+                torch.stack(
+                    [
+                        torch.stack([torch.linalg.matrix_power(w, int(n)) for n in row])
+                        for w in step
+                    ]
+                )
+                for row in positions
+            ]
+        )  # (1|B, H, T, Dh, Dh)
+        rotated = {
+            "q": (maps @ q[..., None])[..., 0],
+            "k": (maps @ k[..., None])[..., 0],
+        }
         distance = (positions[:, None, :, None] - positions[:, None, None, :]).abs()
-        logits = rotated["q"] @ rotated["k"].mT / width**0.5 * options["decay"] ** distance
+        logits = (
+            rotated["q"] @ rotated["k"].mT / width**0.5 * options["decay"] ** distance
+        )
         return {**rotated, "output": softmax(logits, causal) @ v}
 
 
 class spe:
-    """The kernel of each channel at each pair, from the authors' code in the mean of its draws."""
+    """The kernel of each channel at each pair, from the authors' code in the mean of
+    its draws.
+    """
 
     CASES = [{}, {"sines": 3}, {"sines": 2, "gated": False}]
     DTYPE = torch.float64
 
     def parameter_count(shape, options):
-        return shape.n_layers * shape.n_heads * shape.head_dim * (3 * options["sines"] + options["gated"])
+        return (
+            shape.n_layers
+            * shape.n_heads
+            * shape.head_dim
+            * (3 * options["sines"] + options["gated"])
+        )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         gain = F.softplus(parameters["gain"][layer])
         frequency = torch.sigmoid(parameters["frequency"][layer]) / 2  # turns per token
-        gate = torch.sigmoid(parameters["gate"][layer]) if options["gated"] else torch.zeros(gain.shape[:2])
+        gate = (
+            torch.sigmoid(parameters["gate"][layer])
+            if options["gated"]
+            else torch.zeros(gain.shape[:2])
+        )
         distance, kernel = (positions[:, :, None] - positions[:, None, :]).double(), 0
         for s in range(options["sines"]):
-            angles = 2 * math.pi * torch.einsum("bij,hc->bhijc", distance, frequency[..., s])
+            angles = (
+                2 * math.pi * torch.einsum("bij,hc->bhijc", distance, frequency[..., s])
+            )
             waves = torch.cos(angles + parameters["phase"][layer][:, None, None, :, s])
-            kernel = kernel + gain[:, None, None, :, s] ** 2 * waves / (2 * options["sines"])
+            kernel = kernel + gain[:, None, None, :, s] ** 2 * waves / (
+                2 * options["sines"]
+            )
         gate = gate[:, None, None, :]
         kernel = (1 - gate) * kernel + gate  # (1|B, H, T, T, Dh)
-        logits = torch.einsum("bhic,bhjc,bhijc->bhij", q, k, kernel.expand(len(q), -1, -1, -1, -1))
+        logits = torch.einsum(
+            "bhic,bhjc,bhijc->bhij", q, k, kernel.expand(len(q), -1, -1, -1, -1)
+        )
         return {"output": softmax(logits / math.sqrt(shape.head_dim), causal) @ v}

@@ -1,4 +1,6 @@
-"""Nothing in a file is executed: pickles, code beside a model, tokenizer or data set, modules of the current folder."""
+"""Nothing in a file is executed: pickles, code beside a model, tokenizer or data set,
+modules of the current folder.
+"""
 
 import json
 import os
@@ -35,7 +37,9 @@ def canary(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("flag", ["", "1"])
-def test_pickles_are_refused(tmp_path: Path, canary: Path, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickles_are_refused(
+    tmp_path: Path, canary: Path, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
     checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload(canary)}, {})
     newest = checkpoint.newest(tmp_path)
@@ -54,7 +58,13 @@ def test_a_huggingface_folder_runs_no_code_and_opens_no_pickle(
     folder.mkdir()
     content: dict[str, Any] = {"model_type": "llama", "vocab_size": 8}
     if kind == "code":
-        content = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}}
+        content = {
+            "model_type": "evil",
+            "auto_map": {
+                "AutoConfig": "evil.Evil",
+                "AutoModelForCausalLM": "evil.Evil",
+            },
+        }
     (folder / "config.json").write_text(json.dumps(content))
     (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')")
     torch.save({"a": Payload(canary)}, folder / "pytorch_model.bin")
@@ -67,7 +77,14 @@ def test_a_tokenizer_with_code_is_data_and_its_revision_is_recorded(
     tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "c0ffee", {"mine.py": f"open({str(canary)!r}, 'w')"})
-    write(folder, {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["mine.Mine", null]}}'})
+    write(
+        folder,
+        {
+            "tokenizer_config.json": (
+                '{"auto_map": {"AutoTokenizer": ["mine.Mine", null]}}'
+            )
+        },
+    )
     tokens.raw_bytes().save(folder / "tokenizer.json")
 
     def download(name: str, allow_patterns: list[str], **_: Any) -> str:
@@ -78,7 +95,10 @@ def test_a_tokenizer_with_code_is_data_and_its_revision_is_recorded(
     texts = write(tmp_path / "texts", numbered(25))
     for name, revision in (("org/mine", "c0ffee"), (str(folder), None)):
         made = tokens.prepare(config(path=texts, tokenizer=name), tmp_path / "cache")
-        assert made.record.get("tokenizer_revision") == revision and made.tokenizer.vocab_size == 257
+        assert (
+            made.record.get("tokenizer_revision") == revision
+            and made.tokenizer.vocab_size == 257
+        )
     assert not canary.exists()
 
 
@@ -94,23 +114,45 @@ def test_a_data_set_of_code_is_refused_on_the_hub_and_text_in_a_folder(
     assert "executed" in "".join(splits["train"]) and not canary.exists()
 
 
-MODULES = ("yaml.py", "torch.py", "json.py", "hydra_plugins/evil.py", "posbench/__init__.py", "wandb/__init__.py")
-RUN = ["encoding=rope", *TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
+MODULES = (
+    "yaml.py",
+    "torch.py",
+    "json.py",
+    "hydra_plugins/evil.py",
+    "posbench/__init__.py",
+    "wandb/__init__.py",
+)
+RUN = [
+    "encoding=rope",
+    *TINY,
+    "data.path=text.txt",
+    "training.tokens=128",
+    "runtime.cache=cache",
+]
 
 
-@pytest.mark.parametrize("command", [["--help"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)])
-def test_nothing_is_imported_from_the_current_folder(command: list[str], tmp_path: Path, canary: Path) -> None:
+@pytest.mark.parametrize(
+    "command", [["--help"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)]
+)
+def test_nothing_is_imported_from_the_current_folder(
+    command: list[str], tmp_path: Path, canary: Path
+) -> None:
     """Beside a text there are modules that make the file."""
     write_text(tmp_path)
     for path in map(tmp_path.joinpath, MODULES):
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"open({str(canary)!r}, 'a')\nraise SystemExit(9)\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"
+    }
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
 
     def status(*options: str) -> int:
         python = [sys.executable, *options, "-m", "posbench", *command]
-        return subprocess.run(python, cwd=tmp_path, env=environment, capture_output=True, timeout=200).returncode
+        return subprocess.run(
+            python, cwd=tmp_path, env=environment, capture_output=True, timeout=200
+        ).returncode
 
-    assert status("-P") == 0 and not canary.exists()  # as the console script, whose path is its own
+    # as the console script, whose path is its own
+    assert status("-P") == 0 and not canary.exists()
     assert status() != 0 and canary.exists()  # the payload is real

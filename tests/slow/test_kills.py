@@ -1,7 +1,9 @@
-"""Kills at random moments and amid writes: nothing is unreadable, no number is another, and a run has one owner.
+"""Kills at random moments and amid writes: nothing is unreadable, no number is another,
+and a run has one owner.
 
-Runs are forked from this process, so that torch is imported once. A process that is killed loses what it had in memory
-and nothing that it gave to the system: what a power failure takes with it is not tried here.
+Runs are forked from this process, so that torch is imported once. A process that is
+killed loses what it had in memory and nothing that it gave to the system: what a power
+failure takes with it is not tried here.
 """
 
 import builtins
@@ -28,7 +30,8 @@ from posbench.run.rows import evaluation_rows, read_rows, training_rows
 from posbench.run.run import load_config, load_record
 from posbench.terminal import exits
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
+# some hundred runs, on a busy machine too
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KILLS, RACES = 20, 5
 _OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}
@@ -36,7 +39,9 @@ _OF_RECORD = ("status", "reason", "tokens", "parameters", "data", "tokenizer_sha
 
 
 def changed(config: Config, place: Path, steps: int, every: int) -> Config:
-    """Return a configuration of `steps` updates, saved after each `every`; write its text of random words."""
+    """Return a configuration of `steps` updates, saved after each `every`; write its
+    text of random words.
+    """
     write_words(place)
     changes: dict[str, dict[str, Any]] = {
         "data": {"path": str(place / "text.txt")},
@@ -44,18 +49,29 @@ def changed(config: Config, place: Path, steps: int, every: int) -> Config:
         "runtime": {"checkpoint_every_steps": every, "validate_every_steps": 3},
         "evaluation": {"ratios": (1, 2), "blocks": 8},
     }
-    parts = {name: dataclasses.replace(getattr(config, name), **values) for name, values in changes.items()}
+    parts = {
+        name: dataclasses.replace(getattr(config, name), **values)
+        for name, values in changes.items()
+    }
     return dataclasses.replace(config, **parts)
 
 
 def work(config: Config, folder: Path) -> None:
-    """Prepare the text, train, evaluate, and evaluate further, as two commands that are repeated would."""
+    """Prepare the text, train, evaluate, and evaluate further, as two commands that are
+    repeated would.
+    """
     runtime = dataclasses.replace(config.runtime, cache=f"{folder}-cache")
-    launch.run(Plan(dataclasses.replace(config, runtime=runtime), folder, ("posbench", "train")))
+    launch.run(
+        Plan(
+            dataclasses.replace(config, runtime=runtime), folder, ("posbench", "train")
+        )
+    )
     launch.evaluate_runs([folder], ["ratio=1,2,4,6"])
 
 
-def start(config: Config, folder: Path, before: Callable[[], object] = lambda: None) -> int:
+def start(
+    config: Config, folder: Path, before: Callable[[], object] = lambda: None
+) -> int:
     """Start `work` in a forked child that calls `before` first; return its process id."""
 
     def quietly() -> None:
@@ -78,22 +94,31 @@ def outcome(folder: Path) -> dict[str, Any]:
         "files": sorted(path.name for path in folder.iterdir()),
         "temporaries": [str(path) for path in folder.rglob(".tmp-*")],
         "step": last.name,
-        **{name: hashlib.sha256((last / name).read_bytes()).digest() for name in ("model.safetensors", "optimizer.pt")},
-        "rows": [{k: v for k, v in row.items() if k not in _OF_TIME} for row in read_rows(folder)],
+        **{
+            name: hashlib.sha256((last / name).read_bytes()).digest()
+            for name in ("model.safetensors", "optimizer.pt")
+        },
+        "rows": [
+            {k: v for k, v in row.items() if k not in _OF_TIME}
+            for row in read_rows(folder)
+        ],
         "record": {name: record[name] for name in _OF_RECORD},
         "timed": all(record[name] for name in ("train_seconds", "cpu_seconds")),
     }
 
 
 def check_readable(folder: Path, lost: int) -> None:
-    """Read all that a killed run has left; at most `lost` of the logged updates may be unsaved."""
+    """Read all that a killed run has left; at most `lost` of the logged updates may be
+    unsaved.
+    """
     if (folder / "config.yaml").exists():
         load_config(folder)
     if (folder / "run.json").exists():
         load_record(folder)
         evaluation_rows(folder)
         logged = max((row["step"] for row in training_rows(folder)), default=0)
-        newest = checkpoint.newest(folder)  # of which every file has the digest of its manifest
+        # of which every file has the digest of its manifest
+        newest = checkpoint.newest(folder)
         assert logged - (newest.step if newest else 0) <= lost, folder.name
 
 
@@ -111,21 +136,25 @@ def test_signals_at_random_moments_leave_nothing_unreadable_and_change_no_number
         folder = tmp_path / f"run-{kills}"
         for attempt in range(10_000):
             child = start(config, folder)
-            time.sleep(chance.uniform(0, 1.2 * seconds * 1.1**attempt))  # the machine may be slower by now
+            # the machine may be slower by now
+            time.sleep(chance.uniform(0, 1.2 * seconds * 1.1**attempt))
             sent = time.monotonic()
             os.kill(child, number)
             status = status_of(child)
             assert time.monotonic() - sent < 10
             if status == 0:  # it was done before its time
                 break
-            assert status in (-number, 128 + signal.SIGTERM)  # the latter: it has saved itself
+            # the latter: it has saved itself
+            assert status in (-number, 128 + signal.SIGTERM)
             check_readable(folder, 0 if number == signal.SIGTERM else 5)
             kills += 1
         assert outcome(folder) == expected, folder.name
 
 
 class Watch:
-    """Count the moments before this process changes the disk, and amid each write; kill the process at moment `at`."""
+    """Count the moments before this process changes the disk, and amid each write; kill
+    the process at moment `at`.
+    """
 
     def __init__(self, at: int | None = None) -> None:
         self.at, self.number = at, 0
@@ -137,9 +166,21 @@ class Watch:
 
     def install(self) -> None:
         """Watch this process from here on, for good: for a forked child."""
-        for name in ("open", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "write"):
+        for name in (
+            "open",
+            "rename",
+            "replace",
+            "mkdir",
+            "unlink",
+            "remove",
+            "rmdir",
+            "write",
+        ):
             original = getattr(os, name)
-            watched = lambda *given, original=original, **named: self.reach() or original(*given, **named)  # noqa: E731
+
+            def watched(*given, original=original, **named):
+                return self.reach() or original(*given, **named)
+
             setattr(os, name, watched)
         opened, reach = builtins.open, self.reach
 
@@ -151,7 +192,13 @@ class Watch:
                 reach()
                 return written + super().write(bytes(data)[half:])
 
-        def watched_open(file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, *rest: Any) -> Any:
+        def watched_open(
+            file: Any,
+            mode: str = "r",
+            buffering: int = -1,
+            encoding: Any = None,
+            *rest: Any,
+        ) -> Any:
             if not set(mode) & set("wax+"):
                 return opened(file, mode, buffering, encoding, *rest)
             reach()
@@ -159,15 +206,24 @@ class Watch:
             if buffering == 0:
                 return raw
             buffer = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-            return buffer if "b" in mode else io.TextIOWrapper(buffer, encoding, *rest, write_through=True)
+            return (
+                buffer
+                if "b" in mode
+                else io.TextIOWrapper(buffer, encoding, *rest, write_through=True)
+            )
 
         builtins.open = io.open = watched_open  # pathlib's are of io
 
 
-def test_a_kill_at_any_change_of_the_disk_changes_no_number(tiny_config: Config, tmp_path: Path) -> None:
+def test_a_kill_at_any_change_of_the_disk_changes_no_number(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     """Three updates, each of them saved, so that the third save drops the first."""
     config, watch = changed(tiny_config, tmp_path, 3, 1), Watch()
-    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, protocols=("fixed_target",)))
+    config = dataclasses.replace(
+        config,
+        evaluation=dataclasses.replace(config.evaluation, protocols=("fixed_target",)),
+    )
     work(config, tmp_path / "whole")
     expected = outcome(tmp_path / "whole")
 
@@ -188,11 +244,20 @@ def test_a_kill_at_any_change_of_the_disk_changes_no_number(tiny_config: Config,
     assert n_moments > 150
 
 
-def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
+def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     config, statuses = changed(tiny_config, tmp_path, 30, 10), []
     work(config, tmp_path / "whole")
     for trial in range(RACES):
         folder = tmp_path / f"run-{trial}"
-        statuses.append(sorted(map(status_of, [start(config, folder), start(config, folder)])))
-        assert status_of(start(config, folder)) == 0 and outcome(folder) == outcome(tmp_path / "whole"), trial
-    assert {tuple(each) for each in statuses} <= {(0, 0), (0, 75), (75, 75)} and [0, 75] in statuses
+        statuses.append(
+            sorted(map(status_of, [start(config, folder), start(config, folder)]))
+        )
+        assert status_of(start(config, folder)) == 0 and outcome(folder) == outcome(
+            tmp_path / "whole"
+        ), trial
+    assert {tuple(each) for each in statuses} <= {(0, 0), (0, 75), (75, 75)} and [
+        0,
+        75,
+    ] in statuses

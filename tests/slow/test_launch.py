@@ -1,4 +1,6 @@
-"""Processes of one run as users start them: by posbench, by torchrun, and ended by signals and kills."""
+"""Processes of one run as users start them: by posbench, by torchrun, and ended by
+signals and kills.
+"""
 
 import os
 import signal
@@ -13,11 +15,26 @@ from posbench import machine
 from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.run import load_record
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(machine.cores() < 2, reason="needs two cores")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(machine.cores() < 2, reason="needs two cores"),
+]
 
-ARGUMENTS = [*TINY, "data.path=text.txt", "training.precision=fp32", "runtime.cache=cache", "log_every_steps=1"]
-SHORT, LONG = ["training.tokens=1024"], ["training.tokens=1000000", "checkpoint_every_steps=100000"]
-HERE, TORCHRUN = ("-m", "posbench"), ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "posbench")
+ARGUMENTS = [
+    *TINY,
+    "data.path=text.txt",
+    "training.precision=fp32",
+    "runtime.cache=cache",
+    "log_every_steps=1",
+]
+SHORT, LONG = (
+    ["training.tokens=1024"],
+    ["training.tokens=1000000", "checkpoint_every_steps=100000"],
+)
+HERE, TORCHRUN = (
+    ("-m", "posbench"),
+    ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "posbench"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +44,18 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text()
 
 
-def start(study: str, *words: str, by: tuple[str, ...] = HERE) -> "subprocess.Popen[str]":
-    command = [sys.executable, *by, "train", *each_once([*ARGUMENTS, *words, f"study={study}"])]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def start(
+    study: str, *words: str, by: tuple[str, ...] = HERE
+) -> "subprocess.Popen[str]":
+    command = [
+        sys.executable,
+        *by,
+        "train",
+        *each_once([*ARGUMENTS, *words, f"study={study}"]),
+    ]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
 
 
 def folder(study: str) -> Path:
@@ -38,13 +64,22 @@ def folder(study: str) -> Path:
 
 
 def losses(study: str) -> list[float]:
-    return [row["train/loss"] for row in training_rows(folder(study)) if "train/loss" in row]
+    return [
+        row["train/loss"] for row in training_rows(folder(study)) if "train/loss" in row
+    ]
 
 
 def start_two() -> tuple["subprocess.Popen[str]", list[int]]:
-    """Start a long run in two processes, and wait until they train; return what started them, and their ids."""
+    """Start a long run in two processes, and wait until they train; return what started
+    them, and their ids.
+    """
     process = start("two", *LONG, "processes=2")
-    until(lambda: list(Path("outputs/two").glob("*/rows.jsonl")) and len(losses("two")) > 20, 120)
+    until(
+        lambda: (
+            list(Path("outputs/two").glob("*/rows.jsonl")) and len(losses("two")) > 20
+        ),
+        120,
+    )
     command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     ranks = [int(line.split()[0]) for line in lines if "spawn_main" in line]
@@ -62,19 +97,32 @@ def test_two_processes_of_torchrun_give_what_one_gives() -> None:
     errors = two.communicate()[1]
     assert two.returncode == 0 and errors.count("Run folder") <= 1, errors
     assert load_record(folder("two"))["attempt"]["processes"] == 2
-    assert losses("two") == pytest.approx(losses("one"), abs=1.5e-6) and len(losses("one")) == 16
-    for row, expected in zip(evaluation_rows(folder("two")), evaluation_rows(folder("one")), strict=True):
-        assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.targets_sha256 == expected.targets_sha256
+    assert (
+        losses("two") == pytest.approx(losses("one"), abs=1.5e-6)
+        and len(losses("one")) == 16
+    )
+    for row, expected in zip(
+        evaluation_rows(folder("two")), evaluation_rows(folder("one")), strict=True
+    ):
+        assert (
+            row.nll == pytest.approx(expected.nll, abs=1e-6)
+            and row.targets_sha256 == expected.targets_sha256
+        )
 
 
 def test_sigterm_to_one_process_saves_the_run_and_ends_all() -> None:
     process, ranks = start_two()
     os.kill(ranks[1], signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 143 and errors.count("error: stopped by SIGTERM after step") == 1, errors
+    assert (
+        process.returncode == 143
+        and errors.count("error: stopped by SIGTERM after step") == 1
+    ), errors
     assert not any(map(is_running, ranks))
     assert load_record(folder("two"))["status"] == "stopped"
-    assert [path.name for path in (folder("two") / "checkpoint").iterdir()] == [f"step-{len(losses('two')):08d}"]
+    assert [path.name for path in (folder("two") / "checkpoint").iterdir()] == [
+        f"step-{len(losses('two')):08d}"
+    ]
 
 
 def test_no_process_outlives_the_first() -> None:

@@ -1,4 +1,6 @@
-"""Training by the fast kernels against training by attention's definition: the same losses, step after step."""
+"""Training by the fast kernels against training by attention's definition: the same
+losses, step after step.
+"""
 
 from typing import Any
 
@@ -20,27 +22,47 @@ CPU = torch.device("cpu")
 
 def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     """Return the loss of every step on the built-in corpus: (STEPS,)."""
-    size = [f"training.train_length={LENGTH}", f"training.batch_size={BATCH}", "model.d_model=64", "model.n_layers=2"]
-    config = compose.single([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])
+    size = [
+        f"training.train_length={LENGTH}",
+        f"training.batch_size={BATCH}",
+        "model.d_model=64",
+        "model.n_layers=2",
+    ]
+    config = compose.single(
+        [f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"]
+    )
     corpus = tokens.prepare(config.data, config.runtime.cache)
-    trainer = Trainer(build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts), config, CPU, dtype)
+    trainer = Trainer(
+        build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts),
+        config,
+        CPU,
+        dtype,
+    )
     batches = TrainingBatches(corpus.train.ids, LENGTH, BATCH, config.seed)
     rates = [learning_rate(step, STEPS, config.training) for step in range(STEPS)]
     return torch.tensor(
-        [begin_update(trainer, batches.batch(step), step, rate).read()[0] for step, rate in enumerate(rates)]
+        [
+            begin_update(trainer, batches.batch(step), step, rate).read()[0]
+            for step, rate in enumerate(rates)
+        ]
     )
 
 
-def by_definition(encoding: Any, q: Any, k: Any, v: Any, layer: Any, **limits: Any) -> Any:
+def by_definition(
+    encoding: Any, q: Any, k: Any, v: Any, layer: Any, **limits: Any
+) -> Any:
     return attention_output(encoding, q, k, v, layer.x, layer.index, layer.positions)
 
 
-def test_training_loses_what_it_loses_by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_loses_what_it_loses_by_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fast, half = losses("t5", torch.float32), losses("t5", torch.bfloat16)
     monkeypatch.setattr("posbench.model.gpt.attention", by_definition)
     exact = losses("t5", torch.float32)
     assert exact[-1] < exact[0] - 1  # it did learn
     torch.testing.assert_close(fast, exact, atol=1e-4, rtol=0)
     torch.testing.assert_close(half, exact, atol=0.02, rtol=0)  # any one step, in nats
-    # Which way rounding takes a training is chance: by seeds the means of all steps are 0.0008 apart (rms).
+    # Which way rounding takes a training is chance: by seeds the means of all steps are
+    # 0.0008 apart (rms).
     torch.testing.assert_close(half.mean(), exact.mean(), atol=3e-3, rtol=0)

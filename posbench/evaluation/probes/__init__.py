@@ -1,8 +1,10 @@
-"""Probes of what a model does with its context. The folder is the registry: each `<name>.py` is a probe.
+"""Probes of what a model does with its context. The folder is the registry: each
+`<name>.py` is a probe.
 
-A probe says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Some score fixed
-targets at the end of their windows and vary only the context in them. Others pose a problem in each window, with a
-choice of tokens as answers. Options are written like those of extensions: `shuffle:keep=32`.
+A probe says which rows it wants: `rows(lengths, targets, train_length, *, option=...)
+-> list[Probe]`. Some score fixed targets at the end of their windows and vary only the
+context in them. Others pose a problem in each window, with a choice of tokens as
+answers. Options are written like those of extensions: `shuffle:keep=32`.
 """
 
 import dataclasses
@@ -22,8 +24,10 @@ from posbench.options import checked
 from posbench.randomness import derive
 
 Ids = NDArray[np.int64]
-Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]  # token ids of each text
-# Benchmarks that are no probes, and their modules: `check` refuses wrong settings, and `planned` returns the rows.
+# token ids of each text
+Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]
+# Benchmarks that are no probes, and their modules: `check` refuses wrong settings, and
+# `planned` returns the rows.
 BENCHMARKS = {"ruler": "posbench.serving.ruler"}
 
 
@@ -42,31 +46,43 @@ class Choice:
     ids: Ids  # (C + 1,): C tokens are read, the last one is the answer
     candidates: Ids  # (K,): different tokens
     right: int  # the index of the answer among them
-    trivial: int | None = None  # the index of the trivial reader's answer; None: there is no such reader
+    # the index of the trivial reader's answer; None: there is no such reader
+    trivial: int | None = None
 
 
-Pose = Callable[[Ids, int], Choice]  # makes a problem of a window's tokens (C,) and its number
+# makes a problem of a window's tokens (C,) and its number
+Pose = Callable[[Ids, int], Choice]
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
     """One row that a probe asks for."""
 
-    task: str  # the row's `task` without options: the probe's name, with a suffix if it has several rows per length
+    # the row's `task` without options: the probe's name, with a suffix if it has
+    # several rows per length
+    task: str
     length: int  # tokens read
     targets: int  # how many of the window's last predictions are scored
-    rewrite: Callable[[Ids], Ids] | None = None  # changes a window's length + 1 tokens, but not the targets
-    poses: Callable[[Material], Pose] | None = None  # poses a problem in each window, or raises Undefined
+    # changes a window's length + 1 tokens, but not the targets
+    rewrite: Callable[[Ids], Ids] | None = None
+    # poses a problem in each window, or raises Undefined
+    poses: Callable[[Material], Pose] | None = None
     offset: int = 0  # the position of the first token read
 
 
 def balanced(task: str, number: int, answers: int) -> int:
-    """Return which answer is right in the window of a number: each once in every `answers` windows, in shuffled order.
+    """Return which answer is right in the window of a number: each once in every
+    `answers` windows, in shuffled order.
 
-    Independent draws over 128 windows would favour some answer, and with it a model that always gives that answer.
+    Independent draws over 128 windows would favour some answer, and with it a model
+    that always gives that answer.
     """
     turn, place = divmod(number, answers)
-    return int(np.random.default_rng(derive(0, task, "answers", turn)).permutation(answers)[place])
+    return int(
+        np.random.default_rng(derive(0, task, "answers", turn)).permutation(answers)[
+            place
+        ]
+    )
 
 
 def names() -> list[str]:
@@ -75,29 +91,51 @@ def names() -> list[str]:
 
 
 def benchmark(name: str) -> Any:
-    """Return the module of a benchmark. It belongs to a layer above this one, so it is imported only on demand."""
+    """Return the module of a benchmark. It belongs to a layer above this one, so it is
+    imported only on demand.
+    """
     return importlib.import_module(BENCHMARKS[name])
 
 
 def options_of(name: str) -> dict[str, Any]:
     """Return a probe's options with their defaults."""
     rows = importlib.import_module(f"{__name__}.{name}").rows
-    return {p.name: p.default for p in inspect.signature(rows).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: p.default
+        for p in inspect.signature(rows).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    }
 
 
 def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
-    """Return the rows of a probe, `repeat` or `shuffle:keep=32`. Raises UserError for an unknown probe or option."""
+    """Return the rows of a probe, `repeat` or `shuffle:keep=32`. Raises UserError for
+    an unknown probe or option.
+    """
     if text in BENCHMARKS:
         return []
     name, options = parse_choice(text, "shuffle:keep=32")
     if name not in names():
         choices = [*names(), *BENCHMARKS]
-        raise unknown("probe", name, choices, f"there are {', '.join(choices)}; to train on a task: data=task/copy")
-    rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
-    return rows(lengths, targets, train_length, **checked(options, typing.get_type_hints(rows), options_of(name), name))
+        raise unknown(
+            "probe",
+            name,
+            choices,
+            f"there are {', '.join(choices)}; to train on a task: data=task/copy",
+        )
+    rows: Callable[..., list[Probe]] = importlib.import_module(
+        f"{__name__}.{name}"
+    ).rows
+    return rows(
+        lengths,
+        targets,
+        train_length,
+        **checked(options, typing.get_type_hints(rows), options_of(name), name),
+    )
 
 
-def expect(condition: bool, task: str, option: str, value: object, expected: str) -> None:
+def expect(
+    condition: bool, task: str, option: str, value: object, expected: str
+) -> None:
     """Raise OptionError unless the condition holds."""
     if not condition:
         raise OptionError(option, f"is {value} for '{task}': expected {expected}")

@@ -1,10 +1,13 @@
-"""Attention with a logarithmic bias: near words matter more, but nothing is ever out of sight.
+"""Attention with a logarithmic bias: near words matter more, but nothing is ever out of
+sight.
 
     logits_ij = q_i·k_j / sqrt(d) - strength·ln(1 + |i - j|)
 
-Source: Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation" (2022),
-arXiv:2205.09921, section 4: the logarithmic kernel with r2 = 1 and one r1 for all heads, which is not learned.
-Beyond training length: defined everywhere; what a doubled distance costs stays the same, so loss usually stays flat.
+Source: Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length
+Extrapolation" (2022), arXiv:2205.09921, section 4: the logarithmic kernel with r2 = 1
+and one r1 for all heads, which is not learned.
+Beyond training length: defined everywhere; what a doubled distance costs stays the
+same, so loss usually stays flat.
 Checked against: plain loops from the equation.
 """
 
