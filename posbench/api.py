@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 
 from posbench import encodings, machine, report
-from posbench.config.overrides import apply, start_of
+from posbench.config.overrides import apply
 from posbench.config.schema import AnyConfig, load_saved
 from posbench.data.tokens import Tokenizer
 from posbench.errors import RunFailed, UserError
@@ -351,15 +351,8 @@ def train(
             kept.
         Stopped: it was interrupted, as by a notebook's stop button, and has been saved.
     """
-    words, directory = (
-        _words(overrides, settings),
-        None if config_dir is None else Path(config_dir),
-    )
-    if (start := start_of(words)) and find.is_model(start):
-        from posbench.huggingface.finetune import train_model
-
-        with _shown_log():
-            return _load_logged(train_model(start, words, restart, directory))
+    words = _words(overrides, settings)
+    directory = None if config_dir is None else Path(config_dir)
     plan = plans.resolve_one(words, directory)
     with _shown_log():
         launch.train(plan, restart)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 import posbench
-from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, start_of
+from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS
 from posbench.config.shipped import GROUPS
 from posbench.encodings import EXTENSIONS
 from posbench.errors import UserError
@@ -81,7 +81,7 @@ Settings that people change, with their defaults:
   data.tokenizer=bpe            bpe, bytes, a tokenizer.json, or a model on the hub: gpt2
   study=demo                    folder below outputs for all runs of a comparison
   seed=0                        for initial weights, order of the text and random positions
-  start=                        begin from a finished run, or from a HuggingFace folder
+  start=                        begin from the weights of a finished run
   model.n_layers=4              transformer blocks
   model.d_model=128             channels of the residual stream
   training.tokens=1e6           of the whole training
@@ -246,20 +246,6 @@ def train(
 
     Writes one run folder, outputs/STUDY/RUN, mirrors it to W&B and draws the curve.
     """
-    from posbench.run import find
-
-    if (start := start_of(words or [])) and not cfg and find.is_model(start):
-        from posbench import machine
-        from posbench.evaluation import printed
-        from posbench.huggingface import finetune
-        from posbench.terminal import console
-
-        console.log_to_terminal()
-        machine.keep_freed_memory()
-        printed.print_results(
-            finetune.train_model(start, words or [], restart, config_dir)
-        )
-        return
     from posbench.launch import plans
 
     plan = plans.resolve_one(words or [], config_dir)
@@ -267,7 +253,8 @@ def train(
         from posbench import listing
         from posbench.config.schema import to_container
 
-        print(listing.explained(to_container(plan.config)), end="")
+        settings = to_container(plan.config)
+        print(listing.explained(settings), end="")
         return
     from posbench.launch import run
 
@@ -363,21 +350,20 @@ def evaluate(
 
     models = [word for word in words if "=" not in word and find.is_model(word)]
     settings = [word for word in words if word not in models]
-    if models and (others := [word for word in settings if "=" not in word]):
+    others = [word for word in settings if "=" not in word]
+    if models and others:
         raise UserError(
             f"{others[0]} is no HuggingFace model, as {models[0]} is: expected models"
             " alone, or runs alone"
         )
-    if {
-        f"{key}=search" for key in ("extension", "extensions", "evaluation.extensions")
-    } & {*words}:
+    keys = ("extension", "extensions", "evaluation.extensions")
+    if any(f"{key}=search" in words for key in keys):
         from posbench.serving import search
 
-        for subject in models or _runs_and_settings(words)[0]:
-            search.search(
-                subject,
-                [word for word in words if "=" in word and not os.path.exists(word)],
-            )
+        subjects = models or _runs_and_settings(words)[0]
+        of_all = [word for word in words if "=" in word and not os.path.exists(word)]
+        for subject in subjects:
+            search.search(subject, of_all)
         return
     if models:
         from posbench.huggingface import evaluate as huggingface

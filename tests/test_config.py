@@ -100,11 +100,10 @@ def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(
 
 
 def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -> None:
-    assert (
-        overrides.start_of(["start=RUN", "start=null"])
-        == ""
-        != overrides.start_of(["start=null", "start=RUN"])
-    )
+    # beside a start, which the later word decides, an extension is the encoding
+    begun = overrides.by_key(["start=null", "extension=yarn", "start=RUN"])
+    from_zero = overrides.by_key(["start=RUN", "extension=yarn", "start=null"])
+    assert begun["encoding"] == from_zero["evaluation.extensions"] == "yarn"
     assert composed() == composed("experiment=demo", "encoding=rope")
     config = composed(
         "experiment=small", "model=llama", "data=wikitext-2", "training.train_length=96"

@@ -403,8 +403,8 @@ def _finished_run(run: str) -> tuple[Config, StartConfig]:
             )
         )
         raise UserError(
-            f"start={folder}: expected a text's run from random weights, or in 'train'"
-            f" an HF folder{hint}"
+            f"start={folder}: expected a finished run (a HuggingFace model trains in"
+            f" its own trainer) on text, from random weights{hint}"
         )
     training, record = config.training, json.loads((folder / "run.json").read_bytes())
     # names sort by step

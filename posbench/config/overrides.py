@@ -123,25 +123,13 @@ def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
     ), text
 
 
-def start_of(words: Collection[str]) -> str:
-    """Return what training is to begin from: the value of `start`, empty if it is not
-    given.
-    """
-    return re.sub(
-        "^null$",
-        "",
-        ["", *(word[6:] for word in words if word.startswith("start="))][-1],
-    )
-
-
 def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:
     """Return typed values by full key. If a key is given twice, the later value holds."""
     texts: dict[str, str] = {}
-    words = (
-        [re.sub("^extension=", "encoding=", word) for word in words]
-        if start_of(words)
-        else words
-    )
+    starts = [word for word in words if word.startswith("start=")]
+    if starts and starts[-1] not in ("start=", "start=null"):
+        # the run that begins has the extension as its encoding
+        words = [re.sub("^extension=", "encoding=", word) for word in words]
     for key, text in (split(word, short) for word in words):
         # lengths and ratios set one key
         texts.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)

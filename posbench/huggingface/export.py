@@ -21,7 +21,7 @@ import yaml
 from torch import Tensor, nn
 
 from posbench import encodings, files
-from posbench.config.schema import Config, Trains, to_container
+from posbench.config.schema import Config, to_container
 from posbench.data.tokens import Tokenizer
 from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
@@ -422,7 +422,7 @@ def worst(agreements: Agreements) -> float:
 def write_card(
     new: Path,
     run: Path,
-    config: Trains,
+    config: Config,
     about: str,
     agreements: Agreements,
     **facts: Any,
@@ -454,7 +454,7 @@ def write_card(
         lines.append(
             f"| `{row.curve_name}` | {row.tokens or 0:,} | {row.length:,} | {nll} |"
         )
-    sections = ("encoding", "model", "start", "training", "seed", "lora")
+    sections = ("encoding", "model", "start", "training", "seed")
     settings = {
         key: part for key, part in to_container(config).items() if key in sections
     }

@@ -17,7 +17,7 @@ import torch
 from posbench import files, machine
 from posbench.data import hub
 from posbench.errors import PosbenchError, UserError, did_you_mean
-from posbench.run import MODEL, RECORD, TOKENIZER
+from posbench.run import TOKENIZER
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ROPE = (
@@ -44,20 +44,17 @@ LENGTHS = (
 )
 
 
-def library(name: str, version: str) -> Any:
-    """Import a library of HuggingFace; UserError if it is not installed."""
+def transformers() -> Any:
+    """Import transformers; UserError if it is not installed."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # kernels are programs: the library would fetch them from the hub
     os.environ.setdefault("USE_HUB_KERNELS", "NO")
     try:
-        return importlib.import_module(name)
+        module: Any = importlib.import_module("transformers")
     except ImportError:
-        raise UserError(f"this needs {name}: pip install '{name}{version}'") from None
-
-
-def transformers() -> Any:
-    """Import transformers; UserError if it is not installed."""
-    module = library("transformers", ">=5.23,<5.24")
+        raise UserError(
+            "this needs transformers: pip install 'transformers>=5.23,<5.24'"
+        ) from None
     module.utils.logging.disable_progress_bar()
     return module
 
@@ -145,18 +142,12 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The name of its folder of results: the last part of its path, or the run's
-        name if a run trained it.
-        """
-        path = Path(
-            self.origin.partition("@")[0] if self.revision else self.origin
-        ).resolve()
-        path = (
-            path.parent
-            if path.name == MODEL and (path.parent / RECORD).is_file()
-            else path
-        )
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)[:100].strip(".-_") or "model"
+        """The name of its folder of results: the last part of its path."""
+        origin = self.origin
+        if self.revision:
+            origin = origin.partition("@")[0]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).resolve().name)
+        return name[:100].strip(".-_") or "model"
 
     @property
     def precision(self) -> str:

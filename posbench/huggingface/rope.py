@@ -105,16 +105,12 @@ def extension(
     length: int,
     train_length: int,
     options: dict[str, Any],
-    every_length: bool = False,
 ) -> Extension:
     """Return an extension of a rotary model; Undefined if the library has none, or if
     the model is already extended.
 
-    Layers with a sliding window and a base of their own are unchanged: they meet no new
-    distances.
-
-    `every_length`: whether frequencies follow the input's length. Otherwise they are
-    those of `length` for all inputs.
+    Its frequencies are those of `length` for all inputs. Layers with a sliding window
+    and a base of their own are unchanged: they meet no new distances.
     """
     if position_of(config) != "rope":
         plain = encodings.build(
@@ -147,27 +143,17 @@ def extension(
         )
     if not isinstance(extended, Rotary):
         raise Undefined(f"transformers has no configuration for '{method}'")
-    name, settings, long = method, facts, extended.inv_freq()
-    short = long
-    if every_length and method == "longrope":
-        short_rope, _ = extend.extend_encoding(
-            plain, method, train_length, train_length, **options
-        )
-        short = cast(Rotary, short_rope).inv_freq()
-    elif not every_length and method == "dynamic_ntk":
+    name = method
+    settings = facts
+    if method == "dynamic_ntk":  # at one length it is NTK with that length's factor
         factor = facts["factor"]
-        name, settings = (
-            "ntk",
-            facts | {"factor": max(1.0, factor * length / train_length - (factor - 1))},
-        )
+        at_length = max(1.0, factor * length / train_length - (factor - 1))
+        name, settings = "ntk", facts | {"factor": at_length}
+    inv_freq = extended.inv_freq()
     stretched = parameters | rope_parameters(
-        name, settings, plain, long, short, train_length
+        name, settings, plain, inv_freq, inv_freq, train_length
     )
-    if name == "dynamic_ntk":  # so that a saved model still has its training length
-        stretched["original_max_position_embeddings"] = train_length
     new_config = copy.deepcopy(config)
-    # the starting length of the library's `dynamic`
-    new_config.max_position_embeddings = train_length
     new_config.rope_parameters = (
         stretched if layers is None else {**config.rope_parameters, layers: stretched}
     )
