@@ -394,7 +394,7 @@ def _finished_run(run: str) -> tuple[Config, StartConfig]:
     """
     folder = Path(run)
     config = load_saved(folder / SAVED) if (folder / SAVED).is_file() else None
-    if not isinstance(config, Config) or config.start or config.data.task:
+    if not config or not config.is_trained_here or config.start or config.data.task:
         hint = (
             ""
             if folder.exists()

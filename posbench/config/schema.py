@@ -12,7 +12,7 @@ import re
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Len, Lt, Predicate
 
@@ -312,6 +312,7 @@ class Config(Section):
     happens.
     """
 
+    is_trained_here: ClassVar[Literal[True]] = True
     study: Name  # the folder that a comparison's runs share
     # sets initial weights, order of the text and random positions
     seed: Annotated[int, Ge(0), Lt(2**63)]
@@ -487,28 +488,16 @@ class ReadingConfig(Section):  # what that model reads beside the text
     first: bool  # whether that token also replaces the first one of every window
 
 
-class _Elsewhere(Section, kw_only=True):
+class TrainedElsewhere(Section, kw_only=True):
+    """A model that was trained elsewhere, and how it is evaluated."""
+
+    is_trained_here: ClassVar[Literal[False]] = False
     study: str
     encoding: EncodingConfig  # the encoding that it has here
     model: ModelElsewhere  # the model as it was found
     reading: ReadingConfig
-    data: DataConfig  # the text it is evaluated on, and trained on
+    data: DataConfig  # the text it is evaluated on
     evaluation: EvaluationConfig
-
-    def _shaping(self) -> dict[str, Any]:
-        shaping = drop_later_keys(to_container(self))
-        text = {
-            key: value
-            for key, value in shaping["data"].items()
-            if key not in ("tokenizer", "vocab_size")
-        }
-        # model.sha256 covers those two
-        return shaping | {"model": self.model.sha256, "data": text}
-
-
-class TrainedElsewhere(_Elsewhere, kw_only=True):
-    """A model that was trained elsewhere, and how it is evaluated."""
-
     training: TrainingElsewhere
 
     @property
@@ -516,43 +505,22 @@ class TrainedElsewhere(_Elsewhere, kw_only=True):
         """`<name>-<8 hex digits>`. The digits are a digest of all that its numbers
         depend on: model, reading, text.
         """
-        shaping = {
-            key: value
-            for key, value in self._shaping().items()
-            if key in ("model", "reading", "data")
-        }
+        settings = drop_later_keys(to_container(self))
         # such ids always had these keys
-        shaping["data"] = {"task": None, "offset": 0} | shaping["data"]
-        return f"{self.model.name}-{digest(shaping | {'train_length': self.training.train_length})}"
-
-
-class TrainedOn(_Elsewhere, kw_only=True):
-    """A model that was trained elsewhere and is trained on here."""
-
-    seed: int  # sets the order of the text
-    start: TrainingElsewhere  # what is known of its training before
-    training: TrainingConfig
-    tracking: TrackingConfig
-    runtime: RuntimeConfig
-    # rank of the adapters that are trained; None: all weights are
-    lora: Count | None = None
-
-    @property
-    def id(self) -> str:
-        """`<model>-<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all
-        that its weights depend on.
-        """
-        # a later key
+        text = {"task": None, "offset": 0} | settings["data"]
+        # the model's digest covers these
+        del text["tokenizer"], text["vocab_size"]
         shaping = {
-            key: value
-            for key, value in self._shaping().items()
-            if key != "lora" or value
+            "model": self.model.sha256,
+            "reading": settings["reading"],
+            "data": text,
+            "train_length": self.training.train_length,
         }
-        return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"
+        return f"{self.model.name}-{digest(shaping)}"
 
 
-Trains = Config | TrainedOn  # the configurations of training
-AnyConfig = Config | TrainedElsewhere | TrainedOn
+# what the folder of a run, or of an evaluated model, holds
+AnyConfig = Config | TrainedElsewhere
 
 
 def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
@@ -637,8 +605,10 @@ def load_saved(path: Path) -> AnyConfig:
     if it is not one.
     """
     container = shipped.load(path)
-    elsewhere: type[AnyConfig] = TrainedOn if "start" in container else TrainedElsewhere
-    hints = keys(cls := elsewhere if "reading" in container else Config)
+    cls: type[AnyConfig] = Config
+    if "reading" in container:
+        cls = TrainedElsewhere
+    hints = keys(cls)
     # drop keys of earlier versions that are gone and never changed an id
     for section in NOT_IDENTITY:
         if isinstance(settings := container.get(section), dict):

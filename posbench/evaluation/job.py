@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from posbench import machine
-from posbench.config.schema import Config, EvaluationConfig, Trains
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.encodings.base import Encoding
@@ -120,7 +120,7 @@ def evaluate_into(
 
 
 def subject_of(
-    model: GPT, config: Trains, device: torch.device, dtype: torch.dtype
+    model: GPT, config: Config, device: torch.device, dtype: torch.dtype
 ) -> TrainedGPT:
     """Return the model as it is evaluated; UserError if a user's class lets it see
     later tokens. Ours are tested.
@@ -163,7 +163,7 @@ def rows_into(
     return n_rows
 
 
-def evaluations_on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
+def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
     """Return the settings of evaluations during training, by update: plain
     `fixed_target` rows at all lengths.
     """

@@ -96,7 +96,7 @@ _TYPES |= {
 _RATE, _START = "training.learning_rate", "start"
 # of the run that one began from
 _STARTS = ("start.encoding", "start.tokens", "start.options", "start.text_sha256")
-_SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
+_SCHEME = ("encoding.", "model.attention.", _RATE)
 _NOT_COMPARED = (
     "study",
     "seed",
@@ -235,8 +235,7 @@ def _rows(
 def _facts(folder: Path) -> dict[str, Any]:
     """Return the facts of a run, without importing its encoding."""
     record, container = load_record(folder), shipped.load(folder / CONFIG)
-    # a model that was only evaluated here
-    elsewhere = "reading" in container and _START not in container
+    elsewhere = "reading" in container  # a model that was only evaluated here
     settings = {
         key: value
         for key, value in one_number(flat(container)).items()

@@ -29,8 +29,6 @@ from posbench import encodings, files
 from posbench.config.schema import (
     AnyConfig,
     Config,
-    TrainedElsewhere,
-    Trains,
     load_saved,
     to_container,
 )
@@ -114,7 +112,7 @@ class Run:
                 if (
                     not restart
                     and command is not None
-                    and isinstance(config, Config)
+                    and config.is_trained_here
                     and (folder / RECORD).exists()
                 ):
                     restart = load_record(folder)[
@@ -219,7 +217,7 @@ class Run:
         """Record that this process starts, and its resources. A run that is done stays
         done while rows are added.
         """
-        if isinstance(self.config, Config) and not checkpoint.every(self.folder):
+        if self.config.is_trained_here and not checkpoint.every(self.folder):
             encoding = self.config.encoding
             used = (
                 {}
@@ -277,11 +275,12 @@ class Run:
                 str(error) or type(error).__name__,
             )
 
-    def as_begun(self, config: Trains) -> Trains:
+    def as_begun(self, config: Config) -> Config:
         """Record and return a configuration. A begun run keeps cadence and evaluation,
         and so the order of its rows.
         """
-        if self.rows and not isinstance(original := self.config, TrainedElsewhere):
+        if self.rows:
+            original = load_config(self.folder)
             cadence = {
                 name: getattr(original.runtime, name)
                 for name in ("log_every_steps", "validate_every_steps")
@@ -322,11 +321,7 @@ class Run:
                     f"{self.folder} was trained on another {noun} than its"
                     f" configuration gives now: {hint}"
                 )
-        for warning in (
-            other_code(self.config, self.record)
-            if isinstance(self.config, Config)
-            else ()
-        ):
+        for warning in other_code(self.config, self.record):
             logger.warning("%s", warning)
 
 
@@ -387,7 +382,7 @@ def load_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
+def other_code(config: AnyConfig, record: Mapping[str, Any]) -> list[str]:
     """Return a line for each encoding from outside of posbench whose source file has
     changed since training began.
     """
@@ -413,7 +408,7 @@ def load_config(folder: Path) -> Config:
     is a HuggingFace model's.
     """
     config = load_saved(folder / CONFIG)
-    if not isinstance(config, Config):
+    if not config.is_trained_here:
         raise UserError(
             f"{folder} holds results of a HuggingFace model, not a run: name the model"
         )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench import machine
-from posbench.config.schema import Config, TrainingConfig, Trains
+from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
@@ -164,7 +164,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        config: Trains,
+        config: Config,
         device: torch.device,
         dtype: torch.dtype,
         world: World | None = None,
@@ -184,7 +184,7 @@ class Trainer:
         )
 
 
-def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
+def is_compiled(config: Config, device: torch.device, world: World) -> bool:
     """Return whether a run is compiled. This follows from configuration and machine, so
     a continued run does the same.
 
@@ -192,8 +192,6 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     (docs/results.md): on CPUs with a C++ compiler, blocks of RMSNorm and SwiGLU, if the
     training takes minutes.
     """
-    if not isinstance(config, Config):
-        return False  # a HuggingFace model runs as it is
     setting, model = config.runtime.compile, config.model
     if setting != "auto":
         return setting

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from posbench import machine
-from posbench.config.schema import Config, EvaluationConfig, Trains, to_container
+from posbench.config.schema import Config, EvaluationConfig, to_container
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.encodings.base import Encoding
@@ -140,7 +140,7 @@ def train(
 
 
 def begin(
-    run: Run, config: Trains, tokens: Tokens | TaskData, dtype: str, **resources: Any
+    run: Run, config: Config, tokens: Tokens | TaskData, dtype: str, **resources: Any
 ) -> None:
     """Begin an attempt of a run. Raises UserError if it may not be continued on this
     text or in this precision.
@@ -162,7 +162,7 @@ def begin(
     run.update(tokenizer_sha256=tokens.tokenizer.sha256)
 
 
-def end(run: Run, config: Trains) -> None:
+def end(run: Run, config: Config) -> None:
     """Record that a run is done, and delete what it no longer needs if its
     configuration says so.
     """
@@ -178,7 +178,7 @@ def fit(
     trainer: Trainer,
     batches: TrainingBatches | ProblemBatches,
     tokens: Tokens | TaskData,
-    config: Trains,
+    config: Config,
     run: Run | None,
     evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
@@ -208,11 +208,7 @@ def fit(
         validate_every,
         config.runtime.checkpoint_every_steps,
     )
-    stable = (
-        0
-        if config.runtime.clean or not isinstance(config, Config)
-        else updates.stable_steps(training)
-    )
+    stable = 0 if config.runtime.clean else updates.stable_steps(training)
     outcomes: list[Outcome] = []  # launched and not yet read
     if run and run.tracker:
         run.tracker.send()
@@ -324,7 +320,7 @@ def _save(run: Run, trainer: Trainer, step: int, clock: Clock, folder: Path) -> 
 
 
 def _resume(
-    trainer: Trainer, config: Trains, run: Run | None
+    trainer: Trainer, config: Config, run: Run | None
 ) -> tuple[int, dict[str, Any]]:
     """Load the state that training goes on from; return the number of updates so far
     and the saved state.
@@ -342,30 +338,22 @@ def _resume(
 
 
 def _newest_state(
-    trainer: Trainer, config: Trains, run: Run
+    trainer: Trainer, config: Config, run: Run
 ) -> tuple[int, Any, Any, dict[str, Any]]:
     """Return the step, weights, optimizer and state of the newest checkpoint, and cut
     the rows back to its step.
     """
     if trained := checkpoint.at(run.folder, config.training.steps):
         return trained.step, trained.weights(), None, {}
-    if isinstance(config, Config) and not checkpoint.every(run.folder):
+    if not checkpoint.every(run.folder):
         _take_stable(run, config, trainer)
     newest = checkpoint.newest(run.folder)
     run.cut(newest.step if newest else 0)
     if newest:
         logger.info("continuing from step %d", newest.step)
         return newest.step, newest.weights(), newest.optimizer(), newest.state()
-    return (
-        0,
-        (
-            weights_of(config.start)
-            if isinstance(config, Config) and config.start
-            else None
-        ),
-        None,
-        {},
-    )
+    weights = weights_of(config.start) if config.start else None
+    return 0, weights, None, {}
 
 
 def _take_stable(run: Run, config: Config, trainer: Trainer) -> None:
@@ -433,7 +421,7 @@ def _basis(
     ]
 
 
-def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
+def _validation(tokens: Tokens | TaskData, config: Config) -> list[Batch]:
     """Return the batches of validation; none if it is off, or if the text is too short
     and no cadence is set.
     """
