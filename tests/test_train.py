@@ -374,51 +374,6 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     assert early[:2] == with_rope[:2] and early != with_rope
 
 
-# which goes by progress
-@pytest.mark.parametrize(
-    "name", ["rope", pytest.param("abacus", marks=pytest.mark.slow)]
-)
-def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit(
-    config: Config, tmp_path: pathlib.Path, name: str
-) -> None:
-    config = dataclasses.replace(
-        config, encoding=EncodingConfig(name), study="together"
-    )
-    config = changed(
-        config,
-        training={"schedule": "wsd", "decay_fraction": 0.3, "warmup_tokens": 256},
-    )
-    config = changed(
-        config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)}
-    )
-    shared_updates, own_updates = [], []
-    for updates in (8, 12, 20):
-        longer = changed(config, training={"tokens": updates * 128})
-        alone, folder = (
-            tmp_path / f"alone-{updates}" / longer.id,
-            tmp_path / "together" / longer.id,
-        )
-        train(longer, alone, [])
-        with pytest.MonkeyPatch.context() as patch:
-            steps: list[int] = []
-            seen_updates(patch, steps.append)
-            train(longer, folder, [])
-        assert weights_sha256(folder) == weights_sha256(alone) and losses(
-            folder
-        ) == losses(alone)
-        assert evaluation_numbers(folder) == evaluation_numbers(alone)
-        shared_updates.append(load_record(folder).get("began_from", {}).get("step"))
-        own_updates.append(len(steps))
-    expected = (
-        ([None, 5, 8], [8, 7, 12]) if name == "rope" else ([None] * 3, [8, 12, 20])
-    )
-    assert (shared_updates, own_updates) == expected
-    # no sibling fits
-    other = changed(config, training={"tokens": 24 * 128, "weight_decay": 0.2})
-    train(other, tmp_path / "together" / other.id, [])
-    assert "began_from" not in load_record(tmp_path / "together" / other.id)
-
-
 def test_lengths_and_windows_change_within_a_run_at_the_same_update_however_it_is_stopped(
     config: Config, tmp_path: pathlib.Path
 ) -> None:

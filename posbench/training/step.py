@@ -3,7 +3,6 @@ its time and memory.
 """
 
 import contextlib
-import dataclasses
 import inspect
 import math
 import os
@@ -54,22 +53,6 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     return training.learning_rate * (final + (1 - final) * share)
 
 
-def stable_steps(training: TrainingConfig) -> int:
-    """Return the number of updates before a constant rate falls; 0 if it never does or
-    lengths depend on the budget.
-    """
-    falls = (
-        training.schedule == "constant"
-        and training.decay_fraction > 0
-        and not training.lengths
-    )
-    return (
-        training.steps - math.ceil(_fall_steps(training.steps, training))
-        if falls
-        else 0
-    )
-
-
 def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
     """Return an update's tokens per sequence (with fewer there are more sequences), and
     its window, or None.
@@ -85,25 +68,6 @@ def _fall_steps(total: int, training: TrainingConfig) -> float:
     """Return over how many updates of `total` the rate of a constant schedule falls."""
     return max(
         1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps)
-    )
-
-
-def begins_from(config: Config, smaller: Config) -> bool:
-    """Return whether a run begins with the updates that a run of a smaller budget makes
-    until its rate falls.
-    """
-    more, less = config.training, smaller.training
-    fits = (
-        less.tokens < more.tokens
-        and less.warmup_steps == more.warmup_steps
-        and stable_steps(less) > 0
-    )
-    return (
-        fits
-        and dataclasses.replace(
-            smaller, training=dataclasses.replace(less, tokens=more.tokens)
-        ).id
-        == config.id
     )
 
 

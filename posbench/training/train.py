@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from posbench import machine
 from posbench.config.schema import Config, EvaluationConfig, Trains, to_container
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
-from posbench.encodings.base import Encoding
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.job import (
     evaluate_into,
@@ -33,10 +32,9 @@ from posbench.evaluation.job import (
 from posbench.model.gpt import build, parameter_counts
 from posbench.model.loss import IGNORED
 from posbench.processes import World
-from posbench.run import STABLE, TOKENIZER, checkpoint, tracking
+from posbench.run import TOKENIZER, checkpoint, tracking
 from posbench.run.model import weights_of
-from posbench.run.rows import read_rows
-from posbench.run.run import Run, load_config, load_record
+from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training import step as updates
@@ -208,11 +206,6 @@ def fit(
         validate_every,
         config.runtime.checkpoint_every_steps,
     )
-    stable = (
-        0
-        if config.runtime.clean or not isinstance(config, Config)
-        else updates.stable_steps(training)
-    )
     outcomes: list[Outcome] = []  # launched and not yet read
     if run and run.tracker:
         run.tracker.send()
@@ -261,13 +254,7 @@ def fit(
                 cadence and (step % cadence == 0 or step == total)
                 for cadence in cadences
             )
-            must_read = (
-                to_log
-                or to_validate
-                or to_save
-                or step == stable
-                or step in evaluations
-            )
+            must_read = to_log or to_validate or to_save or step in evaluations
             loss, norm = read(0 if must_read else _AHEAD.get(trainer.device.type, 0))
             # the same signal in all processes: they have read the same updates
             if stopped := world.stopped_by():
@@ -289,10 +276,8 @@ def fit(
             # before a checkpoint, from which a resumed run would not come back here
             evaluate_on_the_way()
             stopped = stopped or world.stopped_by()
-            if run and step == stable:
-                _save(run, trainer, step, clock, run.folder / STABLE)
             if run and (to_save or stopped):
-                _save(run, trainer, step, clock, run.folder)
+                _save(run, trainer, step, clock)
             if stopped:
                 break
         # No process ends before rank 0 has saved: its launcher might then end rank 0. A
@@ -307,9 +292,9 @@ def fit(
     return step - first_step
 
 
-def _save(run: Run, trainer: Trainer, step: int, clock: Clock, folder: Path) -> None:
-    """Write a checkpoint into a folder, after the rows up to it. Raises RunFailed if
-    there is no room.
+def _save(run: Run, trainer: Trainer, step: int, clock: Clock) -> None:
+    """Write a checkpoint, after the rows up to it. Raises RunFailed if there is no
+    room.
     """
     run.sync()
     totals = {"tokens": step * trainer.training.tokens_per_step, **clock.totals()}
@@ -318,9 +303,8 @@ def _save(run: Run, trainer: Trainer, step: int, clock: Clock, folder: Path) -> 
     state: dict[str, Any] = totals | {"dtype": machine.dtype_name(trainer.dtype)}
     if trainer.scale is not None:
         state["loss_scale"] = trainer.scale.state_dict()
-    checkpoint.save(
-        folder, step, trainer.model.state_dict(), trainer.optimizer.state_dict(), state
-    )
+    weights, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
+    checkpoint.save(run.folder, step, weights, optimizer, state)
 
 
 def _resume(
@@ -330,7 +314,7 @@ def _resume(
     and the saved state.
     """
     step, weights, optimizer, state = trainer.world.from_first(
-        _newest_state(trainer, config, run) if run else None
+        _newest_state(config, run) if run else None
     )
     if weights is not None:
         trainer.model.load_state_dict(weights)
@@ -341,16 +325,12 @@ def _resume(
     return step, state
 
 
-def _newest_state(
-    trainer: Trainer, config: Trains, run: Run
-) -> tuple[int, Any, Any, dict[str, Any]]:
+def _newest_state(config: Trains, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
     """Return the step, weights, optimizer and state of the newest checkpoint, and cut
     the rows back to its step.
     """
     if trained := checkpoint.at(run.folder, config.training.steps):
         return trained.step, trained.weights(), None, {}
-    if isinstance(config, Config) and not checkpoint.every(run.folder):
-        _take_stable(run, config, trainer)
     newest = checkpoint.newest(run.folder)
     run.cut(newest.step if newest else 0)
     if newest:
@@ -366,71 +346,6 @@ def _newest_state(
         None,
         {},
     )
-
-
-def _take_stable(run: Run, config: Config, trainer: Trainer) -> None:
-    """Copy rows and checkpoint of a run of a smaller budget, from before its rate fell:
-    this run would do the same.
-    """
-    encodings = [
-        module for module in trainer.model.modules() if isinstance(module, Encoding)
-    ]
-    if any(
-        type(encoding).set_progress is not Encoding.set_progress
-        for encoding in encodings
-    ):
-        return  # progress is a share of the budget, and these follow it
-    candidates: list[checkpoint.Checkpoint] = []
-    for folder in {path.parent for path in run.folder.parent.glob(f"*/{STABLE}")}:
-        with contextlib.suppress(UserError):  # of a run that cannot be read
-            smaller, record = load_config(folder), load_record(folder)
-            step = updates.stable_steps(smaller.training)
-            matches = record["status"] == "done" and updates.begins_from(
-                config, smaller
-            )
-            matches = matches and _basis(step, smaller, record, trainer) == _basis(
-                step, config, run.record, trainer
-            )
-            if matches and (stable := checkpoint.newest(folder / STABLE)):
-                candidates.append(stable)
-    if newest := max(candidates, default=None):
-        name = newest.path.parents[2].name
-        run.cut(newest.step, read_rows(run.folder.with_name(name)))
-        checkpoint.save(
-            run.folder,
-            newest.step,
-            newest.weights(),
-            newest.optimizer(),
-            newest.state(),
-        )
-        run.update(began_from={"run": name, "step": newest.step})
-        logger.info(
-            "beginning from %s, whose rate fell after step %d", name, newest.step
-        )
-
-
-def _basis(
-    step: int, config: Config, record: Mapping[str, Any], trainer: Trainer
-) -> list[Any]:
-    """Return what decides the weights and rows up to a step, beside the configuration."""
-    evaluations = {
-        update: settings
-        for update, settings in evaluations_on_the_way(config).items()
-        if update <= step
-    }
-    of_run = [
-        record.get(key)
-        for key in ("data", "tokenizer_sha256", "installed_encodings", "versions")
-    ]
-    of_attempt = [
-        record["attempt"][key] for key in ("device", "dtype", "threads", "processes")
-    ]
-    return [
-        evaluations,
-        updates.is_compiled(config, trainer.device, trainer.world),
-        *of_run,
-        *of_attempt,
-    ]
 
 
 def _validation(tokens: Tokens | TaskData, config: Trains) -> list[Batch]:
