@@ -290,11 +290,6 @@ def test_what_cannot_be_begun_is_one_line(
     changed(mamba, model_type="mamba")
     for start, words, message in (
         (llama, ["model.n_layers=3"], "model.n_layers cannot be set beside start="),
-        (
-            llama,
-            [f"training.lengths=[[0,{LONG},4],[0.5,{LONG}]]"],
-            "expected [share,length] alone, without",
-        ),
         (llama, ["extension=rerope"], "transformers has no configuration for 'rerope'"),
         (llama, ["lora=0"], "expected lora=N, which is 0"),
         (llama, ["data.path=nix.txt"], "no file matches 'nix.txt'"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from posbench.config.schema import AttentionConfig, Config, EncodingConfig
+from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
 from posbench.model.gpt import GPT, build
@@ -240,29 +240,6 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
         assert (one.grad is None and other.grad is None) or torch.equal(
             one.grad, other.grad
         ), name
-
-
-@pytest.mark.parametrize("name", ["rope", "alibi", "fox", "path"])
-def test_a_stage_trains_as_a_model_of_its_window(
-    tiny_config: Config, name: str
-) -> None:
-    options = {"layers": [{"name": name, "window": 3}, {"name": name}]}
-    plain = dataclasses.replace(
-        tiny_config, encoding=EncodingConfig("layered", options)
-    )
-    lengths = dataclasses.replace(plain.training, lengths=((0, T, 5), (0.5, T)))
-    windows = dataclasses.replace(plain.model, attention=AttentionConfig(window=5))
-    staged = trainer(dataclasses.replace(plain, training=lengths))
-    narrow, last = trainer(dataclasses.replace(plain, model=windows)), trainer(plain)
-    assert trained(staged)[0] == trained(narrow)[0] and torch.equal(
-        weights(staged), weights(narrow)
-    )
-    last.model.load_state_dict(staged.model.state_dict())
-    assert (
-        update(last, batch(), 6)[0]
-        == update(staged, batch(), 6)[0]
-        != update(narrow, batch(), 6)[0]
-    )
 
 
 @pytest.mark.slow

@@ -374,43 +374,6 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     assert early[:2] == with_rope[:2] and early != with_rope
 
 
-def test_lengths_and_windows_change_within_a_run_at_the_same_update_however_it_is_stopped(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
-    config = changed(config, evaluation={"ratios": (1,), "windowed": False})
-    grown = changed(
-        config, training={"lengths": ((0.0, 4, 2), (0.25, 8), (0.5, 16, 5), (0.75, 16))}
-    )
-    train(grown, tmp_path / "whole", [])
-    for step in (6, 8):
-        stop_after(step, grown, tmp_path / f"cut-{step}")
-        train(grown, tmp_path / f"cut-{step}", [])
-        assert weights_sha256(tmp_path / f"cut-{step}") == weights_sha256(
-            tmp_path / "whole"
-        )
-
-    def batches(config: Config, name: str) -> list[torch.Tensor]:
-        seen: list[torch.Tensor] = []
-        with pytest.MonkeyPatch.context() as patch:
-
-            def update(trainer, batch, *rest):
-                seen.append(batch.ids)
-                return begin_update(trainer, batch, *rest)
-
-            patch.setattr("posbench.training.train.begin_update", update)
-            train(config, tmp_path / name, [])
-        return seen
-
-    shorter, plain = batches(grown, "seen"), batches(config, "plain")
-    assert [tuple(ids.shape) for ids in shorter] == [(32, 4)] * 3 + [(16, 8)] * 3 + [
-        (8, 16)
-    ] * 6
-    assert all(
-        torch.equal(ids.view(8, 16), whole)
-        for ids, whole in zip(shorter, plain, strict=True)
-    )
-
-
 # -- what ends it
 # ------------------------------------------------------------------------------------------------------
 

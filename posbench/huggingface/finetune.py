@@ -219,11 +219,6 @@ def _config(
     )
     training, evaluation = base.training, base.evaluation
     length, tokens = training.train_length, training.tokens
-    if any(len(stage) > 2 for stage in training.lengths):
-        raise UserError(
-            "training.lengths: expected [share,length] alone, without windows, beside"
-            f" {start}"
-        )
     if "training.accumulation" not in texts:
         accumulation = max(1, round(tokens / UPDATES / length / training.batch_size))
         training = dataclasses.replace(training, accumulation=accumulation)

@@ -20,7 +20,7 @@ from posbench.config.schema import Config, TrainingConfig, Trains
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
-from posbench.model.gpt import GPT, Reading, train_flops_per_token
+from posbench.model.gpt import GPT, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
 
@@ -51,17 +51,6 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
             else 1.0
         )
     return training.learning_rate * (final + (1 - final) * share)
-
-
-def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
-    """Return an update's tokens per sequence (with fewer there are more sequences), and
-    its window, or None.
-    """
-    stages = [
-        stage[1:] for stage in training.lengths if step >= stage[0] * training.steps
-    ]
-    length, *window = stages[-1] if stages else [training.train_length]
-    return length, window[0] if window else None
 
 
 def _fall_steps(total: int, training: TrainingConfig) -> float:
@@ -169,7 +158,7 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
         "swiglu",
     )
     # batches of many shapes
-    is_suited = is_suited and not (config.data.document_mask or config.training.lengths)
+    is_suited = is_suited and not config.data.document_mask
     pays = operations >= PAYS_FROM * torch.get_num_threads() * world.size
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     return is_suited and pays and shutil.which(compiler) is not None
@@ -226,10 +215,7 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
     (`Batch.share`). `step`, which begins at 0, seeds random positions.
     """
     tell_progress(trainer.model, step / trainer.training.steps)
-    loss, reading = (
-        torch.zeros((), device=trainer.device),
-        Reading(window=stage_at(step, trainer.training)[1]),
-    )
+    loss = torch.zeros((), device=trainer.device)
     trainer.optimizer.zero_grad(set_to_none=True)
     for part in [
         part.to(trainer.device) for part in batch.parts(trainer.training.accumulation)
@@ -244,7 +230,6 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
                 "n_scored": part.n_scored,
                 "positions": part.positions,
                 "generator": draw,
-                "reading": reading,
             }
             of_part: Tensor = trainer.model(part.ids, part.labels, **arguments) / times
         (of_part if trainer.scale is None else trainer.scale.scale(of_part)).backward()  # type: ignore[no-untyped-call]
@@ -310,12 +295,8 @@ class Clock:
         )
         self._last_row = tokens, self._wall
         peak, model = machine.peak_flops(trainer.device, trainer.dtype), trainer.model
-        lengths = [
-            stage_at(step, trainer.training)[0]
-            for step in range(trainer.training.steps if peak else 1)
-        ]
         flops = (
-            train_flops_per_token(model, round(sum(lengths) / len(lengths)))
+            train_flops_per_token(model, trainer.training.train_length)
             if isinstance(model, GPT)
             else None
         )

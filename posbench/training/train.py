@@ -37,7 +37,6 @@ from posbench.run.model import weights_of
 from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
-from posbench.training import step as updates
 from posbench.training.step import (
     Clock,
     Outcome,
@@ -243,11 +242,7 @@ def fit(
         while step < total:
             trainer.model.train()
             rate = learning_rate(step, total, training)
-            batch = (
-                batches.batch(step)
-                .cut(updates.stage_at(step, training)[0])
-                .share(parts, world.rank, world.size)
-            )
+            batch = batches.batch(step).share(parts, world.rank, world.size)
             outcomes.append(begin_update(trainer, batch, step, rate))
             step += 1
             to_log, to_validate, to_save = (
