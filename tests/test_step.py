@@ -173,8 +173,9 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
     with monkeypatch.context() as patch:
         patch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * math.nan)
         lost = begin_update(fresh, batch(1), 1, 1e-2)
+    assert fresh.failed == 1
     after = begin_update(fresh, batch(2), 2, 1e-2)
-    assert [outcome.numbers[2] for outcome in (lost, after)] == [1, 1]
+    assert fresh.failed == 1
     assert after.read()[0] > 0  # itself it was finite
     with pytest.raises(RunFailed, match="loss is nan at step 2: a lower training"):
         lost.read()
@@ -186,32 +187,6 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
     torch.testing.assert_close(
         fresh.optimizer.state_dict()["state"], state, rtol=0, atol=0
     )
-
-
-def test_a_gradient_that_overflows_fp16_halves_the_scale_and_if_none_helps_the_run_ends(
-    tiny_config: Config,
-) -> None:
-    fresh = trainer(tiny_config, dtype=torch.float16)
-    assert fresh.scale is not None
-    fresh.scale.load_state_dict(fresh.scale.state_dict() | {"scale": 2.0**40})
-    before = weights(fresh)
-    loss, norm = update(fresh, batch(0))
-    assert (
-        math.isfinite(loss)
-        and not math.isfinite(norm)
-        and torch.equal(weights(fresh), before)
-    )
-    assert fresh.scale.get_scale() == 2.0**39 and not fresh.failed
-    while not math.isfinite(update(fresh, batch(0))[1]):
-        pass
-    assert (
-        not torch.equal(weights(fresh), before)
-        and 1 < fresh.scale.get_scale() < 2.0**39
-    )
-    fresh.scale.load_state_dict(fresh.scale.state_dict() | {"scale": 1.0})
-    fresh.model.tokens.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[union-attr]
-    with pytest.raises(RunFailed, match="gradient norm is"):
-        update(fresh, batch(0), 1)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox"])

@@ -253,6 +253,22 @@ def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_
     train(config, folder, [], restart=True)  # also where the record cannot be read
 
 
+def test_a_gpu_without_bf16_trains_in_fp32_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert machine.resolve_precision("auto", gpu) == torch.float32
+    assert caplog.messages == ["precision=auto is fp32 here: Tesla T4 has no bf16"]
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert machine.resolve_precision("auto", gpu) == torch.bfloat16
+    assert machine.resolve_precision("fp32", gpu) == torch.float32
+    assert len(caplog.messages) == 1
+
+
 def test_a_run_does_not_go_on_in_another_precision(
     config: Config, tmp_path: pathlib.Path
 ) -> None:

@@ -42,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
 # it also names a folder
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16"]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where

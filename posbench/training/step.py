@@ -132,9 +132,6 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer = optimizer_for(model, config.training)
         # 1 after an update that was not finite; later ones are left out
         self.failed = torch.zeros((), device=device)
-        self.scale = (
-            torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
-        )
 
 
 def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
@@ -170,9 +167,7 @@ class Outcome(NamedTuple):
     """
 
     step: int
-    # loss, gradient norm, whether this or an earlier update failed; then the processes'
-    # signals
-    numbers: Tensor
+    numbers: Tensor  # loss, gradient norm; then the processes' signals
     # when the numbers are on the host; None = nothing to wait for
     arrived: torch.cuda.Event | None
     trainer: Trainer
@@ -186,19 +181,12 @@ class Outcome(NamedTuple):
         """
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, norm, failed, *signals = self.numbers.tolist()
+        loss, norm, *signals = self.numbers.tolist()
         self.trainer.world.hear(signals)
-        if self.trainer.scale is not None and not math.isfinite(norm):
-            # else a smaller scale may mend it
-            failed = failed or self.trainer.scale.get_scale() < 1
-        hint = (
-            "a lower training.learning_rate usually helps"
-            if self.step
-            else "check the encoding's hooks"
-        )
-        for quantity, number in (
-            (("loss", loss), ("gradient norm", norm)) if failed else ()
-        ):
+        hint = "check the encoding's hooks"
+        if self.step:
+            hint = "a lower training.learning_rate usually helps"
+        for quantity, number in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(number):
                 raise RunFailed(
                     f"{quantity} is {number} at step {self.step + 1}: {hint}",
@@ -232,7 +220,7 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
                 "generator": draw,
             }
             of_part: Tensor = trainer.model(part.ids, part.labels, **arguments) / times
-        (of_part if trainer.scale is None else trainer.scale.scale(of_part)).backward()  # type: ignore[no-untyped-call]
+        of_part.backward()  # type: ignore[no-untyped-call]
         loss += of_part.detach()
     loss, signals = trainer.world.sum_gradients(list(trainer.model.parameters()), loss)
     for group in trainer.optimizer.param_groups:
@@ -254,28 +242,18 @@ def tell_progress(model: nn.Module, progress: float) -> None:
 
 
 def _step(trainer: Trainer, loss: Tensor) -> Tensor:
-    """Clip the gradients, step if all is finite, and return the first three of
-    `Outcome.numbers`.
+    """Clip the gradients, step if all has been finite so far, and return loss and
+    gradient norm.
     """
-    scale, optimizer = trainer.scale, trainer.optimizer
-    if scale is not None:
-        scale.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(
-        list(trainer.model.parameters()), trainer.training.clip
-    )
-    lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
-    trainer.failed.copy_(
-        trainer.failed.maximum(lost if scale is not None else lost.maximum(infinite))
-    )
-    left_out = infinite.maximum(trainer.failed)
-    if scale is not None:
-        scale.step(optimizer)  # unless a gradient overflowed
-        scale.update()
-    else:
-        if loss.device.type != "mps":  # MPS's fused optimizer may not look at this
-            optimizer.found_inf = left_out  # type: ignore[attr-defined]
-        optimizer.step()
-    return torch.stack((loss, norm, trainer.failed))
+    parameters = list(trainer.model.parameters())
+    norm = torch.nn.utils.clip_grad_norm_(parameters, trainer.training.clip)
+    numbers = torch.stack((loss, norm))
+    fails = ~numbers.isfinite().all()
+    trainer.failed.copy_(trainer.failed.maximum(fails.float()))
+    if loss.device.type != "mps":  # MPS's fused optimizer may not look at this
+        trainer.optimizer.found_inf = trainer.failed  # type: ignore[attr-defined]
+    trainer.optimizer.step()
+    return numbers
 
 
 class Clock:

@@ -296,8 +296,6 @@ def _save(run: Run, trainer: Trainer, step: int, clock: Clock) -> None:
     # before the checkpoint: after the last one nothing is recorded
     run.update(**totals)
     state: dict[str, Any] = totals | {"dtype": machine.dtype_name(trainer.dtype)}
-    if trainer.scale is not None:
-        state["loss_scale"] = trainer.scale.state_dict()
     weights, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
     checkpoint.save(run.folder, step, weights, optimizer, state)
 
@@ -315,8 +313,6 @@ def _resume(
         trainer.model.load_state_dict(weights)
     if optimizer is not None:
         trainer.optimizer.load_state_dict(optimizer)
-    if trainer.scale is not None and "loss_scale" in state:
-        trainer.scale.load_state_dict(state["loss_scale"])
     return step, state
 
 
