@@ -19,7 +19,7 @@ from posbench.model.gpt import GPT, build
 from posbench.model.loss import IGNORED
 from posbench.processes import World
 from posbench.training.step import Clock, Trainer, begin_update, is_compiled
-from posbench.training.train import validate
+from posbench.training.validation import validate
 
 V, B, T = 50, 6, 16
 CPU = torch.device("cpu")

@@ -26,12 +26,14 @@ from posbench.data.batches import validation_batches
 from posbench.data.tokens import VALIDATION_SIZE, prepare, raw_bytes
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.model.gpt import GPT, build
+from posbench.processes import World
 from posbench.results.frame import read
 from posbench.run import checkpoint
 from posbench.run.model import sample
 from posbench.run.rows import evaluation_rows, read_rows, training_rows
 from posbench.run.run import Run, load_config, load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
+from posbench.training.schedule import Schedule, schedule_of
 from posbench.training.step import Outcome, begin_update, learning_rate
 from posbench.training.train import train
 
@@ -150,6 +152,39 @@ def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing
     train(changed(config, evaluation={"ratios": (1, 2, 3)}), folder, [])
     assert weights_sha256(folder) == before and len(losses(folder)) == STEPS
     assert {row.length_ratio for row in evaluation_rows(folder)} == {1, 2, 3, 4}
+
+
+def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(
+    config: Config,
+) -> None:
+    schedule = Schedule(
+        total=10,
+        log_every=4,
+        validate_every=0,
+        save_every=5,
+        evaluations={0: config.evaluation, 7: config.evaluation},
+    )
+    due = {step: schedule.due(step) for step in range(1, 11)}
+    assert {step: names for step, names in due.items() if names} == {
+        4: {"log"},
+        5: {"save"},
+        7: {"evaluate"},
+        8: {"log"},
+        10: {"log", "save"},
+    }
+
+
+def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(
+    config: Config,
+) -> None:
+    for typed, can_validate, expected in (
+        (None, True, 3),  # of twelve updates
+        (None, False, 0),
+        (0, True, 0),
+        (5, True, 5),
+    ):
+        asked = changed(config, runtime={"validate_every_steps": typed})
+        assert schedule_of(asked, can_validate).validate_every == expected
 
 
 def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(
@@ -392,6 +427,36 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
 
 # -- what ends it
 # ------------------------------------------------------------------------------------------------------
+
+
+class WorldWithOneSignal(World):
+    """A process that learns of another one's signal with the fourth update alone."""
+
+    n_updates = 0
+
+    def sum_gradients(
+        self, parameters: Any, loss: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.n_updates += 1
+        number = signal.SIGTERM if self.n_updates == 4 else 0
+        return loss, torch.tensor([float(number)])
+
+    def stopped_by(self) -> int | None:
+        return self._stopped_by
+
+
+def test_a_signal_holds_though_updates_that_are_read_after_it_bring_none(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = {"log_every_steps": 100, "validate_every_steps": 0}
+    config = changed(config, runtime=never | {"checkpoint_every_steps": 100})
+    # as on GPUs, an update is read one later
+    monkeypatch.setattr("posbench.training.train._AHEAD", {"cpu": 1})
+
+    with pytest.raises(Stopped, match="SIGTERM after step 5; saved"):
+        train(config, tmp_path / "run", [], world=WorldWithOneSignal())
+
+    assert [saved.step for saved in checkpoint.every(tmp_path / "run")] == [5]
 
 
 def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(

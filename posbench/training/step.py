@@ -23,6 +23,7 @@ from posbench.errors import RunFailed
 from posbench.model.gpt import GPT, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
+from posbench.terminal.console import Updates
 
 # Operations in matrix products per CPU thread from which compiling pays: it takes
 # seconds, and these take minutes.
@@ -39,25 +40,14 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     warmup, final = training.warmup_steps, training.final_learning_rate
     if step < warmup:
         return training.learning_rate * (step + 1) / warmup
+    share = 1.0
     if training.schedule == "cosine":
-        share = 0.5 * (
-            1
-            + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - 1 - warmup)))
-        )
-    else:
-        share = (
-            min(1.0, (total - 1 - step) / _fall_steps(total, training))
-            if training.decay_fraction
-            else 1.0
-        )
+        progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
+        share = 0.5 * (1 + math.cos(math.pi * progress))
+    elif training.decay_fraction:
+        fall = max(1.0, min(training.decay_fraction * total, total - 1 - warmup))
+        share = min(1.0, (total - 1 - step) / fall)
     return training.learning_rate * (final + (1 - final) * share)
-
-
-def _fall_steps(total: int, training: TrainingConfig) -> float:
-    """Return over how many updates of `total` the rate of a constant schedule falls."""
-    return max(
-        1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps)
-    )
 
 
 class _AdamW(torch.optim.AdamW):
@@ -192,6 +182,32 @@ class Outcome(NamedTuple):
                     f"{quantity} is {number} at step {self.step + 1}: {hint}",
                     reason="diverged",
                 )
+        return loss, norm
+
+
+class Unread:
+    """Updates that were launched and are not read yet: with them the host runs ahead of
+    the device.
+    """
+
+    def __init__(self, progress: Updates | None) -> None:
+        self._outcomes: list[Outcome] = []
+        self._progress = progress
+
+    def add(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+
+    def read(self, remaining: int = 0) -> tuple[float, float]:
+        """Read updates until so many remain; return the loss and gradient norm of the
+        last one read.
+        """
+        loss = norm = math.nan
+        while len(self._outcomes) > remaining:
+            outcome = self._outcomes.pop(0)
+            loss, norm = outcome.read()
+            if self._progress:
+                per_step = outcome.trainer.training.tokens_per_step
+                self._progress.advance(loss, (outcome.step + 1) * per_step)
         return loss, norm
 
 
