@@ -69,34 +69,25 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Ada
     Parameters with a learning rate of their own (`Encoding.rates`) have their own
     groups, whose `times` is the factor.
     """
-    encodings = [module for module in model.modules() if isinstance(module, Encoding)]
-    times = {
-        encoding.get_parameter(name): rate
-        for encoding in encodings
-        for name, rate in encoding.rates.items()
-    }
-    matrices = {
-        p: p.dim() >= 2 and not name.startswith("encoding.")
-        for name, p in model.named_parameters()
-    }
+    times: dict[nn.Parameter, float] = {}
+    for module in model.modules():
+        if isinstance(module, Encoding):
+            for name, rate in module.rates.items():
+                times[module.get_parameter(name)] = rate
+
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2 and not name.startswith("encoding."):
+            matrices.append(parameter)
+        elif parameter not in times:
+            others.append(parameter)
     groups: list[dict[str, Any]] = [
-        {
-            "params": [p for p in matrices if matrices[p]],
-            "weight_decay": training.weight_decay,
-        },
-        {
-            "params": [p for p in matrices if not matrices[p] and p not in times],
-            "weight_decay": 0.0,
-        },
+        {"params": matrices, "weight_decay": training.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     for factor in sorted(set(times.values())):
-        groups.append(
-            {
-                "params": [p for p in times if times[p] == factor],
-                "weight_decay": 0.0,
-                "times": factor,
-            }
-        )
+        parameters = [parameter for parameter in times if times[parameter] == factor]
+        groups.append({"params": parameters, "weight_decay": 0.0, "times": factor})
     groups = [group for group in groups if group["params"]]
     return _AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
 
@@ -137,18 +128,17 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     setting, model = config.runtime.compile, config.model
     if setting != "auto":
         return setting
+    if device.type != "cpu" or (model.norm, model.mlp) != ("rmsnorm", "swiglu"):
+        return False
+    if config.data.document_mask:
+        return False  # batches of many shapes
     vocabulary = config.data.vocab_size if config.data.tokenizer == "bpe" else 257
     blocks = model.n_layers * (4 * model.d_model + 3 * model.hidden_width)
     operations = 6 * model.d_model * (blocks + vocabulary) * config.training.tokens
-    is_suited = device.type == "cpu" and (model.norm, model.mlp) == (
-        "rmsnorm",
-        "swiglu",
-    )
-    # batches of many shapes
-    is_suited = is_suited and not config.data.document_mask
-    pays = operations >= PAYS_FROM * torch.get_num_threads() * world.size
+    if operations < PAYS_FROM * torch.get_num_threads() * world.size:
+        return False
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    return is_suited and pays and shutil.which(compiler) is not None
+    return shutil.which(compiler) is not None
 
 
 class Outcome(NamedTuple):
@@ -219,33 +209,42 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
     (`Batch.share`). `step`, which begins at 0, seeds random positions.
     """
     tell_progress(trainer.model, step / trainer.training.steps)
-    loss = torch.zeros((), device=trainer.device)
     trainer.optimizer.zero_grad(set_to_none=True)
-    for part in [
-        part.to(trainer.device) for part in batch.parts(trainer.training.accumulation)
-    ]:
-        # The number of such parts in the batch. Dividing by it is exact when parts are
-        # equal.
-        times = batch.n_scored / part.n_scored if part.n_scored else math.inf
-        with machine.autocast(trainer.device, trainer.dtype):
-            # the same for all parts
-            draw = generator(trainer.seed, "positions", step, device=trainer.device)
-            arguments = {
-                "n_scored": part.n_scored,
-                "positions": part.positions,
-                "generator": draw,
-            }
-            of_part: Tensor = trainer.model(part.ids, part.labels, **arguments) / times
-        of_part.backward()  # type: ignore[no-untyped-call]
-        loss += of_part.detach()
+    loss = _add_gradients(trainer, batch, step)
     loss, signals = trainer.world.sum_gradients(list(trainer.model.parameters()), loss)
     for group in trainer.optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
-    numbers, arrived = torch.cat((_step(trainer, loss), signals)), None
+    numbers = torch.cat((_step(trainer, loss), signals))
+    arrived = None
     if numbers.device.type == "cuda":
-        numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        numbers = numbers.to("cpu", non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
     return Outcome(step, numbers, arrived, trainer)
+
+
+def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
+    """Add the gradients of a batch part by part, and return the loss."""
+    loss = torch.zeros((), device=trainer.device)
+    parts = batch.parts(trainer.training.accumulation)
+    for part in [part.to(trainer.device) for part in parts]:
+        # The number of such parts in the batch. Dividing by it is exact when parts are
+        # equal.
+        times = batch.n_scored / part.n_scored if part.n_scored else math.inf
+        # the same for all parts
+        draw = generator(trainer.seed, "positions", step, device=trainer.device)
+        with machine.autocast(trainer.device, trainer.dtype):
+            mean: Tensor = trainer.model(
+                part.ids,
+                part.labels,
+                n_scored=part.n_scored,
+                positions=part.positions,
+                generator=draw,
+            )
+            share = mean / times
+        share.backward()  # type: ignore[no-untyped-call]
+        loss += share.detach()
+    return loss
 
 
 def tell_progress(model: nn.Module, progress: float) -> None:
@@ -279,59 +278,57 @@ class Clock:
     CPU seconds are those of this process times the number of processes.
     """
 
-    NAMES = ("train_seconds", "cpu_seconds", "peak_memory_bytes")
-
     def __init__(self, trainer: Trainer, tokens: int, saved: Mapping[str, Any]) -> None:
-        self._trainer, self._began = trainer, (time.monotonic(), time.process_time())
+        self._trainer = trainer
+        self._start()
         # of earlier attempts
-        self._wall, self._cpu, self._memory = (
-            saved.get(name, 0) for name in self.NAMES
-        )
+        self._wall = saved.get("train_seconds", 0)
+        self._cpu = saved.get("cpu_seconds", 0)
+        self._memory = saved.get("peak_memory_bytes", 0)
         self._last_row = tokens, self._wall
-        peak, model = machine.peak_flops(trainer.device, trainer.dtype), trainer.model
-        flops = (
-            train_flops_per_token(model, trainer.training.train_length)
-            if isinstance(model, GPT)
-            else None
-        )
-        # tokens per second
-        self.full_speed = peak * trainer.world.size / flops if peak and flops else None
+        # tokens per second at the devices' peak; None if it is not known
+        self.full_speed: float | None = None
+        peak = machine.peak_flops(trainer.device, trainer.dtype)
+        if peak and isinstance(trainer.model, GPT):
+            length = trainer.training.train_length
+            flops = train_flops_per_token(trainer.model, length)
+            self.full_speed = peak * trainer.world.size / flops
+
+    def _start(self) -> None:
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
 
     def totals(self) -> dict[str, float]:
         """Return wall seconds, CPU seconds and peak bytes so far."""
-        (wall, cpu), self._began = self._began, (time.monotonic(), time.process_time())
-        self._wall += self._began[0] - wall
-        self._cpu += (self._began[1] - cpu) * self._trainer.world.size
+        began, cpu_began = self._began, self._cpu_began
+        self._start()
+        self._wall += self._began - began
+        self._cpu += (self._cpu_began - cpu_began) * self._trainer.world.size
         self._memory = max(self._memory, machine.peak_memory(self._trainer.device))
-        return dict(
-            zip(
-                self.NAMES,
-                (round(self._wall, 3), round(self._cpu, 3), self._memory),
-                strict=True,
-            )
-        )
+        return {
+            "train_seconds": round(self._wall, 3),
+            "cpu_seconds": round(self._cpu, 3),
+            "peak_memory_bytes": self._memory,
+        }
 
     def speed(self, step: int) -> dict[str, float]:
         """Return tokens per second since the last call, the share of the device's peak
         if known, and seconds so far.
         """
         self.totals()
-        last_row, self._last_row = (
-            self._last_row,
-            (step * self._trainer.training.tokens_per_step, self._wall),
-        )
-        speed = (self._last_row[0] - last_row[0]) / (self._wall - last_row[1])
-        share = {"train/mfu": speed / self.full_speed} if self.full_speed else {}
-        return {
-            "train/tokens_per_second": speed,
-            **share,
-            "seconds": round(self._wall, 3),
-        }
+        tokens, seconds = self._last_row
+        new_tokens = step * self._trainer.training.tokens_per_step
+        self._last_row = new_tokens, self._wall
+        speed = (new_tokens - tokens) / (self._wall - seconds)
+        values = {"train/tokens_per_second": speed}
+        if self.full_speed:
+            values["train/mfu"] = speed / self.full_speed
+        values["seconds"] = round(self._wall, 3)
+        return values
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Count no time as training while this lasts."""
         self.totals()
         yield
-        self._began = time.monotonic(), time.process_time()
+        self._start()
         machine.reset_peak_memory(self._trainer.device)

@@ -56,8 +56,7 @@ def train(
     restart: bool = False,
     world: World | None = None,
 ) -> None:
-    """Run a configuration in its folder to the end, from wherever it stands: train, and
-    evaluate.
+    """Train and evaluate a configuration in its folder, from wherever it stands.
 
     All processes of a world call this; rank 0 has the run folder and the tracker. What
     is computed is kept, whatever ends it; a finished run without its weights is moved
@@ -167,9 +166,7 @@ def fit(
     run: Run | None,
     evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
-    """Train to the token budget from wherever the run stands, and return the number of
-    updates made now.
-    """
+    """Train to the token budget from where the run stands; return the updates made."""
     training, world = config.training, trainer.world
     first_step, state = resume(trainer, config, run)
     if first_step == training.steps:
