@@ -195,14 +195,6 @@ seed=range(0,5) | seed | [0, 1, 2, 3, 4]
 encoding=rope,alibi | encoding.name | ['rope', 'alibi']
 encoding=glob(t*) | encoding.name | ['t5', 'temperature', 'transformer_xl', 'tupe']
 training.schedule=wsd | training.schedule | 'constant'
-training.lengths=[[0,32,32],[0.5,32],[0.75,64]] | training.lengths | ((0, 32, 32), (0.5, 32), (0.75, 64))
-training.lengths=[[0,48],[0.5,64]] | training.lengths | refused
-training.lengths=[[0,64],[0.5,32]] | training.lengths | refused
-training.lengths=[[0.1,32],[0.5,64]] | training.lengths | refused
-training.lengths=[[0,32,33],[0.5,64]] | training.lengths | refused
-training.lengths=[[0,32],[0.5,64,8]] | training.lengths | refused
-experiment=tasks data=task/copy training.lengths=[[0,1]] training.train_length=1024 | training.lengths | refused
-training.lengths=[[0,32],[0.5,64]],[] | training.lengths | [((0, 32), (0.5, 64)), ()]
 training.betas=[0.9,0.95],[0.9,0.99] | training.betas | [(0.9, 0.95), (0.9, 0.99)]
 data.path='a,b.txt',c.txt | data.path | ['a,b.txt', 'c.txt']
 device=cuda:1 | runtime.device | 'cuda:1'

@@ -54,7 +54,7 @@ SECTIONS = {
     "encoding": 4,
     "model": 12,
     "data": 16,
-    "training": 14,
+    "training": 13,
     "evaluation": 15,
     "tracking": 5,
     "runtime": 12,

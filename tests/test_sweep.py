@@ -318,25 +318,6 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     assert len(reports) == 5  # of what is done, whatever more was asked for
 
 
-@pytest.mark.slow
-def test_budgets_of_a_sweep_equal_single_runs_and_larger_ones_wait(
-    overrides: list[str], tmp_path: Path
-) -> None:
-    words = [word for word in overrides if word != "training.tokens=512"]
-    arguments = [
-        "encoding=rope",
-        "training.schedule=wsd",
-        "training.tokens=4096,1024,2048",
-        *words,
-    ]
-    todo = plans.resolve([arguments])
-    assert f"{(64 - 25 + 16 + 32 - 12) * 64:,} tokens to train on" in sweep.cost(todo)
-    sweep.sweep(arguments, n_jobs=3)
-    begun = [pool.record(plan).get("began_from", {}).get("step") for plan in todo]
-    assert begun == [25, None, 12]  # of 64, 16 and 32 updates
-    assert_as_single_runs(todo, tmp_path / "single")
-
-
 CRASH = """
 import os
 from posbench import Encoding

@@ -343,9 +343,7 @@ def _inherit_settings(cfg: DictConfig, run: str, point: Mapping[str, str]) -> No
         "learning_rate": training.learning_rate * RATE,
         "warmup_tokens": tokens // 20,
     }
-    cfg.training.update(
-        {"batch_size": batch_size, "tokens": tokens, "lengths": [], **rates}
-    )
+    cfg.training.update({"batch_size": batch_size, "tokens": tokens, **rates})
     if "data" in point:
         cfg.data.tokenizer = str(Path(run) / "tokenizer.json")
     if "encoding" in point:

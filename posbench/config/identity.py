@@ -26,6 +26,7 @@ NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
 # sections' dataclasses.
 LATER: dict[str, dict[str, Any]] = {
     "model": {"n_kv_heads": None, "qk_norm": False},
+    # no field any more; kept rows have it in their settings
     "training": {"lengths": []},
 }
 LATER |= {

@@ -42,8 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
 # it also names a folder
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Stage = tuple[Share, Count, Count] | tuple[Share, Count]
+Precision = Literal["auto", "fp32", "bf16"]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where
@@ -198,8 +197,6 @@ class TrainingConfig(Section):
     weight_decay: NonNegative
     clip: Positive  # largest norm of the gradient, over all parameters
     precision: Precision  # the dtype of matrix products
-    # stages (share of updates before it, tokens per sequence, window if any); () = one
-    lengths: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
@@ -382,22 +379,13 @@ class Config(Section):
             self.runtime.processes or 1,
             "processes",
         )
-        data, config, length, stages = (
-            self.data,
-            self.evaluation,
-            self.training.train_length,
-            self.training.lengths,
-        )
+        data, config, length = self.data, self.evaluation, self.training.train_length
         lists = {
             f"evaluation.{key}": values
             for key, values in vars(config).items()
             if isinstance(values, tuple)
         }
-        is_task, shares, attention = (
-            data.task is not None,
-            [stage[0] for stage in stages],
-            self.model.attention,
-        )
+        is_task, attention = data.task is not None, self.model.attention
         unread = (
             ("evaluation.tasks", "evaluation.at_tokens")
             if is_task
@@ -407,19 +395,6 @@ class Config(Section):
             "problems (experiment=tasks)"
             if is_task
             else "fixed_target or nonoverlap, since the data is text"
-        )
-        fits = (
-            all(length % stage[1] == 0 and stage[2:] <= stage[1:2] for stage in stages)
-            and not is_task
-        )
-        fits = (
-            fits
-            and [stage[1:] for stage in stages[-1:]] == [(length,)]
-            and shares == sorted({0.0, *shares})
-        )
-        rule = (
-            f"shares ascending from 0, lengths that divide {length}, windows up to"
-            f" them, at last {length} with none"
         )
         for key, wrong, expected in (
             (
@@ -441,11 +416,6 @@ class Config(Section):
                 "training.tokens",
                 self.training.steps < 1,
                 f"at least {self.training.tokens_per_step}, one update",
-            ),
-            (
-                "training.lengths",
-                stages and not fits,
-                "[], since the data is a task" if is_task else rule,
             ),
             (
                 "evaluation.protocols",
@@ -543,7 +513,7 @@ def kind(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "text" if all(isinstance(choice, str) for choice in inner) else "yaml"
-    if origin in (None, dict) or (origin is tuple and inner[0] == Stage):
+    if origin in (None, dict):
         return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
     # a union's other type is None
     return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])
@@ -579,8 +549,8 @@ def _mistake(errors: Any, keys: Collection[str]) -> UserError:
     keys.
     """
     error = errors.errors(include_url=False)[0]
-    # without indices and types
-    parts = [part for part in error["loc"] if isinstance(part, str) and "[" not in part]
+    # indices into lists say little
+    parts = [part for part in error["loc"] if isinstance(part, str)]
     key, mistake, value = ".".join(parts), error["type"], error["input"]
     if mistake == "unexpected_keyword_argument":
         return unknown("key", key, keys, "'posbench train --cfg' shows all")

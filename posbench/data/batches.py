@@ -40,12 +40,6 @@ class Batch(NamedTuple):
     ) -> "Batch":
         return cls(ids, labels, int((labels != IGNORED).sum()), positions)
 
-    def cut(self, length: int) -> "Batch":
-        """Return a batch whose rows are pieces of these rows. The length of the rows
-        must be a multiple of `length`.
-        """
-        return self._each(lambda column: column.reshape(-1, length))
-
     def share(self, parts: int, rank: int, size: int) -> "Batch":
         """Return the rows of process `rank` of `size`, an equal share of each part.
         `n_scored` stays that of all.

@@ -196,7 +196,7 @@ def _reader(
             "train_length": start.train_length,
             "batch_size": start.batch_size,
         }
-        earlier = dataclasses.replace(training, accumulation=1, lengths=(), **sizes)
+        earlier = dataclasses.replace(training, accumulation=1, **sizes)
         spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
     if not spans:
         return None

@@ -242,22 +242,15 @@ def reading_of(source: Source, bos: str | None) -> ReadingConfig:
 def precision_of(
     source: Source, settings: EvaluationConfig, device: torch.device
 ) -> str:
-    """Return the requested precision; `auto` is that of the weights if the device
+    """Return the requested precision; `auto` is bf16 for weights in bf16 if the device
     computes fast in it, else fp32.
     """
     if settings.precision != "auto":
         return settings.precision
-    fast = {
-        "bf16": machine.bf16_is_fast(device),
-        "fp16": device.type == "cuda",
-        "fp32": True,
-    }
     # BLOOM's biases would be rounded too, so that far positions collide.
-    return (
-        source.precision
-        if fast[source.precision] and source.kind != "bloom"
-        else "fp32"
-    )
+    if source.kind == "bloom" or not machine.bf16_is_fast(device):
+        return "fp32"
+    return source.precision
 
 
 def subject_of(

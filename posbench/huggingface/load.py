@@ -19,7 +19,7 @@ from posbench.data import hub
 from posbench.errors import PosbenchError, UserError, did_you_mean
 from posbench.run import TOKENIZER
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ROPE = (
     "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2"
     " gemma3_text"
@@ -151,7 +151,9 @@ class Source:
 
     @property
     def precision(self) -> str:
-        """The precision that its configuration names, else fp32."""
+        """The precision to compute in: bf16 if its configuration names that, else
+        fp32.
+        """
         return next(
             (name for name, dtype in DTYPES.items() if dtype == self.config.dtype),
             "fp32",

@@ -43,7 +43,7 @@ class HuggingFaceModel:
     model: Any  # the library's model
     name: str
     train_length: int
-    precision: str  # fp32, bf16 or fp16
+    precision: str  # fp32 or bf16
     first_token: int | None = None  # replaces the first token of every window
     window: int | None = None
     sinks: int = 0

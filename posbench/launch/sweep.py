@@ -29,7 +29,6 @@ from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
 from posbench.run import checkpoint
 from posbench.run.run import other_code
 from posbench.terminal import console, exits
-from posbench.training.step import begins_from, stable_steps
 
 logger = logging.getLogger(__name__)
 # tokens: with fewer most of sweep=six do not beat the n-gram model (docs/results.md)
@@ -112,13 +111,6 @@ def cost(todo: list[Plan]) -> str:
     tokens = sum(
         config.training.steps * config.training.tokens_per_step for config in training
     )
-    for config in training:  # it begins where the rate of a smaller budget fell
-        smaller = (
-            stable_steps(plan.config.training)
-            for plan in todo
-            if begins_from(config, plan.config)
-        )
-        tokens -= max(smaller, default=0) * config.training.tokens_per_step
     # a trial of a learning rate has none
     commands = [shlex.join(plan.command) for plan in unfinished if plan.command]
     counts = (
@@ -194,11 +186,8 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     threads = {
         "OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * size))
     }
-    # a larger budget may begin from a smaller one
-    todo = sorted(todo, key=lambda plan: plan.config.training.tokens)
-    return pool.run(
-        todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)], run
-    )
+    slots = [gpus[number % len(gpus)] | threads for number in range(n_slots)]
+    return pool.run(todo, slots, run)
 
 
 # -- tune=true: the learning rate of each encoding, chosen on validation text at the

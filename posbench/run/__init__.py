@@ -5,4 +5,3 @@ mirrored.
 from posbench.config.schema import SAVED
 
 CONFIG, RECORD, ROWS, TOKENIZER = SAVED, "run.json", "rows.jsonl", "tokenizer.json"
-STABLE = "stable"  # the folder of a checkpoint from before the rate falls

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posbench import files
 from posbench.errors import UserError
-from posbench.run import STABLE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,12 +166,7 @@ def keep_weights(folder: Path, steps: int) -> None:
     Nothing else is read later.
     """
     if final := at(folder, steps):
-        _remove(
-            [
-                *(saved.path for saved in every(folder) if saved != final),
-                *folder.glob(STABLE),
-            ]
-        )
+        _remove(saved.path for saved in every(folder) if saved != final)
         (final.path / OPTIMIZER).unlink(missing_ok=True)
 
 

@@ -33,7 +33,7 @@ from posbench.config.schema import (
     to_container,
 )
 from posbench.errors import InUse, RunFailed, Stopped, UserError
-from posbench.run import CONFIG, RECORD, ROWS, STABLE, checkpoint
+from posbench.run import CONFIG, RECORD, ROWS, checkpoint
 from posbench.run.rows import plain, read_rows
 
 logger = logging.getLogger(__name__)
@@ -128,11 +128,7 @@ class Run:
                     )
                     logger.info("the old run is now in %s", moved)
                 folder.mkdir(exist_ok=True)
-                for path in (
-                    folder,
-                    folder / "checkpoint",
-                    folder / STABLE / "checkpoint",
-                ):
+                for path in (folder, folder / "checkpoint"):
                     files.remove_stale(path)
                 existing = (
                     load_saved(folder / CONFIG)
@@ -180,13 +176,11 @@ class Run:
         """Force the rows to the disk."""
         os.fsync(self._file.fileno())
 
-    def cut(self, step: int, rows: list[dict[str, Any]] | None = None) -> None:
-        """Drop the rows after a step: training makes them again. `rows`, if given,
-        first replace the run's rows.
-        """
+    def cut(self, step: int) -> None:
+        """Drop the rows after a step: training makes them again."""
         rows = [
             row
-            for row in rows or self.rows
+            for row in self.rows
             if row["checkpoint_step" if "protocol" in row else "step"] <= step
         ]
         if rows != self.rows:
