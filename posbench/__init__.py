@@ -7,7 +7,7 @@ training length will it hold?
     combinations, with their report
     run.curve()  # a pandas DataFrame
     run.plot()
-    run = posbench.load("outputs/demo/alibi-s0-b0822747")  # a run that was trained
+    run = posbench.load("outputs/demo/alibi-s0-48c19011")  # a run that was trained
     before posbench.runs("outputs/**")  # a DataFrame, a row per run
     posbench.plot("outputs/demo")  # curves of runs, side by side
 

@@ -88,7 +88,6 @@ _FIRST_OF_TASK = (
 _COUNTS = (
     "problem_length",
     "offset",
-    "stride",
     "window",
     "n_tokens",
     "n_bytes",

@@ -29,7 +29,6 @@ from posbench import encodings, installed, tasks
 from posbench.config.identity import (
     MOVED_ASIDE,
     relative_path,
-    spell_defaults,
     with_paths,
 )
 from posbench.config.overrides import (
@@ -189,7 +188,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
         data["name"] = re.sub(
             r"[^A-Za-z0-9._-]+", "-", Path(str(data["dataset"])).name
         ).strip("._-")[:128]
-    config = validate(Config, with_paths(spell_defaults(plain)))
+    config = validate(Config, with_paths(plain))
     if LENGTH in point:
         lengths = tuple(ratios(value(LENGTH, point[LENGTH]), config))
         config = dataclasses.replace(

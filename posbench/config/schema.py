@@ -1,8 +1,7 @@
 """The configuration of a run: frozen dataclasses with their bounds, read from plain
 data in one place.
 
-`configs/*/*.yaml` explain the fields and hold their defaults. A field with a default
-here came later: a file that lacks it is read with that value.
+`configs/*/*.yaml` explain the fields and hold their defaults.
 """
 
 import dataclasses
@@ -20,10 +19,7 @@ from posbench import encodings
 from posbench.config import shipped
 from posbench.config.identity import (
     NOT_IDENTITY,
-    add_later_keys,
     digest,
-    drop_later_keys,
-    one_number,
 )
 from posbench.errors import UserError, unknown
 from posbench.options import (
@@ -86,8 +82,8 @@ class EncodingConfig(Section):
 
 class AttentionConfig(Section):  # what a query may see, whatever the encoding
     # keys a query may see, itself included; None = all before it
-    window: Count | None = None
-    sinks: Natural = 0  # keys at the beginning that every query sees beside its window
+    window: Count | None
+    sinks: Natural  # keys at the beginning that every query sees beside its window
 
 
 class ModelConfig(Section):
@@ -106,8 +102,8 @@ class ModelConfig(Section):
     init: Literal["fan_in", "gpt2"]
     attention: AttentionConfig
     # heads of keys and values, each for a group of query heads; None = n_heads
-    n_kv_heads: Count | None = None
-    qk_norm: bool = False  # RMSNorm of each head's queries and keys before the encoding
+    n_kv_heads: Count | None
+    qk_norm: bool  # RMSNorm of each head's queries and keys before the encoding
 
     @property
     def token_rms(self) -> float:
@@ -168,13 +164,13 @@ class DataConfig(Section):
     # bpe: number of tokens, including the 256 bytes and the separator
     vocab_size: Count
     # task: its name and options, which it checks itself; None = text
-    task: dict[str, Any] | None = None
+    task: dict[str, Any] | None
     # task: the highest position of a problem's first token; the lowest is 0
-    offset: Natural = 0
+    offset: Natural
     # text without splits: documents or stretches to test on; None = 5 %
-    test_pieces: Count | None = None
+    test_pieces: Count | None
     # in training no document sees another, and positions restart with each
-    document_mask: bool = False
+    document_mask: bool
 
 
 class TrainingConfig(Section):
@@ -231,17 +227,17 @@ class EvaluationConfig(Section, kw_only=True):
     # in training lengths or longest trained problems
     ratios: Annotated[tuple[Positive, ...], Len(1)]
     # evaluate during training, too, after so many tokens: fixed_target as trained
-    at_tokens: tuple[Natural, ...] = ()
+    at_tokens: tuple[Natural, ...]
     # problems: further positions of the first token to test
-    offsets: tuple[Count, ...] = ()
+    offsets: tuple[Count, ...]
     # training lengths of text before each target; None = largest ratio
-    longest: AtLeast1 | None = None
+    longest: AtLeast1 | None
     windowed: bool  # evaluate with attention cut to the training length, too
     # the same, but every query also sees this many first tokens; 0 = off
-    sinks: Natural = 0
+    sinks: Natural
     # evaluate with each of these, too: yarn, or with options yarn:factor=4
-    extensions: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()  # probes of the use of distant context
+    extensions: tuple[str, ...]
+    tasks: tuple[str, ...]  # probes of the use of distant context
     split: Literal["validation", "test"]
     # whether a context may cross a document's end
     documents: Literal["auto", "doc", "concat"]
@@ -249,7 +245,7 @@ class EvaluationConfig(Section, kw_only=True):
     blocks: Count  # blocks of targets; problems: how many of each length
     batch_tokens: Count  # tokens per forward pass
     # the dtype of matrix products; auto = that of training
-    precision: Precision = "auto"
+    precision: Precision
 
 
 class TrackingConfig(Section):
@@ -277,12 +273,12 @@ class RuntimeConfig(Section):
     validate_every_steps: Natural | None
     checkpoint_every_steps: Count  # updates between checkpoints
     # after the run, keep only the newest weights of its checkpoints
-    clean: bool = False
+    clean: bool
     # processes that train one run; None = those that torchrun started, or one
-    processes: Count | None = None
+    processes: Count | None
     # keep only the inputs of blocks, and recompute the rest in the backward pass
-    checkpointing: bool = False
-    deterministic: bool = False  # on CUDA, only kernels that give the same bits twice
+    checkpointing: bool
+    deterministic: bool  # on CUDA, only kernels that give the same bits twice
 
 
 class StartConfig(Section):
@@ -301,7 +297,7 @@ class StartConfig(Section):
     tokens: Count  # its budget for training
     warmup_tokens: int
     # of its encoding, other than the defaults
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any]
 
 
 class Config(Section):
@@ -321,22 +317,19 @@ class Config(Section):
     tracking: TrackingConfig
     runtime: RuntimeConfig
     # None: initial weights are random
-    start: StartConfig | None = dataclasses.field(default=None, kw_only=True)
+    start: StartConfig | None
 
     @property
     def id(self) -> str:
         """`<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all that
         shapes the trained weights.
         """
-        shaping = drop_later_keys(to_container(self))
+        sections = to_container(self)
+        shaping = {key: sections[key] for key in sections if key not in NOT_IDENTITY}
         shaping["encoding"].pop("file", None)  # a moved file is the same encoding
         if self.start:
-            shaping["start"] = {
-                key: value
-                for key, value in shaping["start"].items()
-                if key != "options"
-            } | {"run": ""}
-        return f"{self.encoding.name}-s{self.seed}-{digest(one_number(shaping))}"
+            del shaping["start"]["run"], shaping["start"]["options"]
+        return f"{self.encoding.name}-s{self.seed}-{digest(shaping)}"
 
     @property
     def folder(self) -> Path:
@@ -475,9 +468,8 @@ class TrainedElsewhere(Section, kw_only=True):
         """`<name>-<8 hex digits>`. The digits are a digest of all that its numbers
         depend on: model, reading, text.
         """
-        settings = drop_later_keys(to_container(self))
-        # such ids always had these keys
-        text = {"task": None, "offset": 0} | settings["data"]
+        settings = to_container(self)
+        text = settings["data"]
         # the model's digest covers these
         del text["tokenizer"], text["vocab_size"]
         shaping = {
@@ -523,7 +515,7 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     """Make a section from plain data (`encoding` is flat). A wrong key, type or range
     is a UserError of one line.
     """
-    hints, plain = keys(cls), add_later_keys(plain)
+    hints, plain = keys(cls), dict(plain)
     if isinstance(encoding := plain.get("encoding"), Mapping):
         fields = {key: encoding.get(key) for key in ("name", *_SOURCE)}
         plain["encoding"] = fields | {
@@ -578,13 +570,6 @@ def load_saved(path: Path) -> AnyConfig:
     cls: type[AnyConfig] = Config
     if "reading" in container:
         cls = TrainedElsewhere
-    hints = keys(cls)
-    # drop keys of earlier versions that are gone and never changed an id
-    for section in NOT_IDENTITY:
-        if isinstance(settings := container.get(section), dict):
-            container[section] = {
-                key: settings[key] for key in settings if f"{section}.{key}" in hints
-            }
     try:
         return validate(cls, container)
     except UserError as error:
@@ -611,19 +596,3 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             else {f"{prefix}{key}": value}
         )
     return settings
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `flat`, which drops empty dictionaries: those of inner encodings' options
-    are put back.
-    """
-    container: dict[str, Any] = {}
-    for key, value in settings.items():
-        *sections, name = key.split(".")
-        section = functools.reduce(
-            lambda outer, part: outer.setdefault(part, {}), sections, container
-        )
-        section[name] = value
-        if name == "inner":
-            section.setdefault("inner_options", {})
-    return container
