@@ -57,7 +57,7 @@ SECTIONS = {
     "training": 14,
     "evaluation": 15,
     "tracking": 5,
-    "runtime": 12,
+    "runtime": 11,
 }
 UNCOUNTED = {
     tokenize.COMMENT,

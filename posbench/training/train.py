@@ -163,15 +163,11 @@ def begin(
 
 
 def end(run: Run, config: Trains) -> None:
-    """Record that a run is done, and delete what it no longer needs if its
-    configuration says so.
-    """
+    """Record that a run is done."""
     if run.record["status"] != "done":
         run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
     run.record["evaluated"] = to_container(config)["evaluation"]
     run.finish("done")
-    if config.runtime.clean:
-        checkpoint.keep_weights(run.folder, config.training.steps)
 
 
 def fit(
@@ -208,11 +204,7 @@ def fit(
         validate_every,
         config.runtime.checkpoint_every_steps,
     )
-    stable = (
-        0
-        if config.runtime.clean or not isinstance(config, Config)
-        else updates.stable_steps(training)
-    )
+    stable = updates.stable_steps(training) if isinstance(config, Config) else 0
     outcomes: list[Outcome] = []  # launched and not yet read
     if run and run.tracker:
         run.tracker.send()
