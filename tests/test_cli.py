@@ -160,7 +160,7 @@ export rope-s0 code=true | after RUN come 'code=true' and 'code=false': expected
 train protocl=fixed_target | unknown key 'protocl': did you mean 'protocol'?
 train lr=3 | unknown key 'lr' (it is training.learning_rate)
 train epochs=3 | (it is training.tokens: a step has 
-sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4 or 
+sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4)
 train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
 train seed=abc | seed is 'abc': expected a whole number
 train training.tokens=1M | training.tokens is '1M': expected a whole number, such as 1e6

@@ -192,9 +192,9 @@ data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.splits.train=t | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.revision=1234567 | data.revision | '1234567'
 seed=0,1,2 | seed | [0, 1, 2]
-seed=range(0,5) | seed | [0, 1, 2, 3, 4]
+seed=range(0,5) | seed | refused
 encoding=rope,alibi | encoding.name | ['rope', 'alibi']
-encoding=glob(t*) | encoding.name | ['t5', 'temperature', 'transformer_xl', 'tupe']
+encoding=glob(t*) | encoding.name | refused
 training.schedule=wsd | training.schedule | 'constant'
 training.lengths=[[0,32,32],[0.5,32],[0.75,64]] | training.lengths | ((0, 32, 32), (0.5, 32), (0.75, 64))
 training.lengths=[[0,48],[0.5,64]] | training.lengths | refused

@@ -86,8 +86,12 @@ def configs(
         _hydra_config.cache_clear()  # its files may have changed
     axes = {}
     for key, text in by_key(words).items():
-        names = choices(key, folders, EVERY) if key in GROUPS else {}
-        axes[key] = _run_folders(text) if key == "start" else values(key, text, names)
+        if key == "start":
+            axes[key] = _run_folders(text)
+        elif key == "encoding" and text == "all":
+            axes[key] = list(choices(key, folders))
+        else:
+            axes[key] = values(key, text)
         if len(axes[key]) > 1 and not several:
             raise UserError(
                 f"{key}={text} gives several values: 'posbench sweep' runs each of them"
