@@ -382,16 +382,3 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
             20,
             8,
         )
-
-
-def test_an_encoding_that_cannot_be_imported_says_where(tmp_path: Path) -> None:
-    installed = support.encoding_installed(
-        tmp_path, "broken", "import no_such_module\n"
-    )
-    with (
-        installed,
-        pytest.raises(
-            UserError, match=r"broken.py, line 1: ModuleNotFoundError: No module named"
-        ),
-    ):
-        encodings.load("broken")

@@ -16,7 +16,7 @@ ROOMS = (
     " evaluation report results run "
 )
 ROOMS += (
-    "data model config encodings tasks options installed terminal processes machine"
+    "data model config encodings tasks options terminal processes machine"
     " randomness files errors"
 )
 

@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from posbench import encodings, installed, tasks
+from posbench import encodings, tasks
 from posbench.config.identity import (
     MOVED_ASIDE,
     relative_path,
@@ -77,11 +77,7 @@ def configs(
     """Return the words and the configuration of each combination of values;
     `config_dir` has further YAML files.
     """
-    # an earlier one wins
-    folders = (
-        *([config_dir.absolute()] if config_dir else []),
-        *installed.config_folders(),
-    )
+    folders = (config_dir.absolute(),) if config_dir else ()
     if config_dir:
         _hydra_config.cache_clear()  # its files may have changed
     axes = {}
