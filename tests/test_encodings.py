@@ -382,3 +382,11 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
             20,
             8,
         )
+
+
+def test_a_scheme_whose_file_has_no_class_of_its_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(encodings._MODULE_OF, "other", "base")
+    with pytest.raises(UserError, match=r"base\.py: expected a class other"):
+        encodings.load("other")

@@ -142,20 +142,24 @@ def load(name: str) -> "type[Encoding]":
             names(),
             "'posbench list' shows all; a class of yours: encoding=FILE.py:CLASS",
         )
+    return _named(_class_of(name), name)
+
+
+def _class_of(name: str) -> "type[Encoding]":
+    """Return the class of one of posbench's own encodings: it has the scheme's name
+    without underscores, or says `name`.
+    """
     from posbench.encodings.base import Encoding
 
     module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-    classes = [
-        cls
-        for cls in vars(module).values()
-        if isinstance(cls, type) and issubclass(cls, Encoding)
-    ]
-    matching = [
-        cls
-        for cls in classes
-        if name == cls.name or name.replace("_", "") == cls.__name__.lower()
-    ]
-    return _named((matching or classes[-1:])[0], name)
+    spelling = name.replace("_", "")
+    for cls in vars(module).values():
+        if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+            continue
+        if cls.name == name or cls.__name__.lower() == spelling:
+            return cls
+    expected = f"a class {spelling} in any case, or one with name = '{name}'"
+    raise UserError(f"{module.__file__}: expected {expected}")
 
 
 def documentation(cls: "type[Encoding]") -> str:
