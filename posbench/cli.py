@@ -456,9 +456,9 @@ def report(
     Writes the answer in words, a table, CSV, LaTeX, curves with intervals, and one HTML
     page.
     """
-    from posbench import report
+    from posbench import reports
 
-    report.main(paths, out, least, reference, figure)
+    reports.main(paths, out, least, reference, figure)
 
 
 @app.command()
@@ -468,7 +468,7 @@ def runs(
     ] = None,
 ) -> None:
     """List runs: what tells them apart, status, loss at the training length, size."""
-    from posbench.report import runs as listed
+    from posbench.reports import runs as listed
 
     listed.main(paths or [Path("outputs")])
 

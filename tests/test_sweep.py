@@ -19,7 +19,7 @@ import torch
 from fake_study import Truth, configured, write_run
 from support import each_once, snapshot, until, write_text
 
-import posbench.report
+import posbench.reports
 from posbench import machine
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
@@ -70,7 +70,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]
     monkeypatch.chdir(tmp_path)
     write_text()
     asked: list[list[Path]] = []
-    monkeypatch.setattr(posbench.report, "main", asked.append, raising=False)
+    monkeypatch.setattr(posbench.reports, "main", asked.append, raising=False)
     return asked
 
 

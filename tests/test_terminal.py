@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.terminal import console, exits
 
 

@@ -211,7 +211,7 @@ def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], Any]]:
     frame = read([folder]).assign(run_status="done", repeated=False)
 
     def draw() -> Any:
-        from posbench.report import charts
+        from posbench.reports import charts
 
         return charts.of_runs(frame)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.errors import UserError
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
 from posbench.results.compare import USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS

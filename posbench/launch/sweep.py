@@ -83,9 +83,9 @@ def sweep(
     todo = with_tuned_rates(todo, grid, n_jobs) if grid else todo
     status = execute(todo, n_jobs)
     if any(pool.is_trained(plan) for plan in todo):
-        from posbench import report
+        from posbench import reports
 
-        report.main(
+        reports.main(
             [plan.folder for plan in todo if (plan.folder / "run.json").is_file()]
         )
     if failed := [plan for plan in todo if status[plan.id] != pool.DONE]:

@@ -7,8 +7,8 @@ import pandas as pd
 from posbench import encodings
 from posbench.encodings.base import Shape
 from posbench.errors import UserError
-from posbench.report.render import Column, Table
-from posbench.report.tables import interval_cell, main_table
+from posbench.reports.render import Column, Table
+from posbench.reports.tables import interval_cell, main_table
 from posbench.run.rows import PLAIN
 
 # the shape of experiment=demo

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from posbench.report.tables import LONGEST_LABEL, cut
+from posbench.reports.tables import LONGEST_LABEL, cut
 from posbench.results.compare import (
     ENDPOINT_RATIO,
     ENOUGH_SEEDS,
