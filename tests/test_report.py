@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +25,7 @@ from posbench import api, encodings, reports
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import printed
-from posbench.reports import answer, card, charts, tables
+from posbench.reports import answer, card, charts, sweeps, tables
 from posbench.reports.render import Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
@@ -194,35 +195,44 @@ def test_few_seeds_and_unlearned_models_get_a_command(
     template: Config, tmp_path: Path, capsys: Capture
 ) -> None:
     truths = {"rope": Truth(3.6, 0.1, ngram=4.0), "none": Truth(4.4, 0.0, ngram=4.0)}
-    write_study(tmp_path / "fake", template, truths, seeds=2)
-    reports.main([tmp_path / "fake"])
+    study = write_study(tmp_path / "fake", template, truths, seeds=2)
+    words = ["encoding=none,rope", "seed=0,1"]
+    sweeps.record([*study.glob("*-s*")], words, None)
+    reports.main([study])
     text = capsys.readouterr().out
     assert "verdicts need 5" in text and "worse" not in text
-    assert "posbench sweep encoding=none,rope seed=0,1,2,3,4" in text
     assert (
         "Not shown to have learned more than an n-gram model (4.000): 'none'." in text
     )
-    words = [
-        f"posbench train encoding={name} training.learning_rate={rate}"
-        for name, rate in ("a1", "b2")
-    ]
-    grid = pd.DataFrame({"folder": words, "command": words, "settings": "{}"})
-    assert (
-        answer.command(grid, {"training.learning_rate": "3"})
-        and answer.command(grid, {"seed": "0,1"}) == ""
-    )
-    assert (
-        answer.command(
-            grid.assign(settings='{"reading.first": true}'),
-            {"training.learning_rate": "3"},
-        )
-        == ""
-    )
-    assert f"training.tokens={4 * template.training.tokens}" in text
+    tokens = 4 * template.training.tokens
+    command = "posbench sweep encoding=none,rope seed=0,1,2,3,4 training.tokens="
+    assert f"{command}{tokens}\n" in text
     assert (
         re.search(r"none +4\.\d+ +no ", text)
         and "learned: below the n-gram model" in text
     )
+
+
+def test_a_command_has_the_words_of_the_sweeps_that_made_the_runs(
+    tmp_path: Path,
+) -> None:
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    frame = pd.DataFrame({"folder": map(str, runs)})
+    changes = {"seed": "0,1,2"}
+    assert answer.command(frame, changes) == ""
+
+    words = ["encoding=a,b", "seed=0", "ratio=1,2,4", "data.path=my text's.txt"]
+    sweeps.record(runs[:2], words, None)
+    typed = answer.command(frame, changes).splitlines()
+    assert typed[0] == " Type:"
+    (line,) = typed[1:]
+    expected = ["encoding=a,b", "ratio=1,2,4", "data.path=my text's.txt", "seed=0,1,2"]
+    assert shlex.split(line) == ["posbench", "sweep", *expected]
+
+    sweeps.record(runs[1:], ["encoding=c"], Path("mine"))
+    last = answer.command(frame, {}).splitlines()[-1]
+    assert last == "  posbench sweep encoding=c --config-dir=mine"
+    assert len(answer.command(frame, {}).splitlines()) == 3
 
 
 @pytest.mark.usefixtures("undrawn")
