@@ -250,7 +250,7 @@ def describe(name: str) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in encoding.parameters()),
         "max_length": encoding.max_length,
         "length_dependent": encoding.length_dependent,
-        **decision_card(name),
+        **decision_card(encoding),
         "extensions": methods_of(encoding),
     }
 
