@@ -27,7 +27,16 @@ from posbench import encodings
 from posbench.encodings import register
 
 if TYPE_CHECKING:
-    from posbench.api import LoadedRun, evaluate, load, plot, runs, sweep, train
+    from posbench.api import (
+        LoadedRun,
+        evaluate,
+        load,
+        plot,
+        report,
+        runs,
+        sweep,
+        train,
+    )
     from posbench.encodings.base import Encoding
     from posbench.model.standalone import attention, attention_logits, attention_output
 
@@ -35,7 +44,16 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "encodings.base": ("Encoding",),
-    "api": ("LoadedRun", "evaluate", "load", "plot", "runs", "sweep", "train"),
+    "api": (
+        "LoadedRun",
+        "evaluate",
+        "load",
+        "plot",
+        "report",
+        "runs",
+        "sweep",
+        "train",
+    ),
     "model.standalone": ("attention", "attention_logits", "attention_output"),
 }
 __all__ = [
@@ -94,8 +112,6 @@ def build_encoding(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "report":  # a module that can be called
-        return importlib.import_module("posbench.report")
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"posbench.{module}"), name)

@@ -23,7 +23,7 @@ from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
 from posbench.model.gpt import build
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.terminal.exits import plural
 from posbench.training.step import Outcome, Trainer, begin_update
 

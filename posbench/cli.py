@@ -320,7 +320,7 @@ def reproduce(
 ) -> None:
     """Test what the literature claims, on fresh seeds.
 
-    Trains what claims need in one study, with seeds that no prediction was made from,
+    Config what claims need in one study, with seeds that no prediction was made from,
     and says of each claim: supported, contradicted, open, not learned, or not run; of
     published numbers: reproduced or not. See configs/claim.
     """
@@ -442,9 +442,9 @@ def report(
     Writes the answer in words, a table, CSV, LaTeX, curves with intervals, and one HTML
     page.
     """
-    from posbench import report
+    from posbench import reports
 
-    report.main(paths, out, least, reference, figure)
+    reports.main(paths, out, least, reference, figure)
 
 
 @app.command()
@@ -454,7 +454,7 @@ def runs(
     ] = None,
 ) -> None:
     """List runs: what tells them apart, status, loss at the training length, size."""
-    from posbench.report import runs as listed
+    from posbench.reports import runs as listed
 
     listed.main(paths or [Path("outputs")])
 

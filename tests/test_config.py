@@ -190,9 +190,9 @@ data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.splits.train=t | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.revision=1234567 | data.revision | '1234567'
 seed=0,1,2 | seed | [0, 1, 2]
-seed=range(0,5) | seed | [0, 1, 2, 3, 4]
+seed=range(0,5) | seed | refused
 encoding=rope,alibi | encoding.name | ['rope', 'alibi']
-encoding=glob(t*) | encoding.name | ['t5', 'temperature', 'transformer_xl', 'tupe']
+encoding=glob(t*) | encoding.name | refused
 training.schedule=wsd | training.schedule | 'constant'
 training.betas=[0.9,0.95],[0.9,0.99] | training.betas | [(0.9, 0.95), (0.9, 0.99)]
 data.path='a,b.txt',c.txt | data.path | ['a,b.txt', 'c.txt']

@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from posbench import encodings, installed, tasks
+from posbench import encodings, tasks
 from posbench.config.identity import (
     MOVED_ASIDE,
     relative_path,
@@ -76,17 +76,17 @@ def configs(
     """Return the words and the configuration of each combination of values;
     `config_dir` has further YAML files.
     """
-    # an earlier one wins
-    folders = (
-        *([config_dir.absolute()] if config_dir else []),
-        *installed.config_folders(),
-    )
+    folders = (config_dir.absolute(),) if config_dir else ()
     if config_dir:
         _hydra_config.cache_clear()  # its files may have changed
     axes = {}
     for key, text in by_key(words).items():
-        names = choices(key, folders, EVERY) if key in GROUPS else {}
-        axes[key] = _run_folders(text) if key == "start" else values(key, text, names)
+        if key == "start":
+            axes[key] = _run_folders(text)
+        elif key == "encoding" and text == "all":
+            axes[key] = list(choices(key, folders))
+        else:
+            axes[key] = values(key, text)
         if len(axes[key]) > 1 and not several:
             raise UserError(
                 f"{key}={text} gives several values: 'posbench sweep' runs each of them"

@@ -8,7 +8,6 @@ Settings of evaluation and runtime may leave out their section: `protocol=nonove
 """
 
 import contextlib
-import fnmatch
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -84,9 +83,7 @@ ALIASES = {
     "chosen with its options: encoding=alibi, data=text": (
         "encoding.name data.source data.task data.task.name"
     ),
-    "a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": (
-        "seeds n_seeds num_seeds"
-    ),
+    "a list: posbench sweep seed=0,1,2,3,4": ("seeds n_seeds num_seeds"),
 }
 
 
@@ -163,10 +160,8 @@ def unknown_key(
     return UserError(f"unknown key '{key}'{near}")
 
 
-def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
-    """Return the values of one override: several for `a,b`, `range(0,5)` or `glob(*)`
-    over names, else the one.
-    """
+def values(key: str, text: str) -> list[str]:
+    """Return the values of one override: several for `a,b`, else the one."""
     items = _items(text)
     is_list = schema.kind(KEYS.get(key)).endswith("s") and not all(
         item.startswith("[") for item in items
@@ -174,16 +169,6 @@ def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
     # settings of evaluation make no further runs
     if is_list or key.startswith("evaluation."):
         return [text]
-    if match := re.fullmatch(r"range\((-?\d+),(-?\d+)\)", text):
-        items = [str(number) for number in range(int(match[1]), int(match[2]))]
-    elif names and (match := re.fullmatch(r"glob\((.+)\)", text)):
-        items = [
-            name
-            for name in fnmatch.filter(names, match[1])
-            if name.count("/") == match[1].count("/")
-        ]
-    if not items:
-        raise UserError(f"{key}={text} matches nothing")
     return items
 
 

@@ -272,8 +272,6 @@ class RuntimeConfig(Section):
     # updates between validations; 0 = never, None = a few times in a run
     validate_every_steps: Natural | None
     checkpoint_every_steps: Count  # updates between checkpoints
-    # after the run, keep only the newest weights of its checkpoints
-    clean: bool
     # processes that train one run; None = those that torchrun started, or one
     processes: Count | None
     # keep only the inputs of blocks, and recompute the rest in the backward pass

@@ -85,12 +85,10 @@ def evaluate_into(
     writes nothing.
     """
     world, settings = world or World(), config.evaluation
-    # perhaps on another machine
-    attempt = world.from_first(run.record["attempt"] if run else None) or {}
-    trained = attempt.get("dtype", config.training.precision)
-    dtype = machine.resolve_precision(
-        trained if settings.precision == "auto" else settings.precision, device
-    )
+    precision = settings.precision
+    if precision == "auto":  # that of the training, perhaps on another machine
+        precision = world.from_first(run.record["attempt"]["dtype"] if run else None)
+    dtype = machine.resolve_precision(precision, device)
     arguments: dict[str, Any] = {
         "settings": settings,
         "checkpoint_step": step,
@@ -99,7 +97,7 @@ def evaluate_into(
     }
     arguments |= {
         "tokens": step * config.training.tokens_per_step,
-        "dtype": machine.dtype_name(dtype),
+        "dtype": precision,
     }
     arguments["subject"] = subject_of(model, config, device, dtype)
     evaluation: AnyEvaluation
@@ -211,7 +209,7 @@ def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], Any]]:
     frame = read([folder]).assign(run_status="done", repeated=False)
 
     def draw() -> Any:
-        from posbench.report import charts
+        from posbench.reports import charts
 
         return charts.of_runs(frame)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.errors import UserError
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
 from posbench.results.compare import USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
@@ -104,8 +104,10 @@ def print_results(
         else f"trained at {run['train_length']} tokens"
     )
     title = f"{', '.join(filter(None, names))}: {trained}"
-    bar = "▇" if console.carries_unicode(out) else "#"
-    lines = (_lines_of_task if of_task else _lines_of_text)(rows[in_curve], bar)
+    if of_task:
+        lines = _lines_of_task(rows[in_curve])
+    else:
+        lines = _lines_of_text(rows[in_curve])
     _table(
         title,
         lines,
@@ -156,7 +158,7 @@ def _table(
     return Table(title, frame, columns, legend)
 
 
-def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
+def _lines_of_text(rows: pd.DataFrame) -> list[Row]:
     """Return the loss by context, a line per length."""
     by_point = {(row["curve"], row["length"]): row for row in rows.to_dict("records")}
     losses = rows.loc[
@@ -170,7 +172,8 @@ def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
         line = {"context": f"{length} ({multiple(ratio)})", "loss": _loss(target)}
         line |= {name: _loss(row) for name, row in zip(SERIES[1:], others, strict=True)}
         if target.get("status") == "ok":
-            line["bar"] = bar * (1 + round(BAR * (target["nll"] - losses.min()) / span))
+            share = (target["nll"] - losses.min()) / span
+            line["bar"] = "▇" * (1 + round(BAR * share))
             line["95 %"], line["perplexity"] = (
                 "{ci_low:.2f}..{ci_high:.2f} {perplexity:.2f}".format(**target).split()
             )
@@ -183,7 +186,7 @@ def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
     return lines
 
 
-def _lines_of_task(rows: pd.DataFrame, bar: str) -> list[Row]:
+def _lines_of_task(rows: pd.DataFrame) -> list[Row]:
     """Return the share of right answers, a line per length of the problems."""
     names = ("tokens right", "trivial reader", "chance", "whole answers")
     columns = ("accuracy", "trivial", "chance", "exact_match")
@@ -196,7 +199,7 @@ def _lines_of_task(rows: pd.DataFrame, bar: str) -> list[Row]:
             name: _share(row, column)
             for name, column in zip(names, columns, strict=True)
         }
-        | {"bar": bar * round(BAR * row["accuracy"]) if row["status"] == "ok" else ""}
+        | {"bar": "▇" * round(BAR * row["accuracy"]) if row["status"] == "ok" else ""}
         for row in rows.sort_values("length_ratio").to_dict("records")
     ]
 

@@ -78,10 +78,8 @@ def is_finished(plan: Plan) -> bool:
     """Return whether nothing is left to do. If evaluation settings changed, the run
     decides what is missing.
     """
-    wanted, latest = (
-        to_container(plan.config)["evaluation"],
-        record(plan).get("evaluated"),
-    )
+    wanted = to_container(plan.config)["evaluation"]
+    latest = record(plan).get("evaluated")
     try:
         return is_trained(plan) and wanted in (
             latest,

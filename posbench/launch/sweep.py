@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from posbench import machine
+from posbench import machine, reports
 from posbench.config.overrides import OF_A_SWEEP, read, split
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
@@ -76,24 +76,21 @@ def sweep(
         print(cost([*rate_trials(todo, grid), *todo]))
         return todo
     prepare_all([plan.config for plan in missing])
+    todo = with_tuned_rates(todo, grid, n_jobs) if grid else todo
+    reports.sweeps.record([plan.folder for plan in todo], arguments, config_dir)
     if slurm_options is not None and missing:
         slurm.submit(missing, shlex.split(slurm_options))
         return todo
-    todo = with_tuned_rates(todo, grid, n_jobs) if grid else todo
     status = execute(todo, n_jobs)
     if any(pool.is_trained(plan) for plan in todo):
-        from posbench import report
-
-        report.main(
+        reports.main(
             [plan.folder for plan in todo if (plan.folder / "run.json").is_file()]
         )
     if failed := [plan for plan in todo if status[plan.id] != pool.DONE]:
         for plan in failed:
             logger.error("not done: %s", pool.status_line(plan, status[plan.id], todo))
-        count, names = (
-            exits.plural(len(failed), "run"),
-            ", ".join(plan.id for plan in failed),
-        )
+        count = exits.plural(len(failed), "run")
+        names = ", ".join(plan.id for plan in failed)
         raise PosbenchError(f"{count} of {len(todo)} not done: {names}")
     return todo
 
@@ -201,8 +198,6 @@ _EVALUATION: dict[str, Any] = {
     "ratios": (1.0,),
     "split": "validation",
     "blocks": 4096,
-}
-_EVALUATION |= {
     "longest": None,
     "windowed": False,
     "sinks": 0,

@@ -161,15 +161,6 @@ def trained(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def keep_weights(folder: Path, steps: int) -> None:
-    """Delete a finished run's checkpoints except the newest weights, if these verify.
-    Nothing else is read later.
-    """
-    if final := at(folder, steps):
-        _remove(saved.path for saved in every(folder) if saved != final)
-        (final.path / OPTIMIZER).unlink(missing_ok=True)
-
-
 def _remove(paths: Iterable[Path]) -> None:
     """Delete checkpoints. Each is renamed first, so that a kill meanwhile leaves no
     half checkpoint of a valid name.

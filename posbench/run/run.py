@@ -65,13 +65,11 @@ class Run:
         command: str | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self.folder, self.id, self.config, self._command, self._stack = (
-            folder,
-            config.id,
-            config,
-            command,
-            stack,
-        )
+        self.folder = folder
+        self.id = config.id
+        self.config = config
+        self._command = command
+        self._stack = stack
         self.tracker: Any = None  # a tracking.Tracker, which shows the rows elsewhere
         if not (folder / CONFIG).exists():
             self.write_config(config)

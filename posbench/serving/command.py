@@ -27,7 +27,7 @@ from posbench.huggingface.export import parameters_of
 from posbench.huggingface.load import language_part, with_class_defaults
 from posbench.huggingface.rope import rope_parameters
 from posbench.options import plain
-from posbench.report import charts
+from posbench.reports import charts
 from posbench.run import find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config

@@ -20,7 +20,7 @@ from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model, parse_words
 from posbench.huggingface.load import find
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.results.compare import ALPHA
 from posbench.results.estimate import estimate
 from posbench.run.run import load_config

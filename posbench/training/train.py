@@ -147,15 +147,11 @@ def begin(
 
 
 def end(run: Run, config: Config) -> None:
-    """Record that a run is done, and delete what it no longer needs if its
-    configuration says so.
-    """
+    """Record that a run is done."""
     if run.record["status"] != "done":
         run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
     run.record["evaluated"] = to_container(config)["evaluation"]
     run.finish("done")
-    if config.runtime.clean:
-        checkpoint.keep_weights(run.folder, config.training.steps)
 
 
 def fit(
