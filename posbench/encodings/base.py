@@ -173,7 +173,7 @@ class Encoding(nn.Module):
         return self.overridden
 
     def leave_out(self, *hooks: str) -> None:
-        """Act as if these hooks were not overridden: an option has switched them off."""
+        """Act as if these hooks were not overridden: an option switches them off."""
         self.overridden = self.overridden - set(hooks)
 
     def at(self, layer: Layer) -> "tuple[Encoding, Layer]":
