@@ -107,6 +107,15 @@ def split_heads(x: Tensor, n_heads: int) -> Tensor:
     return x.view(*x.shape[:2], n_heads, -1).transpose(1, 2)
 
 
+def narrower(first: int | None, second: int | None) -> int | None:
+    """Return the smaller of two limits; None means no limit."""
+    if first is None:
+        return second
+    if second is None:
+        return first
+    return min(first, second)
+
+
 class Encoding(nn.Module):
     """Base of all encodings. It takes a `Shape` and keyword options, whose annotations
     hold their bounds.
