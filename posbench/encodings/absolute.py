@@ -40,8 +40,8 @@ class Additive(Encoding):
     subclass implements `code`.
 
         add:     x'_i = x_i + s·code(i)
-        concat:  x'_i = [x_i ; s·code(i)],  the last channels of the model, by default a
-            quarter
+        concat:  x'_i = [x_i ; s·code(i)],
+                 the last channels of the model, by default a quarter
 
     With `scale: token`, s is the initial rms of the token embeddings: the ratio of
     words to positions in the paper.
@@ -215,8 +215,8 @@ class Index(Additive):
 class MinMax(Index):
     """The index scaled to 0 .. 1 (min-max normalisation), with u as in `index`.
 
-        p_i = (i - min) / (max - min) = i / (T - 1),   x'_i = x_i + s·p_i·u   or
-        [x_i ; s·p_i]
+        p_i = (i - min) / (max - min) = i / (T - 1),
+        x'_i = x_i + s·p_i·u   or   [x_i ; s·p_i]
 
     It tells every token how long the text is; `norm: length` puts the training length
     in place of T.
@@ -298,8 +298,8 @@ class Sine(Additive):
     """Sines only: a continuous form of binary digits, the first channel turning
     fastest, the last hardly at all.
 
-        PE_ij = sin( i / base^(j/d) ),  j = 0 .. d - 1,   x'_i = x_i + s·PE_i   or
-        [x_i ; s·PE_i]
+        PE_ij = sin( i / base^(j/d) ),  j = 0 .. d - 1,
+        x'_i = x_i + s·PE_i   or   [x_i ; s·PE_i]
 
     Source: in tutorials, the step before Vaswani et al. (2017), arXiv:1706.03762; no
     paper of its own.

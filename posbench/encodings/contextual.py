@@ -94,7 +94,7 @@ class FoX(Encoding):
         return total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
 
     def key_bias(self, layer: Layer) -> Tensor:
-        return -layer.state
+        return -layer.state  # F_i is the same for all keys of a query
 
 
 class CABLE(FoX):
@@ -346,10 +346,11 @@ class CoPE(Encoding):
         p = p.clamp(max=len(table) - 1)
         floor = p.long().clamp(min=0)  # NaN turns into a number below 0
 
-        steps = F.pad(at_whole.diff(dim=-1), (0, 1))  # to the next; 0 after the last
-        step = steps.gather(-1, floor)
+        # (1 - w)·e[floor] + w·e[ceil] is e[floor] + w·(e[ceil] - e[floor]).
+        rises = F.pad(at_whole.diff(dim=-1), (0, 1))  # to the next; 0 after the last
+        rise = rises.gather(-1, floor)
         logits = logits + at_whole.gather(-1, floor)
-        return logits + p.frac() * step
+        return logits + p.frac() * rise
 
 
 class StickBreaking(Encoding):
@@ -518,26 +519,27 @@ def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) ->
     parts = []
     for block in reversed(range(k.shape[2])):
         start = block * size - before  # the query at the block's first key
-        first = min(rows, max(0, start))  # of the queries that see one of these keys
-        unchanged = (0, 0, first, 0)  # the queries before
-        changes = turned[:, :, first:]
-        s = (q[:, :, first:] + changes) @ w[:, :, block].mT
+        # Queries from `first` on see one of these keys; those before get zeros.
+        first = min(rows, max(0, start))
+        zeros = (0, 0, first, 0)
+        added = turned[:, :, first:]
+        s = (q[:, :, first:] + added) @ w[:, :, block].mT
         s = s.tril(first - start)
-        part = changes @ k[:, :, block].mT - s @ m[:, :, block]
-        parts.append(F.pad(part, unchanged))
-        turned = turned - F.pad(s @ v[:, :, block], unchanged)
+        part = added @ k[:, :, block].mT - s @ m[:, :, block]
+        parts.append(F.pad(part, zeros))
+        turned = turned - F.pad(s @ v[:, :, block], zeros)
     return torch.cat(parts[::-1], dim=-1)[..., :keys]
 
 
 def _reflections(k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Return M and V of blocks: k and w (B, H, blocks, size, Dh), beta without Dh."""
+    # (I + stril(B W Wᵀ))^-1. The solver reads only what is below the diagonal. Solving
+    # from the left would take twice the time.
     unit = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-    # The solver reads only what is below the diagonal. Solving from the left would take
-    # twice the time.
     matrix = beta[..., None] * (w @ w.mT)
     inverse = torch.linalg.solve_triangular(
         matrix, unit, upper=False, left=False, unitriangular=True
     )
-    weighted = inverse * beta[..., None, :]
+    weighted = inverse * beta[..., None, :]  # that times B
     m = weighted @ (w @ k.mT).tril(-1)
     return m, weighted @ w

@@ -70,7 +70,7 @@ def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
     if width < x.shape[-1]:
         first = turn(x[..., :width], turns, layout)
         return torch.cat((first, x[..., width:]), dim=-1)
-    if layout == "interleaved":
+    if layout == "interleaved":  # a pair is a complex number, and turns by a product
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * turns).flatten(-2)
     a, b = x.chunk(2, dim=-1)
@@ -130,6 +130,7 @@ class Rotary(Encoding):
 
     def angles(self, positions: Tensor) -> Tensor:
         """Return the angle of each pair at positions (1|B, T): (1|B, T, P) fp64."""
+        # some frequencies depend on the length of an input
         lengths = to_fp64(positions).amax(-1, keepdim=True) + 1
         return angles(positions, self.inv_freq(lengths)[..., None, :])
 
@@ -297,8 +298,8 @@ class DroPE(Encoding):
     """RoPE for most of the training, then no positions (DroPE); evaluations have none
     either.
 
-        RoPE turns q and k in the first share `drop_at` of all updates; afterwards q and
-        k stay unchanged
+        RoPE turns q and k in the first share `drop_at` of all updates;
+        afterwards q and k stay unchanged
 
     Source: Gelberg et al. (2025), arXiv:2512.12167, where a trained model gets a
     second, shorter training.

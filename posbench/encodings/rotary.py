@@ -391,8 +391,8 @@ class CARoPE(Summed):
 
         angle_tp = sum over s = 0 .. t of θ_s^p,
         θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
-        c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0: w
-        starts at 0, which is RoPE
+        c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0:
+        w starts at 0, which is RoPE
 
     Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025),
     arXiv:2507.23083, section 2.
