@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.base import Encoding, Layer, Shape, narrower
 from posbench.model.attention import (
     attention,
     logits_by_rows,
     make_layer,
     mask_of,
-    narrower,
     prepared,
 )
 

@@ -20,6 +20,7 @@ from posbench.encodings.base import (
     Layer,
     check_length,
     exact,
+    narrower,
     part_of,
 )
 from posbench.model import flex
@@ -424,8 +425,3 @@ def _kept_bytes(device: torch.device) -> int:
         else machine.device_memory(device) * KEPT_SHARE_ACCELERATOR
     )
     return max(KEPT_BYTES, int(share))
-
-
-def narrower(first: int | None, second: int | None) -> int | None:
-    """Return the smaller of two windows; None means no limit."""
-    return (first or second) if first is None or second is None else min(first, second)

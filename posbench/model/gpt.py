@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posbench.config.schema import Config, ModelConfig
-from posbench.encodings.base import Encoding, Layer
-from posbench.model.attention import attention, make_layer, narrower
+from posbench.encodings.base import Encoding, Layer, narrower
+from posbench.model.attention import attention, make_layer
 from posbench.model.compiled import compiled
 from posbench.model.loss import IGNORED, linear_cross_entropy
 from posbench.randomness import derive, generator

@@ -5,14 +5,13 @@
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Layer, check_length, exact
+from posbench.encodings.base import Encoding, Layer, check_length, exact, narrower
 from posbench.errors import UserError
 from posbench.model.attention import attention as attention_of_layer
 from posbench.model.attention import (
     logits_by_rows,
     make_layer,
     mask_of,
-    narrower,
     prepared,
 )
 

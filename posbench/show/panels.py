@@ -19,9 +19,9 @@ from torch import Tensor
 from posbench import encodings
 from posbench.config.schema import Config
 from posbench.data import tokens as data
-from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape
+from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape, narrower
 from posbench.errors import UserError
-from posbench.model.attention import attention, logits_by_rows, make_layer, narrower
+from posbench.model.attention import attention, logits_by_rows, make_layer
 from posbench.model.gpt import GPT
 from posbench.model.standalone import whole_block
 from posbench.run import TOKENIZER
