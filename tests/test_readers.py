@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 from test_data import config, write
 
-from posbench.data import text
+from posbench.data import sources, text
 from posbench.errors import UserError
 
 DOCS = [f"document {i} with some words\nand a second line {'x' * i}" for i in range(24)]
@@ -58,13 +58,6 @@ def parquet(rows: list[Any], column: str = "text") -> bytes:
     return file.getvalue()
 
 
-def arrow(rows: list[Any]) -> bytes:
-    file, made = io.BytesIO(), pyarrow.table({"text": rows})
-    with pyarrow.ipc.new_stream(file, made.schema) as writer:
-        writer.write_table(made)
-    return file.getvalue()
-
-
 def zst(content: bytes) -> bytes:
     sink = pyarrow.BufferOutputStream()
     with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
@@ -86,7 +79,6 @@ READ: list[tuple[str, bytes, list[str]]] = [
     ("a.tsv", table(ROWS, "\t"), ROWS),
     ("a.csv.gz", gzip.compress(table(ROWS)), ROWS),
     ("a.parquet", parquet(ROWS), ROWS),
-    ("a.arrow", arrow(ROWS), ROWS),
     # lines, too
     ("a.json", lines(DOCS), DOCS),
     ("a.json", b'{"text": "alone"}', ["alone"]),
@@ -119,7 +111,7 @@ def test_documents_are_what_the_file_says(tmp_path: Path, number: int) -> None:
 
 
 def documents_of(path: Path) -> dict[str, list[str]]:
-    _, _, read = text.locate(config(path=path))
+    _, _, read = sources.locate(config(path=path))
     return {split: [*filter(str.strip, texts)] for split, texts in read().items()}
 
 
@@ -128,10 +120,9 @@ WRONG: list[tuple[str, bytes, str]] = [
     ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
     (
         "a.txt",
-        TEXT.encode("utf-16-le"),
-        "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it",
+        TEXT.encode("utf-16"),
+        r"a.txt': not UTF-8 text \(byte 0xff\): iconv converts other encodings",
     ),
-    ("a.csv", "text\nnaïve\n".encode("utf-16-be"), "this looks like UTF-16"),
     (
         "a.csv.gz",
         gzip.compress(b"text\n" + b"a\n" * 9**5 + b"\xe2\x82", mtime=0),
@@ -170,7 +161,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, number: int) -> None:
     (tmp_path / name).write_bytes(content)
     settings = config(path=tmp_path / name)
     with pytest.raises(UserError, match=line) as caught:
-        text.load(settings, text.locate(settings), tmp_path)
+        text.load(settings, sources.locate(settings), tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -264,6 +255,8 @@ def test_wikitext_by_line_or_whole_and_with_crlf_is_joined_to_articles(
         else ["" if row == ends else row for row in given.splitlines(keepends=True)]
     )
     articles = [
-        article.strip("\n") for article in text.join_articles(rows) if article.strip()
+        article.strip("\n")
+        for article in sources.join_articles(rows)
+        if article.strip()
     ]
     assert articles == [article.strip("\n") for article in ARTICLES]
