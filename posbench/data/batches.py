@@ -113,59 +113,55 @@ class Batch(NamedTuple):
         return changed._replace(positions=change(self.positions))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainingBatches:
     """Epochs of non-overlapping blocks of `train_length` tokens in random order, from a
     random offset in each epoch.
     """
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        length: int,
-        batch_size: int,
-        seed: int,
-        separator: int | None = None,
-    ) -> None:
-        self._ids = ids
-        self._train_length = length
-        self._batch_size = batch_size
-        self._seed = seed
-        self._separator = separator
+    ids: np.ndarray
+    train_length: int
+    batch_size: int
+    seed: int
+    separator: int | None = None
+
+    @property
+    def blocks_per_epoch(self) -> int:
         # leaves room for the offset
-        self.blocks_per_epoch = max(1, (len(ids) - length) // length)
-        self._order = functools.lru_cache(2)(self._order_of)
+        return max(1, (len(self.ids) - self.train_length) // self.train_length)
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0; every label is scored. It may
         span epochs.
         """
-        first = step * self._batch_size
+        first = step * self.batch_size
         starts = []
-        for number in range(first, first + self._batch_size):
+        for number in range(first, first + self.batch_size):
             epoch, index = divmod(number, self.blocks_per_epoch)
             starts.append(int(self._order(epoch)[index]))
-        batch = _blocks(self._ids, starts, self._train_length)
-        return batch._replace(separator=self._separator)
+        batch = _blocks(self.ids, starts, self.train_length)
+        return batch._replace(separator=self.separator)
 
     def spans(self, steps: int) -> np.ndarray:
         """Return the parts of the text in the first `steps` batches, (S, 2): first
         token and end, sorted, disjoint.
         """
-        epochs, remainder = divmod(steps * self._batch_size, self.blocks_per_epoch)
+        epochs, remainder = divmod(steps * self.batch_size, self.blocks_per_epoch)
         starts = [self._order(epoch) for epoch in range(epochs)]
         starts.append(self._order(epochs)[:remainder])
         firsts = np.unique(np.concatenate(starts))
-        ends = firsts + self._train_length + 1  # with the label of the last token
+        ends = firsts + self.train_length + 1  # with the label of the last token
         return merge_spans([np.stack([firsts, ends], axis=1)])
 
-    def _order_of(self, epoch: int) -> np.ndarray:
+    @functools.lru_cache(2)  # noqa: B019, since a run has one of these objects
+    def _order(self, epoch: int) -> np.ndarray:
         """Return the first token of each block of an epoch, in the epoch's order."""
-        generator = np.random.default_rng([self._seed, epoch])
-        room = len(self._ids) - 1 - self.blocks_per_epoch * self._train_length
-        largest_offset = min(max(0, room), self._train_length - 1)
+        generator = np.random.default_rng([self.seed, epoch])
+        room = len(self.ids) - 1 - self.blocks_per_epoch * self.train_length
+        largest_offset = min(max(0, room), self.train_length - 1)
         offset = int(generator.integers(largest_offset + 1))
         order = generator.permutation(self.blocks_per_epoch)
-        return offset + self._train_length * order
+        return offset + self.train_length * order
 
 
 def merge_spans(spans: Sequence[np.ndarray]) -> np.ndarray:

@@ -149,15 +149,13 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     pattern = str(root)
     if root.exists():
         pattern = glob.escape(pattern)  # a name may contain the signs of a glob
-    choices: tuple[tuple[str, ...], ...] = (READABLE,)
     if root.is_dir():
         pattern += "/**"
-        choices = KINDS
 
     names = glob.glob(pattern, recursive=True)
     matching = sorted(file for file in map(Path, names) if file.is_file())
     found = list[Path]()
-    for kinds in choices:
+    for kinds in KINDS if root.is_dir() else (READABLE,):
         found = found or [file for file in matching if kind(file) in kinds]
     if not found:
         expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"

@@ -139,18 +139,18 @@ def _split(config: DataConfig, given: dict[str, Texts]) -> tuple[str, dict[str, 
     if len(given) > 1:
         return "given", _three_splits(given)
 
+    names: Sequence[str] = texts  # equal documents stay together
+    shares = HELD_OUT
     if config.source == "builtin":
         names = list(builtin_modules())[: len(texts)]
         shares = BUILTIN_HELD_OUT
-        return "document", _by_document(texts, names, shares, config.test_pieces or 0)
-
-    if len(texts) >= FEWEST_DOCUMENTS:
-        fewest = config.test_pieces or 0
-        return "document", _by_document(texts, texts, HELD_OUT, fewest)
-
-    count = config.test_pieces or FEWEST_STRETCHES
-    parts = stretches(texts.sizes.tolist(), count)
-    return "stretches", {split: Texts(texts.document, parts[split]) for split in SPLITS}
+    elif len(texts) < FEWEST_DOCUMENTS:
+        count = config.test_pieces or FEWEST_STRETCHES
+        parts = stretches(texts.sizes.tolist(), count)
+        return "stretches", {
+            split: Texts(texts.document, parts[split]) for split in parts
+        }
+    return "document", _by_document(texts, names, shares, config.test_pieces or 0)
 
 
 def _three_splits(splits: dict[str, Texts]) -> dict[str, Texts]:
