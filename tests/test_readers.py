@@ -18,6 +18,7 @@ import pytest
 from test_data import config, write
 
 from posbench.data import sources, text
+from posbench.data.sources import local_files
 from posbench.errors import UserError
 
 DOCS = [f"document {i} with some words\nand a second line {'x' * i}" for i in range(24)]
@@ -235,6 +236,17 @@ def test_folders_and_globs_have_their_files_in_their_splits(
             split: sorted(texts)
             for split, texts in documents_of(tmp_path / "data" / path).items()
         } == expected
+
+
+@pytest.mark.parametrize(
+    ("link", "target"), [("loop", "."), ("beside.txt", "a.txt"), ("folder", "b")]
+)
+def test_a_file_that_links_lead_to_is_read_once(
+    tmp_path: Path, link: str, target: str
+) -> None:
+    write(tmp_path, {"a.txt": "a", "b/c.txt": "c"})
+    (tmp_path / link).symlink_to(target)
+    assert list(local_files(config(path=tmp_path))[""]) == ["a.txt", "b/c.txt"]
 
 
 ARTICLES = [

@@ -153,7 +153,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
         pattern += "/**"
 
     names = glob.glob(pattern, recursive=True)
-    matching = sorted(file for file in map(Path, names) if file.is_file())
+    matching = _each_once(file for file in map(Path, names) if file.is_file())
     found = list[Path]()
     for kinds in KINDS if root.is_dir() else (READABLE,):
         found = found or [file for file in matching if kind(file) in kinds]
@@ -170,6 +170,16 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     if len(found) == 1:
         return {"": by_name}
     return _by_split(by_name)
+
+
+def _each_once(files: Iterable[Path]) -> list[Path]:
+    """Return files in order. Of several paths that links lead to one file by, the
+    shortest is its name.
+    """
+    by_place = dict[Path, Path]()
+    for file in sorted(files, key=lambda file: (len(file.parts), file)):
+        by_place.setdefault(file.resolve(), file)
+    return sorted(by_place.values())
 
 
 def kind(path: Path) -> str:
