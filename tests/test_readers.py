@@ -195,6 +195,11 @@ FILES: dict[str, tuple[dict[str, str], str, Any]] = {
         ".",
         "c.txt' names no split, but others do",
     ),
+    "packed and not": (
+        {"c.jsonl": '{"text": "a"}', "c.jsonl.gz": "a"},
+        ".",
+        r"c.jsonl' and '.*c.jsonl.gz' are one text by their names",
+    ),
     "a slip": (
         {"dracula.txt": "a"},
         "dracula.text",

@@ -166,6 +166,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
 
     if not root.is_dir():
         root = Path(os.path.commonpath([file.parent for file in found]))
+    _refuse_packed_twice(found)
     by_name = {file.relative_to(root).as_posix(): file for file in found}
     if len(found) == 1:
         return {"": by_name}
@@ -182,11 +183,25 @@ def _each_once(files: Iterable[Path]) -> list[Path]:
     return sorted(by_place.values())
 
 
+def _refuse_packed_twice(files: Iterable[Path]) -> None:
+    """Raise UserError for a text that lies there packed and not, or packed twice."""
+    by_content = dict[Path, Path]()
+    for file in files:
+        other = by_content.setdefault(_unpacked(file), file)
+        if other != file:
+            raise UserError(
+                f"data.path: '{other}' and '{file}' are one text by their names: move"
+                " one away, or use a glob"
+            )
+
+
+def _unpacked(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() in PACKED else path
+
+
 def kind(path: Path) -> str:
     """Return `.csv` for `a.csv` and `a.csv.gz`."""
-    if path.suffix.lower() in PACKED:
-        path = path.with_suffix("")
-    return path.suffix.lower()
+    return _unpacked(path).suffix.lower()
 
 
 def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
