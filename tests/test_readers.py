@@ -59,6 +59,13 @@ def parquet(rows: list[Any], column: str = "text") -> bytes:
     return file.getvalue()
 
 
+def parquet_of_two_texts() -> bytes:
+    file = io.BytesIO()
+    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, file)
+    return file.getvalue()
+
+
 def zst(content: bytes) -> bytes:
     sink = pyarrow.BufferOutputStream()
     with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
@@ -148,6 +155,10 @@ WRONG: list[tuple[str, bytes, str]] = [
     ),
     ("a.parquet", parquet([["a"], ["b"]]), "column 'text' holds list: expected text"),
     ("a.parquet", parquet(DOCS, "body"), "no column 'text', only n, body"),
+    ("a.csv", b"text,text\na,b\n", "row 1: there are 2 columns 'text'"),
+    ("a.jsonl", b'{"text": "a", "text": "b"}\n', "row 1: there are 2 columns 'text'"),
+    ("a.json", b'[{"text": "a", "text": "b"}]', "there are 2 columns 'text'"),
+    ("a.parquet", parquet_of_two_texts(), "there are 2 columns 'text'"),
     (
         "a.txt.gz",
         gzip.compress(TEXT.encode())[:60],

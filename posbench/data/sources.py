@@ -121,7 +121,7 @@ def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
 
 def _cells(config: DataConfig, rows: Any) -> Iterator[str]:
     with hub.one_line(config.dataset):
-        refuse_missing(config.column, [*(rows.features or [config.column])])
+        refuse_unclear(config.column, [*(rows.features or [config.column])])
         for value in rows[config.column]:
             yield cell_text(value, config.column)
 
@@ -234,7 +234,7 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
         number = 1
         try:
             for row in _rows(path, column):
-                refuse_missing(column, [*row] if isinstance(row, dict) else [])
+                refuse_unclear(column, [*row] if isinstance(row, dict) else [])
                 yield cell_text(row[column], column)
                 number += 1
         except (ValueError, OSError, RuntimeError, csv.Error) as error:
@@ -254,7 +254,7 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
     ending = kind(path)
     if ending == ".parquet":
         file = parquet.ParquetFile(path)
-        refuse_missing(column, file.schema_arrow.names)
+        refuse_unclear(column, file.schema_arrow.names)
         # in small batches, since a row may be a book
         for batch in file.iter_batches(batch_size=64, columns=[column]):
             yield from batch.to_pylist()
@@ -263,22 +263,32 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
     # unpacks compressed files
     binary = io.BufferedReader(pyarrow.input_stream(str(path)))
     head = binary.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+
+    def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            refuse_unclear(column, [name for name, _ in pairs])
+        return row
+
     lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
     if ending in WHOLE:
         yield {column: lines.read()}
     elif ending == ".json" and head.startswith(b"["):
-        yield from json.load(lines)
+        yield from json.load(lines, object_pairs_hook=row_of)
     elif ending in (".json", ".jsonl"):
         for line in lines:
             if line.strip():
-                yield json.loads(line)
+                yield json.loads(line, object_pairs_hook=row_of)
     else:
-        yield from _cells_by_column(lines, "\t" if ending == ".tsv" else ",")
+        csv.field_size_limit(2**31 - 1)
+        delimiter = "\t" if ending == ".tsv" else ","
+        table = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        refuse_unclear(column, table.fieldnames or [])
+        yield from _even_rows(table)
 
 
-def _cells_by_column(lines: Iterable[str], delimiter: str) -> Iterator[Any]:
-    csv.field_size_limit(2**31 - 1)
-    for row in csv.DictReader(lines, delimiter=delimiter, strict=True):
+def _even_rows(table: Iterable[Any]) -> Iterator[Any]:
+    for row in table:
         if None in row or None in row.values():
             raise ValueError(
                 "there are not as many cells as columns: quote cells with separators"
@@ -299,8 +309,10 @@ def cell_text(value: Any, column: str) -> str:
     return value
 
 
-def refuse_missing(column: str, columns: Sequence[str]) -> None:
-    """Raise ValueError if the column is not there."""
+def refuse_unclear(column: str, columns: Sequence[str]) -> None:
+    """Raise ValueError if the column is not there, or more than once."""
+    if columns.count(column) > 1:
+        raise ValueError(f"there are {columns.count(column)} columns '{column}'")
     if column not in columns:
         raise ValueError(
             f"no column '{column}', only"
