@@ -90,6 +90,7 @@ READ: list[tuple[str, bytes, list[str]]] = [
     # lines, too
     ("a.json", lines(DOCS), DOCS),
     ("a.json", b'{"text": "alone"}', ["alone"]),
+    ("a.jsonl", b'[{"text": "a"},\n{"text": "b"}]', ["a", "b"]),
     ("a.txt", MARK + TEXT.encode(), [TEXT]),
     ("a.jsonl", MARK + lines(DOCS), DOCS),
     ("a.json", MARK + b'[{"text": "a"}]', ["a"]),
@@ -145,7 +146,7 @@ WRONG: list[tuple[str, bytes, str]] = [
     (
         "a.jsonl",
         b'{"texts": "a", "id": 1}\n',
-        "row 1: no column 'text', only texts, id: did you mean 'texts'",
+        "row 1: no column 'text', only texts, id: give data.column=texts$",
     ),
     ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
     (
@@ -154,7 +155,13 @@ WRONG: list[tuple[str, bytes, str]] = [
         "row 2: there are not as many cells as columns: quote",
     ),
     ("a.parquet", parquet([["a"], ["b"]]), "column 'text' holds list: expected text"),
-    ("a.parquet", parquet(DOCS, "body"), "no column 'text', only n, body"),
+    (
+        "a.parquet",
+        parquet(DOCS, "body"),
+        "no column 'text', only n, body: give data.column=NAME",
+    ),
+    ("a.csv", b"x" * 9**5 + b"\n", "row 1: no column 'text', only x{200}: give"),
+    ("a.jsonl", b'["a", "b"]\n', "row 1: found str: expected an object with columns"),
     ("a.csv", b"text,text\na,b\n", "row 1: there are 2 columns 'text'"),
     ("a.jsonl", b'{"text": "a", "text": "b"}\n', "row 1: there are 2 columns 'text'"),
     ("a.json", b'[{"text": "a", "text": "b"}]', "there are 2 columns 'text'"),

@@ -23,7 +23,7 @@ from pyarrow import parquet
 from posbench import files
 from posbench.config.schema import DataConfig
 from posbench.data import hub
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import UserError, did_you_mean, nearest
 
 PACKED = (".gz", ".zst", ".bz2")
 # Of a folder only the first of these groups that it has is read: reports and settings
@@ -234,7 +234,10 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
         number = 1
         try:
             for row in _rows(path, column):
-                refuse_unclear(column, [*row] if isinstance(row, dict) else [])
+                if not isinstance(row, dict):
+                    found = type(row).__name__
+                    raise ValueError(f"found {found}: expected an object with columns")
+                refuse_unclear(column, [*row])
                 yield cell_text(row[column], column)
                 number += 1
         except (ValueError, OSError, RuntimeError, csv.Error) as error:
@@ -273,7 +276,7 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
     lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
     if ending in WHOLE:
         yield {column: lines.read()}
-    elif ending == ".json" and head.startswith(b"["):
+    elif ending in (".json", ".jsonl") and head.startswith(b"["):
         yield from json.load(lines, object_pairs_hook=row_of)
     elif ending in (".json", ".jsonl"):
         for line in lines:
@@ -314,10 +317,9 @@ def refuse_unclear(column: str, columns: Sequence[str]) -> None:
     if columns.count(column) > 1:
         raise ValueError(f"there are {columns.count(column)} columns '{column}'")
     if column not in columns:
-        raise ValueError(
-            f"no column '{column}', only"
-            f" {', '.join(columns) or 'none'}{did_you_mean(column, columns)}"
-        )
+        names = ", ".join(columns)[:200] or "none"
+        cure = f"data.column={nearest(column, columns) or 'NAME'}"
+        raise ValueError(f"no column '{column}', only {names}: give {cure}")
 
 
 def join_articles(texts: Iterable[str]) -> Iterator[str]:
