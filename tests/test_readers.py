@@ -78,6 +78,7 @@ ROWS = DOCS + ODD
 READ: list[tuple[str, bytes, list[str]]] = [
     *((f"a{end}", TEXT.encode(), [TEXT]) for end in (".txt", ".md", ".py", ".TXT")),
     ("a.txt.gz", gzip.compress(TEXT.encode()), [TEXT]),
+    ("A.TXT.GZ", gzip.compress(TEXT.encode()), [TEXT]),
     ("a.md.bz2", bz2.compress(TEXT.encode()), [TEXT]),
     ("a.py.zst", zst(TEXT.encode()), [TEXT]),
     ("a[1].jsonl", lines(ROWS), ROWS),

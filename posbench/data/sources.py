@@ -25,7 +25,7 @@ from posbench.config.schema import DataConfig
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean, nearest
 
-PACKED = (".gz", ".zst", ".bz2")
+PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 # Of a folder only the first of these groups that it has is read: reports and settings
 # may lie beside data.
 KINDS: tuple[tuple[str, ...], ...] = (
@@ -263,8 +263,8 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
             yield from batch.to_pylist()
         return
 
-    # unpacks compressed files
-    binary = io.BufferedReader(pyarrow.input_stream(str(path)))
+    packed = PACKED.get(path.suffix.lower())
+    binary = io.BufferedReader(pyarrow.input_stream(str(path), packed))
     head = binary.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
 
     def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
