@@ -18,7 +18,7 @@ import torch
 from posbench import encodings, machine, reports
 from posbench.config.overrides import apply
 from posbench.config.schema import AnyConfig, load_saved
-from posbench.data.tokens import Tokenizer
+from posbench.data.tokenizer import Tokenizer
 from posbench.errors import RunFailed, UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import plans

@@ -155,7 +155,7 @@ def of_regions(
             `posbench.data.text` and begin anywhere.
     """
     rng, sums = np.random.default_rng(0), np.concatenate([[0.0], losses.cumsum()])
-    stretches = text._stretches([characters], 30)[0]["test"]
+    stretches = text.stretches([characters], 30)["test"]
     size, number = (
         int((stretches[0][2] - stretches[0][1]) / characters * len(losses)),
         len(stretches),

@@ -15,7 +15,7 @@ import yaml
 
 from posbench import encodings
 from posbench.config.schema import Config, to_container, validate
-from posbench.data import tokens as tokenizers
+from posbench.data import tokenizer as tokenizers
 from posbench.errors import UserError
 from posbench.huggingface import export
 from posbench.model.gpt import build

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from support import posbench
 
-from posbench.data.tokens import from_file, train_bpe
+from posbench.data.tokenizer import from_file, train_bpe
 from posbench.evaluation import printed
 from posbench.run.rows import EvaluationRow, evaluation_rows
 from posbench.serving import ruler

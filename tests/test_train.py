@@ -23,7 +23,8 @@ from support import snapshot, until, write_words
 from posbench import machine
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import validation_batches
-from posbench.data.tokens import VALIDATION_SIZE, prepare, raw_bytes
+from posbench.data.tokenizer import raw_bytes
+from posbench.data.tokens import VALIDATION_SIZE, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.model.gpt import GPT, build
 from posbench.processes import World

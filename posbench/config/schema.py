@@ -152,8 +152,8 @@ class DataConfig(Section):
     dataset: str | None  # hub: its name there
     subset: str | None  # hub: its configuration
     revision: str | None  # hub: commit, tag or branch; None = the newest
-    # the column of the text in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and
-    # on the hub
+    # the column of the text in tables (.jsonl, .json, .csv, .tsv, .parquet) and on the
+    # hub
     column: str
     splits: dict[str, str]  # hub: train, validation, test -> the data set's own names
     articles: bool  # a line ` = Title = ` starts a document

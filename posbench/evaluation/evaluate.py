@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from posbench import machine
 from posbench.config.schema import EvaluationConfig
-from posbench.data.tokens import Tokenizer, TokenSplit
+from posbench.data.tokenizer import Tokenizer
+from posbench.data.tokens import TokenSplit
 from posbench.errors import RunFailed, Undefined, UserError
 from posbench.evaluation import probes, problems, protocols
 from posbench.evaluation.models import (

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from posbench import encodings, files
 from posbench.config.schema import Config, to_container
-from posbench.data.tokens import Tokenizer
+from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
 from posbench.huggingface.load import load, transformers

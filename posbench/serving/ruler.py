@@ -23,7 +23,7 @@ import tokenizers
 import torch
 
 from posbench.config.schema import EvaluationConfig
-from posbench.data.tokens import Tokenizer
+from posbench.data.tokenizer import Tokenizer
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.models import AS_TRAINED, Subject, Variant
