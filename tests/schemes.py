@@ -223,9 +223,10 @@ def by_definition(
         part = described.replace(
             rows=rows, keys=slice(0, rows.stop if causal else length)
         )
-        part = part.replace(visible=mask_of(part, window, sinks, q.dtype) == 0)
+        part = part.replace(window=window, sinks=sinks)
+        part = part.replace(visible=mask_of(part, q.dtype) == 0)
         keys = k[:, :, part.keys]
-        logits = logits_by_rows(used, q[:, :, rows], keys, part, window, sinks)
+        logits = logits_by_rows(used, q[:, :, rows], keys, part)
         out.append(used.attend(logits, v[:, :, part.keys], part))
     return used.map_outputs(
         torch.cat(out, dim=2), described.replace(rows=slice(0, length))

@@ -69,6 +69,9 @@ class Layer:
     visible: Tensor = None  # type: ignore[assignment]
     consecutive: bool = False  # positions are known to be 0 .. T-1
     causal: bool = True  # keys after a query are hidden
+    # keys a query may see, itself included; None = all before it
+    window: int | None = None
+    sinks: int = 0  # keys at the beginning that every query sees beside its window
 
     @property
     def distance(self) -> Tensor:

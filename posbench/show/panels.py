@@ -19,7 +19,7 @@ from torch import Tensor
 from posbench import encodings
 from posbench.config.schema import Config
 from posbench.data import tokens as data
-from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape, narrower
+from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape
 from posbench.errors import UserError
 from posbench.model.attention import attention, logits_by_rows, make_layer
 from posbench.model.gpt import GPT
@@ -174,7 +174,7 @@ def pairs_of(
     scheme, q, k, v, block = whole_block(
         encoding, q, k, torch.zeros_like(k), described, window, sinks, last
     )
-    logits = logits_by_rows(scheme, q, k, block, narrower(window, scheme.window), sinks)
+    logits = logits_by_rows(scheme, q, k, block)
     plain = q @ k.mT * scheme.logit_scale
     if "attend" not in scheme.hooks:
         return block, logits, logits.softmax(-1), logits - plain
