@@ -31,7 +31,7 @@ from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
 from posbench.run import checkpoint
 from posbench.run.model import model_of, tokenizer_of
-from posbench.run.rows import RULER, evaluation_rows, headline_split
+from posbench.run.rows import evaluation_rows, headline_split
 from posbench.run.run import load_config, versions
 from posbench.tasks.base import SEPARATOR
 
@@ -449,7 +449,9 @@ def write_card(
     ]
     rows = evaluation_rows(run)
     split = headline_split(rows, config.evaluation.split)
-    for row in (row for row in rows if row.split == split and row.protocol != RULER):
+    for row in rows:
+        if row.split != split:
+            continue
         nll = f"{row.nll:.4f}" if row.measured else row.status
         lines.append(
             f"| `{row.curve_name}` | {row.tokens or 0:,} | {row.length:,} | {nll} |"

@@ -264,7 +264,8 @@ def describe_ropes(name: str, settings: Settings, lengths: Sequence[int]) -> lis
             f"  at {' and '.join(f'{n:,}' for n in group)} tokens: {text}"
             for text, group in groups.items()
         ]
-        f, longest = rope.at(rope.train_length)[0], rope.window or reach(rope)
+        f = rope.at(rope.train_length)[0]
+        longest = rope.window or reach(rope)
         turns = (f * rope.train_length >= 2 * math.pi).sum()
         lines.append(
             f"  {turns} of {len(f)} pairs turn once or more within the trained"
@@ -337,7 +338,8 @@ def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str
             if place
             else "turn alike"
         )
-        a, b = first.at(length)[1], second.at(length)[1]
+        a = first.at(length)[1]
+        b = second.at(length)[1]
         factors = "" if a == b else f"; q and k times {a:.4g} and {b:.4g}"
         layers = first.layers if len(ropes[0]) > 1 else second.layers
         lines.append(f"  {layers}: {turning} within {length:,} tokens{factors}")
