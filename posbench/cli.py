@@ -572,9 +572,6 @@ def rope(
     png: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
     ] = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write it for each engine.")
-    ] = None,
 ) -> None:
     """Say what a RoPE configuration means, and what engines make of it.
 
@@ -582,7 +579,7 @@ def rope(
     """
     from posbench.serving import command
 
-    command.main(words, png, write)
+    command.main(words, png)
 
 
 @app.command()

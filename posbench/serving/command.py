@@ -1,6 +1,4 @@
-"""`posbench rope`: what a RoPE configuration means, how each engine reads it, and how
-to give it to each.
-"""
+"""`posbench rope`: what a RoPE configuration means, and how each engine reads it."""
 
 import itertools
 import json
@@ -32,21 +30,20 @@ from posbench.run import find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config
 from posbench.serving import read
-from posbench.serving.engines import instructions, reach, remarks
+from posbench.serving.engines import reach, remarks
 from posbench.serving.read import Rope, Settings
 
 # the last is for an encoding's name
 _WORDS = ("length", "extension", "train_length", "head_dim")
 
 
-def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
-    """Describe one configuration, or compare two; draw it; write it for engines.
+def main(words: Sequence[str], png: Path | None) -> None:
+    """Describe one configuration, or compare two; draw it.
 
     Args:
         words: config.json files, folders or names of models, runs, or names of
             encodings with options; then `extension=yarn:factor=4`, `length=16384`,
             `train_length=4096`, and for an encoding's name `head_dim=`.
-        folder: where the configurations for engines are written.
     """
     values = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
@@ -60,10 +57,6 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
     ):
         raise unknown(
             "word", f"{unread_words[0]}=", [f"{word}=" for word in _WORDS[:3]]
-        )
-    if len(names) == 2 and folder:
-        raise UserError(
-            f"--write is for one configuration: expected {names[0]} or {names[1]} alone"
         )
     for word in ("train_length", "length"):
         lengths = value(LENGTH, values.get(word, ""))
@@ -81,14 +74,6 @@ def main(words: Sequence[str], png: Path | None, folder: Path | None) -> None:
     if png:
         files.write(png, charts.drawn(picture(names, ropes, lengths), "png"))
         print(png)
-    if folder:
-        longest = (
-            _longest(values, configurations[0])
-            if values.get("extension")
-            else max(lengths, default=0)
-        )
-        model = names[0].removesuffix("config.json") or "."
-        print("\n".join(write_instructions(folder, configurations[0], model, longest)))
 
 
 def settings_of(name: str, values: dict[str, str]) -> Settings:
@@ -343,29 +328,6 @@ def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str
         factors = "" if a == b else f"; q and k times {a:.4g} and {b:.4g}"
         layers = first.layers if len(ropes[0]) > 1 else second.layers
         lines.append(f"  {layers}: {turning} within {length:,} tokens{factors}")
-    return lines
-
-
-def write_instructions(
-    folder: Path, settings: Settings, model: str, length: int = 0
-) -> list[str]:
-    """Write the instructions that give each engine this RoPE for inputs of a length,
-    and return them as lines.
-    """
-    lines: list[str] = []
-    for engine, instruction, differences in instructions(settings, model, length):
-        lines += [
-            "",
-            engine,
-            *filter(None, [instruction]),
-            *(f"! it still differs: it {line}" for line in differences),
-        ]
-        if engine.startswith("transformers") and instruction:
-            keys = json.dumps(json.loads(instruction), indent=2)
-            files.write(
-                folder / f"{engine.replace(' ', '')}.json", keys.encode() + b"\n"
-            )
-    files.write(folder / "engines.txt", "\n".join(lines).lstrip().encode() + b"\n")
     return lines
 
 

@@ -1,11 +1,6 @@
-"""How engines read a configuration differently from transformers 5, and how to give
-each of them the same RoPE.
-"""
+"""How engines read a configuration differently from transformers 5."""
 
-import json
-import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
 
 from posbench.errors import UserError, did_you_mean
 from posbench.huggingface.load import language_part
@@ -13,14 +8,6 @@ from posbench.serving import read
 from posbench.serving.read import Rope, Settings
 
 _SECTIONS = ("rope_scaling", "rope_parameters")
-FLAGS = {  # llama.cpp's flag for each key of a section
-    "rope_theta": "--rope-freq-base",
-    "rope_type": "--rope-scaling",
-    "factor": "--rope-scale",
-    "original_max_position_embeddings": "--yarn-orig-ctx",
-    "beta_fast": "--yarn-beta-fast",
-    "beta_slow": "--yarn-beta-slow",
-}
 
 
 def remarks(settings: Settings) -> list[str]:
@@ -45,7 +32,7 @@ def remarks(settings: Settings) -> list[str]:
             ropes = read.ropes(settings, engine)
             lines += [
                 f"{engine} {line}"
-                for line in _differences(reference, ropes, engine, text, 0)
+                for line in _differences(reference, ropes, engine, text)
             ]
         except UserError as error:
             lines.append(f"{engine} refuses it: {error}")
@@ -104,15 +91,13 @@ def _section_remarks(name: str, section: Settings, text: Settings) -> Iterator[s
 
 
 def _differences(
-    reference: list[Rope], ropes: list[Rope], engine: str, text: Settings, longest: int
+    reference: list[Rope], ropes: list[Rope], engine: str, text: Settings
 ) -> Iterator[str]:
     """Yield how an engine's rotations differ from the reference, for each kind of
     layer.
     """
     for expected, rope in zip(reference, ropes, strict=True):
-        lengths = dict.fromkeys(
-            (expected.train_length, reach(expected), longest or reach(expected))
-        )
+        lengths = dict.fromkeys((expected.train_length, reach(expected)))
         a, b = expected.at(reach(expected))[1], rope.at(reach(expected))[1]
         differences = (
             (n, *difference)
@@ -178,149 +163,3 @@ def reach(rope: Rope) -> int:
         else 1.0
     )
     return max(rope.longest, round(factor * rope.train_length))
-
-
-class Instruction(NamedTuple):
-    """How to give an engine a RoPE."""
-
-    engine: str
-    text: str  # keys of config.json as JSON, or a command
-    differs: list[str]  # how the engine's rotations still differ with this text
-
-
-def instructions(
-    settings: Settings, model: str = "MODEL", length: int = 0
-) -> list[Instruction]:
-    """Return for each engine how to give it the RoPE that transformers 5 reads, for
-    inputs up to `length` or longer.
-    """
-    text = language_part(settings)
-    reference = read.rotating(read.ropes(settings))
-    if not reference:
-        raise UserError("no layer has RoPE: there is nothing to tell an engine")
-    longest = max(length, *map(reach, reference))
-    bare = {
-        key: value
-        for key, value in text.items()
-        if key not in (*_SECTIONS, "rope_theta", "rope_local_base_freq")
-    }
-    per_engine: list[Instruction] = []
-    for engine in (
-        "transformers 5",
-        "transformers 4",
-        "vLLM 0.25",
-        "SGLang",
-        "llama.cpp",
-    ):
-        parts = {rope.layers: _parameters(rope, engine, text) for rope in reference}
-        first = next(iter(parts.values()))
-        by_kind = any(
-            isinstance(part, Mapping)
-            for part in (text.get("rope_parameters") or {}).values()
-        )
-        alike = not by_kind and all(part == first for part in parts.values())
-        keys: dict[str, Any] = {"rope_parameters": first if alike else parts}
-        # there it must be the trained length
-        if not any(rope.type in ("linear", "dynamic") for rope in reference):
-            keys["max_position_embeddings"] = longest
-        if engine == "transformers 4":
-            if not alike and text.get("model_type") not in read.LOCAL:
-                per_engine.append(
-                    Instruction(engine, "", ["has one section for all kinds of layers"])
-                )
-                continue
-            del keys["rope_parameters"]
-            section = first if alike else parts["full_attention"]
-            keys |= {
-                key: section.pop(key)
-                for key in ("rope_theta", "partial_rotary_factor")
-                if key in section
-            }
-            keys |= (
-                {}
-                if alike
-                else {"rope_local_base_freq": parts["sliding_attention"]["rope_theta"]}
-            )
-            keys |= (
-                {} if section == {"rope_type": "default"} else {"rope_scaling": section}
-            )
-        instruction = json.dumps(
-            {"text_config": keys} if "text_config" in settings else keys
-        )
-        ropes = read.rotating(read.ropes(bare | keys, engine))
-        differs = [*_differences(reference, ropes, engine, bare | keys, longest)]
-        if engine.startswith("vLLM"):
-            instruction = (
-                f"vllm serve {model} --hf-overrides {shlex.quote(instruction)}"
-                f" --max-model-len {longest}"
-            )
-        elif engine == "SGLang":
-            server = (
-                "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python -m"
-                f" sglang.launch_server --model-path {model}"
-            )
-            instruction = (
-                f"{server} --json-model-override-args {shlex.quote(instruction)}"
-                f" --context-length {longest}"
-            )
-        elif engine == "llama.cpp":
-            instruction, differs = _flags(first if alike else {}, longest, differs)
-        per_engine.append(Instruction(engine, instruction, differs))
-    return per_engine
-
-
-def _parameters(rope: Rope, engine: str, text: Settings) -> dict[str, Any]:
-    """Return a section that an engine reads as this RoPE, with `rope_theta` in it."""
-    section = read.section_of(text, "transformers 5", rope.layers)
-    options = {key: value for key, value in rope.options.items() if key != "share"}
-    if rope.type == "yarn":
-        counts = [
-            key
-            for key in ("factor", *read.MSCALE)
-            if key in options and key not in read.unread(engine, text)
-        ]
-        default = read.temperature({key: options[key] for key in counts}, ())
-        defaults = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True}
-        options = {
-            key: value
-            for key, value in options.items()
-            if defaults.get(key) != value and key != "attn_factor"
-        }
-        if abs((factor := options.pop("attention_factor")) - default) > 1e-9:
-            key = (
-                "attention_factor"
-                if engine.startswith("transformers")
-                else "attn_factor"
-            )
-            options[key] = factor if key == "attention_factor" else factor / default
-    if rope.type in read.STRETCHED:
-        options["original_max_position_embeddings"] = rope.train_length
-    if rope.type == "proportional":
-        options["partial_rotary_factor"] = rope.options["share"]
-    elif rope.width != rope.head_dim:
-        options["partial_rotary_factor"] = rope.width / rope.head_dim
-    extras = {key: section[key] for key in read.BESIDE if key in section}
-    return {"rope_type": rope.type, "rope_theta": rope.base, **options, **extras}
-
-
-def _flags(part: Settings, longest: int, differs: list[str]) -> tuple[str, list[str]]:
-    """Return llama.cpp's command for a converted model, empty if it has no flags for
-    this RoPE; and what differs.
-    """
-    if part.get("rope_type") not in ("default", "linear", "yarn"):
-        return "", differs or [
-            "has no flags for it: convert a model with the keys of transformers 5"
-        ]
-    flags = [
-        word
-        for key, flag in FLAGS.items()
-        if part.get(key, "default") != "default"
-        for word in (flag, part[key])
-    ]
-    words = ["llama-server", "-m", "MODEL.gguf", "-c", longest, *flags]
-    return (
-        shlex.join(
-            f"{word:.9g}" if isinstance(word, float) else str(word) for word in words
-        ),
-        differs,
-    )

@@ -182,10 +182,10 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
             )
     command = (
         f"posbench rope {subject} extension={best} length={length}"
-        f" train_length={train_length} --write DIR"
+        f" train_length={train_length}"
     )
     print(
-        f"For engines: {command}"
+        f"Its RoPE: {command}"
         if extension
         else "None of these extensions is better than the model as it is."
     )
