@@ -371,7 +371,7 @@ def evaluate(
     if {
         f"{key}=search" for key in ("extension", "extensions", "evaluation.extensions")
     } & {*words}:
-        from posbench.serving import search
+        from posbench.huggingface import search
 
         for subject in models or _runs_and_settings(words)[0]:
             search.search(
@@ -573,11 +573,11 @@ def rope(
         Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
     ] = None,
 ) -> None:
-    """Say what a RoPE configuration means, and what engines make of it.
+    """Say what a RoPE configuration means.
 
-    Give two to compare them. No weights are read.
+    Give two to compare them. No weights are read. A config.json needs transformers.
     """
-    from posbench.serving import command
+    from posbench.rope import command
 
     command.main(words, png)
 

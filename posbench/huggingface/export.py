@@ -25,10 +25,11 @@ from posbench.config.schema import Config, Trains, to_container
 from posbench.data.tokens import Tokenizer
 from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
-from posbench.huggingface.load import load, transformers
-from posbench.huggingface.rope import rope_parameters
+from posbench.huggingface.load import load
 from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
+from posbench.rope.library import transformers
+from posbench.rope.parameters import parameters_of
 from posbench.run import checkpoint
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import evaluation_rows, headline_split
@@ -65,13 +66,6 @@ logits = model(ids).logits
 
 In training `{SEPARATOR}` began every document. The tokenizer does not add it: put its id first yourself, as above.
 Generation also ends at this id."""
-# The encoding `none` in architectures that have only rotary encodings: no pair of
-# channels turns.
-_NO_POSITIONS = {
-    "rope_type": "proportional",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.0,
-}
 
 # one per length: `length`, `difference` of logits, `largest_logit`, `limit`
 Agreements = list[dict[str, float]]
@@ -231,32 +225,6 @@ def stock(model: GPT, config: Config) -> Exported:
         "architectures": ["GPTNeoXForCausalLM"],
     }
     return settings, _tensors(model, rope, packed=True)
-
-
-def parameters_of(rope: Rotary | None, partly: bool) -> dict[str, Any]:
-    """Return the `rope_parameters` of an encoding; `partly`: the architecture can turn
-    only a head's first channels.
-    """
-    if rope is None or rope.width == 0:
-        return _NO_POSITIONS
-    share = rope.width / rope.shape.head_dim
-    if rope.name == "p_rope" or (rope.name == "partial_rope" and not partly):
-        # Written as the whole head's fast frequencies, with 0 for its slow ones:
-        # base^(-2p/r) = (base^(d/r))^(-2p/d).
-        theta = rope.base if rope.name == "p_rope" else rope.base ** (1 / share)
-        share = cast(Any, rope).fraction
-        return {
-            "rope_type": "proportional",
-            "rope_theta": theta,
-            "partial_rotary_factor": share,
-        }
-    name = "rope" if rope.name == "partial_rope" else rope.name
-    options = {**vars(rope), "attention_factor": rope.attention_factor}
-    original = options.get("original_length", rope.shape.train_length)
-    long, short = rope.inv_freq(original + 1), rope.inv_freq(original)
-    parameters = rope_parameters(name, options, rope, long, short, original)
-    # GPT-NeoX's default is a quarter
-    return {"partial_rotary_factor": share, **parameters} if partly else parameters
 
 
 # A part of a posbench model, and its name in Llama and in GPT-NeoX.

@@ -23,7 +23,7 @@ from posbench.config.overrides import by_key, ratios, read, split
 from posbench.config.schema import EvaluationConfig, TrainedOn, TrainingElsewhere
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.job import results_of
-from posbench.huggingface import export, rope
+from posbench.huggingface import export
 from posbench.huggingface.evaluate import (
     evaluate_into,
     precision_of,
@@ -38,12 +38,12 @@ from posbench.huggingface.load import (
     TESTED,
     Source,
     find,
-    library,
     position_of,
-    transformers,
 )
 from posbench.huggingface.subject import forward
 from posbench.randomness import derive
+from posbench.rope import extension as rope
+from posbench.rope.library import library, transformers
 from posbench.run import MODEL, TOKENIZER, tracking
 from posbench.run.run import Run
 from posbench.terminal.signals import signals_as_errors
@@ -338,7 +338,7 @@ def with_adapters(model: Any, rank: int, seed: int) -> Any:
     """Add LoRA adapters to all linear layers but the head, in place, and return the
     model; only the adapters learn.
     """
-    peft = library("peft", ">=0.18")
+    peft = library("peft", "posbench-runner[lora]")
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # peft warns of GPT-2's layers, but treats them correctly
