@@ -487,8 +487,8 @@ def export(
 ) -> None:
     """Write a run's model as a folder that transformers loads.
 
-    It becomes a Llama or GPT-NeoX model if the encoding is rotary or none; an error
-    says why if neither fits. With code=true it is posbench's own class, for all of its
+    It becomes a Llama if it has that block (model=llama) and the encoding is rotary or
+    none; an error says why if not. With code=true it is posbench's own class, for all of its
     encodings; who loads it needs posbench. The folder is kept only if its logits equal
     those of the run. It has tokenizer, model card and posbench_parity.json. Needs
     transformers.

@@ -155,7 +155,7 @@ def _of_encoding(encoding: Any, config: Config, values: Mapping[str, str]) -> Ro
     if not values.get("extension"):
         original = getattr(encoding, "original_length", train_length)
         longest = round(getattr(encoding, "factor", None) or 1.0) * original
-        parameters = parameters_of(encoding, False)
+        parameters = parameters_of(encoding)
         return of_encoding(lambda length: encoding, parameters, original, longest)
     method, options = parse_choice(values["extension"])
     if encoding.name != "rope":

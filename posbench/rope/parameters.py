@@ -18,30 +18,26 @@ _NO_POSITIONS = {
 }
 
 
-def parameters_of(rope: Rotary | None, partly: bool) -> dict[str, Any]:
-    """Return the `rope_parameters` of an encoding; `partly`: the architecture can turn
-    only a head's first channels.
-    """
+def parameters_of(rope: Rotary | None) -> dict[str, Any]:
+    """Return the `rope_parameters` of an encoding."""
     if rope is None or rope.width == 0:
         return _NO_POSITIONS
-    share = rope.width / rope.shape.head_dim
-    if rope.name == "p_rope" or (rope.name == "partial_rope" and not partly):
-        # Written as the whole head's fast frequencies, with 0 for its slow ones:
-        # base^(-2p/r) = (base^(d/r))^(-2p/d).
-        theta = rope.base if rope.name == "p_rope" else rope.base ** (1 / share)
-        share = cast(Any, rope).fraction
+    if rope.name in ("p_rope", "partial_rope"):
+        # Partial RoPE's are written as the whole head's fast frequencies, with 0 for
+        # its slow ones: base^(-2p/r) = (base^(d/r))^(-2p/d).
+        theta = rope.base
+        if rope.name == "partial_rope":
+            theta = rope.base ** (rope.shape.head_dim / rope.width)
         return {
             "rope_type": "proportional",
             "rope_theta": theta,
-            "partial_rotary_factor": share,
+            "partial_rotary_factor": cast(Any, rope).fraction,
         }
-    name = "rope" if rope.name == "partial_rope" else rope.name
     options = {**vars(rope), "attention_factor": rope.attention_factor}
     original = options.get("original_length", rope.shape.train_length)
-    long, short = rope.inv_freq(original + 1), rope.inv_freq(original)
-    parameters = rope_parameters(name, options, rope, long, short, original)
-    # GPT-NeoX's default is a quarter
-    return {"partial_rotary_factor": share, **parameters} if partly else parameters
+    long = rope.inv_freq(original + 1)
+    short = rope.inv_freq(original)
+    return rope_parameters(rope.name, options, rope, long, short, original)
 
 
 def rope_parameters(
