@@ -154,7 +154,8 @@ def _of_encoding(encoding: Any, config: Config, values: Mapping[str, str]) -> Ro
     train_length = config.training.train_length
     if not values.get("extension"):
         original = getattr(encoding, "original_length", train_length)
-        longest = round(getattr(encoding, "factor", None) or 1.0) * original
+        factor = getattr(encoding, "factor", None) or 1.0
+        longest = round(factor * original)
         parameters = parameters_of(encoding)
         return of_encoding(lambda length: encoding, parameters, original, longest)
     method, options = parse_choice(values["extension"])
@@ -164,7 +165,9 @@ def _of_encoding(encoding: Any, config: Config, values: Mapping[str, str]) -> Ro
             f" {encoding.name}"
         )
     longest = _longest(options, train_length, values)
-    *_, parameters = extended_rope(encoding, method, longest, options, True)
+    _, facts, parameters = extended_rope(encoding, method, longest, options, True)
+    if "factor" in facts:  # by default it follows the length
+        options |= {"factor": facts["factor"]}
 
     def extended(length: int) -> Rotary:
         if parameters["rope_type"] == "longrope":

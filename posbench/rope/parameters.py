@@ -1,4 +1,4 @@
-"""The `rope_parameters` of transformers for posbench's rotary encodings and extensions."""
+"""The `rope_parameters` of transformers, for encodings and extensions of posbench."""
 
 from collections.abc import Mapping
 from typing import Any, cast

@@ -28,7 +28,9 @@ STRETCHED = ("yarn", "longrope", "llama3", "dynamic")
 _BESIDE = (
     "type",
     "alpha",
+    "interleaved",
     "mrope_interleaved",
+    "max_position_embeddings",
     "llama_4_scaling_beta",
     "short_mscale",
     "long_mscale",
