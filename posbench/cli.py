@@ -358,7 +358,7 @@ def evaluate(
         )
     keys = ("extension", "extensions", "evaluation.extensions")
     if any(f"{key}=search" in words for key in keys):
-        from posbench.serving import search
+        from posbench.huggingface import search
 
         subjects = models or _runs_and_settings(words)[0]
         of_all = [word for word in words if "=" in word and not os.path.exists(word)]
@@ -473,8 +473,8 @@ def export(
 ) -> None:
     """Write a run's model as a folder that transformers loads.
 
-    It becomes a Llama or GPT-NeoX model if the encoding is rotary or none; an error
-    says why if neither fits. With code=true it is posbench's own class, for all of its
+    It becomes a Llama if it has that block (model=llama) and the encoding is rotary or
+    none; an error says why if not. With code=true it is posbench's own class, for all of its
     encodings; who loads it needs posbench. The folder is kept only if its logits equal
     those of the run. It has tokenizer, model card and posbench_parity.json. Needs
     transformers.
@@ -558,17 +558,14 @@ def rope(
     png: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
     ] = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write it for each engine.")
-    ] = None,
 ) -> None:
-    """Say what a RoPE configuration means, and what engines make of it.
+    """Say what a RoPE configuration means.
 
-    Give two to compare them. No weights are read.
+    Give two to compare them. No weights are read. A config.json needs transformers.
     """
-    from posbench.serving import command
+    from posbench.rope import command
 
-    command.main(words, png, write)
+    command.main(words, png)
 
 
 @app.command()

@@ -281,7 +281,7 @@ def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None
         "queries and keys",
         "any",
         "yes",
-        "Llama, GPT-NeoX",
+        "Llama",
         "gemma4",
     )
     assert where["stick_breaking"][1:] == ("own", "yes", "posbench's class", "")

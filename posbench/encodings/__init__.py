@@ -231,7 +231,7 @@ def architectures(encoding: "Encoding") -> list[str]:
     """
     stock = encoding.name in _STOCK.split() and type(encoding) is load(encoding.name)
     # altered copies have a `rotate`
-    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []
+    return ["Llama"] if stock and "rotate" not in vars(encoding) else []
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:

@@ -18,11 +18,9 @@ from posbench.results.compare import USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
-from posbench.run.rows import PLAIN, RULER, every_row, multiple
+from posbench.run.rows import PLAIN, every_row, multiple
 from posbench.terminal import console
 
-# RULER's average that an effective length needs (Hsieh et al., 2024, section 4)
-ENOUGH = 0.856
 OFFSET = "offset"  # the probe whose rows differ by position
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
@@ -122,10 +120,7 @@ def print_results(
         _other_table(rows[~in_curve], "problem_length" if of_task else "length").print(
             out
         )
-    for remark in [
-        *_about_offset(rows[rows["task"] == OFFSET]),
-        *_about_ruler(rows[rows["protocol"] == RULER]),
-    ]:
+    for remark in _about_offset(rows[rows["task"] == OFFSET]):
         out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
 
@@ -363,29 +358,6 @@ def _about_offset(rows: pd.DataFrame) -> Iterator[str]:
                 f" position {first:,} on"
             )
         yield f"Offset{'' if variant == PLAIN else f' with {variant}'}: {finding}."
-
-
-def _about_ruler(rows: pd.DataFrame) -> Iterator[str]:
-    """Yield RULER's average by length, over the tasks that have a score at every
-    length, and its effective length.
-    """
-    for variant, group in rows.groupby("variant"):
-        scores = group.pivot(index="task", columns="length", values="accuracy").dropna()
-        means = scores.mean().dropna()
-        by_length = ", ".join(
-            f"{mean:.1%} at {length:,} tokens" for length, mean in means.items()
-        )
-        lengths = means.index[means >= ENOUGH]
-        effective = f"{lengths.max():,} tokens" if len(lengths) else "none of these"
-        extended = "" if variant == PLAIN else f" with {variant}"
-        number = f"{len(scores)} of {group['task'].nunique()} tasks"
-        criterion = (
-            f"the longest with {ENOUGH:.1%}, which Llama-2-7b has at 4,096 tokens"
-        )
-        yield (
-            f"RULER{extended}, {number}: {by_length or 'no scores'}. Effective length"
-            f" ({criterion}): {effective}."
-        )
 
 
 def _loss(row: Row) -> str:

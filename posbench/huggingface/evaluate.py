@@ -44,12 +44,11 @@ from posbench.huggingface.load import (
     TESTED,
     Source,
     find,
-    library_errors,
     load,
     position_of,
-    transformers,
 )
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.rope.library import library_errors, transformers
 from posbench.run import TOKENIZER
 from posbench.run.rows import every_row
 from posbench.run.run import Run

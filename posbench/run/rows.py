@@ -13,8 +13,7 @@ from typing import Any
 from posbench.errors import UserError
 from posbench.run import ROWS
 
-# the last is a protocol: a benchmark without a loss
-PLAIN, WINDOWED, RULER = "plain", "windowed", "ruler"
+PLAIN, WINDOWED = "plain", "windowed"
 # protocols that score the same targets at every length
 PAIRED = ("fixed_target", "nonoverlap")
 EVALUATION_KEY = (
@@ -37,7 +36,7 @@ class EvaluationRow:
     What is undefined is None.
     """
 
-    # fixed_target, nonoverlap, task, problems, ruler
+    # fixed_target, nonoverlap, task, problems
     protocol: str
     length: int  # tokens of context; for problems, tokens read
     # length / training length; for problems, problem_length / longest trained one
@@ -116,10 +115,7 @@ class EvaluationRow:
     @property
     def measured(self) -> bool:
         """Whether the row has a number. Numbers that were not finite are null."""
-        return (
-            self.status == "ok"
-            and (self.accuracy if self.protocol == RULER else self.nll) is not None
-        )
+        return self.status == "ok" and self.nll is not None
 
     @property
     def kind(self) -> str:
