@@ -100,6 +100,8 @@ READ: list[tuple[str, bytes, list[str]]] = [
     ("a.csv", b'text,n\r\n"hello\r\nworld",1\r\n', ["hello\r\nworld"]),
     ("a.csv", b"text,n\none\x00two,1\n", ["one\x00two"]),
     ("a.jsonl", '{"text": "a\u2028b\u0085c"}\n'.encode(), ["a\u2028b\u0085c"]),
+    # only the column of the text has to be there once
+    ("a.jsonl", b'{"text": "a", "n": {"x": 1, "x": 2}, "n": 3}\n', ["a"]),
     # blank ones are left out
     (
         "a.jsonl",

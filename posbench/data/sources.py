@@ -268,10 +268,8 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
     head = binary.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
 
     def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        row = dict(pairs)
-        if len(row) < len(pairs):
-            refuse_unclear(column, [name for name, _ in pairs])
-        return row
+        refuse_double(column, [name for name, _ in pairs])
+        return dict(pairs)
 
     lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
     if ending in WHOLE:
@@ -312,10 +310,15 @@ def cell_text(value: Any, column: str) -> str:
     return value
 
 
-def refuse_unclear(column: str, columns: Sequence[str]) -> None:
-    """Raise ValueError if the column is not there, or more than once."""
+def refuse_double(column: str, columns: Sequence[str]) -> None:
+    """Raise ValueError if the column is there more than once."""
     if columns.count(column) > 1:
         raise ValueError(f"there are {columns.count(column)} columns '{column}'")
+
+
+def refuse_unclear(column: str, columns: Sequence[str]) -> None:
+    """Raise ValueError if the column is not there, or more than once."""
+    refuse_double(column, columns)
     if column not in columns:
         names = ", ".join(columns)[:200] or "none"
         cure = f"data.column={nearest(column, columns) or 'NAME'}"
