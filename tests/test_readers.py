@@ -132,9 +132,10 @@ WRONG: list[tuple[str, bytes, str]] = [
     ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
     (
         "a.txt",
-        TEXT.encode("utf-16"),
-        r"a.txt': not UTF-8 text \(byte 0xff\): iconv converts other encodings",
+        TEXT.encode("utf-16-le"),
+        "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it",
     ),
+    ("a.csv", "text\nnaïve\n".encode("utf-16-be"), "this looks like UTF-16"),
     (
         "a.csv.gz",
         gzip.compress(b"text\n" + b"a\n" * 9**5 + b"\xe2\x82", mtime=0),

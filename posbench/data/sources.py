@@ -265,7 +265,14 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
 
     packed = PACKED.get(path.suffix.lower())
     binary = io.BufferedReader(pyarrow.input_stream(str(path), packed))
-    head = binary.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+    head = binary.peek(4096)[:4096]
+    # ASCII in UTF-16 is valid UTF-8, with zeros between
+    zeros = max(head[::2].count(0), head[1::2].count(0))
+    if zeros > len(head) / 4:
+        raise ValueError(
+            "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"
+        )
+    head = head.lstrip(b"\xef\xbb\xbf \t\r\n")
 
     def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         refuse_double(column, [name for name, _ in pairs])
