@@ -45,7 +45,9 @@ _FACTORS = np.random.default_rng(0).integers(
 
 
 class Texts(Sequence[str]):
-    """Parts of documents. Each is read when it is asked for; `sizes` are in characters."""
+    """Parts of documents. Each is read when it is asked for; `sizes` are in
+    characters.
+    """
 
     def __init__(self, document: Callable[[int], str], parts: Any) -> None:
         self.document = document
