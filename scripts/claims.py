@@ -12,7 +12,7 @@ from posbench.terminal.exits import plural
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 BEGIN = "<!-- claims: written by `python scripts/claims.py` -->\n"
 END = "<!-- end of claims -->\n"
-# Results that need no training. tests/test_serving.py and tests/test_tasks.py compute
+# Results that need no training. tests/test_rope.py and tests/test_tasks.py compute
 # them, the bases for heads of 128.
 UNTRAINED = """\
 | RoPE's smallest bases for 1k, 2k ... 32k tokens, untrained | 3 of 6 reproduced \

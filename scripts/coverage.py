@@ -154,7 +154,7 @@ def of_regions(
         characters: how many the text has. Stretches have the sizes of
             `posbench.data.text` and begin anywhere.
     """
-    stretches = text._stretches([characters], 30)[0]["test"]
+    stretches = text.stretches([characters], 30)["test"]
     n_tokens, n_stretches = len(losses), len(stretches)
     _, start, end = stretches[0]
     size = int((end - start) / characters * n_tokens)

@@ -326,7 +326,7 @@ class Mine(posbench.Encoding):
     def rotate(self, q, k, layer):
         return q, k
 print(posbench.sweep(tiny, encoding=["none", Mine])[["encoding", "status"]].to_csv(index=False))
-posbench.report("outputs/demo", out="again", reference="none")
+print(len(posbench.report("outputs/demo", out="again", reference="none")))
 """
 
 
@@ -348,6 +348,7 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert all(f"{name},done" in done.stdout for name in ("none", "rope", "mine"))
+    assert done.stdout.splitlines()[-1] == "3"
     assert (
         len(list((tmp_path / "outputs/demo").glob("[!.]*-s0-*"))) == 3
         and (tmp_path / "again/index.html").is_file()

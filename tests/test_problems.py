@@ -303,7 +303,7 @@ def test_a_run_on_a_task_from_the_command_line(
         tokenizer.encode(["s3 = s1"])[0].tolist() == [5, 1, 3]
         and tokenizer.decode([5, 1]) == "s3 ="
     )
-    assert support.posbench("export", str(folder), "exported") == 0
+    assert support.posbench("export", str(folder), "exported", "code=true") == 0
     assert (
         support.posbench("evaluate", str(folder), "ratio=1,2,3", "extension=yarn") == 0
     )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from posbench.config.schema import Config
-from posbench.data.tokens import Tokenizer, TokenSplit, train_bpe
+from posbench.data.tokenizer import Tokenizer, train_bpe
+from posbench.data.tokens import TokenSplit
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.models import Subject, Variant, Varied
 from posbench.run.rows import EvaluationRow

@@ -19,7 +19,7 @@ from posbench.config.overrides import split
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, sweep
 from posbench.launch.plans import Plan
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
 from posbench.terminal import console
 from posbench.terminal.exits import plural

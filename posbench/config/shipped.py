@@ -28,7 +28,6 @@ _SYNONYMS = {
     "off": "none",
     "false": "none",
     "absolute": "learned",
-    "all": "glob(*)",
     "online": "tracking.mode=online",
     "offline": "tracking.mode=offline",
 }

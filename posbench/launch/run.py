@@ -112,10 +112,8 @@ def config_with_measured_lengths(folder: Path) -> Config:
     paired with old ones.
     """
     config = load_config(folder)
-    settings, wanted = (
-        config.evaluation,
-        ("fixed_target", config.training.steps, config.evaluation.split),
-    )
+    settings = config.evaluation
+    wanted = ("fixed_target", config.training.steps, settings.split)
     curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.measured]
     ratios = tuple(
         sorted(

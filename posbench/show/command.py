@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from posbench import encodings, files
 from posbench.config import compose, shipped
 from posbench.errors import UserError
-from posbench.report import charts
+from posbench.reports import charts
 from posbench.run.find import of_id, run_folder
 from posbench.show import panels
 from posbench.show.panels import Build, Panel, Picture

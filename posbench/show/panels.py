@@ -21,7 +21,7 @@ from posbench.config.schema import Config
 from posbench.data import tokens as data
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape
 from posbench.errors import UserError
-from posbench.model.attention import attention, logits_by_rows, make_layer, narrower
+from posbench.model.attention import attention, logits_by_rows, make_layer
 from posbench.model.gpt import GPT
 from posbench.model.standalone import whole_block
 from posbench.run import TOKENIZER
@@ -178,8 +178,7 @@ def pairs_of(
     scheme, q, k, v, block = whole_block(
         encoding, q, k, torch.zeros_like(k), described, window, sinks, last
     )
-    window = narrower(window, scheme.window)
-    logits = logits_by_rows(scheme, q, k, block, window, sinks)
+    logits = logits_by_rows(scheme, q, k, block)
     weights = logits.softmax(-1)
     plain = q @ k.mT * scheme.logit_scale
     if "attend" in scheme.hooks:

@@ -16,7 +16,7 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.model.standalone import attention_output
-from posbench.report.render import Column, Row, Table
+from posbench.reports.render import Column, Row, Table
 from posbench.show import command, panels
 from posbench.terminal import console
 
