@@ -3,7 +3,9 @@ known beforehand.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from posbench.evaluation.models import (
     predicted,
 )
 from posbench.evaluation.plan import check
-from posbench.evaluation.probes import Choice, Material
+from posbench.evaluation.probes import Choice, Encode, Material
 from posbench.model.gpt import build
 from posbench.run.rows import EvaluationRow
 
@@ -87,7 +89,7 @@ def text(n: int = 40_000) -> TokenSplit:
 
 
 def pose_of(task: str, length: int, material: Material) -> probes.Pose:
-    (probe,) = probes.of(task, [length], 8, L)
+    (probe,) = probes.of(task, length, 8, L)
     assert probe.poses is not None
     return probe.poses(material)
 
@@ -111,7 +113,7 @@ def tokenizer() -> Tokenizer:
 
 
 def rows_of(
-    subject: Planted, config: Config, tokenizer: Tokenizer | None, *tasks: str
+    subject: Planted, config: Config, encode: Encode, *tasks: str
 ) -> list[EvaluationRow]:
     settings = dataclasses.replace(
         config.evaluation,
@@ -123,10 +125,10 @@ def rows_of(
         tasks=tasks,
     )
     cpu = torch.device("cpu")
-    of = {
+    tokenizer = types.SimpleNamespace(encode=encode, token_bytes=None)
+    of: dict[str, Any] = {
         "subject": subject,
         "split": text(),
-        "token_bytes": None,
         "tokenizer": tokenizer,
     }
     rows = evaluate(
@@ -143,7 +145,7 @@ def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(
     rows = rows_of(
         Planted(looks_up),
         tiny_config,
-        tokenizer,
+        tokenizer.encode,
         "passkey",
         "induction",
         "passkey:depth=0",
@@ -169,7 +171,7 @@ def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(
     for row in rows_of(
         ignores_context,
         tiny_config,
-        tokenizer,
+        tokenizer.encode,
         "passkey",
         "induction",
         "induction:pairs=2",
@@ -187,7 +189,7 @@ def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(
     alike = rows_of(
         Planted(lambda ids, candidates: np.ones(len(candidates))),
         tiny_config,
-        tokenizer,
+        tokenizer.encode,
         "induction",
     )
     assert {row.accuracy for row in alike} == {0.0}  # none is the likeliest
@@ -266,46 +268,60 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(
     assert np.ptp(got) > 0.01
 
 
-@pytest.mark.slow
-def test_what_cannot_be_posed_is_a_row_that_says_why(
-    tiny_config: Config, tokenizer: Tokenizer
+def as_bytes(texts: Sequence[str]) -> list[np.ndarray]:
+    return [np.array(list(text.encode())) for text in texts]
+
+
+def as_zeros(texts: Sequence[str]) -> list[np.ndarray]:
+    return [np.zeros(30, np.int64)] * len(texts)
+
+
+@pytest.mark.parametrize(
+    ("task", "material", "reason"),
+    [
+        ("passkey", Material(np.arange(99), as_zeros), "no token of its own for each"),
+        ("passkey", Material(np.arange(99), as_bytes), "are 75 tokens of this model"),
+        ("induction", Material(np.arange(17), as_bytes), "17 different tokens"),
+        ("induction:pairs=40", Material(np.arange(99), as_bytes), "no room for 40"),
+    ],
+)
+def test_what_cannot_be_posed_is_undefined(
+    task: str, material: Material, reason: str
 ) -> None:
-    for encode, reason in (
-        (None, "tokenizer, which is not known"),
-        (
-            lambda texts: [np.zeros(30, np.int64)] * len(texts),
-            "no token of its own for each answer",
-        ),
-        (
-            lambda texts: [np.array(list(text.encode())) for text in texts],
-            "sentences are 75 tokens of this model",
-        ),
-    ):
-        with pytest.raises(Undefined, match=reason):
-            pose_of("passkey", L, Material(np.arange(99), encode))(np.arange(L), 0)
-    rows = rows_of(
-        Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40"
-    )
-    statuses = {
-        (row.task, row.length): row.status for row in rows if row.window is None
-    }
-    assert {status for (task, _), status in statuses.items() if task == "passkey"} == {
-        "undefined"
-    }
-    assert (
-        statuses["induction:pairs=40", L] == "undefined"
-        and statuses["induction:pairs=40", 2 * L] == "ok"
-    )
-    with pytest.raises(Undefined, match="17 different tokens"):
-        pose_of("induction", L, Material(np.arange(17), None))(np.arange(L), 0)
-    for asked, reason in (
-        ("passkey:depth=2", "0 to 1 with one key"),
-        ("passkey:keys=11", "expected 1 to 10"),
-        ("induction:pairs=1", "2 to 64"),
-    ):
-        settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
-        with pytest.raises(UserError, match=reason):
-            check(dataclasses.replace(tiny_config, evaluation=settings))
+    with pytest.raises(Undefined, match=reason):
+        pose_of(task, L, material)(np.arange(L), 0)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config) -> None:
+    tasks = ("passkey", "induction:pairs=40")
+    rows = rows_of(Planted(looks_up), tiny_config, as_bytes, *tasks)
+    plain = [row for row in rows if row.window is None]
+    for task in tasks:
+        statuses = {row.length: row.status for row in plain if row.task == task}
+        assert statuses == {L: "undefined", 2 * L: "ok", 8 * L: "ok"}
+    assert all(row.reason for row in plain if row.status == "undefined")
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("passkey:depth=2", "less than or equal to 1 "),
+        ("passkey:keys=2:depth=0.5", "expected one key"),
+        ("passkey:keys=11", "less than or equal to 10 "),
+        ("induction:pairs=1", "greater than or equal to 2 "),
+        ("induction:pairs=65", "less than or equal to 64 "),
+        ("repeat:size=0", "greater than or equal to 1 "),
+        ("repeat:size=999", "at most half the training length"),
+        ("shuffle:keep=1", "at least evaluation.targets"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(
+    task: str, reason: str, tiny_config: Config
+) -> None:
+    settings = dataclasses.replace(tiny_config.evaluation, tasks=(task,))
+    with pytest.raises(UserError, match=reason):
+        check(dataclasses.replace(tiny_config, evaluation=settings))
 
 
 def test_problems_are_those_of_rows_that_exist(tokenizer: Tokenizer) -> None:

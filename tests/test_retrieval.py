@@ -118,7 +118,6 @@ def rows_of(
     of = {
         "subject": subject,
         "split": text,
-        "token_bytes": None,
         "tokenizer": tokenizer,
         "dtype": "fp32",
     }

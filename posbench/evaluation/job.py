@@ -104,10 +104,7 @@ def evaluate_into(
     if isinstance(tokens, TaskData):
         evaluation = TaskEvaluation(**arguments, task=tokens.task)
     else:
-        arguments |= {
-            "token_bytes": tokens.tokenizer.token_bytes,
-            "tokenizer": tokens.tokenizer,
-        }
+        arguments["tokenizer"] = tokens.tokenizer
         split = getattr(tokens, settings.split)
         evaluation = Evaluation(
             **arguments, split=split, reader=_reader(tokens, config, step, split.ids)

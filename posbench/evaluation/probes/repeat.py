@@ -16,35 +16,31 @@ model has some of this skill. N is the option `size`; by default it is
 the gap of 1x, too.
 """
 
-from posbench.evaluation.probes import Ids, Probe, expect
+from posbench.errors import OptionError
+from posbench.evaluation.probes import Ids, Probe
+from posbench.options import Count
 
 
 def rows(
-    lengths: list[int], targets: int, train_length: int, *, size: int | None = None
+    length: int, targets: int, train_length: int, *, size: Count | None = None
 ) -> list[Probe]:
-    """Return the probe of each length and its control, which has the same targets but
-    no copy before them.
+    """Return the probe and its control, which has the same targets but no copy before
+    them; neither if the copy would reach the targets.
     """
+    most = train_length // 2
     if size is None:
         size = max(1, min(targets, train_length // 4))
-    else:
-        maximum = train_length // 2
-        expect(
-            1 <= size <= maximum,
-            "repeat",
-            "size",
-            size,
-            f"1 to half the training length, {maximum}",
-        )
+    elif size > most:
+        expected = f"expected at most half the training length, {most}"
+        raise OptionError("size", f"is {size} for 'repeat': {expected}")
 
     def copied(ids: Ids) -> Ids:
         window = ids.copy()
         window[: size + 1] = ids[-size - 1 :]
         return window
 
-    lengths = [length for length in lengths if length > 2 * size]
-    pairs = [
-        (Probe("repeat", length, size, copied), Probe("repeat_control", length, size))
-        for length in lengths
-    ]
-    return [probe for pair in pairs for probe in pair]
+    if length <= 2 * size:
+        return []
+    repeat = Probe("repeat", length, size, rewrite=copied)
+    control = Probe("repeat_control", length, size)
+    return [repeat, control]
