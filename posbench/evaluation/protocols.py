@@ -19,7 +19,7 @@ arXiv:2108.12409, section 2 and appendix B for the early-token effect.
 import dataclasses
 import hashlib
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,12 +62,9 @@ class Targets:
         """
         order = np.argsort(self.indices)
         indices = self.indices[order]
+        ids = np.asarray(split.ids[indices], dtype=np.int64)
         digest = hashlib.sha256()
-        for part in (
-            indices,
-            self.blocks[order],
-            np.asarray(split.ids[indices], dtype=np.int64),
-        ):
+        for part in (indices, self.blocks[order], ids):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
@@ -113,47 +110,53 @@ def plan(
         train_length: in tokens; shorter windows of `fixed_target` score a part of a
             block.
     """
-    choices: list[Boundaries] = ["doc", "concat"]
-    if documents != "auto":
-        choices = [documents]  # type: ignore[list-item]
+    choices: list[Any] = ["doc", "concat"] if documents == "auto" else [documents]
     halvings = {longest >> times for times in range(longest.bit_length())}
-    for reach in sorted(
-        (c for c in {*lengths, *halvings} if c >= train_length), reverse=True
-    ):
+    reaches = {reach for reach in {*lengths, *halvings} if reach >= train_length}
+    for reach in sorted(reaches, reverse=True):
+        possible = [length for length in lengths if length <= reach]
         for boundaries in choices:
-            edges = np.asarray(split.starts)[
-                [0, -1] if boundaries == "concat" else slice(None)
-            ].tolist()
-            # stretches of text that no window may leave
-            ends = list(itertools.pairwise(edges))
-            # disjoint blocks, with the longest context before them
+            edges = np.asarray(split.starts)
+            if boundaries == "concat":
+                edges = edges[[0, -1]]
             if protocol == "fixed_target":
-                places = [
-                    np.arange(first + reach - targets + 1, end - targets + 1, targets)
-                    for first, end in ends
-                ]
-                firsts = _dealt_places(places, blocks)
-            else:  # disjoint spans of inputs; the token after a span is a target, too
-                places = [
-                    np.arange(first + 1, end - reach + 1, reach) for first, end in ends
-                ]
-                firsts = _dealt_places(places, max(MIN_BLOCKS, blocks // 4))
+                firsts = _blocks(edges, reach, targets, blocks)
+            else:
+                firsts = _spans(edges, reach, max(MIN_BLOCKS, blocks // 4))
             if len(firsts) < MIN_BLOCKS:
                 continue
-            possible = [length for length in lengths if length <= reach]
-            if protocol == "nonoverlap":
-                return {
-                    n: _windows(firsts, n, reach // n * n, n, boundaries)
-                    for n in possible
-                }
-            scored = {
-                n: targets if n >= train_length else _part_size(targets, n)
-                for n in possible
-            }
-            return {
-                n: _windows(firsts, n, targets, scored[n], boundaries) for n in possible
-            }
+
+            windows = {}
+            for length in possible:
+                size, scored = reach // length * length, length
+                if protocol == "fixed_target":
+                    size, scored = targets, targets
+                    if length < train_length:
+                        scored = _part_size(targets, length)
+                windows[length] = _windows(firsts, length, size, scored, boundaries)
+            return windows
     return {}
+
+
+def _blocks(edges: Integers, reach: int, targets: int, count: int) -> Integers:
+    """Return the first tokens of disjoint blocks that have the longest context before
+    them. Text between two edges is a stretch that no window may leave.
+    """
+    places = []
+    for first, end in itertools.pairwise(edges.tolist()):
+        earliest = first + reach - targets + 1
+        places.append(np.arange(earliest, end - targets + 1, targets))
+    return _dealt_places(places, count)
+
+
+def _spans(edges: Integers, reach: int, count: int) -> Integers:
+    """Return the first targets of disjoint spans of inputs. The token after a span is a
+    target, too.
+    """
+    places = []
+    for first, end in itertools.pairwise(edges.tolist()):
+        places.append(np.arange(first + 1, end - reach + 1, reach))
+    return _dealt_places(places, count)
 
 
 def _dealt_places(candidates: list[Integers], count: int) -> Integers:
@@ -165,20 +168,21 @@ def _dealt_places(candidates: list[Integers], count: int) -> Integers:
     """
     candidates = [places for places in candidates if len(places)]
     sizes = np.array([len(places) for places in candidates], dtype=np.int64)
-    if not candidates or sizes.sum() <= count:
+    if sizes.sum() <= count:
         return np.concatenate([np.empty(0, np.int64), *candidates])
+
     rounds = 0
     while np.minimum(sizes, rounds + 1).sum() <= count:
         rounds += 1
     shares = np.minimum(sizes, rounds)
     larger = np.flatnonzero(sizes > rounds)
-    shares[larger[_spread(len(larger), count - int(shares.sum()))]] += 1
-    return np.concatenate(
-        [
-            places[_spread(len(places), int(n))]
-            for places, n in zip(candidates, shares, strict=True)
-        ]
-    )
+    left = count - int(shares.sum())
+    shares[larger[_spread(len(larger), left)]] += 1
+
+    dealt = []
+    for places, share in zip(candidates, shares.tolist(), strict=True):
+        dealt.append(places[_spread(len(places), share)])
+    return np.concatenate(dealt)
 
 
 def _spread(n: int, count: int) -> Integers:
@@ -190,11 +194,10 @@ def _part_size(targets: int, length: int) -> int:
     """Return how many targets a short window scores: the highest divisor of a block
     within half of the window.
     """
-    return next(
-        part
-        for part in range(min(targets, max(1, length // 2)), 0, -1)
-        if targets % part == 0
-    )
+    part = min(targets, max(1, length // 2))
+    while targets % part:
+        part -= 1
+    return part
 
 
 def _windows(
@@ -203,11 +206,11 @@ def _windows(
     """Return windows that score blocks of `targets` tokens, `scored` at a time, given
     the first token of each block.
     """
-    ends = (firsts[:, None] + np.arange(scored, targets + 1, scored)).ravel()
+    ends = firsts[:, None] + np.arange(scored, targets + 1, scored)
     return Windows(
-        length,
-        scored,
-        ends - 1 - length,
-        np.repeat(np.arange(len(firsts)), targets // scored),
-        boundaries,
+        length=length,
+        scored=scored,
+        starts=ends.ravel() - 1 - length,
+        blocks=np.repeat(np.arange(len(firsts)), targets // scored),
+        documents=boundaries,
     )
