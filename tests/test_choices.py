@@ -311,8 +311,7 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config) -> Non
         ("passkey:keys=11", "less than or equal to 10 "),
         ("induction:pairs=1", "greater than or equal to 2 "),
         ("induction:pairs=65", "less than or equal to 64 "),
-        ("repeat:size=0", "greater than or equal to 1 "),
-        ("repeat:size=999", "at most half the training length"),
+        ("repeat:size=3", "has no option 'size'"),
         ("shuffle:keep=1", "at least evaluation.targets"),
     ],
 )

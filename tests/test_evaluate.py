@@ -255,8 +255,8 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
     assert (changed[44:] == ids[44:]).all() and (changed[:44] != ids[:44]).any()
     assert sorted(changed[:44]) == list(range(44))
     # in 6 tokens there is no room
-    assert probes.of("repeat:size=3", 6, 8, 32) == []
-    copied, control = probes.of("repeat:size=3", 64, 8, 32)
+    assert probes.of("repeat", 6, 3, 32) == []
+    copied, control = probes.of("repeat", 64, 3, 32)
     assert (
         copied.rewrite is not None
         and control.rewrite is None

@@ -272,12 +272,9 @@ def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
     first_targets = targets.indices[order][first_of_block]  # (blocks,)
 
     stretches = np.searchsorted(split.starts, first_targets, side="right") - 1
-    if split.sources is None:
-        documents = stretches
-        unit = units_of_text(documents, None)
-    else:
+    documents = stretches
+    if split.sources is not None:
         documents = np.asarray(split.sources)[stretches]
-        unit = units_of_text(documents, stretches)
-
+    unit = units_of_text(documents, stretches)  # of each block
     _, first_of_unit = np.unique(unit, return_index=True)
     return documents[first_of_unit], unit[targets.blocks]

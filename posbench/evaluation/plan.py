@@ -90,14 +90,11 @@ def measurements(
 
     @functools.cache  # rows with equal windows share their forward passes
     def windows_of(protocol: str, targets: int) -> dict[int, Windows]:
-        read = lengths
-        if protocol == "fixed_target":
-            read = sorted({*all_lengths, train_length})  # which `offset` reads
         longest = round((settings.longest or 1) * train_length)
         return protocols.plan(
             protocol,
             split,
-            read,
+            sorted({*all_lengths, train_length}),  # which `offset` reads
             targets,
             settings.blocks,
             settings.documents,

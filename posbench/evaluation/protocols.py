@@ -19,7 +19,6 @@ arXiv:2108.12409, section 2 and appendix B for the early-token effect.
 import dataclasses
 import hashlib
 import itertools
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from numpy.typing import NDArray
 from posbench.data.tokens import TokenSplit
 
 Integers = NDArray[np.int64]
-Boundaries = Literal["doc", "concat"]
 
 MIN_BLOCKS = 8  # fewer blocks say nothing about uncertainty: the row is `too_short`
 
@@ -44,7 +42,7 @@ class Windows:
     # the number, from 0 on, of the block that each window's targets belong to
     blocks: Integers
     # doc: no window crosses a document's end; concat: windows may
-    documents: Boundaries
+    documents: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,53 +108,48 @@ def plan(
         train_length: in tokens; shorter windows of `fixed_target` score a part of a
             block.
     """
-    choices: list[Any] = ["doc", "concat"] if documents == "auto" else [documents]
+    is_fixed = protocol == "fixed_target"
+    count = blocks if is_fixed else max(MIN_BLOCKS, blocks // 4)
+    choices = ["doc", "concat"] if documents == "auto" else [documents]
     halvings = {longest >> times for times in range(longest.bit_length())}
-    reaches = {reach for reach in {*lengths, *halvings} if reach >= train_length}
-    for reach in sorted(reaches, reverse=True):
-        possible = [length for length in lengths if length <= reach]
-        for boundaries in choices:
+
+    for reach in sorted({*lengths, *halvings}, reverse=True):
+        if reach < train_length:
+            break
+        size = targets if is_fixed else reach  # of a block or a span
+        for choice in choices:
             edges = np.asarray(split.starts)
-            if boundaries == "concat":
+            if choice == "concat":
                 edges = edges[[0, -1]]
-            if protocol == "fixed_target":
-                firsts = _blocks(edges, reach, targets, blocks)
-            else:
-                firsts = _spans(edges, reach, max(MIN_BLOCKS, blocks // 4))
+            firsts = _dealt_places(_places(edges, reach, size), count)
             if len(firsts) < MIN_BLOCKS:
                 continue
 
             windows = {}
-            for length in possible:
-                size, scored = reach // length * length, length
-                if protocol == "fixed_target":
-                    size, scored = targets, targets
-                    if length < train_length:
-                        scored = _part_size(targets, length)
-                windows[length] = _windows(firsts, length, size, scored, boundaries)
+            for length in lengths:
+                if length > reach:
+                    break
+                if not is_fixed:
+                    parts, scored = reach // length, length
+                elif length >= train_length:
+                    parts, scored = 1, targets
+                else:
+                    scored = _part_size(targets, length)
+                    parts = targets // scored
+                windows[length] = _windows(firsts, length, scored, parts, choice)
             return windows
     return {}
 
 
-def _blocks(edges: Integers, reach: int, targets: int, count: int) -> Integers:
-    """Return the first tokens of disjoint blocks that have the longest context before
-    them. Text between two edges is a stretch that no window may leave.
+def _places(edges: Integers, reach: int, size: int) -> list[Integers]:
+    """Return where disjoint parts of `size` targets may begin, by stretch. Each ends a
+    window of `reach` tokens; no window leaves the text between two edges.
     """
     places = []
     for first, end in itertools.pairwise(edges.tolist()):
-        earliest = first + reach - targets + 1
-        places.append(np.arange(earliest, end - targets + 1, targets))
-    return _dealt_places(places, count)
-
-
-def _spans(edges: Integers, reach: int, count: int) -> Integers:
-    """Return the first targets of disjoint spans of inputs. The token after a span is a
-    target, too.
-    """
-    places = []
-    for first, end in itertools.pairwise(edges.tolist()):
-        places.append(np.arange(first + 1, end - reach + 1, reach))
-    return _dealt_places(places, count)
+        earliest = first + reach - size + 1
+        places.append(np.arange(earliest, end - size + 1, size))
+    return places
 
 
 def _dealt_places(candidates: list[Integers], count: int) -> Integers:
@@ -201,16 +194,16 @@ def _part_size(targets: int, length: int) -> int:
 
 
 def _windows(
-    firsts: Integers, length: int, targets: int, scored: int, boundaries: Boundaries
+    firsts: Integers, length: int, scored: int, parts: int, documents: str
 ) -> Windows:
-    """Return windows that score blocks of `targets` tokens, `scored` at a time, given
-    the first token of each block.
+    """Return windows that score `parts` times `scored` tokens from each of the first
+    ones on.
     """
-    ends = firsts[:, None] + np.arange(scored, targets + 1, scored)
+    ends = firsts[:, None] + scored * np.arange(1, parts + 1)  # (blocks, parts)
     return Windows(
         length=length,
         scored=scored,
         starts=ends.ravel() - 1 - length,
-        blocks=np.repeat(np.arange(len(firsts)), targets // scored),
-        documents=boundaries,
+        blocks=np.repeat(np.arange(len(firsts)), parts),
+        documents=documents,
     )

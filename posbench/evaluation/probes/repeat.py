@@ -11,36 +11,26 @@ first N + 1:
 
 Gain at length C = nll of repeat_control - nll of repeat, paired by target; g = C - 2N -
 1, and a target is C - N tokens after its copy. No training is needed: any language
-model has some of this skill. N is the option `size`; by default it is
-`evaluation.targets`, but at most a quarter of the training length, so that training had
-the gap of 1x, too.
+model has some of this skill. N is `evaluation.targets`, but at most a quarter of the
+training length, so that training had the gap of 1x, too.
 """
 
-from posbench.errors import OptionError
 from posbench.evaluation.probes import Ids, Probe
-from posbench.options import Count
 
 
-def rows(
-    length: int, targets: int, train_length: int, *, size: Count | None = None
-) -> list[Probe]:
+def rows(length: int, targets: int, train_length: int) -> list[Probe]:
     """Return the probe and its control, which has the same targets but no copy before
     them; neither if the copy would reach the targets.
     """
-    most = train_length // 2
-    if size is None:
-        size = max(1, min(targets, train_length // 4))
-    elif size > most:
-        expected = f"expected at most half the training length, {most}"
-        raise OptionError("size", f"is {size} for 'repeat': {expected}")
+    size = max(1, min(targets, train_length // 4))
+    if length <= 2 * size:
+        return []
 
     def copied(ids: Ids) -> Ids:
         window = ids.copy()
         window[: size + 1] = ids[-size - 1 :]
         return window
 
-    if length <= 2 * size:
-        return []
     repeat = Probe("repeat", length, size, rewrite=copied)
     control = Probe("repeat_control", length, size)
     return [repeat, control]
